@@ -1,0 +1,227 @@
+"""The border between a command line and the program: Hydra composes, the result becomes plain dataclasses here.
+
+Every user error leaves as one sentence on one process with exit code 2; anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data import DataError
+from models import ModelError
+from train_utils.checkpoint import CheckpointError
+from train_utils.distributed import (
+    environment_rank,
+    environment_world_size,
+    should_report_error,
+    shutdown,
+    strip_local_rank,
+)
+from train_utils.errors import DistributedError, TrainError
+
+Config = TypeVar("Config")
+
+CONF_DIR = Path(__file__).parent
+USAGE_EXIT_CODE = 2
+
+# Flags of other YOLO programs, and the keys that do the same here.
+FOREIGN_FLAGS = {
+    "--epochs": "train.epochs",
+    "--batch-size": "train.batch_size",
+    "--batch": "train.batch_size",
+    "--img": "train.image_size",
+    "--img-size": "train.image_size",
+    "--imgsz": "train.image_size",
+    "--data": "data",
+    "--cfg-file": "model.cfg",
+    "--weights": "model.weights",
+    "--resume": "resume",
+    "--workers": "data.workers",
+    "--device": "train.device",
+    "--seed": "train.seed",
+    "--lr": "optim.lr",
+    "--freeze": "model.freeze",
+    "--cache": "data.cache",
+    "--rect": "evaluate.rect",
+    "--single-cls": "data.single_class",
+    "--name": "name",
+}
+HYDRA_FLAGS = (
+    "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
+    "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info",
+)  # fmt: skip
+
+
+class ConfigError(ValueError):
+    """The command line or a YAML file asks for something that does not exist or does not fit."""
+
+
+USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
+
+
+def run(
+    name: str,
+    schema: type[Config],
+    program: Callable[[Config], Any],
+    complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> None:
+    """Compose ``conf/<name>.yaml`` with the command line, check it against ``schema`` and call ``program`` with it.
+
+    ``complete`` gets what is composed so far as a dictionary and returns values for keys that are still missing
+    (eval.py takes them from the checkpoint). Ends the process: code 0, 2 after a user error, 1 after a bug.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out of Hydra: they are reported here
+    debug = "debug=true" in sys.argv
+    try:
+        _prepare_command_line()
+        ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+
+        failures: list[BaseException] = []
+
+        @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
+        def main(cfg: DictConfig) -> Any:
+            try:
+                return program(to_plain(cfg, schema, complete))
+            except BaseException as error:  # kept for below: Hydra would add a line of its own
+                failures.append(error)
+
+        main()
+        if failures:
+            raise failures[0]
+    except USER_ERRORS as error:
+        _report(str(error), debug)
+    except (HydraException, OmegaConfBaseException) as error:
+        _report(_explain(error, schema), debug)
+    except KeyboardInterrupt:
+        if environment_rank() == 0:
+            print("stopped by Ctrl-C", file=sys.stderr)
+        sys.exit(130)
+    except Exception:
+        if should_report_error():
+            traceback.print_exc()
+        sys.exit(1)
+    shutdown()
+
+
+def to_plain(
+    cfg: DictConfig,
+    schema: type[Config],
+    complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> Config:
+    """The composed tree as an instance of ``schema``, with no OmegaConf object left in it.
+
+    Raises ConfigError naming the full key for a missing value, a stray key or a value its section refuses.
+    """
+    try:
+        given = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
+        completed = OmegaConf.merge(complete(given) if complete is not None else {}, given)
+        # Merged into a fresh schema, a key that Hydra let in by `+section.key=1` is an error instead of an attribute
+        # that nobody reads.
+        plain = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), completed))
+    except OmegaConfBaseException as error:
+        raise ConfigError(_explain(error, schema)) from error
+    except ValueError as error:  # raised by the __post_init__ of a section, whose message names its key
+        raise ConfigError(str(error)) from error
+    assert isinstance(plain, schema)
+    return plain
+
+
+def to_yaml(config: Any) -> str:
+    """A plain configuration as YAML text, which a later command line can read back."""
+    return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
+
+
+def to_dictionary(config: Any) -> dict[str, Any]:
+    """A plain configuration as nested dictionaries of numbers and strings (enums by name), as checkpoints keep it."""
+    container = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def full_keys(schema: Any, prefix: str = "") -> list[str]:
+    """Every key of a schema with its sections, as typed on a command line."""
+    keys = []
+    for name, kind in get_type_hints(schema).items():
+        keys.append(prefix + name)
+        for part in (kind, *get_args(kind)):
+            if is_dataclass(part):
+                keys += full_keys(part, f"{prefix}{name}.")
+    return keys
+
+
+def suggest(key: str, schema: Any) -> str:
+    """A sentence with the nearest existing keys, or one that says where all stand."""
+    keys = full_keys(schema)
+    same_last_word = [known for known in keys if known.split(".")[-1] == key.split(".")[-1]]
+    near = same_last_word or difflib.get_close_matches(key, keys, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else "--help lists all options."
+
+
+def _prepare_command_line() -> None:
+    """Take out what launchers add, refuse what cannot work, before Hydra sees the arguments."""
+    sys.argv[1:], _ = strip_local_rank(sys.argv[1:])
+    for argument in sys.argv[1:]:
+        flag = argument.split("=")[0]
+        if flag.startswith("--") and not any(known.startswith(flag) for known in HYDRA_FLAGS):
+            key = FOREIGN_FLAGS.get(flag, flag.strip("-").replace("-", "_"))
+            raise ConfigError(f"{flag} is no option: options are key=value here. fix: {key}=...")
+        if flag in ("-m", "--multirun") and environment_world_size() > 1:
+            raise ConfigError(
+                "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
+            )
+
+
+def _drop_missing(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _drop_missing(value) for key, value in tree.items() if value != "???"}
+    return tree
+
+
+def _explain(error: Exception, schema: Any) -> str:
+    """One sentence for what Hydra or OmegaConf found wrong."""
+    text = str(error)
+    cause = error.__cause__
+    override = re.search(r"Could not override '([^']+)'", text)
+    if override:
+        return f"no option {override[1]}; {suggest(override[1], schema)}"
+    choice = re.search(r"Could not find '([^']+)/([^'/]+)'", text)
+    if choice:
+        options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        near = difflib.get_close_matches(choice[2], options, n=1)
+        hint = f"did you mean {choice[1]}={near[0]}? " if near else ""
+        return f"no choice {choice[1]}={choice[2]}; {hint}there are: {', '.join(options)}"
+    stray = re.match(r"Key '([^']+)' not in", text)
+    if stray:
+        key = str(getattr(error, "full_key", None) or stray[1])
+        return f"no option {key}; {suggest(key, schema)}"
+    details = cause if isinstance(cause, OmegaConfBaseException) else error
+    key = getattr(details, "full_key", None)
+    first_line = (str(details).splitlines() or [type(details).__name__])[0]
+    if "missing mandatory value" in first_line.lower():
+        return f"{key} has no value. fix: give {key}=... on the command line or in a YAML file"
+    if key:
+        return f"{key}: {first_line}"
+    return first_line if isinstance(cause, OmegaConfBaseException) else " ".join(text.split())
+
+
+def _report(message: str, debug: bool) -> None:
+    """Print one error sentence, on one process only, and end with the code of a usage error."""
+    if should_report_error():
+        if debug:
+            traceback.print_exc()
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.exit(USAGE_EXIT_CODE)

@@ -1,0 +1,134 @@
+"""The flat index of a data set: names, sizes and boxes of all images in a few arrays that all processes share.
+
+Arrays instead of objects per image: opening takes milliseconds, and a forked worker's memory does not grow as it reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.checks import check_source
+from data.coco import read_coco
+from data.config import DataConfig, DataFormat, OnError, SplitConfig
+from data.errors import DataError
+from data.index_cache import build_index, find_index, index_key, load_index
+from data.shapes import ensure_shapes
+from data.voc import read_voc, voc_annotation_files
+
+SINGLE_CLASS_NAME = "object"
+
+
+@dataclass(frozen=True, eq=False)
+class Annotations:
+    """N images with M boxes of C classes. The arrays are memory-mapped and read-only.
+
+    The boxes of image i are the rows ``offsets[i]:offsets[i + 1]``.
+    """
+
+    name_bytes: NDArray[np.uint8]  # file names relative to image_root, UTF-8, one after the other
+    name_offsets: NDArray[np.int64]  # (N + 1,)
+    image_ids: NDArray[np.int64]  # (N,)
+    sizes: NDArray[np.int32]  # (N, 2) height, width in pixels
+    offsets: NDArray[np.int64]  # (N + 1,)
+    boxes_xywh: NDArray[np.float64]  # (M, 4) left, top, width, height in pixels: the very numbers of the source
+    classes: NDArray[np.int32]  # (M,) in 0..C-1
+    crowd: NDArray[np.bool_]  # (M,)
+    areas: NDArray[np.float64]  # (M,) square pixels of the object, not of its box, where the source knows it
+    category_ids: NDArray[np.int64]  # (C,) the source's ids of the classes
+    names: list[str]  # (C,)
+    image_root: Path
+    skipped: list[str]  # what was left out of the source, in words; empty when nothing was
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def file_name(self, index: int) -> str:
+        """The name of an image, relative to ``image_root``."""
+        return bytes(self.name_bytes[self.name_offsets[index] : self.name_offsets[index + 1]]).decode()
+
+    def path(self, index: int) -> Path:
+        """The file of an image."""
+        return self.image_root / self.file_name(index)
+
+    def boxes_xyxy(self, index: int) -> NDArray[np.float32]:
+        """All boxes (n, 4) of an image in its pixels, clipped to it."""
+        return self._clipped(index, slice(self.offsets[index], self.offsets[index + 1]))
+
+    def training_boxes(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Classes (n,) and clipped boxes_xyxy (n, 4) of an image, without crowds: those are regions, not objects."""
+        rows = np.arange(self.offsets[index], self.offsets[index + 1])
+        rows = rows[~self.crowd[rows]]
+        return self.classes[rows], self._clipped(index, rows)
+
+    def _clipped(self, index: int, rows: slice | NDArray[np.int64]) -> NDArray[np.float32]:
+        boxes = np.array(self.boxes_xywh[rows])
+        boxes[:, 2:] += boxes[:, :2]
+        height, width = self.sizes[index]
+        return boxes.clip(0, [width, height, width, height]).astype(np.float32)
+
+
+def open_annotations(config: DataConfig, split: str) -> Annotations:
+    """Opens the index of the ``train`` or ``val`` split, and builds it first where there is none for these sources.
+
+    Any number of processes may call this at once, on one node or several. Raises ``DataError`` for missing or broken
+    sources, and for bad entries unless ``data.on_error=skip``.
+    """
+    assert split in ("train", "val"), split
+    part: SplitConfig = getattr(config, split)
+    root = Path(config.root).absolute()
+    if config.format == DataFormat.shapes:
+        assert config.shapes is not None  # DataConfig.__post_init__ sees to it
+        root = ensure_shapes(root, config.shapes)
+    path = root / part.annotations
+    image_root = root / part.images
+    _check_paths(path, image_root, split)
+
+    stamped = voc_annotation_files(path, image_root) if config.format == DataFormat.voc else []
+    # The split is part of the key because only a training set must hold boxes.
+    asked = [str(image_root), split, config.format, config.single_class, config.names, config.on_error]
+    key = index_key(hashed=[path], stamped=stamped, asked=asked)
+    index_dir = Path(config.index_dir).absolute()
+    folder = find_index(index_dir, key) or _build(config, split, path, image_root, index_dir, key)
+    arrays, about = load_index(folder)
+    return Annotations(**arrays, names=about["names"], image_root=image_root, skipped=about["skipped"])
+
+
+def _build(config: DataConfig, split: str, path: Path, image_root: Path, index_dir: Path, key: str) -> Path:
+    """Reads and checks the sources and writes their index; returns its folder."""
+    reader = read_voc if config.format == DataFormat.voc else read_coco
+    source = reader(path, image_root, config.names)
+    columns = check_source(source, split, skip=config.on_error == OnError.skip)
+    names = list(source.categories.values())
+    if config.single_class:
+        columns["classes"] = np.zeros_like(columns["classes"])
+        columns["category_ids"] = columns["category_ids"][:1]
+        names = [SINGLE_CLASS_NAME]
+    return build_index(index_dir, key, columns, {"names": names, "skipped": source.findings.report()})
+
+
+def check_same_classes(train: Annotations, val: Annotations) -> None:
+    """Raises ``DataError`` where the two splits do not have the same classes in the same order."""
+    if train.names == val.names:
+        return
+    if len(train.names) != len(val.names):
+        problem = f"the training set has {len(train.names)} classes and the validation set {len(val.names)}"
+    else:
+        number = next(i for i, name in enumerate(train.names) if name != val.names[i])
+        problem = (
+            f"class {number} is {train.names[number]!r} in the training set and {val.names[number]!r} in the other"
+        )
+    raise DataError(f"{problem}. fix: set data.names to the classes of both, in order")
+
+
+def _check_paths(path: Path, image_root: Path, split: str) -> None:
+    for place, key in ((path, f"data.{split}.annotations"), (image_root, f"data.{split}.images")):
+        if not place.exists():
+            raise DataError(f"{key}: there is no {place}. fix: set data.root to the folder of the data set, or {key}")
+    if not path.is_file():
+        raise DataError(f"data.{split}.annotations: {path} is no file. fix: name the annotation file itself")
+    if not image_root.is_dir():
+        raise DataError(f"data.{split}.images: {image_root} is no folder. fix: name the folder of the images")

@@ -1,0 +1,163 @@
+"""Turns what a reader found into checked, sorted arrays; every bad entry is named or left out, as ``on_error`` says."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.errors import DataError
+from data.source import Source
+
+BORDER_TOLERANCE = 1.0  # pixels: boxes of common tools end up to one pixel outside by rounding
+
+
+def check_source(source: Source, split: str, skip: bool) -> dict[str, NDArray[np.generic]]:
+    """Checks a data set and returns the columns of its index, boxes grouped by image (see ``Annotations``).
+
+    ``skip`` leaves bad entries out and collects them in ``source.findings``; otherwise the first one raises
+    ``DataError``. ``split`` is "train" or "val"; a training set must hold a usable box.
+    """
+    image_kept = _check_images(source, split)
+    if not skip:
+        source.findings.stop()  # a missing image would otherwise be told as that of its boxes
+    if not image_kept.any():
+        _raise_empty(source, split, f"{source.path} lists no usable image")
+    positions, box_kept = _check_boxes(source, image_kept)
+    if not skip:
+        source.findings.stop()
+    if split == "train" and not box_kept.any():
+        _raise_empty(source, split, f"{source.path} holds no usable box for its {int(image_kept.sum())} images")
+    return _columns(source, image_kept, positions, box_kept)
+
+
+def _raise_empty(source: Source, split: str, problem: str) -> None:
+    left_out = f" ({source.findings.summary()} left out)" if source.findings.counts else ""
+    raise DataError(f"{problem}{left_out}. fix: check data.{split}.annotations and data.{split}.images")
+
+
+def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
+    """Which images (N,) are usable."""
+    count = len(source.file_names)
+    first = np.zeros(count, dtype=bool)
+    first[np.unique(source.image_ids, return_index=True)[1]] = True
+    has_size = (source.sizes > 0).all(axis=1)
+    exists = _existing(source.image_root, source.file_names)
+
+    def report(kind: str, bad: NDArray[np.bool_], describe: Callable[[int], str]) -> None:
+        source.findings.add(kind, [describe(row) for row in np.flatnonzero(bad).tolist()])
+
+    report(
+        "images with an id in use",
+        ~first,
+        lambda row: f"{source.path}: image id {source.image_ids[row]} is given twice, also to {source.file_names[row]}",
+    )
+    report(
+        "images without size",
+        first & ~has_size,
+        lambda row: (
+            f"{source.path}: {source.file_names[row]} is {source.sizes[row, 1]} x {source.sizes[row, 0]} pixels"
+        ),
+    )
+    report(
+        "missing image files",
+        first & has_size & ~exists,
+        lambda row: f"{source.path} names {source.file_names[row]}, which is not in {source.image_root}",
+    )
+    kept = first & has_size & exists
+    if count and not exists.any():  # a wrong folder, not bad entries: skipping them all would hide it
+        raise DataError(
+            f"none of the {count} images of {source.path} is in {source.image_root} (first: {source.file_names[0]}). "
+            f"fix: set data.root or data.{split}.images to the folder that the file names start from"
+        )
+    return kept
+
+
+def _existing(root: Path, file_names: list[str]) -> NDArray[np.bool_]:
+    """Which of the files (N,) exist below ``root``: one listing per folder instead of one look-up per file."""
+    rows_by_folder: defaultdict[str, list[int]] = defaultdict(list)
+    for row, name in enumerate(file_names):
+        rows_by_folder[name.rpartition("/")[0]].append(row)
+    exists = np.zeros(len(file_names), dtype=bool)
+    for folder, rows in rows_by_folder.items():
+        try:
+            with os.scandir(root / folder) as entries:
+                present = {entry.name for entry in entries if entry.is_file()}
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # every file of this folder is missing
+        exists[rows] = [file_names[row].rpartition("/")[2] in present for row in rows]
+    return exists
+
+
+def _check_boxes(source: Source, image_kept: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """For each box (M,) the position of its image, and whether it is usable."""
+    order = np.argsort(source.image_ids, kind="stable")
+    at = np.searchsorted(source.image_ids, source.box_image_ids, sorter=order)
+    positions = order[np.minimum(at, len(order) - 1)]  # stable order: of equal ids the first, which is the one kept
+    image_known = source.image_ids[positions] == source.box_image_ids
+    height, width = source.sizes[positions].T.astype(np.float64)
+
+    x, y, w, h = source.boxes_xywh.T
+    finite = np.isfinite(source.boxes_xywh).all(axis=1) & np.isfinite(source.areas)
+    with np.errstate(invalid="ignore", over="ignore"):
+        has_area = (w > 0) & (h > 0) & (source.areas >= 0)
+        low, high = -BORDER_TOLERANCE, BORDER_TOLERANCE
+        inside = (x >= low) & (y >= low) & (x + w <= width + high) & (y + h <= height + high)
+    category_known = np.isin(source.box_category_ids, list(source.categories))
+
+    def describe(row: int, problem: str) -> str:
+        image = source.file_names[positions[row]] if image_known[row] else f"image id {source.box_image_ids[row]}"
+        numbers = ", ".join(f"{number:g}" for number in source.boxes_xywh[row])
+        return f"{source.path}: {source.box_name(row)} of {image}, box [{numbers}] (x, y, w, h), {problem}"
+
+    relevant = ~image_known | image_kept[positions]  # boxes of an image that is left out go with it, without a word
+    for kind, good, problem in (
+        ("boxes of an unknown image", image_known, lambda row: "belongs to no image of the file"),
+        ("boxes of a class not in use", category_known, lambda row: _class_problem(source, row)),
+        ("boxes that are not finite", finite, lambda row: "holds a number that is not finite"),
+        ("boxes without area", has_area, lambda row: "has no area"),
+        (
+            "boxes outside their image",
+            inside,
+            lambda row: f"reaches out of its image of {width[row]:g} x {height[row]:g} pixels",
+        ),
+    ):
+        bad = relevant & ~good
+        source.findings.add(kind, [describe(row, problem(row)) for row in np.flatnonzero(bad).tolist()])
+        relevant &= good
+    return positions, relevant
+
+
+def _class_problem(source: Source, row: int) -> str:
+    known = list(source.categories)
+    return f"has category {source.box_category_ids[row]}, which is not one of the {len(known)} classes in use"
+
+
+def _columns(
+    source: Source, image_kept: NDArray[np.bool_], positions: NDArray[np.int64], box_kept: NDArray[np.bool_]
+) -> dict[str, NDArray[np.generic]]:
+    """The kept entries, boxes in the order of their images and, within an image, of the file."""
+    new_position = np.cumsum(image_kept) - 1
+    rows = np.flatnonzero(box_kept)
+    rows = rows[np.argsort(positions[rows], kind="stable")]
+    boxes_per_image = np.bincount(new_position[positions[rows]], minlength=int(image_kept.sum()))
+    encoded = [name.encode() for name, kept in zip(source.file_names, image_kept, strict=True) if kept]
+    category_ids = np.array(list(source.categories), dtype=np.int64)
+    by_id = np.argsort(category_ids)
+    classes = by_id[np.searchsorted(category_ids, source.box_category_ids[rows], sorter=by_id)]
+    return {
+        "name_bytes": np.frombuffer(b"".join(encoded), dtype=np.uint8),
+        "name_offsets": np.concatenate([[0], np.cumsum([len(name) for name in encoded])]).astype(np.int64),
+        "image_ids": source.image_ids[image_kept],
+        "sizes": source.sizes[image_kept].astype(np.int32),
+        "offsets": np.concatenate([[0], np.cumsum(boxes_per_image)]).astype(np.int64),
+        "boxes_xywh": source.boxes_xywh[rows],
+        "classes": classes.astype(np.int32),
+        "crowd": source.crowd[rows],
+        "areas": source.areas[rows],
+        "category_ids": category_ids,
+    }

@@ -1,0 +1,64 @@
+"""The torch loader around a data set and its batch sampler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import cv2
+import torch
+from torch.utils.data import DataLoader
+
+from data.dataset import Batch, EvalDataset, TrainDataset
+from data.samplers import EvalBatchSampler, TrainBatchSampler
+
+PREFETCHED_BATCHES = 4  # per worker
+
+
+def make_loader(
+    dataset: TrainDataset | EvalDataset,
+    batch_sampler: TrainBatchSampler | EvalBatchSampler,
+    workers: int,
+    pin_memory: bool,
+) -> DataLoader[Batch]:
+    """A loader that yields ``Batch``; ``workers`` processes (0: none) live as long as it does."""
+    return DataLoader(
+        dataset,
+        batch_sampler=batch_sampler,
+        num_workers=workers,
+        collate_fn=_identity,  # __getitems__ gives whole batches
+        pin_memory=pin_memory,
+        worker_init_fn=_start_worker,
+        # Forked workers share the pages of the index and start in milliseconds; they never touch CUDA.
+        multiprocessing_context="fork" if workers else None,
+        generator=torch.Generator(),  # for seeds of workers that nobody uses: the global one stays as it is
+        persistent_workers=workers > 0,
+        prefetch_factor=PREFETCHED_BATCHES if workers else None,
+    )
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(worker: int) -> None:
+    """Leaves signals to the training process, and one core to each worker.
+
+    Ctrl-C and SLURM's signals reach every process of a job. The training process answers them, and still needs its
+    workers for the rest of the step; they end with it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # SIGTERM cannot be ignored: it is also how the training process, at its own exit, ends a worker that is left over.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_obey_parent, args=(os.getppid(),), daemon=True).start()
+    cv2.setNumThreads(0)
+
+
+def _obey_parent(parent: int) -> None:
+    """Ends this worker when its parent sends SIGTERM, and swallows those of all others."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

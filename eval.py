@@ -1,0 +1,213 @@
+"""Score a checkpoint with pycocotools.
+
+    python eval.py ckpt=runs/quickstart/.../checkpoints/best.pt
+    python eval.py ckpt=runs/coco/... data=bccd data.root=../other evaluate.image_size=416
+    torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/...
+
+The figures are the same to the last bit on any number of processes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from conf.entry import ConfigError, run
+from conf.schema import EvalConfig, EvaluateConfig, ModelConfig
+from data import (
+    Annotations,
+    Batch,
+    DataConfig,
+    EvalBatchSampler,
+    EvalDataset,
+    ImageSource,
+    eval_batches,
+    make_loader,
+    open_annotations,
+)
+from models import (
+    Darknet,
+    Postprocess,
+    load_cfg,
+    load_darknet_weights,
+    load_weights_of_checkpoint,
+    parse_cfg,
+    zoo_cfg,
+)
+from train_utils.checkpoint import load_checkpoint
+from train_utils.coco_eval import CocoResult, Detections, GroundTruth, format_table, score
+from train_utils.distributed import World, gather_arrays, init_distributed_mode, torch_distributed_zero_first
+from train_utils.engine import detect
+from train_utils.log import Progress
+
+
+def evaluate(config: EvalConfig) -> dict[str, float]:
+    """Score ``config.ckpt`` (or Darknet weights of ``config.model``); the figures by name on the first process, else {}.
+
+    Raises the errors of the parts: a checkpoint or weights that do not fit, data that cannot be read.
+    """
+    world = init_distributed_mode(config.device.value, config.timeout_seconds)
+    annotations = open_split(config.data, "val", world)
+    if config.ckpt is not None:
+        model, names = model_from_checkpoint(load_checkpoint(Path(config.ckpt)))
+        if names != annotations.names:
+            raise ConfigError(
+                f"ckpt={config.ckpt} knows the classes {_short(names)}, data={config.data.name} has "
+                f"{_short(annotations.names)}. fix: evaluate on data with the checkpoint's classes"
+            )
+    else:
+        model, note = build_model(config.model, len(annotations.names))
+        if world.is_main:
+            print(note)
+    assert config.evaluate.image_size is not None, "eval.py completes it from the checkpoint or the cfg"
+    evaluator = Evaluator(annotations, config.evaluate, config.evaluate.image_size, model, config.data, world)
+    result = evaluator(model.to(world.device))
+    if result is None:
+        return {}
+    print(format_table(result.scores), flush=True)
+    if config.out is not None:
+        out = Path(config.out)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "figures.json").write_text(json.dumps(result.scores.figures, indent=1) + "\n")
+        (out / "per_class.json").write_text(json.dumps(result.scores.per_class, indent=1) + "\n")
+    return result.scores.figures
+
+
+class Evaluation:
+    """What one evaluation gave on the first process."""
+
+    def __init__(self, scores: CocoResult, detections: Detections) -> None:
+        self.scores = scores
+        self.detections = detections
+
+
+class Evaluator:
+    """Scores any model of one shape on one data set; made once, called after every epoch.
+
+    Batches are formed before they are dealt to the processes, and none is padded, so that each image is computed once
+    and in the same company whatever the number of processes.
+    """
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        config: EvaluateConfig,
+        image_size: int,
+        model: Darknet,
+        data: DataConfig,
+        world: World,
+        lines: int = 5,
+    ) -> None:
+        if image_size % model.max_stride:
+            nearest = max(1, round(image_size / model.max_stride)) * model.max_stride
+            raise ConfigError(
+                f"evaluate.image_size={image_size} is no multiple of the network's largest stride "
+                f"{model.max_stride}. fix: evaluate.image_size={nearest}"
+            )
+        self.world, self.lines = world, lines
+        batches = eval_batches(
+            annotations.sizes, image_size, config.batch_size, model.max_stride, config.rect, upscale=True
+        )
+        sampler = EvalBatchSampler(batches, world.rank, world.world_size)
+        dataset = EvalDataset(annotations, ImageSource(annotations, data.on_error), upscale=True)
+        self.num_images = sum(len(batch) for batch in sampler)
+        self.loader = make_loader(dataset, sampler, data.workers, world.device.type == "cuda")
+        self.postprocess = Postprocess(
+            model.heads,
+            confidence=config.confidence,
+            nms_iou=config.nms_iou,
+            max_detections=config.max_detections,
+            multi_label=config.multi_label,
+        )
+        self.ground_truth = GroundTruth(
+            image_ids=annotations.image_ids,
+            sizes=annotations.sizes,
+            offsets=annotations.offsets,
+            boxes_xywh=annotations.boxes_xywh,
+            classes=annotations.classes,
+            crowd=annotations.crowd,
+            areas=annotations.areas,
+            names=annotations.names,
+        )
+
+    def __call__(self, model: torch.nn.Module) -> Evaluation | None:
+        """Scores of ``model`` on the first process, None on the others."""
+        progress = Progress(self.num_images, "evaluate", self.world.is_main, self.lines)
+        found = detect(model, self.loader, self.postprocess, self.to_original, self.world.device, progress)
+        found["image_id"] = self.ground_truth.image_ids[found["image_id"]]
+        gathered = gather_arrays(found)
+        if gathered is None:
+            return None
+        detections = np.concatenate(gathered)
+        return Evaluation(score(self.ground_truth, detections), detections)
+
+    def to_original(self, batch: Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
+        """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels, by its stored letterbox, cut
+        at the image's edge."""
+        ratio_x, ratio_y, pad_x, pad_y = batch.letterboxes[i].tolist()
+        height, width = self.ground_truth.sizes[int(batch.indices[i])].tolist()
+        boxes = (boxes_xyxy - [pad_x, pad_y, pad_x, pad_y]) / [ratio_x, ratio_y, ratio_x, ratio_y]
+        return np.clip(boxes, 0, [width, height, width, height])
+
+
+def open_split(config: DataConfig, split: str, world: World) -> Annotations:
+    """The index of one split; the first process of each node builds it if need be, the others wait and map the same."""
+    with torch_distributed_zero_first(world):
+        return open_annotations(config, split)
+
+
+def build_model(config: ModelConfig, num_classes: int) -> tuple[Darknet, str]:
+    """A network with fresh head biases, the initial weights of ``model.weights`` where that is set, and one sentence
+    about them."""
+    path = Path(config.cfg)
+    cfg = load_cfg(path if path.suffix == ".cfg" else zoo_cfg(config.cfg))
+    model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
+    model.init_head_biases()
+    if config.weights is None:
+        return model, "initial weights: random"
+    return model, load_initial_weights(model, Path(config.weights), config.fresh_heads)
+
+
+def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> str:
+    """Load Darknet ``.weights`` or a checkpoint of this project into ``model``; says in one sentence what was loaded."""
+    if path.suffix == ".pt":
+        return load_weights_of_checkpoint(model, load_checkpoint(path)["ema"], path, fresh_heads)
+    return str(load_darknet_weights(model, path, fresh_heads=fresh_heads))
+
+
+def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
+    """The averaged model of a checkpoint, and its class names."""
+    built_from = state["network"]
+    model = Darknet(
+        parse_cfg(built_from["cfg"], built_from["source"]),
+        built_from["num_classes"],
+        built_from["width"],
+        bn_eps=built_from["bn_eps"],
+        bn_momentum=built_from["bn_momentum"],
+    )
+    model.load_state_dict(state["ema"])
+    return model, list(state["names"])
+
+
+def complete_from_checkpoint(given: dict[str, Any]) -> dict[str, Any]:
+    """Values for the keys of eval.py's configuration that are neither in YAML nor on the command line."""
+    if given.get("ckpt") is None:
+        if "model" not in given or "data" not in given:
+            raise ConfigError("nothing to evaluate: give ckpt=<run folder or .pt file>, or model=, model.weights= and data=")
+        return {"evaluate": {"image_size": given["evaluate"]["image_size"] or 640}}
+    saved = load_checkpoint(Path(given["ckpt"]))["config"]
+    image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
+    given["evaluate"]["image_size"] = image_size
+    return {"data": saved["data"], "model": saved["model"]}
+
+
+def _short(names: list[str]) -> str:
+    return f"{len(names)} ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
+
+
+if __name__ == "__main__":
+    run("eval", EvalConfig, evaluate, complete_from_checkpoint)

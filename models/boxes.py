@@ -1,0 +1,73 @@
+"""Box formats and overlaps on tensors; corners are x1, y1, x2, y2, centres are cx, cy, w, h, both in pixels."""
+
+import math
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+EPS = 1e-7  # keeps quotients finite for boxes without area; far below any area in pixels
+
+
+class IouKind(StrEnum):
+    """Overlap measure of the box loss."""
+
+    iou = "iou"
+    giou = "giou"
+    diou = "diou"
+    ciou = "ciou"
+
+
+def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
+    """(..., 4) centres and sizes to corners."""
+    centre, size = boxes_cxcywh[..., :2], boxes_cxcywh[..., 2:]
+    return torch.cat((centre - size / 2, centre + size / 2), dim=-1)
+
+
+def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
+    """(..., 4) corners to centres and sizes."""
+    low, high = boxes_xyxy[..., :2], boxes_xyxy[..., 2:]
+    return torch.cat(((low + high) / 2, high - low), dim=-1)
+
+
+def wh_iou(sizes1: Tensor, sizes2: Tensor) -> Tensor:
+    """Overlap (n, m) of sizes (n, 2) and (m, 2) laid over a common centre: how alike two shapes are."""
+    intersection = torch.minimum(sizes1[:, None], sizes2[None]).prod(-1)
+    union = sizes1.prod(-1)[:, None] + sizes2.prod(-1)[None] - intersection
+    return intersection / union.clamp(min=EPS)
+
+
+def box_iou_aligned(boxes1_xyxy: Tensor, boxes2_xyxy: Tensor, kind: IouKind) -> Tensor:
+    """Overlap (...) of two tensors of boxes (..., 4), row by row, in float32; differentiable.
+
+    GIoU (Rezatofighi et al. 2019) takes off the part of the enclosing box that neither covers, DIoU (Zheng et al.
+    2020) the squared distance of the centres over the squared diagonal of the enclosing box, CIoU also the
+    difference of the aspect ratios. In CIoU the weight alpha is a constant for the gradient, as its authors define it.
+    """
+    # Half precision would lose EPS and, above 2048, whole pixels.
+    boxes1_xyxy, boxes2_xyxy = boxes1_xyxy.float(), boxes2_xyxy.float()
+    low1, high1 = boxes1_xyxy[..., :2], boxes1_xyxy[..., 2:]
+    low2, high2 = boxes2_xyxy[..., :2], boxes2_xyxy[..., 2:]
+    size1, size2 = high1 - low1, high2 - low2
+    intersection = (torch.minimum(high1, high2) - torch.maximum(low1, low2)).clamp(min=0).prod(-1)
+    union = size1.prod(-1) + size2.prod(-1) - intersection
+    iou = intersection / union.clamp(min=EPS)
+    if kind is IouKind.iou:
+        return iou
+
+    enclosing = torch.maximum(high1, high2) - torch.minimum(low1, low2)
+    if kind is IouKind.giou:
+        area = enclosing.prod(-1).clamp(min=EPS)
+        return iou - (area - union) / area
+
+    distance = ((low1 + high1 - low2 - high2) / 2).square().sum(-1)
+    diou = iou - distance / enclosing.square().sum(-1).clamp(min=EPS)
+    if kind is IouKind.diou:
+        return diou
+
+    angle1 = torch.atan(size1[..., 0] / size1[..., 1].clamp(min=EPS))
+    angle2 = torch.atan(size2[..., 0] / size2[..., 1].clamp(min=EPS))
+    aspect = (2 / math.pi * (angle1 - angle2)).square()
+    with torch.no_grad():
+        alpha = aspect / (1 - iou + aspect).clamp(min=EPS)
+    return diou - alpha * aspect

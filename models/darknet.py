@@ -1,0 +1,146 @@
+"""A Darknet network as a torch module: images in, one raw map for each [yolo] section out."""
+
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.cfg import Cfg, load_cfg
+from models.errors import ModelError
+from models.graph import IMAGES, GraphBuilder, Head, Node
+from models.layers import Convolution
+
+
+class Darknet(nn.Module):
+    """The network of a .cfg.
+
+    Args:
+        cfg: path of a .cfg file, or one already parsed.
+        num_classes: retargets the [yolo] sections and the convolutions in front of them; None keeps the file's count.
+        width: factor for the filters of all other convolutions (multiples of 8, at least 8); 1 leaves them as written.
+        bn_eps, bn_momentum: of all batch normalisations. Darknet's own weights need eps 1e-5.
+
+    Attributes:
+        layers: the modules in file order, so that an index is a Darknet layer index.
+        heads: one Head for each [yolo] section, in the order of the raw maps.
+        max_stride: image rows and columns must be multiples of this.
+        seen: images the weights were trained on, as a .weights header counts them.
+
+    Raises ModelError, naming file and line, for a .cfg that makes no network.
+    """
+
+    def __init__(
+        self,
+        cfg: str | Path | Cfg,
+        num_classes: int | None = None,
+        width: float = 1.0,
+        bn_eps: float = 1e-5,
+        bn_momentum: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if num_classes is not None and num_classes < 1:
+            raise ModelError(f"the number of classes must be 1 or more, got {num_classes}")
+        if not 0 < width < math.inf:
+            raise ModelError(f"model.width must be above 0, got {width}")
+        self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
+        nodes, heads = GraphBuilder(self.cfg, num_classes, width, bn_eps, bn_momentum).build()
+        self.layers = nn.ModuleList(node.module for node in nodes)
+        self.heads: list[Head] = heads
+        self.strides: list[Fraction] = [node.stride for node in nodes]
+        self.num_classes = heads[0].num_classes
+        self.width = width
+        self.max_stride = math.ceil(max(self.strides))
+        self.seen = 0
+        self._num_frozen = 0
+        self._sources = [node.sources for node in nodes]
+        self._released = _releases(nodes)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Raw maps, (batch, anchors, rows, columns, 5 + classes) for each head in file order, nothing decoded.
+
+        images: float (batch, 3, height, width), RGB in 0..1; height and width multiples of max_stride. The last
+        dimension of a map is x, y, w, h, objectness, classes, all before any activation.
+        """
+        self._check_size(images.shape[-2], images.shape[-1])
+        maps: dict[int, Tensor] = {IMAGES: images}
+        for index, layer in enumerate(self.layers):
+            maps[index] = layer(*[maps[source] for source in self._sources[index]])
+            for source in self._released[index]:
+                del maps[source]
+        return [maps[head.layer] for head in self.heads]
+
+    def _check_size(self, height: int, width: int) -> None:
+        step = self.max_stride
+        if height % step or width % step or not height or not width:
+            valid = [max(step, round(side / step) * step) for side in (height, width)]
+            raise ModelError(
+                f"image size {height}x{width} is not a multiple of the network's stride {step}."
+                f" fix: the nearest is {valid[0]}x{valid[1]}"
+            )
+
+    def train(self, mode: bool = True) -> "Darknet":
+        """Switch between training and evaluation; frozen layers stay in evaluation, so their statistics stand still."""
+        super().train(mode)
+        for layer in self.layers[: self._num_frozen]:
+            layer.eval()
+        return self
+
+    def freeze(self, first_n_layers: int) -> None:
+        """Exclude layers 0 .. first_n_layers - 1 from training: parameters and batch norm statistics stay as they are.
+
+        Darknet-53 is the first 75 layers of yolov3 and yolov3-spp. Raises ModelError outside 0..number of layers.
+        """
+        if not 0 <= first_n_layers <= len(self.layers):
+            raise ModelError(f"model.freeze must be between 0 and {len(self.layers)} layers, got {first_n_layers}")
+        self._num_frozen = first_n_layers
+        for index, layer in enumerate(self.layers):
+            layer.requires_grad_(index >= first_n_layers)
+        self.train(self.training)
+
+    @torch.no_grad()
+    def init_head_biases(self) -> None:
+        """Let an untrained network expect what data look like: few objects, each class equally likely.
+
+        Without this the first epochs only unlearn the false objects of a sigmoid that starts at 0.5. Offsets of the
+        published YOLOv3-SPP recipe: -4.5 for objectness, log(0.6 / (classes - 0.99)) for every class.
+        """
+        for head in self.heads:
+            convolution = self.head_convolution(head)
+            bias = convolution.conv.bias if convolution.norm is None else convolution.norm.bias
+            assert bias is not None
+            per_anchor = bias.view(len(head.anchors), 5 + head.num_classes)
+            per_anchor[:, 4] -= 4.5
+            per_anchor[:, 5:] += math.log(0.6 / (head.num_classes - 0.99))
+
+    def head_convolution(self, head: Head) -> Convolution:
+        """The convolution that makes the raw map of `head`."""
+        layer = self.layers[head.layer - 1]
+        assert isinstance(layer, Convolution)  # the graph admits nothing else in front of [yolo]
+        return layer
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trained values; batch norm statistics, which are measured, do not count."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_flops(model: Darknet, image_size: tuple[int, int]) -> int:
+    """Floating-point operations of one image of (height, width) pixels: 2 for each multiply-add of a convolution."""
+    height, width = image_size
+    total = 0
+    for layer, stride in zip(model.layers, model.strides, strict=True):
+        if isinstance(layer, Convolution):
+            cells = Fraction(height) / stride * (Fraction(width) / stride)
+            total += int(2 * layer.conv.weight.numel() * cells)
+    return total
+
+
+def _releases(nodes: list[Node]) -> list[list[int]]:
+    """For every layer the sources that nothing later reads, so that their memory can go back after it has run."""
+    last_reader = {source: index for index, node in enumerate(nodes) for source in node.sources}
+    return [
+        [source for source in dict.fromkeys(node.sources) if last_reader[source] == index]
+        for index, node in enumerate(nodes)
+    ]

@@ -1,0 +1,99 @@
+"""From raw maps to boxes: the decoding that the loss shares, scores, and non-maximum suppression."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchvision.ops import nms  # type: ignore[import-untyped]
+
+from models.boxes import cxcywh_to_xyxy
+from models.graph import Head
+
+MAX_LOG_SIZE = math.log(1e3)  # a box is at most a thousand anchors wide, so that exp of an early network stays finite
+
+
+def cell_offsets(raw_xy: Tensor, scale_x_y: float) -> Tensor:
+    """Box centres relative to the corner of their cell, in cells; above 1 scale_x_y lets them reach past the cell."""
+    return raw_xy.sigmoid() * scale_x_y - (scale_x_y - 1) / 2
+
+
+def box_sizes(raw_wh: Tensor, anchors: Tensor) -> Tensor:
+    """Box widths and heights in pixels: exp(raw) anchors, at most a thousand.
+
+    The bound lies inside the exponential: clamping its result would turn inf into a NaN gradient.
+    """
+    return raw_wh.clamp(max=MAX_LOG_SIZE).exp() * anchors
+
+
+def decode(raw_maps: Sequence[Tensor], heads: Sequence[Head]) -> tuple[Tensor, Tensor]:
+    """Boxes and scores of every anchor of every cell, in float32.
+
+    raw_maps: as Darknet returns them. Returns boxes_xyxy (batch, n, 4) in pixels at network scale, not clipped to the
+    image, and scores (batch, n, classes) = objectness * class probability. n runs over heads, anchors, rows, columns.
+    """
+    boxes, scores = [], []
+    for raw, head in zip(raw_maps, heads, strict=True):
+        xy, wh, objectness, classes = raw.float().split((2, 2, 1, head.num_classes), dim=-1)
+        rows = torch.arange(raw.shape[2], device=raw.device)
+        columns = torch.arange(raw.shape[3], device=raw.device)
+        cells_xy = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)  # (rows, columns, 2)
+        anchors = torch.tensor(head.anchors, device=raw.device)[:, None, None]  # (anchors, 1, 1, 2)
+        centres = (cell_offsets(xy, head.scale_x_y) + cells_xy) * head.stride
+        boxes.append(cxcywh_to_xyxy(torch.cat((centres, box_sizes(wh, anchors)), dim=-1)).flatten(1, 3))
+        scores.append((objectness.sigmoid() * classes.sigmoid()).flatten(1, 3))
+    return torch.cat(boxes, dim=1), torch.cat(scores, dim=1)
+
+
+@dataclass(frozen=True)
+class Postprocess:
+    """Raw maps to the detections of each image.
+
+    confidence: only scores above it are detections.
+    nms_iou: of two boxes of one class that overlap by more than this, the better one stays.
+    max_detections: the best ones of an image, over all classes.
+    multi_label: one box may be a detection of several classes; otherwise of its best class only.
+    candidates: the best-scored ones that enter non-maximum suppression; bounds its time, which no clock may do.
+    """
+
+    heads: Sequence[Head]
+    confidence: float
+    nms_iou: float
+    max_detections: int
+    multi_label: bool
+    candidates: int = 30000
+
+    @torch.no_grad()
+    def __call__(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
+        """For each image a float32 (n, 6): x1, y1, x2, y2 in pixels at network scale, score, class; best first.
+
+        Every image is processed alone and equal scores keep the order of decode, so the result depends neither on
+        the other images of the batch nor on the machine's speed.
+        """
+        boxes, scores = decode(raw_maps, self.heads)
+        return [self._one_image(boxes[index], scores[index]) for index in range(len(boxes))]
+
+    def _one_image(self, boxes_xyxy: Tensor, scores: Tensor) -> Tensor:
+        if self.multi_label:
+            rows, classes = (scores > self.confidence).nonzero(as_tuple=True)
+        else:
+            rows = (scores.amax(1) > self.confidence).nonzero().squeeze(1)
+            classes = scores[rows].argmax(1)
+        best_first = scores[rows, classes].sort(descending=True, stable=True)
+        order = best_first.indices[: self.candidates]
+        rows, classes, values = rows[order], classes[order], best_first.values[: self.candidates]
+        kept = _nms_in_each_class(boxes_xyxy[rows], values, classes, self.nms_iou)[: self.max_detections]
+        return torch.cat((boxes_xyxy[rows[kept]], values[kept, None], classes[kept, None].float()), dim=1)
+
+
+def _nms_in_each_class(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, iou: float) -> Tensor:
+    """Positions of the boxes that survive, ascending; the boxes must be sorted best first.
+
+    One run for each class that occurs. Moving the classes apart by an offset, to need one run only, is several times
+    slower on a CPU and rounds the corners.
+    """
+    by_class = classes.sort(stable=True).indices  # best first inside each class
+    groups = by_class.split(torch.bincount(classes).tolist())
+    kept = [group[nms(boxes_xyxy[group], scores[group], iou)] for group in groups if len(group)]
+    return torch.cat(kept).sort().values if kept else by_class

@@ -1,0 +1,1 @@
+"""Tools around training; run them as `python -m scripts.<name>`."""

@@ -1,0 +1,25 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """Reference material beside the checkout; tests that need it skip where it is absent."""
+    folder = REPOSITORY.parent / "shared"
+    if not (folder / "darknet").is_dir() or not (folder / "data").is_dir():
+        pytest.skip("no ../shared beside the checkout")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Tests draw the same numbers in any order and selection."""
+    torch.manual_seed(0)

@@ -1,0 +1,62 @@
+"""Raw maps against OpenCV's Darknet importer on seeded random weights (../shared/darknet/oracle)."""
+
+import importlib.util
+import zlib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from models import Darknet, load_cfg, load_darknet_weights, zoo_cfg
+
+SIDE = 128
+
+
+def load_recipe(folder: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_oracle", folder / "make_oracle.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_weights(path: Path, values: np.ndarray) -> Path:
+    path.write_bytes(
+        np.array([0, 2, 5], "<i4").tobytes() + np.array([123456789012], "<i8").tobytes() + values.tobytes()
+    )
+    return path
+
+
+# The project's own zoo against the published cfg's weights and maps, and cfg files as published.
+@pytest.mark.parametrize(
+    ("name", "from_zoo"),
+    [
+        ("yolov3-tiny", False),
+        ("yolov3-tiny", True),
+        ("yolov4-tiny", False),
+        pytest.param("yolov3-spp", False, marks=pytest.mark.slow),
+        pytest.param("yolov3-spp", True, marks=pytest.mark.slow),
+    ],
+)
+def test_raw_maps_equal_opencvs(name: str, from_zoo: bool, shared_dir: Path, tmp_path: Path) -> None:
+    folder = shared_dir / "darknet" / "oracle"
+    recipe, expected = load_recipe(folder), np.load(folder / f"{name}.npz")
+    published = folder / f"{name}.cfg"
+    rng = np.random.default_rng(zlib.crc32(published.name.encode()))
+    values = recipe.random_weights(recipe.parse(published.read_text()), rng)
+    images = rng.random((1, 3, SIDE, SIDE), dtype=np.float32)
+    assert len(values) == expected["params"]
+
+    model = Darknet(load_cfg(zoo_cfg(name) if from_zoo else published)).eval()
+    report = load_darknet_weights(model, write_weights(tmp_path / "random.weights", values))
+    (tmp_path / "random.weights").unlink()  # a quarter of a gigabyte
+    assert report.heads_loaded and report.layers_loaded == report.layers_total and model.seen == 123456789012
+    with torch.no_grad():
+        maps = model(torch.from_numpy(images))
+    assert len(maps) == len([key for key in expected if key.startswith("head")])
+    for index, raw in enumerate(maps):
+        reference = torch.from_numpy(expected[f"head{index}"])
+        ours = raw.permute(0, 1, 4, 2, 3).flatten(1, 2)  # back to (batch, anchors * (5 + classes), rows, columns)
+        assert (ours - reference).abs().max() < 1e-4 * reference.abs().max()

@@ -1,0 +1,194 @@
+"""Groups of real processes, each started once by every kind of launcher; what they do is in worker.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train_utils.distributed import World, init_distributed_mode, should_report_error
+from train_utils.errors import DistributedError
+
+WORKER = Path(__file__).with_name("worker.py")
+REPOSITORY = WORKER.parents[2]
+SECONDS = 120
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node=3"],
+    "launch": ["torch.distributed.launch", "--nproc-per-node=2"],
+    "launch_use_env": ["torch.distributed.launch", "--use-env", "--nproc-per-node=2"],
+}
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The environment without what a launcher of the tests themselves may have left in it."""
+    launchers = ("SLURM_", "MASTER_", "TORCHELASTIC_")
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(launchers) and key not in ranks}
+    return kept | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_together(scenario: str, folder: Path, environments: Sequence[dict[str, str]]) -> dict[int, dict[str, Any]]:
+    """Start a worker in each environment, wait for all, return their reports by rank (none of those killed)."""
+    command = [sys.executable, str(WORKER), str(folder), scenario]
+    workers = [subprocess.Popen(command, env=clean_environment(**environment)) for environment in environments]
+    try:
+        for worker in workers:
+            worker.wait(SECONDS)
+    finally:
+        for worker in workers:
+            worker.kill()
+    return read_reports(folder)
+
+
+def run_launcher(scenario: str, folder: Path, *launcher: str) -> dict[int, dict[str, Any]]:
+    command = [sys.executable, "-m", *launcher, str(WORKER), str(folder), scenario]
+    done = subprocess.run(command, env=clean_environment(), timeout=SECONDS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return read_reports(folder)
+
+
+def read_reports(folder: Path) -> dict[int, dict[str, Any]]:
+    return {int(file.stem): json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+
+
+def by_hand(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:
+    """Torch's variables on one node unless ``more`` says otherwise."""
+    values = {
+        "RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": rank,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    return {key: str(value) for key, value in values.items()} | more
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Report of a plain process: what all groups are measured by."""
+    folder = tmp_path_factory.mktemp("alone")
+    return run_together("everything", folder, [{}])[0]
+
+
+def check_everything(reports: dict[int, dict[str, Any]], launcher: str, alone: dict[str, Any]) -> None:
+    size = len(reports)
+    for rank, report in reports.items():
+        assert report["rank"] == rank
+        assert report["environment"] == [rank, size]
+        assert report["place"] == [rank, size, 0, 1]
+        assert report["main"] == [rank == 0, rank == 0]
+        assert (report["launcher"], report["backend"], report["device"]) == (launcher, "gloo", "cpu")
+        began, finished = report["built"]
+        assert rank == 0 or began >= finished
+        assert report["sum"] == [size, size * (size - 1) / 2]
+        assert report["mean"] == {"rank": (size - 1) / 2, "two": 2.0}
+        assert report["text"] == ["", "h\u00e9llo", "x" * 100_000]
+        assert report["weights"] == pytest.approx(alone["weights"], abs=1e-14)
+    assert [report["gathered"] for report in list(reports.values())[1:]] == [[None] * 3] * (size - 1)
+    rows, detections, empty = reports[0]["gathered"]
+    assert rows == [[[rank + 0.1] * 2] * rank for rank in range(size)]
+    assert detections == [[[rank, number] for number in range(rank)] for rank in range(size)]
+    assert empty == [[]] * size
+    check_failure({rank: report["failure"] for rank, report in reports.items()})
+
+
+def check_failure(failures: dict[int, list[Any]]) -> None:
+    sentence = "data.root=/x is missing. fix: set data.root"
+    assert failures.pop(0) == ["ValueError", sentence, True, True]
+    told = ["DistributedError", f"{sentence} (ValueError on rank 0)", False, False]
+    assert list(failures.values()) == [told] * len(failures)
+
+
+def test_one_process_needs_no_group(alone: dict[str, Any]) -> None:
+    assert (alone["launcher"], alone["backend"], alone["environment"]) == ("none", "none", [0, 1])
+    assert alone["sum"] == [1.0, 0.0]
+    assert alone["text"] == ["", "h\u00e9llo", "x" * 100_000]
+    assert alone["gathered"] == [[[]], [[]], [[]]]
+    assert alone["failure"] == ["ValueError", "data.root=/x is missing. fix: set data.root", True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_everything_under_torch(name: str, alone: dict[str, Any], tmp_path: Path) -> None:
+    port = [] if name == "torchrun" else [f"--master-port={free_port()}"]
+    reports = run_launcher("everything", tmp_path, *LAUNCHERS[name], *port)
+    assert list(reports) == list(range(3 if name == "torchrun" else 2))
+    check_everything(reports, "torchrun", alone)
+    for rank, report in reports.items():
+        assert report["local_rank_argument"] == (rank if name == "launch" else None)
+
+
+@pytest.mark.slow
+def test_everything_under_slurm(alone: dict[str, Any], tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
+    job |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    tasks = [job | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
+    check_everything(run_together("everything", tmp_path, tasks), "srun", alone)
+
+
+@pytest.mark.slow
+def test_two_nodes_and_a_killed_leader(tmp_path: Path) -> None:
+    nodes = [{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}]
+    nodes += [{"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"} for local in range(2)]
+    port = free_port()
+    environments = [by_hand(rank, 3, port, **node) for rank, node in enumerate(nodes)]
+    reports = run_together("killed_leader", tmp_path, environments)
+    assert list(reports) == [0, 2]
+    for report in reports.values():
+        assert "first process of node 1 gave no sign of life" in report["error"]
+        assert report["seconds"] < 10
+    assert len({report["error"] for report in reports.values()}) == 1
+
+
+@pytest.mark.slow
+def test_a_killed_holder_of_the_store_ends_all_at_once(tmp_path: Path) -> None:
+    port = free_port()
+    reports = run_together("killed_holder", tmp_path, [by_hand(rank, 3, port) for rank in range(3)])
+    assert list(reports) == [1, 2]
+    for report in reports.values():
+        assert report["error"].startswith("lost the other processes")
+        assert report["seconds"] < 5
+        assert report["reports"] is False
+
+
+@pytest.mark.slow
+def test_restart_by_torchrun_after_a_kill(tmp_path: Path) -> None:
+    torchrun = ("torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d")
+    reports = run_launcher("restarted", tmp_path, *torchrun, "--rdzv-endpoint=localhost:0")
+    assert [(report["attempt"], report["sum"]) for report in reports.values()] == [(1, 2.0), (1, 2.0)]
+
+
+@pytest.mark.slow
+def test_a_missing_process_is_told_soon(tmp_path: Path) -> None:
+    started, port = time.monotonic(), free_port()
+    reports = run_together("missing", tmp_path, [by_hand(rank, 3, port) for rank in range(2)])
+    assert time.monotonic() - started < 30
+    assert f"rank 0 did not meet all 3 processes at 127.0.0.1:{port} within 2 s" in reports[0]["error"]
+    assert reports[0]["reports"] is True
+
+
+def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DistributedError, match=r"a CUDA device was asked for.*fix: train\.device=auto"):
+        init_distributed_mode("cuda", 10)
+    world = init_distributed_mode("auto", 10)
+    cpu = torch.device("cpu")
+    assert world == World(0, 0, 1, 1, node_rank=0, num_nodes=1, device=cpu, launcher="none", backend="none")
+    assert should_report_error()

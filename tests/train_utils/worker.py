@@ -1,0 +1,178 @@
+"""One process of the groups that test_distributed.py starts: ``worker.py <folder> <scenario>``.
+
+Writes what it saw to ``<folder>/<rank>.json``; the test compares the files of all processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from train_utils import store
+from train_utils.coco_eval import make_detections
+from train_utils.distributed import (
+    World,
+    barrier,
+    broadcast_module,
+    broadcast_text,
+    convert_sync_batchnorm,
+    environment_rank,
+    environment_world_size,
+    gather_arrays,
+    init_distributed_mode,
+    no_sync,
+    reduce_mean,
+    should_report_error,
+    shutdown,
+    strip_local_rank,
+    sum_over_ranks,
+    torch_distributed_zero_first,
+    unwrap,
+    wrap_ddp,
+)
+from train_utils.errors import DistributedError
+
+IMAGES, MICRO_BATCHES = 12, 2
+
+
+def everything(world: World, folder: Path) -> dict[str, Any]:
+    """Each function once; all processes pass through all of it."""
+    return {
+        "rank": world.rank,
+        "environment": [environment_rank(), environment_world_size()],
+        "place": [world.local_rank, world.local_world_size, world.node_rank, world.num_nodes],
+        "main": [world.is_main, world.is_local_main],
+        "launcher": world.launcher,
+        "backend": world.backend,
+        "device": str(world.device),
+        "built": zero_first(world, folder),
+        "sum": sum_over_ranks(torch.tensor([1.0, world.rank])).tolist(),
+        "mean": reduce_mean({"rank": world.rank, "two": torch.tensor(2.0)}),
+        "text": [broadcast_text(text if world.is_main else None) for text in ("", "h\u00e9llo", "x" * 100_000)],
+        "gathered": gather(world),
+        "weights": train(world),
+        "failure": failure(world),
+    }
+
+
+def zero_first(world: World, folder: Path) -> list[float]:
+    """When the body began and what it found: the leader builds slowly, the others read."""
+    with torch_distributed_zero_first(world):
+        began, file = time.time(), folder / f"built_on_{world.node_rank}"
+        if world.is_local_main:
+            time.sleep(0.5)
+            file.write_text(str(time.time()))
+        return [began, float(file.read_text())]
+
+
+def gather(world: World) -> list[Any]:
+    """Ranks pass ``rank`` rows: of numbers, of detections, and none at all."""
+    rows = np.full((world.rank, 2), world.rank + 0.1)
+    detections = make_detections(world.rank, np.arange(world.rank), rows[:, 0], np.zeros((world.rank, 4)))
+    numbers, tables, empty = gather_arrays(rows), gather_arrays(detections), gather_arrays(rows[:0])
+    if numbers is None or tables is None or empty is None:
+        return [numbers, tables, empty]
+    pairs = [list(zip(table["image_id"].tolist(), table["class"].tolist(), strict=True)) for table in tables]
+    return [[array.tolist() for array in numbers], pairs, [array.tolist() for array in empty]]
+
+
+def train(world: World) -> list[float]:
+    """Parameters after two steps of two micro-batches each over the same global batch, whatever the world size."""
+    torch.manual_seed(world.rank)  # processes start from different weights
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval().double()
+    if world.is_main:
+        torch.manual_seed(0)
+        model[0].reset_parameters(), model[2].reset_parameters()
+    model, message = convert_sync_batchnorm(model, world)
+    assert (message is None) == (world.world_size == 1)
+    broadcast_module(model)
+    wrapped = wrap_ddp(model, world)
+    assert unwrap(wrapped) is model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.linspace(-1, 1, IMAGES * 3, dtype=torch.float64).reshape(MICRO_BATCHES, -1, 3)
+    for _ in range(2):
+        for number, micro_batch in enumerate(inputs):
+            with no_sync(wrapped, last=number == MICRO_BATCHES - 1):
+                wrapped(micro_batch[world.rank :: world.world_size]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [number for parameter in model.parameters() for number in parameter.flatten().tolist()]
+
+
+def failure(world: World) -> list[Any]:
+    """How a failing leader looks from here, and who reports it."""
+    try:
+        with torch_distributed_zero_first(world):
+            raise ValueError("data.root=/x is missing. fix: set data.root")
+    except (ValueError, DistributedError) as error:
+        report = should_report_error()
+        barrier()
+        return [type(error).__name__, str(error), report, should_report_error()]
+
+
+def killed_leader(world: World, folder: Path) -> dict[str, Any]:
+    """The leader of node 1, which is rank 1, is killed in its section while rank 0 holds the store."""
+    started = time.monotonic()
+    try:
+        with torch_distributed_zero_first(world):
+            if world.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+    except DistributedError as error:
+        return {"error": str(error), "seconds": time.monotonic() - started}
+    return {"error": ""}
+
+
+def killed_holder(world: World, folder: Path) -> dict[str, Any]:
+    """Rank 0, which holds the store, is killed as the leader of all."""
+    started = time.monotonic()
+    try:
+        with torch_distributed_zero_first(world):
+            if world.rank == 0:
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+    except DistributedError as error:
+        return {"error": str(error), "seconds": time.monotonic() - started, "reports": should_report_error()}
+    return {"error": ""}
+
+
+def restarted(world: World, folder: Path) -> dict[str, Any]:
+    """The first attempt dies in the middle of a section; the second must not be taken in by what that one left."""
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    with torch_distributed_zero_first(world):
+        if attempt == 0 and world.is_main:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.2)
+    return {"attempt": attempt, "sum": float(sum_over_ranks(torch.ones(1)))}
+
+
+SCENARIOS: dict[str, Callable[[World, Path], dict[str, Any]]] = {
+    function.__name__: function for function in (everything, killed_leader, killed_holder, restarted)
+}
+
+
+def main() -> None:
+    """Join, run the scenario, write the report."""
+    (folder, scenario, *rest), local_rank = strip_local_rank(sys.argv[1:])
+    assert not rest, rest
+    store.DEAD_SECONDS, store.BEAT_SECONDS = 2.0, 0.2
+    try:
+        world = init_distributed_mode("cpu", timeout_seconds=60 if scenario != "missing" else 2)
+        report = SCENARIOS[scenario](world, Path(folder)) | {"local_rank_argument": local_rank}
+    except DistributedError as error:
+        report = {"error": str(error), "reports": should_report_error()}
+    Path(folder, f"{environment_rank()}.json").write_text(json.dumps(report))
+    shutdown()
+
+
+if __name__ == "__main__":
+    main()

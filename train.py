@@ -1,0 +1,222 @@
+"""Train a detector: one process, several on one machine, or many machines, by the same code.
+
+    python train.py experiment=quickstart
+    torchrun --nproc-per-node=2 train.py data=coco
+    sbatch scripts/slurm/train.sbatch data=coco
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from conf.entry import run, to_dictionary, to_yaml
+from conf.schema import TrainConfig
+from data import (
+    Annotations,
+    Batch,
+    ImageSource,
+    MultiScale,
+    TrainBatchSampler,
+    TrainDataset,
+    check_same_classes,
+    make_loader,
+)
+from eval import Evaluation, Evaluator, build_model, open_split
+from models import Darknet, YoloLoss
+from train_utils.coco_eval import FIGURES, format_table
+from train_utils.distributed import World, broadcast_module, convert_sync_batchnorm, init_distributed_mode, wrap_ddp
+from train_utils.engine import LOSS_NAMES, train_one_epoch
+from train_utils.log import MetricsCsv, Progress, RunLog
+from train_utils.numerics import autocast_dtype, seed_everything
+from train_utils.optim import Schedule, WeightAverage, make_optimizer, make_scheduler
+from train_utils.plots import draw_curves, draw_detections
+from train_utils.run_folder import open_run_folder
+from train_utils.run_state import RunState
+
+COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES, "seconds", "images_per_second")
+SHOWN = ("epoch", "step", *LOSS_NAMES, "AP", "AP50", "AP75", "seconds", "images_per_second")  # on the terminal
+
+
+def train(config: TrainConfig) -> dict[str, float]:
+    """Train as configured; the best epoch's figures on the first process, {} on the others."""
+    world = init_distributed_mode(config.train.device.value, config.train.timeout_seconds)
+    seed_everything(config.train.seed, config.train.deterministic, config.train.cudnn_benchmark)
+    dtype = autocast_dtype(config.train.precision.value, world.device)
+
+    # Data and network: all that can be wrong with them shows before a run folder is made.
+    train_set, val_set = open_split(config.data, "train", world), open_split(config.data, "val", world)
+    check_same_classes(train_set, val_set)
+    model, weights_note = build_model(config.model, len(train_set.names))
+    loader, sampler = make_train_loader(config, train_set, model.max_stride, world)
+    size = config.evaluate.image_size or config.train.image_size
+    evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, config.logger.lines_per_epoch)
+    folder = open_run_folder(world, config.name, config.run_dir, config.resume)
+    log = RunLog(folder, world.is_main)
+    announce(log, folder, config, world, dtype, train_set, val_set, sampler)
+    log.line(weights_note)
+
+    # Optimiser, average and checkpoints hold the plain model; only the training loop sees the wrapper.
+    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
+    model = model.to(world.device).to(memory_format=layout)
+    model.freeze(config.model.freeze)
+    if config.train.sync_bn:
+        log.line(convert_sync_batchnorm(model, world)[1])
+    schedule = Schedule(config.optim, sampler.steps_per_epoch, sampler.steps_per_epoch * config.train.epochs)
+    optimizer = make_optimizer(model, config.optim)
+    state = RunState(
+        model=model,
+        average=WeightAverage(model, schedule),
+        optimizer=optimizer,
+        scheduler=make_scheduler(optimizer, schedule),
+        scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
+        description=describe(config, model, train_set.names),
+    )
+    if config.resume is not None:
+        log.line(state.resume(folder, world))
+    wrapped = wrap_ddp(model, world)
+    loss = YoloLoss(model.heads, config.loss)
+    metrics = MetricsCsv(folder / "metrics.csv", COLUMNS, world.is_main, state.epoch)
+
+    evaluation = None
+    for epoch in range(state.epoch, config.train.epochs):
+        started = time.perf_counter()
+        sampler.set_epoch(epoch)
+        result = train_one_epoch(
+            model=wrapped,
+            loss=loss,
+            loader=loader,
+            optimizer=optimizer,
+            scheduler=state.scheduler,
+            scaler=state.scaler,
+            average=state.average,
+            schedule=schedule,
+            world=world,
+            accumulate=sampler.accumulate,
+            step=state.step,
+            autocast_dtype=dtype,
+            progress=Progress(
+                len(sampler), f"epoch {epoch + 1}/{config.train.epochs}", world.is_main, config.logger.lines_per_epoch
+            ),
+        )
+        state.epoch, state.step = epoch + 1, result.step
+        if is_due(state.epoch, config.evaluate.every, config.train.epochs):
+            broadcast_module(state.average.module)  # without SyncBatchNorm each process averaged its own statistics
+            evaluation = evaluator(state.average.module)
+        else:
+            evaluation = None
+        figures = evaluation.scores.figures if evaluation is not None else {}
+        state.save(folder, is_best=state.record(figures), best_only=config.train.best_only)
+        row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **figures}
+        row |= {"seconds": time.perf_counter() - started, "images_per_second": result.images_per_second}
+        metrics.write(row)
+        log.line("  ".join(f"{key} {row[key]:.4g}" for key in SHOWN if key in row))
+
+    if evaluation is not None:
+        finish(log, folder, config, state, val_set, evaluation)
+    return state.best_figures
+
+
+def make_train_loader(
+    config: TrainConfig, train_set: Annotations, stride: int, world: World
+) -> tuple[DataLoader[Batch], TrainBatchSampler]:
+    """The training batches of this process. The global batch is decided first, then dealt to the processes."""
+    low, high = config.train.multi_scale
+    sampler = TrainBatchSampler(
+        num_images=len(train_set),
+        batch_size=config.train.batch_size,
+        device_batch_size=config.train.device_batch_size or max(1, config.train.batch_size // world.world_size),
+        world_size=world.world_size,
+        rank=world.rank,
+        seed=config.train.seed,
+        sizes=MultiScale(config.train.image_size, low, high, stride, config.train.seed),
+    )
+    images = ImageSource(train_set, config.data.on_error)
+    dataset = TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images)
+    return make_loader(dataset, sampler, config.data.workers, world.device.type == "cuda"), sampler
+
+
+def is_due(epoch: int, every: int, epochs: int) -> bool:
+    """Whether to evaluate after ``epoch`` (from 1): every ``every`` epochs (0: never) and always after the last."""
+    return epoch == epochs or (every > 0 and epoch % every == 0)
+
+
+def describe(config: TrainConfig, model: Darknet, names: list[str]) -> dict[str, Any]:
+    """What a checkpoint says about itself, so that nothing else is needed to use it."""
+    network = {
+        "cfg": model.cfg.text,
+        "source": model.cfg.source,
+        "num_classes": model.num_classes,
+        "width": config.model.width,
+        "bn_eps": config.model.bn_eps,
+        "bn_momentum": config.model.bn_momentum,
+        "seen": model.seen,
+    }
+    return {"network": network, "names": list(names), "config": to_dictionary(config)}
+
+
+def announce(
+    log: RunLog,
+    folder: Path,
+    config: TrainConfig,
+    world: World,
+    dtype: torch.dtype | None,
+    train_set: Annotations,
+    val_set: Annotations,
+    sampler: TrainBatchSampler,
+) -> None:
+    """Say what is about to happen: the resolved configuration in the run folder, what follows from it in the log."""
+    if world.is_main:
+        (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    for split, annotations in (("train", train_set), ("val", val_set)):
+        log.line(
+            f"{split}: {len(annotations):,} images, {len(annotations.classes):,} boxes, {len(annotations.names)} classes"
+        )
+        for skipped in annotations.skipped:
+            log.line(f"{split}: {skipped}")
+    log.line(
+        f"{world.world_size} process(es) on {world.device.type} ({world.launcher}, {world.backend}), forward pass in "
+        f"{str(dtype or torch.float32).removeprefix('torch.')}"
+    )
+    log.line(
+        f"{config.train.epochs} epochs x {sampler.steps_per_epoch} steps x {config.train.batch_size} images "
+        f"({world.world_size} processes x {sampler.device_batch_size} images x {sampler.accumulate} passes), "
+        f"run folder {folder}"
+    )
+
+
+def finish(
+    log: RunLog, folder: Path, config: TrainConfig, state: RunState, val_set: Annotations, evaluation: Evaluation
+) -> None:
+    """Show what the training gave: the table of the last evaluation, the curves, detections beside the labels."""
+    log.line(format_table(evaluation.scores))
+    log.line(f"best AP {state.best:.4f} after epoch {state.best_epoch}: python eval.py ckpt={folder}/checkpoints/best.pt")
+    if config.logger.pictures:
+        draw_curves(folder / "metrics.csv", folder / "curves.png")
+        draw_detections(detection_pairs(config, val_set, evaluation), val_set.names, folder / "val_detections.jpg")
+
+
+def detection_pairs(
+    config: TrainConfig, val_set: Annotations, evaluation: Evaluation, count: int = 8
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The first images of the validation set with labels and detections, as plots.draw_detections takes them."""
+    images = ImageSource(val_set, config.data.on_error)
+    for i in range(min(count, len(val_set))):
+        classes, boxes_xyxy = val_set.training_boxes(i)
+        found = evaluation.detections[evaluation.detections["image_id"] == val_set.image_ids[i]]
+        boxes = np.concatenate([found["box_xywh"][:, :2], found["box_xywh"][:, :2] + found["box_xywh"][:, 2:]], axis=1)
+        yield (
+            images.read(i),
+            np.concatenate([boxes_xyxy, classes[:, None]], axis=1),
+            np.concatenate([boxes, found["score"][:, None], found["class"][:, None]], axis=1),
+        )
+
+
+if __name__ == "__main__":
+    run("train", TrainConfig, train)

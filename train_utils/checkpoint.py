@@ -1,0 +1,185 @@
+"""Checkpoints: one file of plain data, written whole or not at all, and checked bit by bit when read.
+
+A file holds {"format", "version", "digest", "state"}. The digest is a sha256 over every key, number, text and tensor of
+the state: torch itself reads a tensor with a flipped bit without a word. Files are only ever read with
+``weights_only=True``, so none can run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train_utils.errors import CheckpointError
+
+FORMAT = "hydra-yolov3-spp checkpoint"
+VERSION = 1
+FOLDER = "checkpoints"
+
+
+def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
+    """Write ``state`` to ``path``: afterwards the file is the new state, or after an error still the old one.
+
+    ``state`` is made of dicts (keys: str or int), lists, tuples, tensors of any device, numbers, strings, bools and
+    None. With ``keep_previous`` the file that was there stays as ``<stem>.previous.pt``. Raises CheckpointError naming
+    the entry that is not plain data, or the path, the reason and the free space.
+    """
+    plain = _to_plain(state, "state")
+    content = {"format": FORMAT, "version": VERSION, "digest": _digest(plain), "state": plain}
+    temporary = path.with_name(f"{path.name}.tmp")  # one writer to a run folder: what a kill left is overwritten
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep_previous and path.exists():
+            os.replace(path, previous_path(path))
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
+        _remove_if_there(temporary)
+        raise CheckpointError(
+            f"cannot write {path}: {_first_line(error)} ({_free_bytes(path)} bytes are free there). "
+            "fix: free some space, or choose another run_dir"
+        ) from error
+
+
+def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
+    """The state in the file ``path``, or in ``checkpoints/<which>.pt`` of the run folder ``path``; tensors on the CPU.
+
+    Raises CheckpointError when there is none, or it is damaged, or not one of this project.
+    """
+    file = _find(path, which)
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged bytes can break any step of unpickling, with any error
+        raise CheckpointError(
+            f"{file} is damaged or no checkpoint of this project: {_first_line(error)}. fix: {_other_files(file)}"
+        ) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{file} is no checkpoint of this project. fix: give one that train.py wrote; Darknet .weights go to "
+            "model.weights"
+        )
+    if content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{file} has format version {content.get('version')}, this program reads {VERSION}. fix: use the program's "
+            "version that wrote it"
+        )
+    state = content.get("state")
+    if not isinstance(state, dict) or _digest(state) != content.get("digest"):
+        raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: {_other_files(file)}")
+    return state
+
+
+def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
+    """The newest intact state of a run folder, and one line if that is not the newest one written.
+
+    A kill or a full disk while saving leaves ``last.pt`` intact, or absent with ``last.previous.pt`` in its place; a
+    failing disk may leave it damaged. Raises CheckpointError when neither can be read.
+    """
+    last = run_dir / FOLDER / "last.pt"
+    try:
+        return load_checkpoint(last), None
+    except CheckpointError as error:
+        previous = previous_path(last)
+        if not previous.exists():
+            raise
+        return load_checkpoint(previous), f"going on from {previous}, since {error}"
+
+
+def previous_path(path: Path) -> Path:
+    """Where ``save_checkpoint`` keeps the file that it replaces."""
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def _to_plain(value: Any, key: str) -> Any:
+    """A copy of plain data with tensors detached, on the CPU, contiguous and without unused storage behind them."""
+    if isinstance(value, Tensor):
+        tensor = value.detach().cpu().contiguous()
+        # A view would take its whole storage into the file.
+        return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+    if isinstance(value, dict):
+        for name in value:
+            if type(name) not in (str, int):
+                raise CheckpointError(f"{key} has a key of type {type(name).__name__}. fix: use str or int")
+        return {name: _to_plain(entry, f"{key}.{name}") for name, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_to_plain(entry, f"{key}[{index}]") for index, entry in enumerate(value))
+    # Exact types: a subclass, such as an enum of strings, would need its class when the file is read.
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise CheckpointError(
+        f"{key} of a checkpoint is a {type(value).__name__}. fix: save tensors, numbers, strings, lists and dicts only"
+    )
+
+
+def _digest(state: Any) -> str:
+    """sha256 over a walk of plain data that names every entry's place, type and value."""
+    sha = hashlib.sha256()
+
+    def walk(value: Any, key: str) -> None:
+        if isinstance(value, Tensor):
+            sha.update(f"{key}:{value.dtype}{list(value.shape)}\n".encode())
+            sha.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(value, dict):
+            sha.update(f"{key}:dict {len(value)}\n".encode())
+            for name, entry in value.items():
+                walk(entry, f"{key}/{name!r}")
+        elif isinstance(value, (list, tuple)):
+            sha.update(f"{key}:{type(value).__name__} {len(value)}\n".encode())
+            for index, entry in enumerate(value):
+                walk(entry, f"{key}/{index}")
+        else:
+            sha.update(f"{key}:{value!r}\n".encode())
+
+    walk(state, "")
+    return sha.hexdigest()
+
+
+def _find(path: Path, which: str) -> Path:
+    """The checkpoint file that ``path`` means."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise CheckpointError(f"there is no checkpoint {path.absolute()}. fix: give a run folder or a .pt file")
+    file = path / FOLDER / f"{which}.pt"
+    if not file.is_file():
+        raise CheckpointError(f"the folder {path.absolute()} has no {FOLDER}/{which}.pt. fix: {_other_files(file)}")
+    return file
+
+
+def _other_files(file: Path) -> str:
+    """What to try instead of ``file``."""
+    others = sorted(other.name for other in file.parent.glob("*.pt") if other != file)
+    return f"try {' or '.join(others)} in {file.parent}" if others else "give a run folder or a .pt file of train.py"
+
+
+def _remove_if_there(path: Path) -> None:
+    if path.is_file():
+        path.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_bytes(path: Path) -> str:
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    return f"{shutil.disk_usage(folder).free:,}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

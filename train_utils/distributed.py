@@ -1,0 +1,246 @@
+"""Everything that knows there are several processes: how they meet, wait, share numbers and end together.
+
+The face of what stands in launch_environment.py, store.py, world.py and data_parallel.py, and the only file that
+imports torch.distributed and reads the environment. In a single process every function here does nothing, or returns
+what it was given, so callers need no second path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from itertools import chain
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+
+from train_utils import launch_environment, store
+from train_utils.data_parallel import convert_sync_batchnorm, no_sync, unwrap, wrap_ddp
+from train_utils.errors import DistributedError
+from train_utils.launch_environment import Launch, strip_local_rank
+from train_utils.world import World
+
+__all__ = [
+    "World", "barrier", "broadcast_module", "broadcast_text", "convert_sync_batchnorm", "environment_rank",
+    "environment_world_size", "gather_arrays", "init_distributed_mode", "no_sync", "reduce_mean",
+    "should_report_error", "shutdown", "slurm_job_name", "strip_local_rank", "sum_over_ranks",
+    "torch_distributed_zero_first", "unwrap", "wrap_ddp",
+]  # fmt: skip
+
+JOIN_SECONDS = 120.0  # for all processes to meet: they start together, torch's half an hour only delays the message
+
+
+def environment_rank() -> int:
+    """The rank that the launcher gave, also before ``init_distributed_mode``; 0 without a launcher."""
+    return launch_environment.peek_rank(os.environ)
+
+
+def environment_world_size() -> int:
+    """The number of processes that were launched, also before ``init_distributed_mode``; 1 without a launcher."""
+    return launch_environment.peek_world_size(os.environ)
+
+
+def slurm_job_name() -> str | None:
+    """``<job>`` or ``<array job>_<task>`` under SLURM, the same after a requeue; None elsewhere."""
+    return launch_environment.slurm_job_name(os.environ)
+
+
+def init_distributed_mode(device: str, timeout_seconds: float) -> World:
+    """Find out how this process was launched, choose its device and join the others.
+
+    ``device`` is "auto" (CUDA where there is a GPU), "cpu" or "cuda". ``timeout_seconds`` bounds every later
+    collective, and the start too where it is below JOIN_SECONDS. Raises DistributedError, with the same sentence on
+    all processes, when one of them has no device of its own.
+    """
+    launch = launch_environment.read_launch(os.environ)
+    chosen, problem = _choose_device(device, launch)
+    num_nodes, backend = 1, "none"
+    if launch.world_size > 1:
+        seconds = min(timeout_seconds, JOIN_SECONDS)
+        meeting = _join(launch, seconds)
+        with store.lost_store_as_error():
+            problem = problem or _device_conflict(meeting, launch, chosen)
+        num_nodes = store.agree(meeting, launch.rank, launch.world_size, launch.local_rank == 0, problem, seconds)
+        backend = "nccl" if chosen.type == "cuda" else "gloo"
+    elif problem is not None:
+        raise DistributedError(problem)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if backend != "none":
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+            store=meeting,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=chosen if backend == "nccl" else None,  # connects now, where an error is still easy to read
+        )
+    return World(
+        rank=launch.rank,
+        local_rank=launch.local_rank,
+        world_size=launch.world_size,
+        local_world_size=launch.local_world_size,
+        node_rank=launch.node_rank,
+        num_nodes=num_nodes,
+        device=chosen,
+        launcher=launch.launcher,
+        backend=backend,
+    )
+
+
+def shutdown() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def should_report_error() -> bool:
+    """Whether this process is the one that tells the user: the first of all to ask, whichever hits the error first.
+
+    Without a process group (before, after, single) it is rank 0. Where the store of the group is gone, the process
+    that held it has ended and said why, or its launcher has: False.
+    """
+    if not dist.is_initialized():
+        return environment_rank() == 0
+    try:
+        return store.claim_report(_group_store(), dist.get_rank())
+    except dist.DistError:
+        return False
+
+
+def torch_distributed_zero_first(world: World) -> AbstractContextManager[None]:
+    """Run the body first on local rank 0 of every node, then on all others: one builds a cache, the rest open it.
+
+    The others wait on the group's store, not in a collective, so no NCCL time-out runs and a leader may take hours.
+    If a leader's body raises, every other process raises DistributedError with the leader's sentence; if a leader
+    gives no sign of life for store.DEAD_SECONDS, or the store is gone, every other process raises DistributedError
+    too. No process leaves before all leaders are done. All processes must enter the sections in the same order.
+    """
+    if world.world_size == 1:
+        return nullcontext()
+    place = store.Place(world.rank, world.world_size, world.node_rank, world.num_nodes, world.is_local_main)
+    return store.leaders_first(_group_store(), place)
+
+
+def barrier() -> None:
+    """Wait until every process is here, at most the time-out of the group."""
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1))  # on gloo also beside NCCL, so the device's queue is left alone
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Sum of ``tensor`` (same shape and dtype everywhere) over all processes, outside the graph."""
+    if not dist.is_initialized():
+        return tensor
+    total = tensor.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def reduce_mean(values: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """Mean over all processes of each number (a scalar tensor counts as one), in float64."""
+    numbers = torch.tensor([float(value) for value in values.values()], dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(numbers)
+        numbers /= dist.get_world_size()
+    return dict(zip(values, numbers.tolist(), strict=True))
+
+
+def broadcast_text(text: str | None) -> str:
+    """The text of rank 0, on every process; what the others pass is ignored."""
+    if not dist.is_initialized():
+        assert text is not None
+        return text
+    content = np.frombuffer((text or "").encode(), dtype=np.uint8)
+    length = torch.tensor([content.size])
+    dist.broadcast(length, src=0)
+    received = torch.from_numpy(content.copy()) if dist.get_rank() == 0 else torch.empty(int(length), dtype=torch.uint8)
+    if length > 0:
+        dist.broadcast(received, src=0)
+    return received.numpy().tobytes().decode()
+
+
+def broadcast_module(module: nn.Module) -> None:
+    """Overwrite parameters and buffers with those of rank 0, so that all processes score the very same model."""
+    if dist.is_initialized():
+        for tensor in chain(module.parameters(), module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+
+
+def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:
+    """The arrays of all processes in the order of their ranks, on rank 0; None elsewhere.
+
+    First dimensions may differ and be 0; dtype (also structured) and the other dimensions must be the same. Raw bytes
+    travel on the CPU, never pickled objects.
+    """
+    if not dist.is_initialized():
+        return [array]
+    payload = torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([payload.numel()]))
+    if dist.get_rank() != 0:
+        if payload.numel() > 0:
+            dist.send(payload, dst=0)
+        return None
+    gathered = [array]
+    for rank, size in enumerate(sizes[1:], start=1):
+        received = torch.empty(int(size), dtype=torch.uint8)
+        if received.numel() > 0:
+            dist.recv(received, src=rank)
+        gathered.append(received.numpy().view(array.dtype).reshape(-1, *array.shape[1:]))
+    return gathered
+
+
+def _choose_device(requested: str, launch: Launch) -> tuple[torch.device, str | None]:
+    """The device of this process, and what is wrong with it."""
+    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu"), None
+    if not torch.cuda.is_available():
+        return torch.device("cpu"), (
+            f"a CUDA device was asked for, but torch {torch.__version__} finds none on rank {launch.rank}. "
+            "fix: train.device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
+    # Tasks that see only their own GPU (srun --gpus-per-task=1) all call it 0.
+    return torch.device("cuda", launch.local_rank % torch.cuda.device_count()), None
+
+
+def _join(launch: Launch, seconds: float) -> dist.Store:
+    """The store where all processes meet: torchrun's own, else one that rank 0 opens."""
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = launch.address, str(launch.port)
+    try:
+        meeting, _, _ = next(rendezvous("env://", launch.rank, launch.world_size, timeout=timedelta(seconds=seconds)))
+    except (dist.DistError, OSError) as error:
+        raise DistributedError(
+            f"rank {launch.rank} did not meet all {launch.world_size} processes at {launch.address}:{launch.port} "
+            f"within {seconds:g} s ({str(error).splitlines()[0]}). fix: start all of them, with one MASTER_ADDR and "
+            "MASTER_PORT that every node can reach and no other program uses"
+        ) from error
+    # Processes that torchrun restarts may get the store of those that died, with all that they left in it.
+    return dist.PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", meeting)
+
+
+def _device_conflict(meeting: dist.Store, launch: Launch, device: torch.device) -> str | None:
+    """What keeps this process and the others from working together on their devices."""
+    first = meeting.compare_set("device", "", device.type).decode()
+    if first != device.type:
+        return (
+            f"rank {launch.rank} would run on {device.type} and others on {first}. "
+            "fix: train.device=cpu, or GPUs on all nodes"
+        )
+    if device.type == "cuda" and meeting.add(f"gpu/{torch.cuda.get_device_properties(device).uuid}", 1) > 1:
+        return (
+            f"rank {launch.rank} would share {device} of node {launch.node_rank} with another process: "
+            f"{launch.local_world_size} processes see {torch.cuda.device_count()} GPU(s) there. "
+            "fix: start one process for each GPU, or train.device=cpu"
+        )
+    return None
+
+
+def _group_store() -> dist.Store:
+    assert dist.group.WORLD is not None
+    return dist.PrefixStore("train_utils", dist.group.WORLD.get_group_store())

@@ -1,0 +1,131 @@
+"""What a run says: its log, one row of figures for each epoch, and progress within one."""
+
+from __future__ import annotations
+
+import csv
+import os
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from train_utils.errors import TrainError
+
+SECONDS_BETWEEN_UPDATES = 0.5  # of a bar: reading a loss waits for the device
+
+
+class RunLog:
+    """Lines to the terminal and to ``train.log`` of the run folder (None: terminal only), on the main process only."""
+
+    def __init__(self, run_dir: Path | None, is_main: bool) -> None:
+        self._is_main = is_main
+        self._path = run_dir / "train.log" if run_dir is not None else None
+
+    def line(self, text: str | None) -> None:
+        """Write ``text``, with the time in the file; None and empty text are left out."""
+        if not self._is_main or not text:
+            return
+        tqdm.write(text)  # keeps clear of a progress bar
+        sys.stdout.flush()
+        if self._path is not None:
+            # Opened for each line: nothing is lost in a kill, and a log that was moved away does no harm.
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+
+class MetricsCsv:
+    """``metrics.csv``: one row for each epoch, written by the main process as soon as it is known."""
+
+    def __init__(self, path: Path, columns: Sequence[str], is_main: bool, epochs_done: int = 0) -> None:
+        """Start the file, or keep its rows up to epoch ``epochs_done`` when a run goes on from there.
+
+        Rows of a file with other columns keep what they have in common. Raises TrainError when it cannot be written.
+        """
+        self._path, self._columns, self._is_main = path, list(columns), is_main
+        if is_main:
+            rows = self._read_until(epochs_done) if epochs_done > 0 and path.exists() else []
+            self._write(rows)
+
+    def write(self, row: Mapping[str, object]) -> None:
+        """Append a row; a column without a value stays empty."""
+        if not self._is_main:
+            return
+        unknown = set(row) - set(self._columns)
+        assert not unknown, f"no columns {sorted(unknown)} in {self._path}"
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def _read_until(self, epochs_done: int) -> list[dict[str, str]]:
+        text = self._path.read_text(encoding="utf-8")
+        whole_lines = text[: text.rfind("\n") + 1]  # a kill may have cut the last one
+        rows = csv.DictReader(whole_lines.splitlines())
+        return [row for row in rows if row.get("epoch", "").isdecimal() and int(row["epoch"]) <= epochs_done]
+
+    def _write(self, rows: list[dict[str, str]]) -> None:
+        temporary = self._path.with_name(f"{self._path.name}.tmp")
+        try:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
+                writer.writeheader()
+                writer.writerows(rows)
+            os.replace(temporary, self._path)
+        except OSError as error:
+            raise TrainError(f"cannot write {self._path} ({error.strerror}). fix: choose another run_dir") from error
+
+
+class Progress:
+    """How far ``total`` units of work are: a bar on a terminal, else at most ``lines`` lines; nothing if not enabled.
+
+    Figures cost a wait for the device, so ask ``due`` before computing them::
+
+        if progress.due(done):
+            progress.show(done, loss=loss.item())
+    """
+
+    def __init__(self, total: int, description: str, enabled: bool, lines: int = 10) -> None:
+        self._total, self._description, self._lines = total, description, lines
+        self._done, self._lines_shown = 0, 0
+        self._started = self._last_update = time.monotonic()
+        self._enabled = enabled
+        self._bar = tqdm(total=total, desc=description, leave=False) if enabled and sys.stderr.isatty() else None
+
+    def due(self, done: int) -> bool:
+        """Whether it is time to show something, now that ``done`` units are finished."""
+        if self._bar is not None:
+            return done == self._total or time.monotonic() - self._last_update > SECONDS_BETWEEN_UPDATES
+        return self._enabled and done * self._lines >= (self._lines_shown + 1) * self._total
+
+    def show(self, done: int, **figures: float) -> None:
+        """Say that ``done`` units are finished, with the figures so far."""
+        self._done, self._last_update = done, time.monotonic()
+        text = "  ".join([*(f"{name} {value:.4g}" for name, value in figures.items()), f"memory {_memory_gb():.1f} GB"])
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(done - self._bar.n)
+        elif self._enabled:
+            self._lines_shown = done * self._lines // self._total
+            seconds_left = (time.monotonic() - self._started) / done * (self._total - done)
+            left = f"{int(seconds_left // 3600)}:{int(seconds_left // 60 % 60):02d}:{int(seconds_left % 60):02d}"
+            print(f"{self._description}  {done}/{self._total}  {text}  ETA {left}", flush=True)
+
+    def advance(self, units: int) -> None:
+        """Say that ``units`` more are finished; shown when due."""
+        self._done += units
+        if self.due(self._done):
+            self.show(self._done)
+
+    def close(self) -> None:
+        """Take the bar off the terminal."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _memory_gb() -> float:
+    """Largest memory so far in 10**9 bytes: of the GPU where one is in use, else of this process."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # Linux counts in KiB

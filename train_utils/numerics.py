@@ -1,0 +1,45 @@
+"""Number formats and reproducibility of a run."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+    """The dtype that the forward pass of training is autocast to; None is plain float32.
+
+    ``precision`` is ``float32``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 where the hardware multiplies it
+    natively (elsewhere it is emulated, slower than float32), else float32. Raises ValueError for float16 on a CPU,
+    whose gradients would need a loss scale that torch supports on CUDA only.
+    """
+    if precision == "auto":
+        return torch.bfloat16 if has_native_bfloat16(device) else None
+    if precision == "float16" and device.type == "cpu":
+        raise ValueError("train.precision=float16 needs a GPU. fix: train.precision=bfloat16 or float32")
+    return DTYPES.get(precision)
+
+
+def has_native_bfloat16(device: torch.device) -> bool:
+    """True where matrix products of bfloat16 are an instruction of the hardware."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def seed_everything(seed: int, deterministic: bool, cudnn_benchmark: bool) -> None:
+    """Seed every generator alike on all processes and choose how cuDNN picks its algorithms.
+
+    Samples need no seed from here: each draws from its own generator of (seed, epoch, index).
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    torch.backends.cudnn.benchmark = cudnn_benchmark
+    torch.backends.cudnn.deterministic = deterministic
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)

@@ -1,0 +1,185 @@
+"""SGD with three parameter groups, the learning-rate schedule as one function of the step, and the weight average."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel
+
+
+class Decay(StrEnum):
+    """How the learning rate falls from ``optim.lr`` to ``optim.lr * optim.final_lr_ratio`` after burn-in."""
+
+    cosine = "cosine"
+    linear = "linear"
+    constant = "constant"
+
+
+@dataclass
+class OptimConfig:
+    """Settings of the optimiser, its schedule and the weight average (keys ``optim.*``)."""
+
+    lr: float  # at the end of burn-in, for a mean loss over the global batch
+    final_lr_ratio: float  # the last step's rate over lr
+    decay: Decay
+    momentum: float
+    weight_decay: float  # on convolution weights only
+    burn_in_epochs: float  # burn-in lasts this many epochs,
+    burn_in_min_steps: int  # but at least this many steps,
+    burn_in_max_fraction: float  # and never more than this part of the whole training
+    burn_in_bias_lr: float  # biases start here and fall to lr, while all else rises from 0
+    burn_in_momentum: float
+    clip_norm: float | None  # largest gradient norm; null leaves gradients alone
+    ema_decay: float
+    ema_ramp_steps: float  # the average's decay is ema_decay * (1 - exp(-steps / this))
+    ema_max_fraction: float  # and the ramp is never slower than this part of the whole training
+
+    def __post_init__(self) -> None:
+        for key in ("lr", "ema_ramp_steps"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"optim.{key} must be above 0, got {getattr(self, key)}")
+        for key in ("weight_decay", "burn_in_epochs", "burn_in_min_steps", "burn_in_bias_lr"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"optim.{key} must be 0 or more, got {getattr(self, key)}")
+        for key in ("momentum", "burn_in_momentum", "burn_in_max_fraction", "final_lr_ratio", "ema_decay"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"optim.{key} must lie in 0..1, got {getattr(self, key)}")
+        if not 0 < self.ema_max_fraction <= 1:
+            raise ValueError(f"optim.ema_max_fraction must be above 0 and at most 1, got {self.ema_max_fraction}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"optim.clip_norm must be above 0, or null for no clipping, got {self.clip_norm}")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Every quantity that changes with the optimiser step, as a pure function of it: nothing to save, any step resumes.
+
+    Steps count from 0; ``total_steps`` is the whole training's number of optimiser steps.
+    """
+
+    config: OptimConfig
+    steps_per_epoch: int
+    total_steps: int
+
+    @property
+    def burn_in_steps(self) -> int:
+        """Length of burn-in in optimiser steps (0: none)."""
+        wanted = max(self.config.burn_in_epochs * self.steps_per_epoch, self.config.burn_in_min_steps)
+        return min(round(wanted), round(self.config.burn_in_max_fraction * self.total_steps))
+
+    def burn_in(self, step: int) -> float:
+        """How much of burn-in is over, 0..1, counting the step about to be made."""
+        return 1.0 if self.burn_in_steps == 0 else min(1.0, (step + 1) / self.burn_in_steps)
+
+    def lr_factor(self, step: int) -> float:
+        """Learning rate over ``optim.lr`` without burn-in, 1 at step 0 and ``final_lr_ratio`` at the last step."""
+        progress = min(1.0, step / max(1, self.total_steps - 1))
+        low = self.config.final_lr_ratio
+        if self.config.decay is Decay.cosine:
+            return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2
+        if self.config.decay is Decay.linear:
+            return low + (1 - low) * (1 - progress)
+        return 1.0
+
+    def weight_lr_factor(self, step: int) -> float:
+        """Factor of the convolution and batch-norm weights: rises from 0 during burn-in."""
+        return self.burn_in(step) * self.lr_factor(step)
+
+    def bias_lr_factor(self, step: int) -> float:
+        """Factor of the biases: falls from ``burn_in_bias_lr / lr`` during burn-in, so that heads leave their start fast."""
+        done = self.burn_in(step)
+        return (1 - done) * self.config.burn_in_bias_lr / self.config.lr + done * self.lr_factor(step)
+
+    def momentum(self, step: int) -> float:
+        """Momentum, from ``burn_in_momentum`` to ``momentum`` during burn-in."""
+        done = self.burn_in(step)
+        return (1 - done) * self.config.burn_in_momentum + done * self.config.momentum
+
+    def weight_decay(self, step: int) -> float:
+        """Weight decay of the convolution weights, from 0 during burn-in."""
+        return self.burn_in(step) * self.config.weight_decay
+
+    def ema_decay(self, updates: int) -> float:
+        """Decay of the weight average at its ``updates``-th update (from 1)."""
+        ramp = min(self.config.ema_ramp_steps, self.config.ema_max_fraction * self.total_steps)
+        return self.config.ema_decay * (1 - math.exp(-updates / ramp))
+
+    def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Write the step's momentum and weight decay into the groups of ``make_optimizer`` (LambdaLR writes the rates)."""
+        for group in optimizer.param_groups:
+            group["momentum"] = self.momentum(step)
+            if group["name"] == "convolution":
+                group["weight_decay"] = self.weight_decay(step)
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.SGD:
+    """SGD with Nesterov momentum over three groups of the trainable parameters, in this order: ``convolution`` (the
+    only one with weight decay), ``norm`` (batch-norm weights) and ``bias``.
+
+    Weight decay on batch-norm weights and biases would pull scales and offsets that have no reason to be small.
+    """
+    groups: dict[str, list[nn.Parameter]] = {"convolution": [], "norm": [], "bias": []}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                kind = "bias" if name == "bias" else "convolution" if isinstance(module, nn.Conv2d) else "norm"
+                groups[kind].append(parameter)
+    return torch.optim.SGD(
+        [{"params": parameters, "name": name, "weight_decay": 0.0} for name, parameters in groups.items()],
+        lr=config.lr,
+        momentum=config.burn_in_momentum,
+        nesterov=config.momentum > 0 and config.burn_in_momentum > 0,
+    )
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, schedule: Schedule, step: int = 0) -> LambdaLR:
+    """LambdaLR over the groups of ``make_optimizer``; ``step`` is the optimiser step to continue from."""
+    factors = [schedule.bias_lr_factor if g["name"] == "bias" else schedule.weight_lr_factor for g in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", schedule.config.lr)
+    return LambdaLR(optimizer, factors, last_epoch=step - 1)
+
+
+class WeightAverage:
+    """Exponential moving average of weights and batch-norm statistics, with a decay that ramps up from 0.
+
+    ``module`` is the averaged model: a copy that never trains, always in eval mode, in float32.
+    """
+
+    def __init__(self, model: nn.Module, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.updates = 0
+        self._averaged = AveragedModel(model, multi_avg_fn=self._blend, use_buffers=True)
+        # The first update of AveragedModel copies instead of blending; the copy made just now is that start.
+        self._averaged.n_averaged.fill_(1)
+        self._averaged.requires_grad_(False).eval()
+
+    @property
+    def module(self) -> nn.Module:
+        """The averaged model."""
+        return self._averaged.module
+
+    def update(self, model: nn.Module) -> None:
+        """Blend in the weights after an optimiser step."""
+        self.updates += 1
+        self._averaged.update_parameters(model)
+
+    def load(self, state: dict[str, Tensor], updates: int) -> None:
+        """Continue from a saved average (a state dict of the plain model) and its count of updates."""
+        self.module.load_state_dict(state)
+        self.updates = updates
+
+    @torch.no_grad()
+    def _blend(self, averaged: Sequence[Tensor], current: Sequence[Tensor], _: Tensor | int) -> None:
+        weight = 1 - self.schedule.ema_decay(self.updates)
+        if averaged[0].is_floating_point():
+            torch._foreach_lerp_(list(averaged), list(current), weight)
+        else:  # the counters of batches that batch norm keeps
+            for target, source in zip(averaged, current, strict=True):
+                target.copy_(source)
