@@ -10,6 +10,7 @@ The figures are the same to the last bit on any number of processes.
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from data import (
     DataConfig,
     EvalBatchSampler,
     EvalDataset,
+    ImageCache,
     ImageSource,
+    RamCache,
+    build_ram_cache,
     eval_batches,
     make_loader,
     open_annotations,
@@ -40,13 +44,22 @@ from models import (
 )
 from train_utils.checkpoint import load_checkpoint
 from train_utils.coco_eval import CocoResult, Detections, GroundTruth, format_table, score
-from train_utils.distributed import World, gather_arrays, init_distributed_mode, torch_distributed_zero_first
+from train_utils.distributed import (
+    World,
+    barrier,
+    broadcast_text,
+    gather_arrays,
+    init_distributed_mode,
+    torch_distributed_zero_first,
+)
 from train_utils.engine import detect
 from train_utils.log import Progress
 
+MEMORY_FILES = Path("/dev/shm")
+
 
 def evaluate(config: EvalConfig) -> dict[str, float]:
-    """Score ``config.ckpt`` (or Darknet weights of ``config.model``); the figures by name on the first process, else {}.
+    """Score ``config.ckpt`` (or Darknet weights of ``config.model``); the figures on the first process, else {}.
 
     Raises the errors of the parts: a checkpoint or weights that do not fit, data that cannot be read.
     """
@@ -113,7 +126,7 @@ class Evaluator:
             annotations.sizes, image_size, config.batch_size, model.max_stride, config.rect, upscale=True
         )
         sampler = EvalBatchSampler(batches, world.rank, world.world_size)
-        dataset = EvalDataset(annotations, ImageSource(annotations, data.on_error), upscale=True)
+        dataset = EvalDataset(annotations, open_images(annotations, data, world), upscale=True)
         self.num_images = sum(len(batch) for batch in sampler)
         self.loader = make_loader(dataset, sampler, data.workers, world.device.type == "cuda")
         self.postprocess = Postprocess(
@@ -151,13 +164,33 @@ class Evaluator:
         ratio_x, ratio_y, pad_x, pad_y = batch.letterboxes[i].tolist()
         height, width = self.ground_truth.sizes[int(batch.indices[i])].tolist()
         boxes = (boxes_xyxy - [pad_x, pad_y, pad_x, pad_y]) / [ratio_x, ratio_y, ratio_x, ratio_y]
-        return np.clip(boxes, 0, [width, height, width, height])
+        clipped: np.ndarray = boxes.clip(0, [width, height, width, height])
+        return clipped
 
 
 def open_split(config: DataConfig, split: str, world: World) -> Annotations:
     """The index of one split; the first process of each node builds it if need be, the others wait and map the same."""
     with torch_distributed_zero_first(world):
         return open_annotations(config, split)
+
+
+def open_images(annotations: Annotations, config: DataConfig, world: World) -> ImageSource:
+    """The images of a split, read from their files, or with ``data.cache=ram`` decoded once for all of a node.
+
+    The cache's file has a name of this run's own and is unlinked as soon as everyone has it open, so that nothing
+    stays in memory when the run ends in whatever way.
+    """
+    images = ImageSource(annotations, config.on_error)
+    if config.cache == ImageCache.none:
+        return images
+    path = MEMORY_FILES / f"hydra-yolov3-spp-{broadcast_text(uuid.uuid4().hex)}"
+    with torch_distributed_zero_first(world):
+        build_ram_cache(images, path)
+        cache = RamCache(path, annotations)
+    barrier()
+    if world.is_local_main:
+        path.unlink()
+    return ImageSource(annotations, config.on_error, cache)
 
 
 def build_model(config: ModelConfig, num_classes: int) -> tuple[Darknet, str]:
@@ -173,7 +206,7 @@ def build_model(config: ModelConfig, num_classes: int) -> tuple[Darknet, str]:
 
 
 def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> str:
-    """Load Darknet ``.weights`` or a checkpoint of this project into ``model``; says in one sentence what was loaded."""
+    """Load Darknet ``.weights`` or a checkpoint of this project; says in one sentence what was loaded."""
     if path.suffix == ".pt":
         return load_weights_of_checkpoint(model, load_checkpoint(path)["ema"], path, fresh_heads)
     return str(load_darknet_weights(model, path, fresh_heads=fresh_heads))
@@ -197,7 +230,9 @@ def complete_from_checkpoint(given: dict[str, Any]) -> dict[str, Any]:
     """Values for the keys of eval.py's configuration that are neither in YAML nor on the command line."""
     if given.get("ckpt") is None:
         if "model" not in given or "data" not in given:
-            raise ConfigError("nothing to evaluate: give ckpt=<run folder or .pt file>, or model=, model.weights= and data=")
+            raise ConfigError(
+                "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
+            )
         return {"evaluate": {"image_size": given["evaluate"]["image_size"] or 640}}
     saved = load_checkpoint(Path(given["ckpt"]))["config"]
     image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]

@@ -1,8 +1,8 @@
 """Train a detector: one process, several on one machine, or many machines, by the same code.
 
-    python train.py experiment=quickstart
-    torchrun --nproc-per-node=2 train.py data=coco
-    sbatch scripts/slurm/train.sbatch data=coco
+python train.py experiment=quickstart
+torchrun --nproc-per-node=2 train.py data=coco
+sbatch scripts/slurm/train.sbatch data=coco
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from data import (
     check_same_classes,
     make_loader,
 )
-from eval import Evaluation, Evaluator, build_model, open_split
+from eval import Evaluation, Evaluator, build_model, open_images, open_split
 from models import Darknet, YoloLoss
 from train_utils.coco_eval import FIGURES, format_table
 from train_utils.distributed import World, broadcast_module, convert_sync_batchnorm, init_distributed_mode, wrap_ddp
 from train_utils.engine import LOSS_NAMES, train_one_epoch
 from train_utils.log import MetricsCsv, Progress, RunLog
-from train_utils.numerics import autocast_dtype, seed_everything
+from train_utils.numerics import autocast_dtype, keep_freed_memory, seed_everything
 from train_utils.optim import Schedule, WeightAverage, make_optimizer, make_scheduler
-from train_utils.plots import draw_curves, draw_detections
+from train_utils.plots import draw_curves, draw_detections, draw_targets
 from train_utils.run_folder import open_run_folder
 from train_utils.run_state import RunState
 
@@ -48,13 +48,15 @@ def train(config: TrainConfig) -> dict[str, float]:
     """Train as configured; the best epoch's figures on the first process, {} on the others."""
     world = init_distributed_mode(config.train.device.value, config.train.timeout_seconds)
     seed_everything(config.train.seed, config.train.deterministic, config.train.cudnn_benchmark)
+    if world.device.type == "cpu":
+        keep_freed_memory()
     dtype = autocast_dtype(config.train.precision.value, world.device)
 
     # Data and network: all that can be wrong with them shows before a run folder is made.
     train_set, val_set = open_split(config.data, "train", world), open_split(config.data, "val", world)
     check_same_classes(train_set, val_set)
     model, weights_note = build_model(config.model, len(train_set.names))
-    loader, sampler = make_train_loader(config, train_set, model.max_stride, world)
+    dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world)
     size = config.evaluate.image_size or config.train.image_size
     evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, config.logger.lines_per_epoch)
     folder = open_run_folder(world, config.name, config.run_dir, config.resume)
@@ -78,6 +80,9 @@ def train(config: TrainConfig) -> dict[str, float]:
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
         description=describe(config, model, train_set.names),
     )
+    if world.is_main and config.logger.pictures:
+        first = dataset.__getitems__(next(iter(sampler)))
+        draw_targets(first.images.numpy(), first.targets.numpy(), train_set.names, folder / "train_batch.jpg")
     if config.resume is not None:
         log.line(state.resume(folder, world))
     wrapped = wrap_ddp(model, world)
@@ -125,7 +130,7 @@ def train(config: TrainConfig) -> dict[str, float]:
 
 def make_train_loader(
     config: TrainConfig, train_set: Annotations, stride: int, world: World
-) -> tuple[DataLoader[Batch], TrainBatchSampler]:
+) -> tuple[TrainDataset, TrainBatchSampler, DataLoader[Batch]]:
     """The training batches of this process. The global batch is decided first, then dealt to the processes."""
     low, high = config.train.multi_scale
     sampler = TrainBatchSampler(
@@ -137,9 +142,9 @@ def make_train_loader(
         seed=config.train.seed,
         sizes=MultiScale(config.train.image_size, low, high, stride, config.train.seed),
     )
-    images = ImageSource(train_set, config.data.on_error)
+    images = open_images(train_set, config.data, world)
     dataset = TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images)
-    return make_loader(dataset, sampler, config.data.workers, world.device.type == "cuda"), sampler
+    return dataset, sampler, make_loader(dataset, sampler, config.data.workers, world.device.type == "cuda")
 
 
 def is_due(epoch: int, every: int, epochs: int) -> bool:
@@ -174,11 +179,9 @@ def announce(
     """Say what is about to happen: the resolved configuration in the run folder, what follows from it in the log."""
     if world.is_main:
         (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    for split, annotations in (("train", train_set), ("val", val_set)):
-        log.line(
-            f"{split}: {len(annotations):,} images, {len(annotations.classes):,} boxes, {len(annotations.names)} classes"
-        )
-        for skipped in annotations.skipped:
+    for split, part in (("train", train_set), ("val", val_set)):
+        log.line(f"{split}: {len(part):,} images, {len(part.classes):,} boxes, {len(part.names)} classes")
+        for skipped in part.skipped:
             log.line(f"{split}: {skipped}")
     log.line(
         f"{world.world_size} process(es) on {world.device.type} ({world.launcher}, {world.backend}), forward pass in "
@@ -196,7 +199,9 @@ def finish(
 ) -> None:
     """Show what the training gave: the table of the last evaluation, the curves, detections beside the labels."""
     log.line(format_table(evaluation.scores))
-    log.line(f"best AP {state.best:.4f} after epoch {state.best_epoch}: python eval.py ckpt={folder}/checkpoints/best.pt")
+    log.line(
+        f"best AP {state.best:.4f} after epoch {state.best_epoch}: python eval.py ckpt={folder}/checkpoints/best.pt"
+    )
     if config.logger.pictures:
         draw_curves(folder / "metrics.csv", folder / "curves.png")
         draw_detections(detection_pairs(config, val_set, evaluation), val_set.names, folder / "val_detections.jpg")
@@ -208,11 +213,14 @@ def detection_pairs(
     """The first images of the validation set with labels and detections, as plots.draw_detections takes them."""
     images = ImageSource(val_set, config.data.on_error)
     for i in range(min(count, len(val_set))):
+        image = images.read(i)
+        if image is None:  # left out by data.on_error=skip
+            continue
         classes, boxes_xyxy = val_set.training_boxes(i)
         found = evaluation.detections[evaluation.detections["image_id"] == val_set.image_ids[i]]
         boxes = np.concatenate([found["box_xywh"][:, :2], found["box_xywh"][:, :2] + found["box_xywh"][:, 2:]], axis=1)
         yield (
-            images.read(i),
+            image,
             np.concatenate([boxes_xyxy, classes[:, None]], axis=1),
             np.concatenate([boxes, found["score"][:, None], found["class"][:, None]], axis=1),
         )

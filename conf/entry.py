@@ -103,7 +103,7 @@ def run(
         if failures:
             raise failures[0]
     except USER_ERRORS as error:
-        _report(str(error), debug)
+        _report(_sentence(error), debug)
     except (HydraException, OmegaConfBaseException) as error:
         _report(_explain(error, schema), debug)
     except KeyboardInterrupt:
@@ -115,6 +115,13 @@ def run(
             traceback.print_exc()
         sys.exit(1)
     shutdown()
+
+
+def compose(name: str, schema: type[Config], overrides: list[str]) -> Config:
+    """The configuration that ``python <name>.py <overrides>`` would get, for tests, notebooks and other programs."""
+    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return to_plain(hydra.compose(name, overrides), schema)
 
 
 def to_plain(
@@ -167,7 +174,7 @@ def suggest(key: str, schema: Any) -> str:
     """A sentence with the nearest existing keys, or one that says where all stand."""
     keys = full_keys(schema)
     same_last_word = [known for known in keys if known.split(".")[-1] == key.split(".")[-1]]
-    near = same_last_word or difflib.get_close_matches(key, keys, n=3, cutoff=0.6)
+    near = same_last_word or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else "--help lists all options."
 
 
@@ -209,13 +216,21 @@ def _explain(error: Exception, schema: Any) -> str:
         key = str(getattr(error, "full_key", None) or stray[1])
         return f"no option {key}; {suggest(key, schema)}"
     details = cause if isinstance(cause, OmegaConfBaseException) else error
-    key = getattr(details, "full_key", None)
+    full_key = getattr(details, "full_key", None)
     first_line = (str(details).splitlines() or [type(details).__name__])[0]
     if "missing mandatory value" in first_line.lower():
-        return f"{key} has no value. fix: give {key}=... on the command line or in a YAML file"
-    if key:
-        return f"{key}: {first_line}"
+        return f"{full_key} has no value. fix: give {full_key}=... on the command line or in a YAML file"
+    if full_key:
+        return f"{full_key}: {first_line}"
     return first_line if isinstance(cause, OmegaConfBaseException) else " ".join(text.split())
+
+
+def _sentence(error: Exception) -> str:
+    """The message of a user error, also where a loader's worker raised it and torch put the traceback in front."""
+    text = str(error)
+    if "in DataLoader worker process" in text:
+        text = text[text.rindex(f"{type(error).__name__}: ") :].partition(": ")[2].strip()
+    return text
 
 
 def _report(message: str, debug: bool) -> None:

@@ -37,8 +37,8 @@ class Findings:
             raise DataError(f"{self.examples[0]}{more}. {SKIP_FIX}")
 
     def summary(self) -> str:
-        """The counts, such as ``2 boxes without area, 1 missing image``."""
-        return ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
+        """The counts, such as ``boxes without area (2), missing image files (1)``."""
+        return ", ".join(f"{kind} ({count})" for kind, count in self.counts.items())
 
     def report(self) -> list[str]:
         """Lines for the log about what was left out; empty when nothing was."""

@@ -46,7 +46,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
         _remove_if_there(temporary)
         raise CheckpointError(
-            f"cannot write {path}: {_first_line(error)} ({_free_bytes(path)} bytes are free there). "
+            f"cannot write {path}: {_first_sentence(error)} ({_free_bytes(path)} bytes are free there). "
             "fix: free some space, or choose another run_dir"
         ) from error
 
@@ -57,12 +57,7 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     Raises CheckpointError when there is none, or it is damaged, or not one of this project.
     """
     file = _find(path, which)
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes can break any step of unpickling, with any error
-        raise CheckpointError(
-            f"{file} is damaged or no checkpoint of this project: {_first_line(error)}. fix: {_other_files(file)}"
-        ) from error
+    content = _read(file)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(
             f"{file} is no checkpoint of this project. fix: give one that train.py wrote; Darknet .weights go to "
@@ -144,6 +139,23 @@ def _digest(state: Any) -> str:
     return sha.hexdigest()
 
 
+def _read(file: Path) -> Any:
+    """What torch finds in ``file``, on the CPU."""
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file} ({error.strerror}). fix: look at its permissions") from error
+    with stream:
+        try:
+            return torch.load(stream, map_location="cpu", weights_only=True)
+        except Exception as error:
+            # Damaged bytes can break any step of reading, with any error. Its text stays out of the sentence: to a
+            # pickle of more than plain data torch adds the advice to load it all the same.
+            raise CheckpointError(
+                f"{file} is damaged, or no checkpoint of this project. fix: {_other_files(file)}"
+            ) from error
+
+
 def _find(path: Path, which: str) -> Path:
     """The checkpoint file that ``path`` means."""
     if path.is_file():
@@ -181,5 +193,5 @@ def _free_bytes(path: Path) -> str:
     return f"{shutil.disk_usage(folder).free:,}"
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+def _first_sentence(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")

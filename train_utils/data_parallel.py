@@ -26,12 +26,9 @@ def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
     """The model with gradients averaged over all processes."""
     if world.world_size == 1:
         return model
-    # Synchronised statistics are equal already; the others follow rank 0 so that every process has the same model.
-    synchronised = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
     return DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        broadcast_buffers=not synchronised,
         gradient_as_bucket_view=True,  # saves one copy of the gradients
     )
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,15 +29,7 @@ class ImageBatch(Protocol):
     def to(self, device: torch.device, non_blocking: bool = False) -> ImageBatch: ...
 
 
-class LossTerms(NamedTuple):
-    """Mirror of models.LossParts: scalars, ``total`` with a gradient."""
-
-    total: Tensor
-    box: Tensor
-    objectness: Tensor
-    classification: Tensor
-
-
+BatchType = TypeVar("BatchType", bound=ImageBatch)
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 
 
@@ -67,7 +59,7 @@ def train_one_epoch(
     autocast_dtype: torch.dtype | None,
     progress: Progress,
 ) -> EpochResult:
-    """Train over one pass of ``loader``, ``accumulate`` micro-batches to an optimiser step, from optimiser step ``step``.
+    """Train over one pass of ``loader``, ``accumulate`` micro-batches to an optimiser step, from step ``step`` on.
 
     The update is that of the mean loss over the step's global batch, whatever the number of processes. Raises
     TrainError when the loss is not finite.
@@ -136,9 +128,9 @@ def _finite(losses: list[float], step: int) -> list[float]:
 @torch.inference_mode()
 def detect(
     model: nn.Module,
-    loader: Iterable[ImageBatch],
+    loader: Iterable[BatchType],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
-    to_original: Callable[[ImageBatch, int, np.ndarray], np.ndarray],
+    to_original: Callable[[BatchType, int, np.ndarray], np.ndarray],
     device: torch.device,
     progress: Progress,
 ) -> Detections:
@@ -165,17 +157,17 @@ def detect(
 
 def _forward_all(
     model: nn.Module,
-    loader: Iterable[ImageBatch],
+    loader: Iterable[BatchType],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
-) -> Iterator[tuple[ImageBatch, list[Tensor]]]:
+) -> Iterator[tuple[BatchType, list[Tensor]]]:
     """Each batch with its detections, in order.
 
     On a CPU a convolution's last bits depend on the number of threads that share it. So there each batch is computed
     by one thread, and the threads work on different batches side by side: the same figures on any number of cores.
     """
 
-    def forward(batch: ImageBatch) -> tuple[ImageBatch, list[Tensor]]:
+    def forward(batch: BatchType) -> tuple[BatchType, list[Tensor]]:
         with torch.inference_mode():  # thread-local, so it is entered here
             images = batch.to(device, non_blocking=True).images.float().div_(255)
             return batch, postprocess(model(images))
@@ -184,7 +176,7 @@ def _forward_all(
         yield from map(forward, loader)
         return
     with _one_thread_per_operator() as threads, ThreadPoolExecutor(threads) as pool:
-        waiting: list[Future[tuple[ImageBatch, list[Tensor]]]] = []
+        waiting: list[Future[tuple[BatchType, list[Tensor]]]] = []
         for batch in loader:
             waiting.append(pool.submit(forward, batch))
             if len(waiting) > threads:

@@ -106,6 +106,7 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(done - self._bar.n)
+            self._bar.refresh()
         elif self._enabled:
             self._lines_shown = done * self._lines // self._total
             seconds_left = (time.monotonic() - self._started) / done * (self._total - done)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ class Schedule:
         return self.burn_in(step) * self.lr_factor(step)
 
     def bias_lr_factor(self, step: int) -> float:
-        """Factor of the biases: falls from ``burn_in_bias_lr / lr`` during burn-in, so that heads leave their start fast."""
+        """Factor of the biases: falls from ``burn_in_bias_lr / lr`` during burn-in, so that heads start fast."""
         done = self.burn_in(step)
         return (1 - done) * self.config.burn_in_bias_lr / self.config.lr + done * self.lr_factor(step)
 
@@ -111,7 +112,7 @@ class Schedule:
         return self.config.ema_decay * (1 - math.exp(-updates / ramp))
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Write the step's momentum and weight decay into the groups of ``make_optimizer`` (LambdaLR writes the rates)."""
+        """Write the step's momentum and weight decay into ``make_optimizer``'s groups (LambdaLR writes the rates)."""
         for group in optimizer.param_groups:
             group["momentum"] = self.momentum(step)
             if group["name"] == "convolution":
@@ -140,7 +141,10 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.SGD:
 
 def make_scheduler(optimizer: torch.optim.Optimizer, schedule: Schedule, step: int = 0) -> LambdaLR:
     """LambdaLR over the groups of ``make_optimizer``; ``step`` is the optimiser step to continue from."""
-    factors = [schedule.bias_lr_factor if g["name"] == "bias" else schedule.weight_lr_factor for g in optimizer.param_groups]
+    factor_of = {"bias": schedule.bias_lr_factor}
+    factors: list[Callable[[int], float] | Any] = [
+        factor_of.get(group["name"], schedule.weight_lr_factor) for group in optimizer.param_groups
+    ]
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", schedule.config.lr)
     return LambdaLR(optimizer, factors, last_epoch=step - 1)

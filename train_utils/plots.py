@@ -47,7 +47,11 @@ def class_color(index: int) -> tuple[int, int, int]:
 
 
 def draw_boxes(
-    image: np.ndarray, boxes_xyxy: np.ndarray, classes: np.ndarray, names: Sequence[str], scores: np.ndarray | None = None
+    image: np.ndarray,
+    boxes_xyxy: np.ndarray,
+    classes: np.ndarray,
+    names: Sequence[str],
+    scores: np.ndarray | None = None,
 ) -> np.ndarray:
     """A copy of ``image`` (uint8 RGB, H x W x 3) with ``boxes_xyxy`` (n, 4, pixels) and their names drawn on it."""
     canvas = np.ascontiguousarray(image).copy()

@@ -70,5 +70,3 @@ def _writable(folder: Path, key: str) -> Path:
             f"the run folder {folder} cannot be written ({error.strerror}). fix: {key}=<a folder you may write to>"
         ) from error
     return folder
-
-

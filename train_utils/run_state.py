@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,4 +103,18 @@ class RunState:
         self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
         if state["world_size"] == world.world_size:
             torch.set_rng_state(state["rng"][world.rank])
-        return f"{message or ''}resumed {folder} after epoch {self.epoch}, step {self.step}, best AP {self.best:.4f}"
+        lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}, best AP {self.best:.4f}"]
+        changed = changed_values(state["config"], self.description["config"])
+        return "\n".join([*([message] if message else []), *lines, *(f"changed: {line}" for line in changed)])
+
+
+def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Full keys whose values differ between two configurations, as ``key: old -> new``; the run's own folder aside."""
+    lines = []
+    for key in dict.fromkeys([*before, *now]):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += changed_values(old, new, f"{prefix}{key}.")
+        elif old != new and f"{prefix}{key}" not in ("run_dir", "resume"):
+            lines.append(f"{prefix}{key}: {old} -> {new}")
+    return lines

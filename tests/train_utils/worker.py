@@ -86,16 +86,18 @@ def gather(world: World) -> list[Any]:
     return [[array.tolist() for array in numbers], pairs, [array.tolist() for array in empty]]
 
 
-def train(world: World) -> list[float]:
-    """Parameters after two steps of two micro-batches each over the same global batch, whatever the world size."""
+def train(world: World) -> list[list[float]]:
+    """Parameters before and after two steps of two micro-batches each, of one global batch whatever the world size."""
+
+    def numbers() -> list[float]:
+        return [number for parameter in model.parameters() for number in parameter.flatten().tolist()]
+
     torch.manual_seed(world.rank)  # processes start from different weights
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval().double()
-    if world.is_main:
-        torch.manual_seed(0)
-        model[0].reset_parameters(), model[2].reset_parameters()
-    model, message = convert_sync_batchnorm(model, world)
+    layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval().double()
+    model, message = convert_sync_batchnorm(layers, world)
     assert (message is None) == (world.world_size == 1)
     broadcast_module(model)
+    before = numbers()
     wrapped = wrap_ddp(model, world)
     assert unwrap(wrapped) is model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -106,7 +108,7 @@ def train(world: World) -> list[float]:
                 wrapped(micro_batch[world.rank :: world.world_size]).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return [number for parameter in model.parameters() for number in parameter.flatten().tolist()]
+    return [before, numbers()]
 
 
 def failure(world: World) -> list[Any]:

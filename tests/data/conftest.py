@@ -1,0 +1,131 @@
+"""A small data set in the COCO layout, written to tmp_path, that tests can bend as they need."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from data import (
+    Annotations,
+    AugmentConfig,
+    DataConfig,
+    DataFormat,
+    ImageCache,
+    ImageSource,
+    OnError,
+    SplitConfig,
+    open_annotations,
+)
+
+NO_AUGMENT = AugmentConfig(
+    mosaic=0,
+    close_mosaic_epochs=0,
+    degrees=0,
+    translate=0,
+    scale=0,
+    shear=0,
+    flip_horizontal=0,
+    flip_vertical=0,
+    hsv_hue=0,
+    hsv_saturation=0,
+    hsv_value=0,
+    min_visible=0.2,
+)
+EVERY_AUGMENT = replace(
+    NO_AUGMENT,
+    mosaic=1,
+    degrees=20,
+    translate=0.1,
+    scale=0.5,
+    shear=5,
+    flip_horizontal=0.5,
+    flip_vertical=0.5,
+    hsv_hue=0.0138,
+    hsv_saturation=0.678,
+    hsv_value=0.36,
+)
+
+
+class CocoSet:
+    """Images as PNG files and their annotations as a dictionary; ``save`` writes the json."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "images").mkdir(parents=True)
+        self.json: dict[str, Any] = {
+            "images": [],
+            "annotations": [],
+            "categories": [{"id": 3, "name": "cat"}, {"id": 1, "name": "dog"}, {"id": 7, "name": "bird"}],
+        }
+        self.config = DataConfig(
+            name="drawn",
+            format=DataFormat.coco,
+            root=str(root),
+            train=SplitConfig("instances.json", "images"),
+            val=SplitConfig("instances.json", "images"),
+            names=None,
+            shapes=None,
+            single_class=False,
+            on_error=OnError.stop,
+            workers=0,
+            cache=ImageCache.none,
+            index_dir=str(root / "index"),
+        )
+
+    def add_image(self, image: np.ndarray, boxes: list[tuple[int, list[float]]], **more: Any) -> None:
+        """Adds an RGB image and its (category id, xywh) boxes; ``more`` goes into each annotation."""
+        number = 10 + len(self.json["images"])
+        name = f"{number}.png"
+        assert cv2.imwrite(str(self.root / "images" / name), image[..., ::-1])
+        height, width = image.shape[:2]
+        self.json["images"].append({"id": number, "file_name": name, "height": height, "width": width})
+        for category, box in boxes:
+            record = {"id": len(self.json["annotations"]) + 100, "image_id": number, "category_id": category}
+            self.json["annotations"].append(record | {"bbox": box, "area": box[2] * box[3], "iscrowd": 0} | more)
+
+    def save(self) -> None:
+        (self.root / "instances.json").write_text(json.dumps(self.json))
+
+    def open(self, split: str = "train", **changes: Any) -> Annotations:
+        """Writes the json and opens it with changes to the configuration."""
+        self.save()
+        return open_annotations(replace(self.config, **changes), split)
+
+    def source(self, **changes: Any) -> ImageSource:
+        on_error = changes.get("on_error", OnError.stop)
+        return ImageSource(self.open(**changes), on_error)
+
+
+@pytest.fixture
+def empty_set(tmp_path: Path) -> CocoSet:
+    return CocoSet(tmp_path / "set")
+
+
+@pytest.fixture
+def coco_set(empty_set: CocoSet) -> CocoSet:
+    """Seven noisy images of different sizes, with 0 to 3 boxes each."""
+    generator = np.random.default_rng(0)
+    for number in range(7):
+        height, width = (int(side) for side in generator.integers(40, 90, 2))
+        boxes = [
+            ((1, 3, 7)[int(generator.integers(3))], [float(v) for v in (*generator.uniform(0, 15, 2), 20.25, 16.5)])
+            for _ in range(number % 4)
+        ]
+        empty_set.add_image(generator.integers(0, 256, (height, width, 3), dtype=np.uint8), boxes)
+    return empty_set
+
+
+@pytest.fixture
+def no_augment() -> AugmentConfig:
+    return NO_AUGMENT
+
+
+@pytest.fixture
+def every_augment() -> AugmentConfig:
+    return EVERY_AUGMENT

@@ -1,0 +1,151 @@
+"""The flat index: what it holds, against the json itself, pycocotools and a second format of the same data."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+
+from data import (
+    Annotations,
+    DataConfig,
+    DataError,
+    DataFormat,
+    OnError,
+    SplitConfig,
+    check_same_classes,
+    open_annotations,
+)
+
+ARRAYS = ("image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas", "category_ids")
+
+
+def assert_holds_what_pycocotools_reads(annotations: Annotations, path: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        reference = COCO(str(path))
+    assert annotations.category_ids.tolist() == sorted(reference.cats)
+    assert annotations.names == [reference.cats[number]["name"] for number in sorted(reference.cats)]
+    assert annotations.image_ids.tolist() == list(reference.imgs)
+    for index, image_id in enumerate(annotations.image_ids.tolist()):
+        rows = slice(annotations.offsets[index], annotations.offsets[index + 1])
+        expected = reference.imgToAnns[image_id]
+        assert annotations.file_name(index) == reference.imgs[image_id]["file_name"]
+        assert annotations.boxes_xywh[rows].tolist() == [item["bbox"] for item in expected]
+        assert annotations.areas[rows].tolist() == [item["area"] for item in expected]
+        assert annotations.crowd[rows].tolist() == [bool(item["iscrowd"]) for item in expected]
+        ids = annotations.category_ids[annotations.classes[rows]]
+        assert ids.tolist() == [item["category_id"] for item in expected]
+
+
+def test_index_holds_the_very_numbers_of_the_json(coco_set) -> None:
+    coco_set.json["annotations"][0] |= {"iscrowd": 1, "area": 12.3456789}
+    coco_set.json["annotations"].reverse()  # boxes need not come in the order of the images
+    assert_holds_what_pycocotools_reads(coco_set.open(), coco_set.root / "instances.json")
+
+
+def test_coco128_equals_pycocotools(shared_dir: Path, coco_set, tmp_path: Path) -> None:
+    root = shared_dir / "data" / "coco128"
+    for split in ("train", "val"):
+        part = SplitConfig(f"annotations/instances_{split}2017.json", f"images/{split}2017")
+        annotations = open_annotations(replace(coco_set.config, root=str(root), train=part, val=part), split)
+        assert_holds_what_pycocotools_reads(annotations, root / part.annotations)
+        assert len(annotations.names) == 80
+        assert annotations.crowd.any() == (split == "train")
+
+
+def bccd_configs(shared_dir: Path, config: DataConfig) -> tuple[DataConfig, DataConfig]:
+    """BCCD as COCO json and as Pascal VOC."""
+    as_json = replace(
+        config,
+        root=str(shared_dir / "data" / "bccd"),
+        train=SplitConfig("instances_train.json", "."),
+        val=SplitConfig("instances_val.json", "."),
+    )
+    as_voc = replace(
+        as_json,
+        format=DataFormat.voc,
+        train=SplitConfig("BCCD/ImageSets/Main/train.txt", "BCCD"),
+        val=SplitConfig("BCCD/ImageSets/Main/val.txt", "BCCD"),
+        names=["RBC", "WBC", "Platelets"],
+        on_error=OnError.skip,
+    )
+    return as_json, as_voc
+
+
+def test_bccd_is_the_same_as_voc_and_as_json(shared_dir: Path, coco_set) -> None:
+    as_json, as_voc = bccd_configs(shared_dir, coco_set.config)
+    for split, images, bad_file in (("train", 205, "BloodImage_00343"), ("val", 87, "BloodImage_00338")):
+        first, second = open_annotations(as_json, split), open_annotations(as_voc, split)
+        assert len(first) == images and first.names == second.names
+        for name in ARRAYS:
+            assert np.array_equal(getattr(first, name), getattr(second, name)), name
+        assert [first.path(i) for i in range(images)] == [second.path(i) for i in range(images)]
+        assert first.skipped == []
+        assert second.skipped[0] == "left out: boxes without area (1)" and bad_file in second.skipped[1]
+
+
+def test_images_without_boxes_are_kept(coco_set) -> None:
+    annotations = coco_set.open()
+    classes, boxes = annotations.training_boxes(0)
+    assert len(annotations) == 7 and classes.shape == (0,) and boxes.shape == (0, 4)
+
+
+def test_boxes_are_clipped_and_crowds_are_no_training_targets(empty_set) -> None:
+    image = np.zeros((50, 60, 3), dtype=np.uint8)
+    empty_set.add_image(image, [(1, [-0.5, 10, 30, 40.75]), (3, [20, 20, 10, 10])])
+    empty_set.json["annotations"][1]["iscrowd"] = 1
+    annotations = empty_set.open()
+    assert annotations.boxes_xyxy(0).tolist() == [[0, 10, 29.5, 50], [20, 20, 30, 30]]
+    classes, boxes = annotations.training_boxes(0)
+    assert classes.tolist() == [0] and boxes.tolist() == [[0, 10, 29.5, 50]]
+
+
+def test_names_choose_and_order_the_classes(coco_set) -> None:
+    everything = coco_set.open()
+    assert everything.names == ["dog", "cat", "bird"]
+    chosen = coco_set.open(names=["bird", "dog"], on_error=OnError.skip)
+    assert chosen.names == ["bird", "dog"] and chosen.category_ids.tolist() == [7, 1]
+    kept = everything.category_ids[everything.classes] != 3
+    assert np.array_equal(chosen.category_ids[chosen.classes], everything.category_ids[everything.classes][kept])
+    with pytest.raises(DataError, match=r"category 3, which is not one of the 2 classes in use"):
+        coco_set.open(names=["bird", "dog"])
+    with pytest.raises(DataError, match=r"data.names holds 'birt', .* did you mean 'bird'"):
+        coco_set.open(names=["birt"])
+
+
+def test_single_class(coco_set) -> None:
+    annotations = coco_set.open(single_class=True)
+    assert annotations.names == ["object"] and len(annotations.category_ids) == 1
+    assert set(annotations.classes.tolist()) == {0}
+    assert coco_set.open().names == ["dog", "cat", "bird"], "an index of its own"
+
+
+def test_missing_area_and_iscrowd_have_defaults(coco_set) -> None:
+    expected = coco_set.open()
+    for record in coco_set.json["annotations"]:
+        del record["area"], record["iscrowd"]
+    annotations = coco_set.open()
+    assert np.array_equal(annotations.areas, expected.areas) and not annotations.crowd.any()
+
+
+def test_names_with_any_characters(coco_set) -> None:
+    (coco_set.root / "images" / "sub folder").mkdir()
+    target = coco_set.root / "images" / "sub folder" / "bild ä,=漢.png"
+    (coco_set.root / "images" / "10.png").rename(target)
+    coco_set.json["images"][0]["file_name"] = "sub folder/bild ä,=漢.png"
+    assert coco_set.open().path(0) == target
+
+
+def test_classes_of_both_splits_must_agree(coco_set) -> None:
+    train = coco_set.open()
+    check_same_classes(train, train)
+    with pytest.raises(DataError, match=r"3 classes and the validation set 1.*fix: set data.names"):
+        check_same_classes(train, coco_set.open(single_class=True))
+    coco_set.json["categories"][2]["name"] = "fish"
+    with pytest.raises(DataError, match=r"class 2 is 'bird' in the training set and 'fish'"):
+        check_same_classes(train, coco_set.open())

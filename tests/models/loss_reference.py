@@ -1,0 +1,92 @@
+"""The loss in plain Python, one target and one cell at a time, in double precision: what models/loss.py must equal.
+
+Written from the formulation alone (reference.md section 2), with none of the code under test.
+"""
+
+import math
+from itertools import product
+
+from models import Head, LossConfig
+
+Box = tuple[float, float, float, float]
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def overlap(one: Box, other: Box, kind: str) -> float:
+    """IoU and its relatives of two boxes given as cx, cy, w, h."""
+    (x1, y1, w1, h1), (x2, y2, w2, h2) = one, other
+    left, right = min(x1 - w1 / 2, x2 - w2 / 2), max(x1 + w1 / 2, x2 + w2 / 2)
+    top, bottom = min(y1 - h1 / 2, y2 - h2 / 2), max(y1 + h1 / 2, y2 + h2 / 2)
+    shared_w = max(0.0, min(x1 + w1 / 2, x2 + w2 / 2) - max(x1 - w1 / 2, x2 - w2 / 2))
+    shared_h = max(0.0, min(y1 + h1 / 2, y2 + h2 / 2) - max(y1 - h1 / 2, y2 - h2 / 2))
+    union = w1 * h1 + w2 * h2 - shared_w * shared_h
+    iou = shared_w * shared_h / union
+    if kind == "iou":
+        return iou
+    if kind == "giou":
+        enclosing = (right - left) * (bottom - top)
+        return iou - (enclosing - union) / enclosing
+    diou = iou - ((x1 - x2) ** 2 + (y1 - y2) ** 2) / ((right - left) ** 2 + (bottom - top) ** 2)
+    if kind == "diou":
+        return diou
+    v = 4 / math.pi**2 * (math.atan(w2 / h2) - math.atan(w1 / h1)) ** 2
+    return diou - v * v / (1 - iou + v)
+
+
+def cross_entropy(logit: float, target: float, positive_weight: float, gamma: float) -> float:
+    p = sigmoid(logit)
+    loss = -positive_weight * target * math.log(p) - (1 - target) * math.log(1 - p)
+    if gamma:
+        miss = target * (1 - p) + (1 - target) * p
+        loss *= (target * 0.25 + (1 - target) * 0.75) * miss**gamma
+    return loss
+
+
+def yolo_loss(
+    raw_maps: list[list], targets: list[list[float]], heads: list[Head], config: LossConfig, ratio: float = 1.0
+) -> tuple[float, float, float]:
+    """Weighted box, objectness and class terms; raw_maps nested lists (image, anchor, row, column, value)."""
+    box_sum = objectness_sum = class_sum = 0.0
+    for raw, head in zip(raw_maps, heads, strict=True):
+        rows, columns = len(raw[0][0]), len(raw[0][0][0])
+        wanted: dict[tuple[int, int, int, int], float] = {}
+        box_losses, class_losses = [], []
+        for (image, label, x, y, w, h), (a, (anchor_w, anchor_h)) in product(targets, enumerate(head.anchors)):
+            shared = min(w, anchor_w) * min(h, anchor_h)
+            if shared / (w * h + anchor_w * anchor_h - shared) <= config.anchor_iou:
+                continue
+            column = min(int(x // head.stride), columns - 1)
+            row = min(int(y // head.stride), rows - 1)
+            values = raw[int(image)][a][row][column]
+            reach, scale = (head.scale_x_y - 1) / 2, head.scale_x_y
+            predicted = (
+                (column + sigmoid(values[0]) * scale - reach) * head.stride,
+                (row + sigmoid(values[1]) * scale - reach) * head.stride,
+                min(math.exp(values[2]), 1e3) * anchor_w,
+                min(math.exp(values[3]), 1e3) * anchor_h,
+            )
+            iou = overlap(predicted, (x, y, w, h), config.iou.value)
+            box_losses.append(1 - iou)
+            cell = (int(image), a, row, column)
+            wanted[cell] = max(wanted.get(cell, 0.0), 1 - ratio + ratio * max(iou, 0.0))
+            for index, logit in enumerate(values[5:]):
+                hot = 1 - config.label_smoothing / 2 if index == label else config.label_smoothing / 2
+                class_losses.append(cross_entropy(logit, hot, config.class_positive_weight, config.focal_gamma))
+        cells = list(product(range(len(raw)), range(len(head.anchors)), range(rows), range(columns)))
+        objectness_sum += sum(
+            cross_entropy(
+                raw[i][a][r][c][4],
+                wanted.get((i, a, r, c), 0.0),
+                config.objectness_positive_weight,
+                config.focal_gamma,
+            )
+            for i, a, r, c in cells
+        ) / len(cells)
+        if box_losses:
+            box_sum += sum(box_losses) / len(box_losses)
+            class_sum += sum(class_losses) / len(class_losses)
+    gain = config.classification * heads[0].num_classes / 80
+    return box_sum * config.box, objectness_sum * config.objectness, class_sum * gain

@@ -1,0 +1,130 @@
+"""Decoding by formula, and non-maximum suppression against torchvision and a plain loop."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision import ops
+
+from models import Head, Postprocess, decode
+
+HEADS = [
+    Head(layer=1, stride=32, anchors=((40, 30), (60, 90)), num_classes=4, scale_x_y=1.1),
+    Head(layer=3, stride=16, anchors=((10, 14), (23, 27)), num_classes=4),
+]
+
+
+def random_maps(batch: int, bias: float = 0.0) -> list[Tensor]:
+    return [torch.randn(batch, 2, 96 // head.stride, 128 // head.stride, 9) * 1.5 + bias for head in HEADS]
+
+
+def postprocess(**changes: float) -> Postprocess:
+    options = {"confidence": 0.05, "nms_iou": 0.5, "max_detections": 10000, "multi_label": True} | changes
+    return Postprocess(HEADS, **options)  # type: ignore[arg-type]
+
+
+def test_boxes_and_scores_by_formula() -> None:
+    maps = random_maps(2)
+    boxes, scores = decode(maps, HEADS)
+    position = 0
+    for raw, head in zip(maps, HEADS, strict=True):
+        _, num_anchors, rows, columns, _ = raw.shape
+        for anchor in range(num_anchors):
+            for row in range(rows):
+                for column in range(columns):
+                    x, y, w, h, objectness, *classes = raw[1, anchor, row, column].tolist()
+                    reach = (head.scale_x_y - 1) / 2
+                    sigmoid = [1 / (1 + math.exp(-value)) for value in (x, y, objectness, *classes)]
+                    cx = (column + sigmoid[0] * head.scale_x_y - reach) * head.stride
+                    cy = (row + sigmoid[1] * head.scale_x_y - reach) * head.stride
+                    width, height = (math.exp(v) * side for v, side in zip((w, h), head.anchors[anchor], strict=True))
+                    corners = [cx - width / 2, cy - height / 2, cx + width / 2, cy + height / 2]
+                    assert boxes[1, position].tolist() == pytest.approx(corners, rel=1e-4, abs=1e-3)
+                    assert scores[1, position].tolist() == pytest.approx(
+                        [sigmoid[2] * p for p in sigmoid[3:]], rel=1e-5
+                    )
+                    position += 1
+    assert position == boxes.shape[1] == scores.shape[1]
+
+
+def test_half_precision_maps_decode_in_float32_and_huge_ones_stay_finite() -> None:
+    boxes, scores = decode([(raw * 1e4).bfloat16() for raw in random_maps(1)], HEADS)
+    assert boxes.dtype == scores.dtype == torch.float32 and boxes.isfinite().all() and scores.isfinite().all()
+
+
+@pytest.mark.parametrize("multi_label", [True, False])
+@pytest.mark.parametrize("nms_iou", [0.3, 0.6])
+def test_equals_torchvisions_nms_of_each_class(multi_label: bool, nms_iou: float) -> None:
+    maps = random_maps(3)
+    boxes, scores = decode(maps, HEADS)
+    results = postprocess(multi_label=multi_label, nms_iou=nms_iou)(maps)
+    assert len(results) == 3 and all(len(result) > 20 for result in results)
+    for image, result in enumerate(results):
+        allowed = scores[image].clone()
+        if not multi_label:
+            allowed[allowed < allowed.amax(1, keepdim=True)] = 0
+        expected = []
+        for label in range(4):
+            rows = (allowed[:, label] > 0.05).nonzero().squeeze(1)
+            kept = rows[ops.nms(boxes[image, rows], allowed[rows, label], nms_iou)]
+            expected.append(
+                torch.cat((boxes[image, kept], allowed[kept, label, None], torch.full((len(kept), 1), label)), 1)
+            )
+        reference = torch.cat(expected)
+        assert result.equal(reference[reference[:, 4].argsort(descending=True, stable=True)])
+
+
+def test_survivors_by_the_definition_of_suppression() -> None:
+    maps = random_maps(1)
+    boxes, scores = decode(maps, HEADS)
+    pairs = sorted(
+        (-float(scores[0, i, c]), i, c) for i in range(boxes.shape[1]) for c in range(4) if scores[0, i, c] > 0.05
+    )
+    overlap = ops.box_iou(boxes[0], boxes[0])
+    survivors: list[tuple[int, int]] = []
+    for _, index, label in pairs:
+        if all(label != other or overlap[index, better] <= 0.5 for better, other in survivors):
+            survivors.append((index, label))
+    result = postprocess()(maps)[0]
+    assert result[:, 5].tolist() == [label for _, label in survivors]
+    assert result[:, :4].equal(boxes[0, [index for index, _ in survivors]])
+
+
+def test_an_image_does_not_depend_on_its_batch() -> None:
+    maps = random_maps(4)
+    together = postprocess()(maps)
+    for image in range(4):
+        assert postprocess()([raw[image : image + 1] for raw in maps])[0].equal(together[image])
+
+
+def test_only_scores_above_the_threshold_are_detections() -> None:
+    maps = random_maps(1)
+    threshold = float(decode(maps, HEADS)[1].max())
+    assert postprocess(confidence=threshold)(maps)[0].shape == (0, 6)
+    below = float(torch.nextafter(torch.tensor(threshold), torch.tensor(0.0)))
+    assert postprocess(confidence=below)(maps)[0].shape == (1, 6)
+
+
+def test_the_best_detections_are_kept() -> None:
+    maps = random_maps(1)
+    everything = postprocess()(maps)[0]
+    assert (everything[:, 4].diff() <= 0).all()
+    assert postprocess(max_detections=7)(maps)[0].equal(everything[:7])
+    # The best candidates decide about each other alone, so a cap takes nothing but the tail.
+    few = postprocess(candidates=40)(maps)[0]
+    assert 0 < len(few) <= 40 and few.equal(everything[: len(few)])
+
+
+def test_equal_scores_keep_the_order_of_decode() -> None:
+    maps = [torch.zeros_like(raw) for raw in random_maps(1)]
+    result = postprocess(nms_iou=1.0)(maps)[0]
+    boxes, _ = decode(maps, HEADS)
+    assert result[:, :4].equal(boxes[0].repeat_interleave(4, dim=0))
+    assert result[:8, 5].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_one_label_for_each_box() -> None:
+    maps = random_maps(1, bias=2.0)
+    result = postprocess(multi_label=False, nms_iou=1.0)(maps)[0]
+    assert len(result) == len(result[:, :4].unique(dim=0)) == decode(maps, HEADS)[0].shape[1]

@@ -1,0 +1,125 @@
+"""The border: what users type, and what they are told when it does not fit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conf.entry import CONF_DIR, compose, full_keys, run, to_dictionary, to_yaml
+from conf.schema import EvalConfig, TrainConfig
+from eval import complete_from_checkpoint, evaluate
+from train import train
+
+Program = Callable[..., str]
+
+
+@pytest.fixture
+def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
+    """What ``train.py <arguments>`` says on stderr; it must be one sentence, and nothing may be left behind."""
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+
+    def called(*arguments: str, program: str = "train") -> str:
+        monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            if program == "train":
+                run("train", TrainConfig, train)
+            else:
+                run("eval", EvalConfig, evaluate, complete_from_checkpoint)
+        assert ended.value.code == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1 and lines[0].startswith("error: "), lines
+        assert not (tmp_path / "runs").exists(), "a run folder was left behind"
+        assert before == [] or before  # the caller may add files
+        return lines[0].removeprefix("error: ")
+
+    return called
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("train.epoch=3", "no option train.epoch; did you mean train.epochs?"),
+        ("epochs=3", "no option epochs; did you mean train.epochs?"),
+        ("data.rooot=/x", "no option data.rooot; did you mean data.root?"),
+        ("+train.foo=1", "no option train.foo"),
+        ("data=coko", "no choice data=coko; did you mean data=coco?"),
+        ("model=yolov9", "no choice model=yolov9"),
+        ("train.epochs=many", "train.epochs: Value 'many'"),
+        ("train.epochs=0", "train.epochs must be 1 or more, got 0"),
+        ("loss.iou=riou", "loss.iou"),
+        ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
+        ("optim.lr=-1", "optim.lr must be above 0"),
+        ("--epochs=3", "--epochs is no option: options are key=value here. fix: train.epochs=..."),
+        ("model.width=0", "model.width must be above 0"),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: str, said: str) -> None:
+    assert said in error_of(argument)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["data.root=nowhere"], "nowhere/annotations/instances_train2017.json"),
+        (["train.device=cuda"], "CUDA"),
+        (["resume=nowhere"], "nowhere"),
+        (["run_dir=/proc/nothing"], "cannot be written"),
+        (["train.batch_size=9", "train.device_batch_size=2"], "train.batch_size=9 is not a multiple"),
+        (["train.batch_size=64"], "fewer than train.batch_size=64"),
+        (["train.image_size=50"], "train.image_size=50 is not a multiple"),
+        (["evaluate.image_size=50"], "evaluate.image_size=50 is no multiple"),
+        (["model.weights=nothing.weights"], "nothing.weights"),
+        (["model.weights=nothing.pt"], "nothing.pt"),
+        (["model.cfg=nothing.cfg"], "nothing.cfg"),
+        (["data.names=[circle,hexagon]"], "'hexagon'"),
+        (["resume=a", "run_dir=b"], "leave run_dir out"),
+    ],
+)
+def test_what_does_not_fit_stops_before_a_run_folder_is_made(
+    error_of: Program, arguments: list[str], said: str
+) -> None:
+    shapes = [
+        "data=shapes", "data.root=shapes", "data.workers=0", "model=yolov3-tiny", "model.width=0.125",
+        "data.shapes={train_images: 10, val_images: 2, image_size: 64, seed: 0}", "train.image_size=64",
+        "train.batch_size=4",
+    ]  # fmt: skip
+    coco = arguments == ["data.root=nowhere"]
+    assert said in error_of(*([] if coco else shapes), *arguments)
+
+
+def test_evaluation_without_anything_to_evaluate(error_of: Program) -> None:
+    assert "ckpt=" in error_of(program="eval")
+    assert "nowhere" in error_of("ckpt=nowhere", program="eval")
+
+
+@pytest.mark.parametrize("group", ["data", "model", "augment", "experiment"])
+def test_every_choice_of_a_group_composes(group: str) -> None:
+    choices = sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml") if path.stem != "base")
+    assert choices
+    for choice in choices:
+        config = compose("train", TrainConfig, [f"{group}={choice}"])
+        assert isinstance(config, TrainConfig)
+
+
+def test_the_saved_configuration_says_every_key_and_reads_back() -> None:
+    config = compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.003"])
+    assert config.optim.lr == 0.003 and config.name == "quickstart"
+    text = to_yaml(config)
+    for key in full_keys(TrainConfig):
+        assert f"{key.split('.')[-1]}:" in text, key
+    assert to_dictionary(config)["data"]["format"] == "shapes"
+
+
+def test_a_data_set_of_ones_own_is_one_file_outside_the_repository(tmp_path: Path) -> None:
+    """`--config-dir` cannot be given to compose; its search path is what it adds."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.yaml").write_text(
+        "defaults: [coco]\nname: mine\nroot: /my/pictures\ntrain: {annotations: a.json, images: a}\n"
+    )
+    config = compose("train", TrainConfig, ["data=mine", f"hydra.searchpath=[file://{tmp_path}]"])
+    assert (config.data.name, config.data.root, config.data.train.images) == ("mine", "/my/pictures", "a")
+    assert config.name == "mine"

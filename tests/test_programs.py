@@ -1,0 +1,138 @@
+"""The programs as users start them: real processes, real launchers, drawn data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from data import ShapesConfig, ensure_shapes
+from train import COLUMNS
+from train_utils.coco_eval import FIGURES
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Finished:
+    """A program that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def start(folder: Path, *arguments: str, processes: int = 0, launcher: str = "torch.distributed.run") -> Finished:
+    """Run ``python <arguments>`` in ``folder``, or the same under a launcher on ``processes`` processes."""
+    launch = [] if processes == 0 else ["-m", launcher, "--nproc-per-node", str(processes), "--master-port", "0"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "RANK", "WORLD"))}
+    environment.pop("OMP_NUM_THREADS", None)
+    program, *rest = arguments
+    done = subprocess.run(
+        [sys.executable, *launch, str(REPOSITORY / program), *rest],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a small drawn data set: 13 validation images divide evenly among neither 2 nor 3."""
+    path = tmp_path_factory.mktemp("programs")
+    ensure_shapes(path / "shapes", ShapesConfig(train_images=35, val_images=13, image_size=64, seed=0))
+    return path
+
+
+def options(*more: str) -> list[str]:
+    shapes = "{train_images: 35, val_images: 13, image_size: 64, seed: 0}"
+    return [
+        "data=shapes", "data.root=shapes", f"data.shapes={shapes}", "data.workers=1", "model=yolov3-tiny",
+        "model.width=0.25", "train.image_size=64", "train.batch_size=8", "train.epochs=2", "evaluate.batch_size=4", *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Finished:
+    """A training on two processes, with accumulation."""
+    done = start(folder, "train.py", *options("run_dir=run", "train.device_batch_size=2"), processes=2)
+    assert done.code == 0, done.err
+    return done
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_training_on_two_processes_leaves_one_whole_run_folder(folder: Path, trained: Finished) -> None:
+    run = folder / "run"
+    assert {"config.yaml", "train.log", "metrics.csv", "curves.png", "val_detections.jpg"} <= {
+        path.name for path in run.iterdir()
+    }
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.pt", "last.previous.pt", "best.pt"}
+    assert not (folder / "outputs").exists() and not (folder / ".hydra").exists(), "Hydra made a folder of its own"
+    table = rows(run / "metrics.csv")
+    assert tuple(table[0]) == COLUMNS and {"epoch", "step", "lr", "AP", "AP50", "seconds"} < set(COLUMNS)
+    assert [(row["epoch"], row["step"]) for row in table] == [("1", "4"), ("2", "8")]
+    assert trained.out.count("2 processes x 2 images x 2 passes") == 1, "more than one process printed"
+    assert "APm" in trained.out, "no table at the end"
+
+
+def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes(
+    folder: Path, trained: Finished
+) -> None:
+    """Also on another number of threads: one process takes both cores, the launcher gives each process one."""
+    last = rows(folder / "run" / "metrics.csv")[-1]
+    figures = []
+    for processes in (0, 2, 3):
+        done = start(folder, "eval.py", "ckpt=run/checkpoints/last.pt", f"out=eval{processes}", processes=processes)
+        assert done.code == 0, done.err
+        figures.append((folder / f"eval{processes}" / "figures.json").read_bytes())
+    assert figures[0] == figures[1] == figures[2]
+    assert json.loads(figures[0]) == {name: float(last[name]) for name in FIGURES}, "not what training measured"
+    other_batch = start(folder, "eval.py", "ckpt=run/checkpoints/last.pt", "out=eval7", "evaluate.batch_size=7")
+    assert other_batch.code == 0 and (folder / "eval7" / "figures.json").read_bytes() == figures[0]
+
+
+def test_resume_goes_on_after_the_last_epoch(folder: Path, trained: Finished) -> None:
+    """With another launcher, which puts --local-rank on the command line."""
+    done = start(
+        folder, "train.py", *options("resume=run", "train.device_batch_size=2", "train.epochs=3"), processes=2,
+        launcher="torch.distributed.launch",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert [row["epoch"] for row in rows(folder / "run" / "metrics.csv")] == ["1", "2", "3"]
+    assert "resumed" in done.out and "after epoch 2" in done.out
+
+
+def test_one_process_says_what_is_wrong_and_all_end(folder: Path) -> None:
+    done = start(folder, "train.py", "train.epoch=3", processes=2)
+    assert done.code != 0
+    lines = [line for line in done.err.splitlines() if line.startswith("error:")]
+    assert lines == ["error: no option train.epoch; did you mean train.epochs?"]
+    assert "Traceback" not in done.err.split("torch.distributed", 1)[0]
+
+
+def test_an_error_of_one_rank_ends_all_ranks_and_is_said_once(folder: Path) -> None:
+    """A picture that only one rank reads is broken after the index was built."""
+    broken = next(path for path in (folder / "shapes").rglob("train/*.jpg"))
+    good = broken.read_bytes()
+    try:
+        broken.write_bytes(b"no picture")
+        done = start(folder, "train.py", *options("run_dir=broken", "augment=none", "data.workers=1"), processes=2)
+    finally:
+        broken.write_bytes(good)
+    assert done.code != 0
+    lines = [line for line in done.err.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1 and broken.name in lines[0] and "fix:" in lines[0], done.err

@@ -1,0 +1,136 @@
+"""The optimiser's groups, the schedule and the weight average, against their formulas."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from train_utils.optim import Decay, OptimConfig, Schedule, WeightAverage, make_optimizer, make_scheduler
+
+CONFIG = OptimConfig(
+    lr=0.01,
+    final_lr_ratio=0.05,
+    decay=Decay.cosine,
+    momentum=0.937,
+    weight_decay=5e-4,
+    burn_in_epochs=3,
+    burn_in_min_steps=0,
+    burn_in_max_fraction=1.0,
+    burn_in_bias_lr=0.1,
+    burn_in_momentum=0.9,
+    clip_norm=None,
+    ema_decay=0.9999,
+    ema_ramp_steps=2000,
+    ema_max_fraction=1.0,
+)
+
+
+def small_model() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+
+
+def test_three_groups_hold_every_trainable_parameter_once_and_only_kernels_decay() -> None:
+    model = small_model()
+    model[2].weight.requires_grad_(False)  # frozen
+    optimizer = make_optimizer(model, CONFIG)
+    Schedule(CONFIG, 10, 100).apply(optimizer, step=50)
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    assert groups["convolution"]["params"] == [model[0].weight]
+    assert groups["norm"]["params"] == [model[1].weight]
+    assert groups["bias"]["params"] == [model[1].bias, model[2].bias]
+    assert [groups[name]["weight_decay"] for name in ("convolution", "norm", "bias")] == [5e-4, 0, 0]
+    assert all(group["nesterov"] and group["momentum"] == pytest.approx(0.937) for group in optimizer.param_groups)
+
+
+def test_rates_during_and_after_burn_in() -> None:
+    schedule = Schedule(CONFIG, steps_per_epoch=10, total_steps=100)
+    assert schedule.burn_in_steps == 30
+    optimizer = make_optimizer(small_model(), CONFIG)
+    scheduler = make_scheduler(optimizer, schedule)
+    for step in range(100):
+        cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / 99)) / 2
+        done = min(1, (step + 1) / 30)
+        rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+        assert rates["convolution"] == rates["norm"] == pytest.approx(0.01 * cosine * done)
+        assert rates["bias"] == pytest.approx(0.1 * (1 - done) + 0.01 * cosine * done)
+        assert schedule.momentum(step) == pytest.approx(0.9 + 0.037 * done)
+        assert schedule.weight_decay(step) == pytest.approx(5e-4 * done)
+        optimizer.step()
+        scheduler.step()
+    assert schedule.lr_factor(99) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("decay", "halfway"), [(Decay.linear, 0.525), (Decay.cosine, 0.525), (Decay.constant, 1.0)])
+def test_decays_meet_their_ends(decay: Decay, halfway: float) -> None:
+    schedule = Schedule(replace(CONFIG, decay=decay), steps_per_epoch=1, total_steps=101)
+    assert schedule.lr_factor(0) == 1
+    assert schedule.lr_factor(50) == pytest.approx(halfway)
+    assert schedule.lr_factor(100) == pytest.approx(1 if decay is Decay.constant else 0.05)
+
+
+def test_burn_in_never_swallows_a_short_training() -> None:
+    config = replace(CONFIG, burn_in_min_steps=500, burn_in_max_fraction=0.1)
+    assert Schedule(config, 13, 520).burn_in_steps == 52
+    assert Schedule(config, 1000, 300_000).burn_in_steps == 3000
+
+
+def test_scheduler_made_at_a_step_goes_on_as_if_it_had_stepped_there() -> None:
+    schedule = Schedule(CONFIG, steps_per_epoch=10, total_steps=100)
+    optimizer = make_optimizer(small_model(), CONFIG)
+    scheduler = make_scheduler(optimizer, schedule)
+    for _ in range(17):
+        optimizer.step()
+        scheduler.step()
+    late = make_optimizer(small_model(), CONFIG)
+    make_scheduler(late, schedule, step=17)
+    assert [g["lr"] for g in late.param_groups] == pytest.approx([g["lr"] for g in optimizer.param_groups])
+
+
+def test_average_follows_its_formula_and_copies_counters() -> None:
+    model = small_model()
+    schedule = Schedule(CONFIG, 10, 100)
+    average = WeightAverage(model, schedule)
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    for update in range(1, 6):
+        with torch.no_grad():
+            for value in model.state_dict().values():
+                value.add_(update)
+        average.update(model)
+        decay = 0.9999 * (1 - math.exp(-update / 100))  # the ramp is never slower than the training is long
+        for name, value in model.state_dict().items():
+            floating = value.is_floating_point()
+            expected[name] = decay * expected[name] + (1 - decay) * value if floating else value.clone()
+    for name, value in average.module.state_dict().items():
+        torch.testing.assert_close(value, expected[name], msg=name)
+    assert average.updates == 5 and not average.module.training
+
+
+def test_average_continues_where_it_was_saved() -> None:
+    schedule = Schedule(CONFIG, 10, 100)
+    models = [small_model(), small_model()]
+    whole, resumed = WeightAverage(models[0], schedule), WeightAverage(models[1], schedule)
+    whole.update(models[1])
+    resumed.load(whole.module.state_dict(), whole.updates)
+    for average in (whole, resumed):
+        average.update(models[0])
+    for one, other in zip(whole.module.parameters(), resumed.module.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 0.0}, "optim.lr must be above 0, got 0.0"),
+        ({"momentum": 1.5}, "optim.momentum must lie in 0..1, got 1.5"),
+        ({"clip_norm": -1.0}, "optim.clip_norm must be above 0"),
+        ({"weight_decay": -1e-4}, "optim.weight_decay must be 0 or more"),
+        ({"ema_max_fraction": 0.0}, "optim.ema_max_fraction must be above 0"),
+    ],
+)
+def test_values_out_of_range_are_named(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **change)
