@@ -20,7 +20,7 @@ class Darknet(nn.Module):
         cfg: path of a .cfg file, or one already parsed.
         num_classes: retargets the [yolo] sections and the convolutions in front of them; None keeps the file's count.
         width: factor for the filters of all other convolutions (multiples of 8, at least 8); 1 leaves them as written.
-        bn_eps, bn_momentum: of all batch normalisations. Darknet's own weights need eps 1e-5.
+        bn_eps, bn_momentum: of all batch normalisations. 1e-6 is what Darknet weights were made for.
 
     Attributes:
         layers: the modules in file order, so that an index is a Darknet layer index.
@@ -36,7 +36,7 @@ class Darknet(nn.Module):
         cfg: str | Path | Cfg,
         num_classes: int | None = None,
         width: float = 1.0,
-        bn_eps: float = 1e-5,
+        bn_eps: float = 1e-6,
         bn_momentum: float = 0.1,
     ) -> None:
         super().__init__()

@@ -71,8 +71,10 @@ def test_an_error_in_a_worker_reaches_the_training_process(coco_set, no_augment:
     (coco_set.root / "images" / "12.png").write_bytes(b"no image")
     dataset = TrainDataset(source.annotations, no_augment, 0, 1, source)
     sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
+    batches = iter(make_loader(dataset, sampler, 1, pin_memory=False))
     with pytest.raises(ValueError, match=r"12.png is not an image .* fix: "):
-        list(make_loader(dataset, sampler, 1, pin_memory=False))
+        list(batches)
+    batches._shutdown_workers()  # left to the garbage collector, torch waits 5 s for a worker that had an error
 
 
 PROGRAM = """

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models import Darknet, ModelError, count_flops, count_parameters, zoo_cfg
+from models import Darknet, ModelError, count_flops, count_parameters, parse_cfg, zoo_cfg
 from models.layers import Convolution, MaxPool, Route
 from models.weights import weight_tensors
 
@@ -97,6 +97,12 @@ def test_width_scales_in_steps_of_eight(width: float, expected: list[int]) -> No
     model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=5, width=width)
     assert [model.layers[index].conv.out_channels for index in (0, 2, 4, 12)] == expected
     assert [model.head_convolution(head).conv.out_channels for head in model.heads] == [30, 30]
+
+
+def test_depthwise_convolution_stays_one_at_any_width() -> None:
+    text = zoo_cfg("yolov3-tiny").read_text().replace("filters=32\n", "filters=16\ngroups=16\n")
+    model = Darknet(parse_cfg(text, "depthwise.cfg"), width=2)
+    assert (model.layers[2].conv.groups, model.layers[2].conv.out_channels) == (32, 32)
 
 
 def test_batch_norm_takes_eps_and_momentum() -> None:

@@ -12,9 +12,6 @@ import torch
 from models import Darknet, load_cfg, load_darknet_weights, zoo_cfg
 
 SIDE = 128
-# OpenCV's importer hard-codes this; at Darknet's 1e-5 the 75 normalised layers of yolov3-spp add up to a difference of
-# 2.4e-4 (measured), which would hide smaller mistakes.
-OPENCV_BN_EPS = 1e-6
 
 
 def load_recipe(folder: Path) -> ModuleType:
@@ -52,7 +49,7 @@ def test_raw_maps_equal_opencvs(name: str, from_zoo: bool, shared_dir: Path, tmp
     images = rng.random((1, 3, SIDE, SIDE), dtype=np.float32)
     assert len(values) == expected["params"]
 
-    model = Darknet(load_cfg(zoo_cfg(name) if from_zoo else published), bn_eps=OPENCV_BN_EPS).eval()
+    model = Darknet(load_cfg(zoo_cfg(name) if from_zoo else published)).eval()
     report = load_darknet_weights(model, write_weights(tmp_path / "random.weights", values))
     (tmp_path / "random.weights").unlink()  # a quarter of a gigabyte
     assert report.heads_loaded and report.layers_loaded == report.layers_total and model.seen == 123456789012

@@ -21,11 +21,6 @@ from train_utils.errors import DistributedError
 WORKER = Path(__file__).with_name("worker.py")
 REPOSITORY = WORKER.parents[2]
 SECONDS = 120
-LAUNCHERS = {
-    "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node=3"],
-    "launch": ["torch.distributed.launch", "--nproc-per-node=2"],
-    "launch_use_env": ["torch.distributed.launch", "--use-env", "--nproc-per-node=2"],
-}
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -85,7 +80,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_together("everything", folder, [{}])[0]
 
 
-def check_everything(reports: dict[int, dict[str, Any]], launcher: str, alone: dict[str, Any]) -> None:
+def check_exchange(reports: dict[int, dict[str, Any]], launcher: str) -> None:
     size = len(reports)
     for rank, report in reports.items():
         assert report["rank"] == rank
@@ -98,8 +93,6 @@ def check_everything(reports: dict[int, dict[str, Any]], launcher: str, alone: d
         assert report["sum"] == [size, size * (size - 1) / 2]
         assert report["mean"] == {"rank": (size - 1) / 2, "two": 2.0}
         assert report["text"] == ["", "h\u00e9llo", "x" * 100_000]
-        assert report["weights"][0] == alone["weights"][0] != alone["weights"][1]
-        assert report["weights"][1] == pytest.approx(alone["weights"][1], abs=1e-14)
     assert [report["gathered"] for report in list(reports.values())[1:]] == [[None] * 3] * (size - 1)
     rows, detections, empty = reports[0]["gathered"]
     assert rows == [[[rank + 0.1] * 2] * rank for rank in range(size)]
@@ -124,22 +117,33 @@ def test_one_process_needs_no_group(alone: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_everything_under_torch(name: str, alone: dict[str, Any], tmp_path: Path) -> None:
-    port = [] if name == "torchrun" else [f"--master-port={free_port()}"]
-    reports = run_launcher("everything", tmp_path, *LAUNCHERS[name], *port)
-    assert list(reports) == list(range(3 if name == "torchrun" else 2))
-    check_everything(reports, "torchrun", alone)
-    for rank, report in reports.items():
-        assert report["local_rank_argument"] == (rank if name == "launch" else None)
+def test_everything_under_torchrun(alone: dict[str, Any], tmp_path: Path) -> None:
+    reports = run_launcher("everything", tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node=3")
+    assert list(reports) == [0, 1, 2]
+    check_exchange(reports, "torchrun")
+    for report in reports.values():
+        before, after = report["weights"]
+        assert before == alone["weights"][0]  # those of rank 0, not of another seed
+        assert after == pytest.approx(alone["weights"][1], abs=1e-14)
+        assert after != before
 
 
 @pytest.mark.slow
-def test_everything_under_slurm(alone: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("use_env", [False, True])
+def test_exchange_under_launch(use_env: bool, tmp_path: Path) -> None:
+    options = [f"--master-port={free_port()}", "--nproc-per-node=2", *(["--use-env"] if use_env else [])]
+    reports = run_launcher("exchange", tmp_path, "torch.distributed.launch", *options)
+    assert list(reports) == [0, 1]
+    check_exchange(reports, "torchrun")
+    assert [report["local_rank_argument"] for report in reports.values()] == ([None, None] if use_env else [0, 1])
+
+
+@pytest.mark.slow
+def test_exchange_under_slurm(tmp_path: Path) -> None:
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
     job |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
     tasks = [job | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
-    check_everything(run_together("everything", tmp_path, tasks), "srun", alone)
+    check_exchange(run_together("exchange", tmp_path, tasks), "srun")
 
 
 @pytest.mark.slow
@@ -159,8 +163,8 @@ def test_two_nodes_and_a_killed_leader(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_holder_of_the_store_ends_all_at_once(tmp_path: Path) -> None:
     port = free_port()
-    reports = run_together("killed_holder", tmp_path, [by_hand(rank, 3, port) for rank in range(3)])
-    assert list(reports) == [1, 2]
+    reports = run_together("killed_holder", tmp_path, [by_hand(rank, 2, port) for rank in range(2)])
+    assert list(reports) == [1]
     for report in reports.values():
         assert report["error"].startswith("lost the other processes")
         assert report["seconds"] < 5
@@ -177,9 +181,9 @@ def test_restart_by_torchrun_after_a_kill(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_missing_process_is_told_soon(tmp_path: Path) -> None:
     started, port = time.monotonic(), free_port()
-    reports = run_together("missing", tmp_path, [by_hand(rank, 3, port) for rank in range(2)])
-    assert time.monotonic() - started < 30
-    assert f"rank 0 did not meet all 3 processes at 127.0.0.1:{port} within 2 s" in reports[0]["error"]
+    reports = run_together("missing", tmp_path, [by_hand(0, 2, port)])
+    assert time.monotonic() - started < 60
+    assert f"rank 0 did not meet all 2 processes at 127.0.0.1:{port} within 2 s" in reports[0]["error"]
     assert reports[0]["reports"] is True
 
 
