@@ -6,6 +6,7 @@ sight, and its box and area are those of its visible pixels, as in COCO.
 
 from __future__ import annotations
 
+import colorsys
 import hashlib
 import json
 import math
@@ -25,7 +26,7 @@ from data.config import ShapesConfig
 from data.errors import DataError
 from data.index_cache import publish
 
-DRAWING_VERSION = 1  # raise it when the same settings give other pictures
+DRAWING_VERSION = 2  # raise it when the same settings give other pictures
 CLASSES = ("circle", "square", "triangle", "star", "cross")
 SMALLEST_OBJECT = 12.0  # pixels across
 LARGEST_OBJECT = 0.5  # of the image's shorter side
@@ -35,6 +36,7 @@ PLACEMENTS = 20  # tries to find room for an object before it is left out
 ASPECTS = (0.6, 1.6)  # height over width
 AREAS = (0.7, 1.3)  # of an image, relative to image_size ** 2
 JPEG_QUALITY = 90
+HUE_SPREAD = 0.06  # of the colour circle, around the hue that a class leans to
 
 
 class Drawing(NamedTuple):
@@ -87,7 +89,7 @@ def draw_image(image_size: int, generator: np.random.Generator) -> Drawing:
         mask = _place(kind, masks, full_areas, (height, width), generator)
         if mask is None:
             continue
-        _paint(image, mask, generator)
+        _paint(image, mask, kind, generator)
         masks = [earlier & ~mask for earlier in masks]
         masks.append(mask)
         classes.append(kind)
@@ -200,11 +202,21 @@ def _background(height: int, width: int, generator: np.random.Generator) -> NDAr
     return np.asarray(fine, dtype=np.float32)
 
 
-def _paint(image: NDArray[np.float32], mask: NDArray[np.bool_], generator: np.random.Generator) -> None:
+def _paint(image: NDArray[np.float32], mask: NDArray[np.bool_], kind: int, generator: np.random.Generator) -> None:
     """Fills the mask with one colour that stands out from what it covers, slightly shaded from left to right."""
     behind = image[mask].mean(axis=0)
-    colour = generator.uniform(0, 255, 3)
+    colour = _colour(kind, generator)
     while np.abs(colour - behind).max() < 70:
-        colour = generator.uniform(0, 255, 3)
+        colour = _colour(kind, generator)
     shade = np.linspace(-1, 1, mask.shape[1], dtype=np.float32) * generator.uniform(-20, 20)
     image[mask] = (colour + shade[np.nonzero(mask)[1], None]).astype(np.float32)
+
+
+def _colour(kind: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """A colour (RGB, 0..255) for an object of a class.
+
+    As with many real objects, colour hints at the class without settling it: neighbouring classes share hues. Telling
+    shapes apart by their outline alone takes a network far longer than a first try should last.
+    """
+    hue = (kind / len(CLASSES) + generator.normal(0, HUE_SPREAD)) % 1
+    return np.array(colorsys.hsv_to_rgb(hue, generator.uniform(0.45, 1), generator.uniform(0.35, 1))) * 255

@@ -156,7 +156,7 @@ def test_two_nodes_and_a_killed_leader(tmp_path: Path) -> None:
     assert list(reports) == [0, 2]
     for report in reports.values():
         assert "first process of node 1 gave no sign of life" in report["error"]
-        assert report["seconds"] < 10
+        assert report["seconds"] < 30  # 4 and some, but the machine may be busy
     assert len({report["error"] for report in reports.values()}) == 1
 
 
@@ -167,7 +167,7 @@ def test_a_killed_holder_of_the_store_ends_all_at_once(tmp_path: Path) -> None:
     assert list(reports) == [1]
     for report in reports.values():
         assert report["error"].startswith("lost the other processes")
-        assert report["seconds"] < 5
+        assert report["seconds"] < 20  # 0.5 and some; without the broken connection it would be DEAD_SECONDS
         assert report["reports"] is False
 
 

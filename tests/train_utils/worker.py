@@ -112,7 +112,7 @@ def train(world: World) -> list[list[float]]:
         with torch.no_grad():
             for parameter in model.parameters():
                 assert parameter.grad is not None
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
         model.zero_grad()
     return [before, numbers()]
 
@@ -130,6 +130,7 @@ def failure(world: World) -> list[Any]:
 
 def killed_leader(world: World, folder: Path) -> dict[str, Any]:
     """The leader of node 1, which is rank 1, is killed in its section while rank 0 holds the store."""
+    store.DEAD_SECONDS, store.BEAT_SECONDS = 4.0, 0.2
     started = time.monotonic()
     try:
         with torch_distributed_zero_first(world):
@@ -172,7 +173,6 @@ def main() -> None:
     """Join, run the scenario, write the report."""
     (folder, scenario, *rest), local_rank = strip_local_rank(sys.argv[1:])
     assert not rest, rest
-    store.DEAD_SECONDS, store.BEAT_SECONDS = 2.0, 0.2
     try:
         world = init_distributed_mode("cpu", timeout_seconds=60 if scenario != "missing" else 2)
         report = SCENARIOS[scenario](world, Path(folder)) | {"local_rank_argument": local_rank}
