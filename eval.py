@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from conf.entry import ConfigError, run
+from conf.entry import ConfigError, layered, run
 from conf.schema import EvalConfig, EvaluateConfig, ModelConfig
 from data import (
     Annotations,
@@ -56,6 +57,7 @@ from train_utils.engine import detect
 from train_utils.log import Progress
 
 MEMORY_FILES = Path("/dev/shm")
+DARKNET_IMAGE_SIZE = 608  # of Darknet weights where evaluate.image_size says nothing
 
 
 def evaluate(config: EvalConfig) -> dict[str, float]:
@@ -226,18 +228,19 @@ def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
     return model, list(state["names"])
 
 
-def complete_from_checkpoint(given: dict[str, Any]) -> dict[str, Any]:
-    """Values for the keys of eval.py's configuration that are neither in YAML nor on the command line."""
+def complete_from_checkpoint(given: dict[str, Any], _: Sequence[str]) -> dict[str, Any]:
+    """The configuration with the checkpoint's values where neither YAML nor the command line gives one."""
     if given.get("ckpt") is None:
         if "model" not in given or "data" not in given:
             raise ConfigError(
                 "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
             )
-        return {"evaluate": {"image_size": given["evaluate"]["image_size"] or 640}}
+        given["evaluate"]["image_size"] = given["evaluate"]["image_size"] or DARKNET_IMAGE_SIZE
+        return given
     saved = load_checkpoint(Path(given["ckpt"]))["config"]
     image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     given["evaluate"]["image_size"] = image_size
-    return {"data": saved["data"], "model": saved["model"]}
+    return layered({"data": saved["data"], "model": saved["model"]}, given)
 
 
 def _short(names: list[str]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from conf.entry import run, to_dictionary, to_yaml
+from conf.entry import continue_run, run, to_dictionary, to_yaml
 from conf.schema import TrainConfig
 from data import (
     Annotations,
@@ -178,7 +178,10 @@ def announce(
 ) -> None:
     """Say what is about to happen: the resolved configuration in the run folder, what follows from it in the log."""
     if world.is_main:
-        (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        path, text = folder / "config.yaml", to_yaml(config)
+        if path.exists() and path.read_text(encoding="utf-8") != text:  # resumed with other options: keep both
+            path.rename(folder / f"config_until_{time.strftime('%Y-%m-%d_%H-%M-%S')}.yaml")
+        path.write_text(text, encoding="utf-8")
     for split, part in (("train", train_set), ("val", val_set)):
         log.line(f"{split}: {len(part):,} images, {len(part.classes):,} boxes, {len(part.names)} classes")
         for skipped in part.skipped:
@@ -227,4 +230,4 @@ def detection_pairs(
 
 
 if __name__ == "__main__":
-    run("train", TrainConfig, train)
+    run("train", TrainConfig, train, continue_run)

@@ -10,13 +10,14 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -34,6 +35,7 @@ from train_utils.distributed import (
 from train_utils.errors import DistributedError, TrainError
 
 Config = TypeVar("Config")
+Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
 CONF_DIR = Path(__file__).parent
 USAGE_EXIT_CODE = 2
@@ -77,12 +79,13 @@ def run(
     name: str,
     schema: type[Config],
     program: Callable[[Config], Any],
-    complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    complete: Complete | None = None,
 ) -> None:
     """Compose ``conf/<name>.yaml`` with the command line, check it against ``schema`` and call ``program`` with it.
 
-    ``complete`` gets what is composed so far as a dictionary and returns values for keys that are still missing
-    (eval.py takes them from the checkpoint). Ends the process: code 0, 2 after a user error, 1 after a bug.
+    ``complete`` gets what is composed as nested dictionaries, and the keys and groups that the command line names; it
+    returns the whole configuration, with values from a checkpoint or an earlier run. Ends the process: code 0, 2 after
+    a user error, 1 after a bug.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out of Hydra: they are reported here
     debug = "debug=true" in sys.argv
@@ -95,7 +98,8 @@ def run(
         @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
         def main(cfg: DictConfig) -> Any:
             try:
-                return program(to_plain(cfg, schema, complete))
+                named = [override.partition("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
+                return program(to_plain(cfg, schema, complete, named))
             except BaseException as error:  # kept for below: Hydra would add a line of its own
                 failures.append(error)
 
@@ -127,7 +131,8 @@ def compose(name: str, schema: type[Config], overrides: list[str]) -> Config:
 def to_plain(
     cfg: DictConfig,
     schema: type[Config],
-    complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    complete: Complete | None = None,
+    named: Sequence[str] = (),
 ) -> Config:
     """The composed tree as an instance of ``schema``, with no OmegaConf object left in it.
 
@@ -135,7 +140,7 @@ def to_plain(
     """
     try:
         given = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
-        completed = OmegaConf.merge(complete(given) if complete is not None else {}, given)
+        completed = complete(given, named) if complete is not None else given
         # Merged into a fresh schema, a key that Hydra let in by `+section.key=1` is an error instead of an attribute
         # that nobody reads.
         plain = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), completed))
@@ -147,6 +152,28 @@ def to_plain(
     return plain
 
 
+def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """With ``resume=<run folder>`` the configuration of that run, but for what the command line names; else ``given``.
+
+    Raises ConfigError where the folder holds no run.
+    """
+    if given.get("resume") is None or "experiment" in named:
+        return given
+    path = Path(given["resume"]) / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"resume={given['resume']} holds no config.yaml. fix: name the folder of a run")
+    saved = OmegaConf.load(path)
+    for key in named:
+        OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), force_add=True)
+    saved.run_dir = None
+    return _to_dictionary(saved)
+
+
+def layered(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Nested dictionaries with the values of ``above``, and of ``below`` where it has none."""
+    return _to_dictionary(OmegaConf.merge(below, above))
+
+
 def to_yaml(config: Any) -> str:
     """A plain configuration as YAML text, which a later command line can read back."""
     return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
@@ -154,9 +181,7 @@ def to_yaml(config: Any) -> str:
 
 def to_dictionary(config: Any) -> dict[str, Any]:
     """A plain configuration as nested dictionaries of numbers and strings (enums by name), as checkpoints keep it."""
-    container = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+    return _to_dictionary(OmegaConf.structured(config))
 
 
 def full_keys(schema: Any, prefix: str = "") -> list[str]:
@@ -190,6 +215,12 @@ def _prepare_command_line() -> None:
             raise ConfigError(
                 "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
             )
+
+
+def _to_dictionary(tree: Any) -> dict[str, Any]:
+    container = OmegaConf.to_container(tree, enum_to_str=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
 
 
 def _drop_missing(tree: Any) -> Any:

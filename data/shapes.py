@@ -26,12 +26,12 @@ from data.config import ShapesConfig
 from data.errors import DataError
 from data.index_cache import publish
 
-DRAWING_VERSION = 2  # raise it when the same settings give other pictures
+DRAWING_VERSION = 3  # raise it when the same settings give other pictures
 CLASSES = ("circle", "square", "triangle", "star", "cross")
-SMALLEST_OBJECT = 12.0  # pixels across
+SMALLEST_OBJECT = 16.0  # pixels across
 LARGEST_OBJECT = 0.5  # of the image's shorter side
 MOST_OBJECTS = 7
-LEAST_VISIBLE = 0.3  # share of each object that stays in sight
+LEAST_VISIBLE = 0.45  # share of each object that stays in sight
 PLACEMENTS = 20  # tries to find room for an object before it is left out
 ASPECTS = (0.6, 1.6)  # height over width
 AREAS = (0.7, 1.3)  # of an image, relative to image_size ** 2

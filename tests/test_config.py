@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.entry import CONF_DIR, compose, full_keys, run, to_dictionary, to_yaml
+from conf.entry import CONF_DIR, compose, continue_run, full_keys, run, to_dictionary, to_yaml
 from conf.schema import EvalConfig, TrainConfig
 from eval import complete_from_checkpoint, evaluate
 from train import train
@@ -26,7 +26,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
         with pytest.raises(SystemExit) as ended:
             if program == "train":
-                run("train", TrainConfig, train)
+                run("train", TrainConfig, train, continue_run)
             else:
                 run("eval", EvalConfig, evaluate, complete_from_checkpoint)
         assert ended.value.code == 2
