@@ -196,12 +196,13 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
 
 
 def build_model(config: ModelConfig, num_classes: int) -> tuple[Darknet, str]:
-    """A network with fresh head biases, the initial weights of ``model.weights`` where that is set, and one sentence
-    about them."""
+    """A network with fresh head biases, its first layers frozen and initial weights as configured, and one sentence
+    about those."""
     path = Path(config.cfg)
     cfg = load_cfg(path if path.suffix == ".cfg" else zoo_cfg(config.cfg))
     model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
     model.init_head_biases()
+    model.freeze(config.freeze)
     if config.weights is None:
         return model, "initial weights: random"
     return model, load_initial_weights(model, Path(config.weights), config.fresh_heads)

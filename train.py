@@ -67,7 +67,6 @@ def train(config: TrainConfig) -> dict[str, float]:
     # Optimiser, average and checkpoints hold the plain model; only the training loop sees the wrapper.
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = model.to(world.device).to(memory_format=layout)
-    model.freeze(config.model.freeze)
     if config.train.sync_bn:
         log.line(convert_sync_batchnorm(model, world)[1])
     schedule = Schedule(config.optim, sampler.steps_per_epoch, sampler.steps_per_epoch * config.train.epochs)

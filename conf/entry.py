@@ -157,8 +157,8 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
 
     Raises ConfigError where the folder holds no run.
     """
-    if given.get("resume") is None or "experiment" in named:
-        return given
+    if given.get("resume") is None or "experiment" in named or "run_dir" in named:
+        return given  # resume with run_dir is refused by the schema
     path = Path(given["resume"]) / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"resume={given['resume']} holds no config.yaml. fix: name the folder of a run")

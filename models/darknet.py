@@ -94,6 +94,8 @@ class Darknet(nn.Module):
         """
         if not 0 <= first_n_layers <= len(self.layers):
             raise ModelError(f"model.freeze must be between 0 and {len(self.layers)} layers, got {first_n_layers}")
+        if first_n_layers > max(head.layer for head in self.heads) - 1:
+            raise ModelError(f"model.freeze={first_n_layers} leaves nothing to train. fix: freeze fewer layers")
         self._num_frozen = first_n_layers
         for index, layer in enumerate(self.layers):
             layer.requires_grad_(index >= first_n_layers)

@@ -9,6 +9,8 @@ import random
 import numpy as np
 import torch
 
+from train_utils.errors import TrainError
+
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -17,13 +19,13 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """The dtype that the forward pass of training is autocast to; None is plain float32.
 
     ``precision`` is ``float32``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 where the hardware multiplies it
-    natively (elsewhere it is emulated, slower than float32), else float32. Raises ValueError for float16 on a CPU,
+    natively (elsewhere it is emulated, slower than float32), else float32. Raises TrainError for float16 on a CPU,
     whose gradients would need a loss scale that torch supports on CUDA only.
     """
     if precision == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else None
     if precision == "float16" and device.type == "cpu":
-        raise ValueError("train.precision=float16 needs a GPU. fix: train.precision=bfloat16 or float32")
+        raise TrainError("train.precision=float16 needs a GPU. fix: train.precision=bfloat16 or float32")
     return DTYPES.get(precision)
 
 
