@@ -5,15 +5,12 @@ Every user error leaves as one sentence on one process with exit code 2; anythin
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -22,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from conf.messages import explain, foreign_flag_message, is_foreign_flag, sentence
 from data import DataError
 from models import ModelError
 from train_utils.checkpoint import CheckpointError
@@ -39,33 +37,6 @@ Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
 CONF_DIR = Path(__file__).parent
 USAGE_EXIT_CODE = 2
-
-# Flags of other YOLO programs, and the keys that do the same here.
-FOREIGN_FLAGS = {
-    "--epochs": "train.epochs",
-    "--batch-size": "train.batch_size",
-    "--batch": "train.batch_size",
-    "--img": "train.image_size",
-    "--img-size": "train.image_size",
-    "--imgsz": "train.image_size",
-    "--data": "data",
-    "--cfg-file": "model.cfg",
-    "--weights": "model.weights",
-    "--resume": "resume",
-    "--workers": "data.workers",
-    "--device": "train.device",
-    "--seed": "train.seed",
-    "--lr": "optim.lr",
-    "--freeze": "model.freeze",
-    "--cache": "data.cache",
-    "--rect": "evaluate.rect",
-    "--single-cls": "data.single_class",
-    "--name": "name",
-}
-HYDRA_FLAGS = (
-    "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
-    "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info",
-)  # fmt: skip
 
 
 class ConfigError(ValueError):
@@ -107,9 +78,9 @@ def run(
         if failures:
             raise failures[0]
     except USER_ERRORS as error:
-        _report(_sentence(error), debug)
+        _report(sentence(error), debug)
     except (HydraException, OmegaConfBaseException) as error:
-        _report(_explain(error, schema), debug)
+        _report(explain(error, schema), debug)
     except KeyboardInterrupt:
         if environment_rank() == 0:
             print("stopped by Ctrl-C", file=sys.stderr)
@@ -145,7 +116,7 @@ def to_plain(
         # that nobody reads.
         plain = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), completed))
     except OmegaConfBaseException as error:
-        raise ConfigError(_explain(error, schema)) from error
+        raise ConfigError(explain(error, schema)) from error
     except ValueError as error:  # raised by the __post_init__ of a section, whose message names its key
         raise ConfigError(str(error)) from error
     assert isinstance(plain, schema)
@@ -184,33 +155,13 @@ def to_dictionary(config: Any) -> dict[str, Any]:
     return _to_dictionary(OmegaConf.structured(config))
 
 
-def full_keys(schema: Any, prefix: str = "") -> list[str]:
-    """Every key of a schema with its sections, as typed on a command line."""
-    keys = []
-    for name, kind in get_type_hints(schema).items():
-        keys.append(prefix + name)
-        for part in (kind, *get_args(kind)):
-            if is_dataclass(part):
-                keys += full_keys(part, f"{prefix}{name}.")
-    return keys
-
-
-def suggest(key: str, schema: Any) -> str:
-    """A sentence with the nearest existing keys, or one that says where all stand."""
-    keys = full_keys(schema)
-    same_last_word = [known for known in keys if known.split(".")[-1] == key.split(".")[-1]]
-    near = same_last_word or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-    return f"did you mean {' or '.join(near)}?" if near else "--help lists all options."
-
-
 def _prepare_command_line() -> None:
     """Take out what launchers add, refuse what cannot work, before Hydra sees the arguments."""
     sys.argv[1:], _ = strip_local_rank(sys.argv[1:])
     for argument in sys.argv[1:]:
         flag = argument.split("=")[0]
-        if flag.startswith("--") and not any(known.startswith(flag) for known in HYDRA_FLAGS):
-            key = FOREIGN_FLAGS.get(flag, flag.strip("-").replace("-", "_"))
-            raise ConfigError(f"{flag} is no option: options are key=value here. fix: {key}=...")
+        if is_foreign_flag(flag):
+            raise ConfigError(foreign_flag_message(flag))
         if flag in ("-m", "--multirun") and environment_world_size() > 1:
             raise ConfigError(
                 "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
@@ -227,41 +178,6 @@ def _drop_missing(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _drop_missing(value) for key, value in tree.items() if value != "???"}
     return tree
-
-
-def _explain(error: Exception, schema: Any) -> str:
-    """One sentence for what Hydra or OmegaConf found wrong."""
-    text = str(error)
-    cause = error.__cause__
-    override = re.search(r"Could not override '([^']+)'", text)
-    if override:
-        return f"no option {override[1]}; {suggest(override[1], schema)}"
-    choice = re.search(r"Could not find '([^']+)/([^'/]+)'", text)
-    if choice:
-        options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
-        near = difflib.get_close_matches(choice[2], options, n=1)
-        hint = f"did you mean {choice[1]}={near[0]}? " if near else ""
-        return f"no choice {choice[1]}={choice[2]}; {hint}there are: {', '.join(options)}"
-    stray = re.match(r"Key '([^']+)' not in", text)
-    if stray:
-        key = str(getattr(error, "full_key", None) or stray[1])
-        return f"no option {key}; {suggest(key, schema)}"
-    details = cause if isinstance(cause, OmegaConfBaseException) else error
-    full_key = getattr(details, "full_key", None)
-    first_line = (str(details).splitlines() or [type(details).__name__])[0]
-    if "missing mandatory value" in first_line.lower():
-        return f"{full_key} has no value. fix: give {full_key}=... on the command line or in a YAML file"
-    if full_key:
-        return f"{full_key}: {first_line}"
-    return first_line if isinstance(cause, OmegaConfBaseException) else " ".join(text.split())
-
-
-def _sentence(error: Exception) -> str:
-    """The message of a user error, also where a loader's worker raised it and torch put the traceback in front."""
-    text = str(error)
-    if "in DataLoader worker process" in text:
-        text = text[text.rindex(f"{type(error).__name__}: ") :].partition(": ")[2].strip()
-    return text
 
 
 def _report(message: str, debug: bool) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.entry import CONF_DIR, compose, continue_run, full_keys, run, to_dictionary, to_yaml
+from conf.entry import CONF_DIR, compose, continue_run, run, to_dictionary, to_yaml
+from conf.messages import full_keys
 from conf.schema import EvalConfig, TrainConfig
 from eval import complete_from_checkpoint, evaluate
 from train import train

@@ -1,0 +1,102 @@
+"""What people are told: one sentence for what Hydra, OmegaConf or a part of the program found wrong."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from omegaconf.errors import OmegaConfBaseException
+
+# Flags of other YOLO programs, and the keys that do the same here.
+FOREIGN_FLAGS = {
+    "--epochs": "train.epochs",
+    "--batch-size": "train.batch_size",
+    "--batch": "train.batch_size",
+    "--img": "train.image_size",
+    "--img-size": "train.image_size",
+    "--imgsz": "train.image_size",
+    "--data": "data",
+    "--cfg-file": "model.cfg",
+    "--weights": "model.weights",
+    "--resume": "resume",
+    "--workers": "data.workers",
+    "--device": "train.device",
+    "--seed": "train.seed",
+    "--lr": "optim.lr",
+    "--freeze": "model.freeze",
+    "--cache": "data.cache",
+    "--rect": "evaluate.rect",
+    "--single-cls": "data.single_class",
+    "--name": "name",
+}
+HYDRA_FLAGS = (
+    "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
+    "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info",
+)  # fmt: skip
+
+
+def is_foreign_flag(flag: str) -> bool:
+    """Whether ``--flag`` is none of Hydra's, nor an abbreviation of one."""
+    return flag.startswith("--") and not any(known.startswith(flag) for known in HYDRA_FLAGS)
+
+
+def foreign_flag_message(flag: str) -> str:
+    """What to type instead of a flag of another program."""
+    key = FOREIGN_FLAGS.get(flag, flag.strip("-").replace("-", "_"))
+    return f"{flag} is no option: options are key=value here. fix: {key}=..."
+
+
+def full_keys(schema: Any, prefix: str = "") -> list[str]:
+    """Every key of a schema with its sections, as typed on a command line."""
+    keys = []
+    for name, kind in get_type_hints(schema).items():
+        keys.append(prefix + name)
+        for part in (kind, *get_args(kind)):
+            if is_dataclass(part):
+                keys += full_keys(part, f"{prefix}{name}.")
+    return keys
+
+
+def suggest(key: str, schema: Any) -> str:
+    """A sentence with the nearest existing keys, or one that says where all stand."""
+    keys = full_keys(schema)
+    same_last_word = [known for known in keys if known.split(".")[-1] == key.split(".")[-1]]
+    near = same_last_word or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else "--help lists all options."
+
+
+def explain(error: Exception, schema: Any) -> str:
+    """One sentence for what Hydra or OmegaConf found wrong."""
+    text = str(error)
+    cause = error.__cause__
+    override = re.search(r"Could not override '([^']+)'", text)
+    if override:
+        return f"no option {override[1]}; {suggest(override[1], schema)}"
+    choice = re.search(r"Could not find '([^']+)/([^'/]+)'", text)
+    if choice:
+        options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        near = difflib.get_close_matches(choice[2], options, n=1)
+        hint = f"did you mean {choice[1]}={near[0]}? " if near else ""
+        return f"no choice {choice[1]}={choice[2]}; {hint}there are: {', '.join(options)}"
+    stray = re.match(r"Key '([^']+)' not in", text)
+    if stray:
+        key = str(getattr(error, "full_key", None) or stray[1])
+        return f"no option {key}; {suggest(key, schema)}"
+    details = cause if isinstance(cause, OmegaConfBaseException) else error
+    full_key = getattr(details, "full_key", None)
+    first_line = (str(details).splitlines() or [type(details).__name__])[0]
+    if "missing mandatory value" in first_line.lower():
+        return f"{full_key} has no value. fix: give {full_key}=... on the command line or in a YAML file"
+    if full_key:
+        return f"{full_key}: {first_line}"
+    return first_line if isinstance(cause, OmegaConfBaseException) else " ".join(text.split())
+
+
+def sentence(error: Exception) -> str:
+    """The message of a user error, also where a loader's worker raised it and torch put the traceback in front."""
+    text = str(error)
+    if "in DataLoader worker process" in text:
+        text = text[text.rindex(f"{type(error).__name__}: ") :].partition(": ")[2].strip()
+    return text
