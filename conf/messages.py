@@ -7,6 +7,7 @@ import re
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
+from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 # Flags of other YOLO programs, and the keys that do the same here.
@@ -71,6 +72,11 @@ def explain(error: Exception, schema: Any) -> str:
     """One sentence for what Hydra or OmegaConf found wrong."""
     text = str(error)
     cause = error.__cause__
+    if isinstance(error, OverrideParseException):
+        return (
+            f"cannot read the option {error.override}. fix: write key=value, and quote a value that holds "
+            "any of = , # { [ or a space, as in 'data.root=\"/my data/a=b\"'"
+        )
     override = re.search(r"Could not override '([^']+)'", text)
     if override:
         return f"no option {override[1]}; {suggest(override[1], schema)}"

@@ -55,6 +55,8 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
         ("optim.lr=-1", "optim.lr must be above 0"),
         ("--epochs=3", "--epochs is no option: options are key=value here. fix: train.epochs=..."),
+        ("data.root=a=b", "quote a value"),
+        ("train.epochs", "write key=value"),
         ("model.width=0", "model.width must be above 0"),
     ],
 )

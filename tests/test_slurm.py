@@ -1,4 +1,4 @@
-"""The sbatch scripts on a real SLURM of two nodes; skipped where none runs (see ../shared/slurm, which .ci/run starts)."""
+"""The sbatch scripts on a real SLURM of two nodes; skipped where none runs (.ci/run starts one)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from train_utils.coco_eval import Detections, make_detections
-from train_utils.distributed import World, no_sync, sum_over_ranks
+from train_utils.distributed import World, no_sync, sum_over_ranks, unwrap
 from train_utils.errors import TrainError
 from train_utils.log import Progress
 from train_utils.optim import Schedule, WeightAverage
@@ -65,8 +65,7 @@ def train_one_epoch(
     TrainError when the loss is not finite.
     """
     model.train()
-    plain_model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    assert isinstance(plain_model, nn.Module)
+    plain_model = unwrap(model)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     sums = torch.zeros(len(LOSS_NAMES), dtype=torch.float64, device=world.device)
     images_seen, micro_batches, started = 0, 0, time.perf_counter()
@@ -173,7 +172,10 @@ def _forward_all(
             return batch, postprocess(model(images))
 
     if device.type != "cpu":
-        yield from map(forward, loader)
+        # A benchmark would choose algorithms by speed, other ones in each process.
+        cudnn = torch.backends.cudnn
+        with cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32):
+            yield from map(forward, loader)
         return
     with _one_thread_per_operator() as threads, ThreadPoolExecutor(threads) as pool:
         waiting: list[Future[tuple[BatchType, list[Tensor]]]] = []
