@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch
 from train_utils.errors import TrainError
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)
+CPU_INFO = Path("/proc/cpuinfo")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -33,8 +35,9 @@ def has_native_bfloat16(device: torch.device) -> bool:
     """True where matrix products of bfloat16 are an instruction of the hardware."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    # torch tells from 2.15 on only; Linux has always listed what the processor can.
+    listed = CPU_INFO.read_text().split() if CPU_INFO.exists() else []
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(listed)
 
 
 def seed_everything(seed: int, deterministic: bool, cudnn_benchmark: bool) -> None:
