@@ -57,8 +57,8 @@ def keep_freed_memory() -> None:
     """Let this process keep memory that it frees for its next allocation, where the C library is glibc.
 
     Activations of a training step on a CPU are freed and asked for again in every step; by default glibc returns them
-    to the system each time, and faulting the pages in again cost 15 to 45 % of a step (docs/results.md). Values are
-    not changed.
+    to the system each time, and faulting the pages in again cost a third of a step (docs/results.md). Values are not
+    changed.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
