@@ -8,7 +8,7 @@ sbatch scripts/slurm/train.sbatch data=coco
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from conf.entry import continue_run, run, to_dictionary, to_yaml
+from conf.entry import continue_run, layered, run, to_dictionary, to_yaml
 from conf.schema import TrainConfig
 from data import (
     Annotations,
@@ -26,6 +26,7 @@ from data import (
     TrainBatchSampler,
     TrainDataset,
     check_same_classes,
+    fitting_device_batch_size,
     make_loader,
 )
 from eval import Evaluation, Evaluator, build_model, open_images, open_split
@@ -131,11 +132,15 @@ def make_train_loader(
     config: TrainConfig, train_set: Annotations, stride: int, world: World
 ) -> tuple[TrainDataset, TrainBatchSampler, DataLoader[Batch]]:
     """The training batches of this process. The global batch is decided first, then dealt to the processes."""
+    device_batch_size = config.train.device_batch_size
+    if device_batch_size is None:
+        limit = config.train.max_device_batch_size
+        device_batch_size = fitting_device_batch_size(config.train.batch_size, world.world_size, limit)
     low, high = config.train.multi_scale
     sampler = TrainBatchSampler(
         num_images=len(train_set),
         batch_size=config.train.batch_size,
-        device_batch_size=config.train.device_batch_size or max(1, config.train.batch_size // world.world_size),
+        device_batch_size=device_batch_size,
         world_size=world.world_size,
         rank=world.rank,
         seed=config.train.seed,
@@ -228,5 +233,12 @@ def detection_pairs(
         )
 
 
+def complete(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The whole configuration: with ``resume`` that run's own; folders absolute, so that it holds elsewhere too."""
+    whole = continue_run(given, named)
+    folders = [key for key in ("root", "index_dir") if key in whole["data"]]
+    return layered(whole, {"data": {key: str(Path(whole["data"][key]).absolute()) for key in folders}})
+
+
 if __name__ == "__main__":
-    run("train", TrainConfig, train, continue_run)
+    run("train", TrainConfig, train, complete)

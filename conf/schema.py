@@ -63,7 +63,8 @@ class TrainSection:
 
     epochs: int
     batch_size: int  # images in one optimiser step, over all processes
-    device_batch_size: int | None  # images in one forward pass of one process; null: as many as make up the step
+    device_batch_size: int | None  # images in one forward pass of one process; null: the most that divide the step
+    max_device_batch_size: int  # evenly, up to this many; what is left of a step is accumulated
     image_size: int  # side in pixels of the square that training images fill
     multi_scale: list[float]  # [low, high]: each step's size is drawn from image_size times this range
     seed: int
@@ -77,7 +78,7 @@ class TrainSection:
     timeout_seconds: float  # how long a process waits for the others before it gives up
 
     def __post_init__(self) -> None:
-        for key in ("epochs", "batch_size", "image_size"):
+        for key in ("epochs", "batch_size", "max_device_batch_size", "image_size"):
             if getattr(self, key) < 1:
                 raise ValueError(f"train.{key} must be 1 or more, got {getattr(self, key)}")
         if self.device_batch_size is not None and self.device_batch_size < 1:

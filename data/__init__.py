@@ -7,7 +7,13 @@ from data.errors import DataError
 from data.images import ImageSource
 from data.loader import make_loader
 from data.ram_cache import RamCache, build_ram_cache
-from data.samplers import EvalBatchSampler, MultiScale, TrainBatchSampler, eval_batches
+from data.samplers import (
+    EvalBatchSampler,
+    MultiScale,
+    TrainBatchSampler,
+    eval_batches,
+    fitting_device_batch_size,
+)
 from data.shapes import ensure_shapes
 from data.transforms import Letterbox, letterbox
 
@@ -35,6 +41,7 @@ __all__ = [
     "check_same_classes",
     "ensure_shapes",
     "eval_batches",
+    "fitting_device_batch_size",
     "letterbox",
     "make_loader",
     "open_annotations",

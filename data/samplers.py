@@ -70,10 +70,13 @@ class TrainBatchSampler(Sampler[list[Request]]):
         if batch_size % micro_batch:
             lower = batch_size // micro_batch * micro_batch
             nearest = f"{lower} or {lower + micro_batch}" if lower else f"{micro_batch}"
+            hint = ""
+            if batch_size % world_size == 0:
+                fitting = fitting_device_batch_size(batch_size, world_size, device_batch_size)
+                hint = f", or train.device_batch_size={fitting}"
             raise DataError(
                 f"train.batch_size={batch_size} is not a multiple of {world_size} processes x "
-                f"train.device_batch_size={device_batch_size}. fix: train.batch_size={nearest}"
-                f"{_device_batch_hint(batch_size, world_size, device_batch_size)}"
+                f"train.device_batch_size={device_batch_size}. fix: train.batch_size={nearest}{hint}"
             )
         if num_images < batch_size:
             raise DataError(
@@ -165,10 +168,16 @@ def eval_batches(
     return batches
 
 
-def _device_batch_hint(batch_size: int, world_size: int, device_batch_size: int) -> str:
-    """The largest fitting ``train.device_batch_size`` that is not above the given one, where there is one."""
-    if batch_size % world_size:
-        return ""
-    per_rank = batch_size // world_size
-    fitting = max(size for size in range(1, min(per_rank, device_batch_size) + 1) if per_rank % size == 0)
-    return f", or train.device_batch_size={fitting}"
+def fitting_device_batch_size(batch_size: int, world_size: int, largest: int) -> int:
+    """The most images, but not above ``largest``, for one forward pass of one rank that ``batch_size`` divides into.
+
+    Raises ``DataError`` where the ranks cannot share ``batch_size`` evenly.
+    """
+    per_rank, rest = divmod(batch_size, world_size)
+    if rest or not per_rank:
+        nearest = f"{per_rank * world_size} or " if per_rank else ""
+        raise DataError(
+            f"train.batch_size={batch_size} is not a multiple of {world_size} processes. "
+            f"fix: train.batch_size={nearest}{(per_rank + 1) * world_size}"
+        )
+    return max(size for size in range(1, min(per_rank, largest) + 1) if per_rank % size == 0)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.entry import CONF_DIR, compose, continue_run, run, to_dictionary, to_yaml
+from conf.entry import CONF_DIR, compose, run, to_dictionary, to_yaml
 from conf.messages import full_keys
 from conf.schema import EvalConfig, TrainConfig
 from eval import complete_from_checkpoint, evaluate
-from train import train
+from train import complete, train
 
 Program = Callable[..., str]
 
@@ -27,7 +27,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
         with pytest.raises(SystemExit) as ended:
             if program == "train":
-                run("train", TrainConfig, train, continue_run)
+                run("train", TrainConfig, train, complete)
             else:
                 run("eval", EvalConfig, evaluate, complete_from_checkpoint)
         assert ended.value.code == 2

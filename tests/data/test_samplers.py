@@ -7,7 +7,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data import DataError, EvalBatchSampler, MultiScale, Request, TrainBatchSampler, eval_batches
+from data import (
+    DataError,
+    EvalBatchSampler,
+    MultiScale,
+    Request,
+    TrainBatchSampler,
+    eval_batches,
+    fitting_device_batch_size,
+)
 from data.transforms import scaled_size
 
 FIXED = MultiScale(64, 1, 1, 32, 0)
@@ -132,3 +140,21 @@ def test_eval_padding() -> None:
     sizes = np.array([[480, 640]], dtype=np.int32)
     ((request,),) = eval_batches(sizes, 416, 8, 32, rect=True, pad=0.5)
     assert (request.height, request.width) == (352, 448)  # ceil(312 / 32 + 0.5) * 32, ceil(416 / 32 + 0.5) * 32
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "world_size", "largest", "expected"),
+    [(64, 1, 16, 16), (64, 2, 16, 16), (64, 8, 16, 8), (12, 1, 8, 6), (7, 1, 4, 1), (3, 3, 16, 1), (48, 2, 100, 24)],
+)
+def test_the_derived_device_batch_divides_a_step_and_is_the_largest_allowed(
+    batch_size: int, world_size: int, largest: int, expected: int
+) -> None:
+    assert fitting_device_batch_size(batch_size, world_size, largest) == expected
+
+
+@pytest.mark.parametrize(("batch_size", "world_size", "fix"), [(9, 2, "8 or 10"), (2, 4, "=4")])
+def test_a_step_that_the_processes_cannot_share_names_the_next_that_they_can(
+    batch_size: int, world_size: int, fix: str
+) -> None:
+    with pytest.raises(DataError, match=f"not a multiple of {world_size} processes.*{fix}"):
+        fitting_device_batch_size(batch_size, world_size, 16)
