@@ -45,6 +45,12 @@ def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
     )  # fmt: skip
 
 
+def write_darknet(model: Darknet, path: Path) -> Path:
+    values = np.concatenate([tensor.tensor.detach().numpy().ravel() for tensor in weight_tensors(model)])
+    path.write_bytes(np.array([0, 2, 5], "<i4").tobytes() + np.array([7], "<i8").tobytes() + values.tobytes())
+    return path
+
+
 def rows(run: Path) -> list[dict[str, str]]:
     with (run / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
@@ -156,9 +162,7 @@ def test_initial_weights_from_a_checkpoint_and_from_darknet(shapes: Path, tmp_pa
     train(options(shapes, tmp_path / "run", "train.epochs=1", "logger.pictures=false"))
     best = tmp_path / "run" / "checkpoints" / "best.pt"
     trained, _ = model_from_checkpoint(load_checkpoint(best))
-    darknet = tmp_path / "trained.weights"
-    values = np.concatenate([tensor.tensor.detach().numpy().ravel() for tensor in weight_tensors(trained)])
-    darknet.write_bytes(np.array([0, 2, 5], "<i4").tobytes() + np.array([7], "<i8").tobytes() + values.tobytes())
+    darknet = write_darknet(trained, tmp_path / "trained.weights")
     for number, source in enumerate((best, darknet)):
         # Frozen layers stay as loaded; at a learning rate of next to nothing so do the kernels of the others.
         same = [
@@ -182,6 +186,22 @@ def test_initial_weights_from_a_checkpoint_and_from_darknet(shapes: Path, tmp_pa
             options(shapes, tmp_path / f"fresh{number}", f"model.weights={source}", "model.fresh_heads=true", *single)
         )
         assert not (tmp_path / "refused").exists()
+
+
+def test_darknet_weights_are_scored_without_a_checkpoint(shapes: Path, tmp_path: Path) -> None:
+    figures = train(options(shapes, tmp_path / "run", "train.epochs=1", "logger.pictures=false"))
+    trained, _ = model_from_checkpoint(load_checkpoint(tmp_path / "run"))
+    darknet = write_darknet(trained, tmp_path / "trained.weights")
+    config = compose(
+        "eval",
+        EvalConfig,
+        [
+            "model=yolov3-tiny", "model.width=0.125", f"model.weights={darknet}", "data=shapes", f"data.root={shapes}",
+            f"data.index_dir={shapes.parent / 'index'}", "data.workers=0", "evaluate.image_size=64",
+            "data.shapes={train_images: 18, val_images: 5, image_size: 64, seed: 0}",
+        ],
+    )  # fmt: skip
+    assert evaluate(config) == figures
 
 
 def test_merging_keeps_what_was_not_named() -> None:
