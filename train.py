@@ -89,6 +89,8 @@ def train(config: TrainConfig) -> dict[str, float]:
     loss = YoloLoss(model.heads, config.loss)
     metrics = MetricsCsv(folder / "metrics.csv", COLUMNS, world.is_main, state.epoch)
 
+    if state.epoch >= config.train.epochs:
+        log.line(f"nothing to do: all {config.train.epochs} epochs are done; a larger train.epochs goes on")
     evaluation = None
     for epoch in range(state.epoch, config.train.epochs):
         started = time.perf_counter()

@@ -133,7 +133,8 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     path = Path(given["resume"]) / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"resume={given['resume']} holds no config.yaml. fix: name the folder of a run")
-    saved = OmegaConf.load(path)
+    # Keys that the run's version of the program did not know have today's values.
+    saved = OmegaConf.merge(given, OmegaConf.load(path))
     for key in named:
         OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), force_add=True)
     saved.run_dir = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from conf.entry import CONF_DIR, compose, run, to_dictionary, to_yaml
+from conf.entry import CONF_DIR, compose, continue_run, run, to_dictionary, to_yaml
 from conf.messages import full_keys
 from conf.schema import EvalConfig, TrainConfig
 from eval import complete_from_checkpoint, evaluate
@@ -126,3 +127,16 @@ def test_a_data_set_of_ones_own_is_one_file_outside_the_repository(tmp_path: Pat
     config = compose("train", TrainConfig, ["data=mine", f"hydra.searchpath=[file://{tmp_path}]"])
     assert (config.data.name, config.data.root, config.data.train.images) == ("mine", "/my/pictures", "a")
     assert config.name == "mine"
+
+
+def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacked(tmp_path: Path) -> None:
+    """A folder made by an older version misses a key; the command line's groups and keys come last."""
+    before = to_dictionary(compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.5"]))
+    del before["train"]["max_device_batch_size"]
+    (tmp_path / "config.yaml").write_text(json.dumps(before))
+    now = to_dictionary(compose("train", TrainConfig, ["data=bccd", "train.epochs=7"])) | {"resume": str(tmp_path)}
+    config = continue_run(now, ["data", "train.epochs", "resume"])
+    assert config["optim"]["lr"] == 0.5 and config["train"]["batch_size"] == 8, "not the run's options"
+    assert config["train"]["epochs"] == 7 and config["data"]["name"] == "bccd", "not those of the command line"
+    assert config["train"]["max_device_batch_size"] == now["train"]["max_device_batch_size"]
+    assert config["resume"] == str(tmp_path) and config["run_dir"] is None
