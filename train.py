@@ -63,7 +63,8 @@ def train(config: TrainConfig) -> dict[str, float]:
     folder = open_run_folder(world, config.name, config.run_dir, config.resume)
     log = RunLog(folder, world.is_main)
     announce(log, folder, config, world, dtype, train_set, val_set, sampler)
-    log.line(weights_note)
+    if config.resume is None:
+        log.line(weights_note)
 
     # Optimiser, average and checkpoints hold the plain model; only the training loop sees the wrapper.
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
