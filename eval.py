@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from models import (
     parse_cfg,
     zoo_cfg,
 )
-from train_utils.checkpoint import load_checkpoint
+from train_utils.checkpoint import load_checkpoint, peek_config
 from train_utils.coco_eval import CocoResult, Detections, GroundTruth, format_table, score
 from train_utils.distributed import (
     World,
@@ -55,6 +56,7 @@ from train_utils.distributed import (
 )
 from train_utils.engine import detect
 from train_utils.log import Progress
+from train_utils.run_folder import open_folder
 
 MEMORY_FILES = Path("/dev/shm")
 DARKNET_IMAGE_SIZE = 608  # of Darknet weights where evaluate.image_size says nothing
@@ -66,6 +68,7 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
     Raises the errors of the parts: a checkpoint or weights that do not fit, data that cannot be read.
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
+    out = open_folder(world, Path(config.out), "out") if config.out is not None else None
     annotations = open_split(config.data, "val", world)
     if config.ckpt is not None:
         model, names = model_from_checkpoint(load_checkpoint(Path(config.ckpt)))
@@ -84,20 +87,18 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
     if result is None:
         return {}
     print(format_table(result.scores), flush=True)
-    if config.out is not None:
-        out = Path(config.out)
-        out.mkdir(parents=True, exist_ok=True)
+    if out is not None:
         (out / "figures.json").write_text(json.dumps(result.scores.figures, indent=1) + "\n")
         (out / "per_class.json").write_text(json.dumps(result.scores.per_class, indent=1) + "\n")
     return result.scores.figures
 
 
+@dataclass(frozen=True)
 class Evaluation:
     """What one evaluation gave on the first process."""
 
-    def __init__(self, scores: CocoResult, detections: Detections) -> None:
-        self.scores = scores
-        self.detections = detections
+    scores: CocoResult
+    detections: Detections
 
 
 class Evaluator:
@@ -186,12 +187,14 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     if config.cache == ImageCache.none:
         return images
     path = MEMORY_FILES / f"hydra-yolov3-spp-{broadcast_text(uuid.uuid4().hex)}"
-    with torch_distributed_zero_first(world):
-        build_ram_cache(images, path)
-        cache = RamCache(path, annotations)
-    barrier()
-    if world.is_local_main:
-        path.unlink()
+    try:
+        with torch_distributed_zero_first(world):
+            build_ram_cache(images, path)
+            cache = RamCache(path, annotations)
+        barrier()
+    finally:
+        if world.is_local_main:
+            path.unlink(missing_ok=True)
     return ImageSource(annotations, config.on_error, cache)
 
 
@@ -238,7 +241,7 @@ def complete_from_checkpoint(given: dict[str, Any], _: Sequence[str]) -> dict[st
             )
         given["evaluate"]["image_size"] = given["evaluate"]["image_size"] or DARKNET_IMAGE_SIZE
         return given
-    saved = load_checkpoint(Path(given["ckpt"]))["config"]
+    saved = peek_config(Path(given["ckpt"]))
     image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     given["evaluate"]["image_size"] = image_size
     return layered({"data": saved["data"], "model": saved["model"]}, given)

@@ -1,8 +1,10 @@
 """Train a detector: one process, several on one machine, or many machines, by the same code.
 
-python train.py experiment=quickstart
-torchrun --nproc-per-node=2 train.py data=coco
-sbatch scripts/slurm/train.sbatch data=coco
+    python train.py experiment=quickstart
+    torchrun --nproc-per-node=2 train.py data=coco
+    sbatch scripts/slurm/train.sbatch data=coco
+
+What a run leaves is in runs/<name>/<date_time>/.
 """
 
 from __future__ import annotations
@@ -81,11 +83,13 @@ def train(config: TrainConfig) -> dict[str, float]:
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
         description=describe(config, model, train_set.names),
     )
-    if world.is_main and config.logger.pictures:
-        first = dataset.__getitems__(next(iter(sampler)))
-        draw_targets(first.images.numpy(), first.targets.numpy(), train_set.names, folder / "train_batch.jpg")
     if config.resume is not None:
         log.line(state.resume(folder, world))
+    elif world.is_main and config.logger.pictures:
+        first = dataset.__getitems__(next(iter(sampler)))
+        draw_targets(first.images.numpy(), first.targets.numpy(), train_set.names, folder / "train_batch.jpg")
+    if world.is_main:  # only now: a resume that was refused leaves the folder's own configuration alone
+        save_config(folder / "config.yaml", config)
     wrapped = wrap_ddp(model, world)
     loss = YoloLoss(model.heads, config.loss)
     metrics = MetricsCsv(folder / "metrics.csv", COLUMNS, world.is_main, state.epoch)
@@ -183,12 +187,7 @@ def announce(
     val_set: Annotations,
     sampler: TrainBatchSampler,
 ) -> None:
-    """Say what is about to happen: the resolved configuration in the run folder, what follows from it in the log."""
-    if world.is_main:
-        path, text = folder / "config.yaml", to_yaml(config)
-        if path.exists() and path.read_text(encoding="utf-8") != text:  # resumed with other options: keep both
-            path.rename(folder / f"config_until_{time.strftime('%Y-%m-%d_%H-%M-%S')}.yaml")
-        path.write_text(text, encoding="utf-8")
+    """Say what is about to happen: the facts that follow from the configuration."""
     for split, part in (("train", train_set), ("val", val_set)):
         log.line(f"{split}: {len(part):,} images, {len(part.classes):,} boxes, {len(part.names)} classes")
         for skipped in part.skipped:
@@ -202,6 +201,14 @@ def announce(
         f"({world.world_size} processes x {sampler.device_batch_size} images x {sampler.accumulate} passes), "
         f"run folder {folder}"
     )
+
+
+def save_config(path: Path, config: TrainConfig) -> None:
+    """Write the resolved configuration; one that was there and differs is kept beside it under the time of now."""
+    text = to_yaml(config)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        path.rename(path.with_name(f"config_until_{time.strftime('%Y-%m-%d_%H-%M-%S')}.yaml"))
+    path.write_text(text, encoding="utf-8")
 
 
 def finish(

@@ -22,7 +22,6 @@ Program = Callable[..., str]
 def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     """What ``train.py <arguments>`` says on stderr; it must be one sentence, and nothing may be left behind."""
     monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
 
     def called(*arguments: str, program: str = "train") -> str:
         monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
@@ -35,7 +34,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         lines = capsys.readouterr().err.strip().splitlines()
         assert len(lines) == 1 and lines[0].startswith("error: "), lines
         assert not (tmp_path / "runs").exists(), "a run folder was left behind"
-        assert before == [] or before  # the caller may add files
+        assert not list(tmp_path.rglob("*.tmp")), "something half-written was left behind"
         return lines[0].removeprefix("error: ")
 
     return called

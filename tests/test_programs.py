@@ -132,9 +132,12 @@ def test_an_error_of_one_rank_ends_all_ranks_and_is_said_once(folder: Path) -> N
     good = broken.read_bytes()
     try:
         broken.write_bytes(b"no picture")
-        done = start(folder, "train.py", *options("run_dir=broken", "augment=none", "data.workers=1"), processes=2)
+        done = start(folder, "train.py", *options("run_dir=broken", "augment=none"), processes=2)
+        skip = ["run_dir=skipped", "augment=none", "data.on_error=skip", "train.epochs=1", "logger.pictures=false"]
+        skipped = start(folder, "train.py", *options(*skip))
     finally:
         broken.write_bytes(good)
     assert done.code != 0
     lines = [line for line in done.err.splitlines() if line.startswith("error:")]
     assert len(lines) == 1 and broken.name in lines[0] and "fix:" in lines[0], done.err
+    assert skipped.code == 0 and skipped.err.count(broken.name) == 1, skipped.err

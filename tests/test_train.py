@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 import train as program
 from conf.entry import compose, layered
@@ -106,6 +107,7 @@ def test_a_run_folder_is_not_trained_into_twice(shapes: Path, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="network differs"):
         other = options(shapes, tmp_path / "run", "model.width=0.25")
         train(replace(other, run_dir=None, resume=str(tmp_path / "run")))
+    assert "width: 0.125" in (tmp_path / "run" / "config.yaml").read_text(), "a refused resume changed the folder"
 
 
 def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_path: Path) -> None:
@@ -130,6 +132,11 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     assert [row["AP"] != "" for row in table] == [False, False, True], "evaluated after the last epoch only"
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"best.pt"}
     assert len({shape[-2:] for shape in seen}) > 1 and seen[0][-2:] == (96, 96), "largest size first"
+    longer = replace(config, run_dir=None, resume=str(tmp_path / "run"), train=replace(config.train, epochs=4))
+    train(longer)
+    torch.use_deterministic_algorithms(False)
+    assert [row["epoch"] for row in rows(tmp_path / "run")] == ["1", "2", "3", "4"], "best.pt did not serve to go on"
+    assert len(list((tmp_path / "run").glob("config*.yaml"))) == 2
     state = load_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     assert state["names"] == ["object"] and state["network"]["num_classes"] == 1
     torch.manual_seed(7)
@@ -146,14 +153,14 @@ def test_evaluation_needs_nothing_but_the_checkpoint(
     monkeypatch.chdir(tmp_path)
     base = {"ckpt": str(tmp_path / "run"), "out": "out", "device": "auto", "timeout_seconds": 60, "debug": False}
     given = base | {"evaluate": vars(options(shapes, tmp_path / "x").evaluate)}
-    from omegaconf import OmegaConf
-
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), complete_from_checkpoint(given, [])))
     assert isinstance(config, EvalConfig)
     assert evaluate(config) == figures
     assert json.loads((tmp_path / "out" / "figures.json").read_text()) == figures
     table = capsys.readouterr().out
     assert all(name in table for name in ("AP50", "circle", "triangle"))
+    with pytest.raises(TrainError, match=r"cannot be written .* fix: out="):
+        evaluate(replace(config, out="/proc/nothing"))
     per_class = json.loads((tmp_path / "out" / "per_class.json").read_text())
     assert sum(row["boxes"] for row in per_class.values()) > 5
 

@@ -57,21 +57,17 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     Raises CheckpointError when there is none, or it is damaged, or not one of this project.
     """
     file = _find(path, which)
-    content = _read(file)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{file} is no checkpoint of this project. fix: give one that train.py wrote; Darknet .weights go to "
-            "model.weights"
-        )
-    if content.get("version") != VERSION:
-        raise CheckpointError(
-            f"{file} has format version {content.get('version')}, this program reads {VERSION}. fix: use the program's "
-            "version that wrote it"
-        )
-    state = content.get("state")
-    if not isinstance(state, dict) or _digest(state) != content.get("digest"):
+    content = _content(file)
+    state: dict[str, Any] = content["state"]
+    if _digest(state) != content.get("digest"):
         raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: {_other_files(file)}")
     return state
+
+
+def peek_config(path: Path) -> dict[str, Any]:
+    """The configuration in the checkpoint that ``load_checkpoint`` would read, without reading its tensors."""
+    config: dict[str, Any] = _content(_find(path, "best"), mapped=True)["state"]["config"]
+    return config
 
 
 def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
@@ -80,7 +76,9 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
     A kill or a full disk while saving leaves ``last.pt`` intact, or absent with ``last.previous.pt`` in its place; a
     failing disk may leave it damaged. Raises CheckpointError when neither can be read.
     """
-    last = run_dir / FOLDER / "last.pt"
+    last, best = run_dir / FOLDER / "last.pt", run_dir / FOLDER / "best.pt"
+    if not last.exists() and not previous_path(last).exists() and best.exists():
+        return load_checkpoint(best), f"going on from {best}, since the run kept no other checkpoint"
     try:
         return load_checkpoint(last), None
     except CheckpointError as error:
@@ -139,21 +137,37 @@ def _digest(state: Any) -> str:
     return sha.hexdigest()
 
 
-def _read(file: Path) -> Any:
+def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
+    """What ``save_checkpoint`` wrote, its digest not yet checked; ``mapped`` leaves the tensors on the disk."""
+    content = _read(file, mapped)
+    if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("state"), dict):
+        raise CheckpointError(
+            f"{file} is no checkpoint of this project. fix: give one that train.py wrote; Darknet .weights go to "
+            "model.weights"
+        )
+    if content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{file} has format version {content.get('version')}, this program reads {VERSION}. fix: use the program's "
+            "version that wrote it"
+        )
+    return content
+
+
+def _read(file: Path, mapped: bool) -> Any:
     """What torch finds in ``file``, on the CPU."""
     try:
-        stream = file.open("rb")
+        with file.open("rb"):
+            pass
     except OSError as error:
         raise CheckpointError(f"cannot read {file} ({error.strerror}). fix: look at its permissions") from error
-    with stream:
-        try:
-            return torch.load(stream, map_location="cpu", weights_only=True)
-        except Exception as error:
-            # Damaged bytes can break any step of reading, with any error. Its text stays out of the sentence: to a
-            # pickle of more than plain data torch adds the advice to load it all the same.
-            raise CheckpointError(
-                f"{file} is damaged, or no checkpoint of this project. fix: {_other_files(file)}"
-            ) from error
+    try:
+        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:
+        # Damaged bytes can break any step of reading, with any error. Its text stays out of the sentence: to a pickle
+        # of more than plain data torch adds the advice to load it all the same.
+        raise CheckpointError(
+            f"{file} is damaged, or no checkpoint of this project. fix: {_other_files(file)}"
+        ) from error
 
 
 def _find(path: Path, which: str) -> Path:

@@ -8,7 +8,6 @@ what it was given, so callers need no second path.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from itertools import chain
@@ -27,8 +26,8 @@ from train_utils.world import World
 
 __all__ = [
     "World", "barrier", "broadcast_module", "broadcast_text", "convert_sync_batchnorm", "environment_rank",
-    "environment_world_size", "gather_arrays", "init_distributed_mode", "no_sync", "reduce_mean",
-    "should_report_error", "shutdown", "slurm_job_name", "strip_local_rank", "sum_over_ranks",
+    "environment_world_size", "gather_arrays", "init_distributed_mode", "no_sync", "should_report_error",
+    "shutdown", "slurm_job_name", "strip_local_rank", "sum_over_ranks",
     "torch_distributed_zero_first", "unwrap", "wrap_ddp",
 ]  # fmt: skip
 
@@ -140,15 +139,6 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     total = tensor.detach().clone()
     dist.all_reduce(total)
     return total
-
-
-def reduce_mean(values: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """Mean over all processes of each number (a scalar tensor counts as one), in float64."""
-    numbers = torch.tensor([float(value) for value in values.values()], dtype=torch.float64)
-    if dist.is_initialized():
-        dist.all_reduce(numbers)
-        numbers /= dist.get_world_size()
-    return dict(zip(values, numbers.tolist(), strict=True))
 
 
 def broadcast_text(text: str | None) -> str:

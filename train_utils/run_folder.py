@@ -17,23 +17,31 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
     Raises TrainError on all processes when it cannot be written or already holds another run.
     """
 
+    def prepared(folder: Path, key: str) -> str:
+        return str(_writable(folder / "checkpoints", key).parent)
+
     def choose() -> str:
         if resume is not None:
-            return str(_writable(Path(resume).resolve(), "resume"))
+            return prepared(Path(resume).resolve(), "resume")
         if run_dir is not None:
-            return str(_writable(_fresh(Path(run_dir).resolve()), "run_dir"))
+            return prepared(_fresh(Path(run_dir).resolve()), "run_dir")
         job = slurm_job_name()
         if job is not None:
-            return str(_writable(_fresh(Path("runs", name, f"slurm-{job}").resolve()), "run_dir"))
+            return prepared(_fresh(Path("runs", name, f"slurm-{job}").resolve()), "run_dir")
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         folder = Path("runs", name, stamp).resolve()
         count = 1
         while folder.exists():  # another run began in the same second
             count += 1
             folder = folder.with_name(f"{stamp}_{count}")
-        return str(_writable(folder, "run_dir"))
+        return prepared(folder, "run_dir")
 
     return Path(on_main(world, choose))
+
+
+def open_folder(world: World, folder: Path, key: str) -> Path:
+    """Make a folder for results on the first process; TrainError on all, naming ``key``, where that cannot write."""
+    return Path(on_main(world, lambda: str(_writable(folder.resolve(), key))))
 
 
 def on_main(world: World, function: Callable[[], str]) -> str:
@@ -60,13 +68,13 @@ def _fresh(folder: Path) -> Path:
 
 def _writable(folder: Path, key: str) -> Path:
     """Make the folder and prove that files can be written there, before anything is spent."""
-    probe = folder / "checkpoints" / ".probe"
+    probe = folder / ".probe"
     try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
     except OSError as error:
         raise TrainError(
-            f"the run folder {folder} cannot be written ({error.strerror}). fix: {key}=<a folder you may write to>"
+            f"the folder {folder} cannot be written ({error.strerror}). fix: {key}=<a folder you may write to>"
         ) from error
     return folder
