@@ -1,8 +1,9 @@
 """The layers and options of Darknet .cfg files that this project knows.
 
-Two kinds of options are told apart: those that shape the network, which the builder in graph.py reads, and those
-that only steer Darknet's own training or display, which change nothing here (training is set by this project's
-configuration). An option in neither list may change what the network computes, so it is refused, never skipped.
+Three kinds of options are told apart: those that shape the network, which sections.py reads; those that only steer
+Darknet's own training or display, which change nothing here (training is set by this project's configuration); and
+those that this project does not build, which may stand there with the value 0. An option in no list may change what
+the network computes, so it is refused, never skipped.
 """
 
 from dataclasses import dataclass
@@ -10,14 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SectionKeys:
-    """Option names of one kind of section: those read, and those known to have no effect here."""
+    """Option names of one kind of section: those read, those known to have no effect here, and those not built."""
 
     used: frozenset[str]
     ignored: frozenset[str] = frozenset()
+    unbuilt: frozenset[str] = frozenset()
 
     @property
     def known(self) -> frozenset[str]:
-        return self.used | self.ignored
+        return self.used | self.ignored | self.unbuilt
 
 
 def _names(text: str) -> frozenset[str]:
@@ -26,6 +28,30 @@ def _names(text: str) -> frozenset[str]:
 
 NET = "net"
 
+_TRACKER = "belongs to a tracker that learns from sequences of frames, and this project detects in single images"
+_OTHER_DETECTOR = "is the head of another detector. fix: use a .cfg with [yolo] sections"
+_CLASSIFIER = "belongs to a classifier, and this project builds detectors. fix: use a .cfg with [yolo] sections"
+
+# Sections of Darknet that this project does not build, with the reason.
+REFUSED_SECTIONS = {
+    **dict.fromkeys(("crnn", "rnn", "lstm", "conv_lstm", "gru", "contrastive", "history"), _TRACKER),
+    **dict.fromkeys(("region", "detection", "gaussian_yolo", "iseg", "detect"), _OTHER_DETECTOR),
+    **dict.fromkeys(("softmax", "cost", "connected", "crop", "local"), _CLASSIFIER),
+}
+
+# Darknet reads these in every layer: they steer its training only.
+_TRAINING = _names("stopbackward onlyforward dont_update burnin_update train_only_bn clip learning_rate")
+
+# These leave out parts of a .weights file, which then fits no longer.
+_LOADING = _names("dontload dontloadscales")
+
+_WINDOW = "size stride stride_x stride_y padding"
+
+
+def _layer(used: str, ignored: str = "", unbuilt: str = "") -> SectionKeys:
+    return SectionKeys(_names(used), _names(ignored) | _TRAINING, _names(unbuilt) | _LOADING)
+
+
 SECTION_KEYS = {
     NET: SectionKeys(
         used=_names("width height channels"),
@@ -33,33 +59,51 @@ SECTION_KEYS = {
             # optimiser and schedule
             "batch subdivisions momentum decay learning_rate learning_rate_min burn_in max_batches policy power step"
             " scale steps scales gamma adam B1 B2 eps loss_scale ema_alpha batches_per_cycle batches_cycle_mult"
-            " dynamic_minibatch resize_step label_smooth_eps try_fix_nan"
+            " sgdr_cycle sgdr_mult dynamic_minibatch resize_step label_smooth_eps try_fix_nan seq_scales"
             # augmentation
             " angle aspect saturation exposure hue flip blur gaussian_noise mixup cutmix mosaic mosaic_bound letter_box"
-            " max_crop min_crop adversarial_lr attention"
+            " max_crop min_crop crop adversarial_lr attention contrastive contrastive_jit_flip contrastive_color"
+            " augment_speed track time_steps sequential_subdivisions unsupervised"
             # bookkeeping and display
             " optimized_memory workspace_size_limit_MB show_receptive_field max_chart_loss benchmark_layers"
-            " weights_reject_freq equidistant_point num_sigmas_reject_badlabels badlabels_rejection_percentage"
-            " badlabels_reject_threshold"
+            " use_cuda_graph weights_reject_freq equidistant_point num_sigmas_reject_badlabels"
+            " badlabels_rejection_percentage badlabels_reject_threshold inputs notruth random"
         ),
     ),
-    "convolutional": SectionKeys(
-        used=_names("filters size stride pad padding groups batch_normalize activation"),
-        ignored=_names("stopbackward burnin_update train_only_bn grad_centr"),
+    "convolutional": _layer(
+        "filters size stride stride_x stride_y pad padding dilation groups batch_normalize cbn activation share_index"
+        " xnor antialiasing",
+        ignored="grad_centr bin_output binary assisted_excitation angle stream wait_stream",
+        unbuilt="flipped dot reverse coordconv sway rotate stretch stretch_sway",
     ),
-    "shortcut": SectionKeys(used=_names("from activation")),
-    "route": SectionKeys(used=_names("layers groups group_id"), ignored=_names("stopbackward")),
-    "upsample": SectionKeys(used=_names("stride")),
-    "maxpool": SectionKeys(used=_names("size stride padding")),
-    "yolo": SectionKeys(
-        used=_names("mask anchors num classes scale_x_y new_coords"),
-        ignored=_names(
-            "jitter resize random ignore_thresh truth_thresh iou_thresh iou_thresh_kind iou_loss iou_normalizer"
-            " cls_normalizer obj_normalizer delta_normalizer nms_kind beta_nms objectness_smooth label_smooth_eps"
-            " max_delta focal_loss counters_per_class max map show_details thresh"
-        ),
+    "shortcut": _layer("from activation weights_type weights_normalization"),
+    "route": _layer("layers groups group_id", ignored="stream wait_stream"),
+    "upsample": _layer("stride scale"),
+    "maxpool": _layer(f"{_WINDOW} maxpool_depth out_channels antialiasing", ignored="maxpool_zero_nonmax"),
+    "local_avgpool": _layer(_WINDOW),
+    "avgpool": _layer(""),
+    "sam": _layer("from activation"),
+    "scale_channels": _layer("from activation", unbuilt="scale_wh"),
+    "dropout": _layer("probability dropblock dropblock_size_rel dropblock_size_abs"),
+    "reorg": _layer("stride", unbuilt="reverse"),
+    "reorg3d": _layer("stride", unbuilt="reverse"),
+    "yolo": _layer(
+        "mask anchors num classes scale_x_y new_coords iou_loss iou_normalizer cls_normalizer obj_normalizer"
+        " ignore_thresh truth_thresh iou_thresh label_smooth_eps",
+        ignored="jitter resize random iou_thresh_kind uc_normalizer delta_normalizer nms_kind beta_nms beta1"
+        " objectness_smooth max_delta focal_loss counters_per_class max map show_details thresh"
+        " embedding_layer track_history_size sim_thresh dets_for_show dets_for_track track_ciou_norm",
     ),
 }
 
 # Darknet reads these section names as the same thing.
-SECTION_ALIASES = {"network": NET, "conv": "convolutional", "max": "maxpool"}
+SECTION_ALIASES = {
+    "network": NET,
+    "conv": "convolutional",
+    "max": "maxpool",
+    "avg": "avgpool",
+    "local_avg": "local_avgpool",
+    "drop": "dropout",
+    "soft": "softmax",
+    "conn": "connected",
+}

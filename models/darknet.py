@@ -1,7 +1,6 @@
 """A Darknet network as a torch module: images in, one raw map for each [yolo] section out."""
 
 import math
-from fractions import Fraction
 from pathlib import Path
 
 import torch
@@ -9,8 +8,10 @@ from torch import Tensor, nn
 
 from models.cfg import Cfg, load_cfg
 from models.errors import ModelError
-from models.graph import IMAGES, GraphBuilder, Head, Node
-from models.layers import Convolution
+from models.graph import IMAGES, BuildOptions, Node, Shape
+from models.heads import Head
+from models.layers import Convolution, SharedConvolution, YoloMap
+from models.sections import build_graph
 
 
 class Darknet(nn.Module):
@@ -25,8 +26,12 @@ class Darknet(nn.Module):
     Attributes:
         layers: the modules in file order, so that an index is a Darknet layer index.
         heads: one Head for each [yolo] section, in the order of the raw maps.
+        shapes, sources: of every layer its map's channels and strides, and the indices of the layers it reads.
         max_stride: image rows and columns must be multiples of this.
-        seen: images the weights were trained on, as a .weights header counts them.
+        in_channels: channels of an image.
+        notes: sentences about oddities of the .cfg that its reader should know.
+        seen, weights_version: images the weights were trained on and (major, minor, revision), as a .weights header
+            has them.
 
     Raises ModelError, naming file and line, for a .cfg that makes no network.
     """
@@ -45,33 +50,42 @@ class Darknet(nn.Module):
         if not 0 < width < math.inf:
             raise ModelError(f"model.width must be above 0, got {width}")
         self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
-        nodes, heads = GraphBuilder(self.cfg, num_classes, width, bn_eps, bn_momentum).build()
+        graph = build_graph(self.cfg, BuildOptions(num_classes, width, bn_eps, bn_momentum))
+        nodes = graph.nodes
         self.layers = nn.ModuleList(node.module for node in nodes)
-        self.heads: list[Head] = heads
-        self.strides: list[Fraction] = [node.stride for node in nodes]
-        self.num_classes = heads[0].num_classes
+        self.heads: list[Head] = graph.heads
+        self.notes: list[str] = graph.notes
+        self.shapes: list[Shape] = [node.shape for node in nodes]
+        self.sources: list[tuple[int, ...]] = [node.sources for node in nodes]
+        self.num_classes = self.heads[0].num_classes
         self.width = width
-        self.max_stride = math.ceil(max(self.strides))
+        self.max_stride = graph.max_stride
+        self.in_channels = graph.image.channels
         self.seen = 0
+        self.weights_version = (0, 2, 5)  # what Darknet writes today
         self._num_frozen = 0
-        self._sources = [node.sources for node in nodes]
         self._released = _releases(nodes)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Raw maps, (batch, anchors, rows, columns, 5 + classes) for each head in file order, nothing decoded.
 
-        images: float (batch, 3, height, width), RGB in 0..1; height and width multiples of max_stride. The last
-        dimension of a map is x, y, w, h, objectness, classes, all before any activation.
+        images: float (batch, in_channels, height, width), RGB in 0..1; height and width multiples of max_stride. The
+        last dimension of a map is x, y, w, h, objectness, classes, all before any activation.
         """
-        self._check_size(images.shape[-2], images.shape[-1])
+        self._check_size(images.shape[-3], images.shape[-2], images.shape[-1])
         maps: dict[int, Tensor] = {IMAGES: images}
         for index, layer in enumerate(self.layers):
-            maps[index] = layer(*[maps[source] for source in self._sources[index]])
+            maps[index] = layer(*[maps[source] for source in self.sources[index]])
             for source in self._released[index]:
                 del maps[source]
         return [maps[head.layer] for head in self.heads]
 
-    def _check_size(self, height: int, width: int) -> None:
+    def _check_size(self, channels: int, height: int, width: int) -> None:
+        if channels != self.in_channels:
+            raise ModelError(
+                f"{self.cfg.source} is for images of {self.in_channels} channels, these have {channels}."
+                f" fix: channels={channels} in its [net] section"
+            )
         step = self.max_stride
         if height % step or width % step or not height or not width:
             valid = [max(step, round(side / step) * step) for side in (height, width)]
@@ -130,19 +144,26 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_flops(model: Darknet, image_size: tuple[int, int]) -> int:
     """Floating-point operations of one image of (height, width) pixels: 2 for each multiply-add of a convolution."""
-    height, width = image_size
-    total = 0
-    for layer, stride in zip(model.layers, model.strides, strict=True):
-        if isinstance(layer, Convolution):
-            cells = Fraction(height) / stride * (Fraction(width) / stride)
-            total += int(2 * layer.conv.weight.numel() * cells)
-    return total
+    return sum(layer_flops(model, index, image_size) for index in range(len(model.layers)))
+
+
+def layer_flops(model: Darknet, index: int, image_size: tuple[int, int]) -> int:
+    """The part of one layer in count_flops."""
+    layer = model.layers[index]
+    if isinstance(layer, SharedConvolution):
+        layer = layer.source
+    if not isinstance(layer, Convolution):
+        return 0
+    rows, columns = model.shapes[index].size(image_size)
+    return 2 * layer.conv.weight.numel() * rows * columns
 
 
 def _releases(nodes: list[Node]) -> list[list[int]]:
-    """For every layer the sources that nothing later reads, so that their memory can go back after it has run."""
+    """For every layer the maps that nothing later reads, so that their memory can go back after it has run."""
     last_reader = {source: index for index, node in enumerate(nodes) for source in node.sources}
-    return [
-        [source for source in dict.fromkeys(node.sources) if last_reader[source] == index]
-        for index, node in enumerate(nodes)
-    ]
+    released = []
+    for index, node in enumerate(nodes):
+        done = [source for source in dict.fromkeys(node.sources) if last_reader[source] == index]
+        unread = index not in last_reader and not isinstance(node.module, YoloMap)
+        released.append([*done, index] if unread else done)
+    return released

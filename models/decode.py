@@ -9,21 +9,23 @@ from torch import Tensor
 from torchvision.ops import nms  # type: ignore[import-untyped]
 
 from models.boxes import cxcywh_to_xyxy
-from models.graph import Head
+from models.heads import Head
 
 MAX_LOG_SIZE = math.log(1e3)  # a box is at most a thousand anchors wide, so that exp of an early network stays finite
 
 
-def cell_offsets(raw_xy: Tensor, scale_x_y: float) -> Tensor:
+def cell_offsets(raw_xy: Tensor, head: Head) -> Tensor:
     """Box centres relative to the corner of their cell, in cells; above 1 scale_x_y lets them reach past the cell."""
-    return raw_xy.sigmoid() * scale_x_y - (scale_x_y - 1) / 2
+    return raw_xy.sigmoid() * head.scale_x_y - (head.scale_x_y - 1) / 2
 
 
-def box_sizes(raw_wh: Tensor, anchors: Tensor) -> Tensor:
-    """Box widths and heights in pixels: exp(raw) anchors, at most a thousand.
+def box_sizes(raw_wh: Tensor, anchors: Tensor, head: Head) -> Tensor:
+    """Box widths and heights in pixels: exp(raw) anchors, at most a thousand, or with new_coords (2 sigmoid)^2 anchors.
 
     The bound lies inside the exponential: clamping its result would turn inf into a NaN gradient.
     """
+    if head.new_coords:
+        return (2 * raw_wh.sigmoid()).square() * anchors
     return raw_wh.clamp(max=MAX_LOG_SIZE).exp() * anchors
 
 
@@ -35,15 +37,24 @@ def decode(raw_maps: Sequence[Tensor], heads: Sequence[Head]) -> tuple[Tensor, T
     """
     boxes, scores = [], []
     for raw, head in zip(raw_maps, heads, strict=True):
-        xy, wh, objectness, classes = raw.float().split((2, 2, 1, head.num_classes), dim=-1)
-        rows = torch.arange(raw.shape[2], device=raw.device)
-        columns = torch.arange(raw.shape[3], device=raw.device)
-        cells_xy = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)  # (rows, columns, 2)
-        anchors = torch.tensor(head.anchors, device=raw.device)[:, None, None]  # (anchors, 1, 1, 2)
-        centres = (cell_offsets(xy, head.scale_x_y) + cells_xy) * head.stride
-        boxes.append(cxcywh_to_xyxy(torch.cat((centres, box_sizes(wh, anchors)), dim=-1)).flatten(1, 3))
+        coordinates, objectness, classes = raw.float().split((4, 1, head.num_classes), dim=-1)
+        anchors = torch.tensor(head.anchors, device=raw.device)
+        boxes.append(decode_boxes(coordinates, anchors, head).flatten(1, 3))
         scores.append((objectness.sigmoid() * classes.sigmoid()).flatten(1, 3))
     return torch.cat(boxes, dim=1), torch.cat(scores, dim=1)
+
+
+def decode_boxes(coordinates: Tensor, anchors: Tensor, head: Head) -> Tensor:
+    """Corners (batch, anchors, rows, columns, 4) in pixels at network scale of the first four values of a raw map.
+
+    anchors: (anchors, 2), those of the head on the map's device; copying them there waits for it.
+    """
+    xy, wh = coordinates.split(2, dim=-1)
+    rows = torch.arange(xy.shape[2], device=xy.device)
+    columns = torch.arange(xy.shape[3], device=xy.device)
+    cells_xy = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)  # (rows, columns, 2)
+    centres = (cell_offsets(xy, head) + cells_xy) * head.stride
+    return cxcywh_to_xyxy(torch.cat((centres, box_sizes(wh, anchors[:, None, None], head)), dim=-1))
 
 
 @dataclass(frozen=True)

@@ -61,17 +61,44 @@ def test_text_is_kept_for_checkpoints() -> None:
         ("filters=8", "filter=8", "my.cfg:4: .*no option filter; did you mean filters"),
         ("filters=8", "filters=eight", "my.cfg:4: .*whole number, got 'eight'"),
         ("filters=8", "filters=0", "my.cfg:4: .*filters must be 1 or more, got 0"),
+        ("filters=8", "filters=8.5", "my.cfg:4: .*whole number, got '8.5'"),
+        ("filters=8", "filters=1_0", "my.cfg:4: .*whole number, got '1_0'"),
+        ("filters=8", "filters=", "my.cfg:4: .*whole number, got ''"),
+        ("filters=8", f"filters=1{'0' * 5000}", r"my.cfg:4: .*filters is out of range: 10+\.\.\.$"),
+        ("filters=8", "filters=3000000000", "my.cfg:4: .*filters is out of range: 3000000000"),
         ("filters=8", "filters", "my.cfg:4: 'filters' is neither"),
+        ("filters=8", "=8", "my.cfg:4: '=8' is neither"),
         ("filters=8", "filters=8\ngroups=2", "my.cfg:5: .*groups=2 must divide the 3 input channels"),
         ("activation=leaky", "activation=leeky", "my.cfg:8: .*did you mean leaky"),
         ("pad=1", "pad=0", "my.cfg:3: .*does not divide the map by 2"),
+        ("pad=1", "pad=1\nantialiasing=3", "my.cfg:8: .*antialiasing must be 2 or less, got 3"),
+        ("pad=1", "pad=1\nantialiasing=2\nstride_x=1", "my.cfg:8: .*antialiasing=2 needs strides of 2"),
+        (
+            "size=3\nstride=2\npad=1",
+            "size=2\nstride=2\nantialiasing=1",
+            "my.cfg:3: .*size 2, stride 1 .*does not divide",
+        ),
+        ("size=3", "size=301", "my.cfg:5: .*windows of 301 rows, more than 128"),
+        ("stride=2", "stride=2\ndilation=99", "my.cfg:5: .*windows of 199 rows"),
+        ("stride=2", "stride=2000\npad=0\npadding=0", "my.cfg:3: .*multiples of 2,000 pixels, more than 1,024"),
+        ("width=64", "width=64\nchannels=0", "my.cfg:3: .net. channels must be 1 or more"),
+        ("width=64", "width=64\nchannels=4000", "my.cfg:3: .net. channels must be 2048 or less"),
+        ("width=64", "width=none", "my.cfg:2: .net. width needs a whole number"),
+        ("[yolo]", "[avgpool]\n[maxpool]\nsize=2\nstride=2\n[yolo]", "my.cfg:14: .*divides a map of one pixel by 2"),
+        ("[yolo]", "[avgpool]\n[reorg3d]\nstride=2\n[yolo]", "my.cfg:14: .*divides a map of one pixel by 2"),
+        ("[yolo]", "[avgpool]\n[upsample]\n[yolo]", "my.cfg:14: .*enlarges a map of one pixel"),
+        ("[yolo]", "[upsample]\nstride=100\n[yolo]", "my.cfg:13: .*14 channels at stride 1/50, more than 2,048 values"),
         ("filters=14", "filters=15", "my.cfg:13: .*needs filters=14 .* which has 15"),
         ("mask=0,1", "mask=0,2", "my.cfg:14: .*mask names anchor 2"),
         ("mask=0,1", "mask=", "my.cfg:14: .*mask is empty"),
-        ("anchors=4,6, 10,12", "anchors=4,6, 10", "my.cfg:15: .*num=2 needs 4 anchor values, got 3"),
-        ("anchors=4,6, 10,12", "anchors=4,-6, 10,12", "my.cfg:15: .*above 0, got -6"),
+        ("mask=0,1\n", "num=2147483647\n", "my.cfg:14: .*num=2147483647 is more than its 2 anchors"),
+        ("anchors=4,6, 10,12", "anchors=4,-6, 10,12", "my.cfg:15: .*0.01..1,000,000 pixels, got -6"),
+        ("anchors=4,6, 10,12", "anchors=4,6e9, 10,12", "my.cfg:15: .*0.01..1,000,000 pixels, got 6e.09"),
         ("anchors=4,6, 10,12\n", "", "my.cfg:13: .*has no anchors"),
-        ("num=2", "num=2\nnew_coords=1", "my.cfg:17: .*new_coords"),
+        ("activation=linear", "activation=relu\n[yolo]\nnew_coords=1", "my.cfg:12: .*needs activation=logistic"),
+        ("num=2", "num=2\nscale_x_y=0.9", "my.cfg:17: .*scale_x_y must lie in 1..100"),
+        ("num=2", "num=2\niou_loss=diuo", "my.cfg:17: .*no iou_loss diuo; did you mean diou"),
+        ("num=2", "num=2\nignore_thresh=-1", "my.cfg:17: .*ignore_thresh must be 0 or more"),
         ("num=2", "num=2\nscale_x_y=nan", "my.cfg:17: .*scale_x_y needs a number"),
         ("[yolo]", "[route]\nlayers=-3\n[yolo]", "my.cfg:14: .*layers refers to layer -3"),
         ("[yolo]", "[route]\nlayers=0,5\n[yolo]", "my.cfg:14: .*layers refers to layer 5"),
@@ -80,11 +107,13 @@ def test_text_is_kept_for_checkpoints() -> None:
             "[upsample]\nstride=2\n[route]\nlayers=-1,0\n[yolo]",
             "my.cfg:15: .*layer 2 at stride 1, layer 0 at",
         ),
-        ("[yolo]", "[shortcut]\nfrom=0\n[yolo]", "my.cfg:14: .*14 and 8 channels"),
+        ("[yolo]", "[sam]\nfrom=0\n[yolo]", "my.cfg:14: .*14 and 8 channels"),
+        ("[yolo]", "[shortcut]\nfrom=0\n[yolo]", "my.cfg:15: .yolo. must follow a .convolutional."),
+        ("[yolo]", "[shortcut]\n[yolo]", "my.cfg:13: .shortcut. has no from. fix: add a line from="),
         ("[yolo]", "[route]\nlayers=-1\n[yolo]", "my.cfg:15: .*must follow a .convolutional."),
         ("classes=2\n", "classes=2\n[upsample]\n", "my.cfg:18: .*input from the .yolo. layer 2"),
         ("[net]\n", "", "my.cfg:1: 'width=64' stands before any section"),
-        ("[net]\nwidth=64\n", "", "does not begin with .net."),
+        ("[net]\nwidth=64\n", "", "my.cfg:1: .convolutional. stands where a Darknet .cfg has .net."),
         ("[yolo]", "[net]\n[yolo]", "my.cfg:13: .*given twice"),
     ],
 )
@@ -94,9 +123,53 @@ def test_mistakes_name_line_and_remedy(old: str, new: str, expected: str) -> Non
         build(SMALL.replace(old, new))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"\x1b[31m\u2028{SMALL}",
+        SMALL.replace("leaky", "le\x07aky"),
+        SMALL.replace("filters=8", "fil\u200bters=8"),
+        SMALL.replace("[yolo]", "[yo\u2028lo]"),
+        SMALL.replace("classes=2", f"classes=2\n{'x' * 900}"),
+    ],
+)
+def test_a_message_is_one_short_line_whatever_the_file_holds(text: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        build(text)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 500
+
+
+def test_what_is_no_cfg_by_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "big.cfg"
+    path.write_text(SMALL + "#" * 1_000_000)
+    with pytest.raises(ModelError, match=r"big\.cfg has more than 1,000,000 characters"):
+        load_cfg(path)
+    with pytest.raises(ModelError, match=r"my\.cfg:10003: \[avgpool\] is one more than the 5,000 layers"):
+        parse_cfg("[net]\nwidth=64\n" + "[avgpool]\n\n" * 6000, "my.cfg")
+
+
+def test_an_anchor_whose_half_is_missing_is_noted() -> None:
+    model = build(SMALL.replace("10,12", "10"))
+    assert model.heads[0].anchors == ((4, 6), (10, 0.5))
+    assert model.notes == ["my.cfg:15: [yolo] anchors make no whole pairs, a comma may be missing; the last is 10,0.5"]
+
+
+def test_without_mask_the_first_num_anchors_count() -> None:
+    assert build(SMALL.replace("mask=0,1\n", "")).heads[0].mask == (0, 1)
+
+
 def test_network_without_head_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"no \[yolo\] section"):
+    with pytest.raises(ModelError, match=r"my\.cfg:1: \[net\] is not followed by any \[yolo\]"):
         build(SMALL.split("[yolo]")[0])
+
+
+def test_heads_have_one_class_count() -> None:
+    second = (
+        "[route]\nlayers=0\n[convolutional]\nfilters=8\nactivation=linear\n[yolo]\nmask=0\nanchors=4,6\nclasses=3\n"
+    )
+    with pytest.raises(ModelError, match=r"my\.cfg:26: .*classes=3, but the \[yolo\] layer 2 has 2"):
+        build(SMALL + second)
+    assert Darknet(parse_cfg(SMALL + second, "x"), num_classes=5).num_classes == 5
 
 
 def test_missing_file_and_unknown_name() -> None:

@@ -1,0 +1,156 @@
+"""Layers that change the size of a map: pooling, upsampling, reordering; and dropout, which only thins it."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import drop_block2d  # type: ignore[import-untyped]
+
+
+class MaxPool(nn.Module):
+    """Max pooling with Darknet's padding: `padding` rows in all, padding // 2 of them in front, the rest behind.
+
+    The input's rows and columns must be multiples of the stride (rows, columns), which the network sees to. Then the
+    windows reach only `size - stride - padding // 2` past the far edge, and the padding beyond that is not made at
+    all: 2x2/2 pooling, the most frequent case, runs without a copy.
+    """
+
+    def __init__(self, size: int, stride: tuple[int, int], padding: int) -> None:
+        super().__init__()
+        self.size = size
+        self.stride = stride
+        self.front = padding // 2
+        self.behind = tuple(max(0, size - step - self.front) for step in stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.behind == (self.front, self.front) and 2 * self.front <= self.size:
+            return F.max_pool2d(x, self.size, self.stride, self.front)
+        return F.max_pool2d(self.padded(x, float("-inf")), self.size, self.stride)
+
+    def padded(self, x: Tensor, value: float) -> Tensor:
+        """x with the rows and columns around it that the windows reach, filled with `value`."""
+        return F.pad(x, (self.front, self.behind[1], self.front, self.behind[0]), value=value)
+
+
+class LocalAvgPool(MaxPool):
+    """Mean over each window of MaxPool's, counting only the pixels inside the map."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = torch.ones_like(x[:1, :1])
+        # Both are means over whole windows, so their quotient is the mean over the pixels inside.
+        means, shares = (F.avg_pool2d(self.padded(part, 0.0), self.size, self.stride) for part in (x, inside))
+        return means / shares
+
+
+class ChannelMaxPool(nn.Module):
+    """Largest of the channels k, k + out_channels, k + 2 out_channels ... for each k below out_channels."""
+
+    def __init__(self, out_channels: int) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        split: Tensor = x.unflatten(1, (-1, self.out_channels))
+        return split.amax(1)
+
+
+class GlobalAvgPool(nn.Module):
+    """Mean of every channel: one row and one column."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3), keepdim=True)
+
+
+class Upsample(nn.Module):
+    """Every pixel repeated `stride` times in both directions, times `scale`."""
+
+    def __init__(self, stride: int, scale: float) -> None:
+        super().__init__()
+        self.stride = stride
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        enlarged: Tensor = F.interpolate(x, scale_factor=self.stride, mode="nearest")
+        return enlarged if self.scale == 1 else enlarged * self.scale
+
+
+class SumPool(nn.Module):
+    """Sum of blocks of `stride` x `stride` pixels, times `scale`: what Darknet makes of a negative upsampling."""
+
+    def __init__(self, stride: int, scale: float) -> None:
+        super().__init__()
+        self.stride = stride
+        self.factor = scale * stride * stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        means: Tensor = F.avg_pool2d(x, self.stride)
+        return means * self.factor
+
+
+class Reorg(nn.Module):
+    """Every block of `stride` x `stride` pixels becomes one pixel with stride^2 times the channels: [reorg3d].
+
+    Output channel (dy * stride + dx) * channels + c holds pixel (dy, dx) of the block in channel c.
+    """
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        # (batch, channels, rows, dy, columns, dx)
+        blocks: Tensor = x.unflatten(3, (-1, self.stride)).unflatten(2, (-1, self.stride))
+        return blocks.permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
+
+
+class ScrambledReorg(nn.Module):
+    """[reorg] of YOLOv2: sizes as Reorg's, values in the order that Darknet's index arithmetic gives.
+
+    It reads the map as if it had 1 / stride^2 of its channels and `stride` times its rows and columns.
+    """
+
+    def __init__(self, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, rows, columns = x.shape
+        step = self.stride
+        taken = x.reshape(batch, channels // step**2, rows, step, columns, step).permute(0, 3, 5, 1, 2, 4)
+        return taken.reshape(batch, channels * step**2, rows // step, columns // step)
+
+
+class Blur(nn.Module):
+    """Low-pass filter before a map is thinned out (Zhang 2019): a 3x3 binomial window, or the mean of 2x2 pixels."""
+
+    kernel: Tensor
+
+    def __init__(self, size: int, stride: tuple[int, int]) -> None:
+        super().__init__()
+        weights = torch.tensor([1.0, 2.0, 1.0]) if size == 3 else torch.ones(2)
+        kernel = weights[:, None] * weights
+        self.register_buffer("kernel", (kernel / kernel.sum())[None, None], persistent=False)
+        self.stride = stride
+        self.padding = 1 if size == 3 else 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = x.shape[1]
+        kernels = self.kernel.to(x.dtype).expand(channels, -1, -1, -1)
+        return F.conv2d(x, kernels, None, self.stride, self.padding, groups=channels)
+
+
+class Dropout(nn.Module):
+    """In training each value (block_size None) or block of pixels is zeroed with `probability` and the rest scaled up
+    to keep the mean; in evaluation nothing happens."""
+
+    def __init__(self, probability: float, block_size: int | None) -> None:
+        super().__init__()
+        self.probability = probability
+        self.block_size = block_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.block_size is None:
+            return F.dropout(x, self.probability, self.training)
+        # A block is odd and no larger than the map.
+        size = min(self.block_size, *x.shape[2:])
+        thinned: Tensor = drop_block2d(x, self.probability, size - 1 + size % 2, training=self.training)
+        return thinned
