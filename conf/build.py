@@ -1,0 +1,210 @@
+"""From the configuration to a network: built from its .cfg, with the weights that are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch.nn import BatchNorm2d
+
+from conf.entry import ConfigError, layered
+from conf.schema import ModelConfig
+from models import (
+    WEIGHTS_VERSION,
+    Cfg,
+    Darknet,
+    WeightsReport,
+    load_cfg,
+    load_darknet_weights,
+    load_foreign_state_dict,
+    load_weights_of_checkpoint,
+    parse_cfg,
+    read_tensor_file,
+    with_anchors,
+    zoo_cfg,
+)
+from train_utils.checkpoint import FORMAT as CHECKPOINT_FORMAT
+from train_utils.checkpoint import load_checkpoint, peek_config
+from train_utils.run_state import images_seen
+
+
+def load_network(config: ModelConfig) -> Cfg:
+    """The parsed .cfg that ``model.cfg`` means, a file or a name of the zoo, with ``model.anchors`` where given."""
+    path = Path(config.cfg)
+    cfg = load_cfg(path if path.suffix == ".cfg" else zoo_cfg(config.cfg))
+    return cfg if config.anchors is None else with_anchors(cfg, config.anchors)
+
+
+def build_model(config: ModelConfig, num_classes: int | None, whole: bool = False) -> tuple[Darknet, str]:
+    """A network with fresh head biases, its first layers frozen and initial weights as configured, and one sentence
+    about those. ``num_classes`` None keeps the count of the .cfg. With ``whole``, for all but training, raises
+    ConfigError where a layer would stay random."""
+    cfg = load_network(config)
+    model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
+    model.init_head_biases()
+    model.freeze(config.freeze)
+    if config.weights is None:
+        if whole:
+            raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
+        return model, "initial weights: random"
+    report = load_initial_weights(model, Path(config.weights), config.fresh_heads)
+    if whole and not report.is_whole:
+        without = "leave out model.fresh_heads" if config.fresh_heads else "give a whole file"
+        raise ConfigError(
+            f"{config.weights} gives {report.layers_loaded} of {report.layers_total} layers with weights, the others"
+            f" would be random, which serves for training only. fix: {without}"
+        )
+    return model, str(report)
+
+
+def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> WeightsReport:
+    """Set a model's values from Darknet ``.weights``, or from a ``.pt`` or ``.pth`` file: a checkpoint of this project
+    (its averaged weights) or a state dict of another system. ``model.seen`` becomes the file's where it has one.
+
+    Raises ModelError or CheckpointError; the model is unchanged then.
+    """
+    if path.suffix not in (".pt", ".pth"):
+        return load_darknet_weights(model, path, fresh_heads)
+    content = read_tensor_file(path)
+    if not (isinstance(content, dict) and content.get("format") == CHECKPOINT_FORMAT):
+        return load_foreign_state_dict(model, content, path, fresh_heads)
+    state = load_checkpoint(path)  # now its digest is checked, too
+    report = load_weights_of_checkpoint(model, state["ema"], path, fresh_heads)
+    model.seen = images_seen(state)
+    theirs = state["network"]["bn_eps"]
+    ours = next((module.eps for module in model.modules() if isinstance(module, BatchNorm2d)), theirs)
+    if theirs != ours:
+        report = replace(report, note=f"it was trained with model.bn_eps={theirs:g}, here it is {ours:g}")
+    return report
+
+
+def describe_network(model: Darknet, config: ModelConfig) -> dict[str, Any]:
+    """What a checkpoint says about its network; model_from_checkpoint builds it again from this."""
+    return {
+        "cfg": model.cfg.text,
+        "source": model.cfg.source,
+        "num_classes": model.num_classes,
+        "width": config.width,
+        "bn_eps": config.bn_eps,
+        "bn_momentum": config.bn_momentum,
+    }
+
+
+def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
+    """The averaged model of a checkpoint with the header of its .weights file, and its class names."""
+    built_from = state["network"]
+    model = Darknet(
+        parse_cfg(built_from["cfg"], built_from["source"]),
+        built_from["num_classes"],
+        built_from["width"],
+        bn_eps=built_from["bn_eps"],
+        bn_momentum=built_from["bn_momentum"],
+    )
+    model.load_state_dict(state["ema"])
+    model.seen = images_seen(state)
+    major, minor, revision = state.get("weights_version", WEIGHTS_VERSION)
+    model.weights_version = (major, minor, revision)
+    return model, list(state["names"])
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A trained network on the CPU, in evaluation mode; ``note`` says in one sentence where it is from."""
+
+    model: Darknet
+    names: list[str]
+    category_ids: list[int]  # of the classes, in the order of names: the data set's own, or 1, 2, ...
+    image_size: int
+    note: str
+
+
+def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | None, image_size: int | None) -> Detector:
+    """The averaged network of a checkpoint, or that of ``config`` with its weights.
+
+    ``names`` is for Darknet weights, which know none: a text file of class names, one a line, or a COCO json, whose
+    categories count in the order of their ids; without it classes are called by their number. ``image_size`` None means
+    the one the checkpoint was evaluated with, or that of the .cfg.
+    Raises ConfigError where nothing says which weights to take, or names and network differ in number.
+    """
+    if ckpt is not None:
+        state = load_checkpoint(Path(ckpt))
+        model, known = model_from_checkpoint(state)
+        ids = state.get("category_ids")  # checkpoints of earlier versions do not know them
+        saved = state["config"]
+        size = image_size or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
+        origin = f"epoch {state['epoch']}" if "optimizer" in state else "converted weights"
+        note = f"{ckpt}: {origin}, {len(known)} classes"
+    elif config is None or config.weights is None:
+        raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
+    else:
+        known, ids = _read_names(Path(names)) if names is not None else ([], None)
+        model, note = build_model(config, len(known) or None, whole=True)
+        known = known or [str(index) for index in range(model.num_classes)]
+        size = image_size or image_size_of(model.cfg)
+    if size % model.max_stride:
+        nearest = max(1, round(size / model.max_stride)) * model.max_stride
+        raise ConfigError(
+            f"image_size={size} is no multiple of the network's stride {model.max_stride}. fix: {nearest}"
+        )
+    return Detector(model.eval(), known, ids or list(range(1, len(known) + 1)), size, note)
+
+
+def image_size_of(cfg: Cfg) -> int:
+    """The side in pixels of the square images that a .cfg was made for.
+
+    Raises ModelError where its [net] section gives none, or another shape.
+    """
+    height, width = (cfg.net.integer(key, minimum=1) for key in ("height", "width"))
+    if height != width:
+        raise cfg.net.error(f"is for images of {width}x{height}, no square. fix: set evaluate.image_size", "width")
+    return width
+
+
+def complete_from_checkpoint(given: dict[str, Any], _: Sequence[str]) -> dict[str, Any]:
+    """The configuration with the checkpoint's values where neither YAML nor the command line gives one."""
+    if given.get("ckpt") is None:
+        if "model" not in given or "data" not in given:
+            raise ConfigError(
+                "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
+            )
+        return given
+    return completed(given, ("data", "model"))
+
+
+def model_or_checkpoint(given: dict[str, Any], _: Sequence[str]) -> dict[str, Any]:
+    """The configuration with ``model`` null where it is not given, since ``ckpt`` holds its own network."""
+    return {"model": None, **given}
+
+
+def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+    """``given`` laid over the named sections of the checkpoint's configuration; the image size is the one it was
+    evaluated with where ``given`` has none."""
+    saved = peek_config(Path(given["ckpt"]))
+    image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
+    given["evaluate"]["image_size"] = image_size
+    for section in sections:
+        if section not in saved and section not in given:
+            raise ConfigError(f"ckpt={given['ckpt']} was converted and names no {section}. fix: add {section}=...")
+    return layered({section: saved[section] for section in sections if section in saved}, given)
+
+
+def _read_names(path: Path) -> tuple[list[str], list[int] | None]:
+    """Class names of a text file, or names and category ids of a COCO json."""
+    fix = "fix: a text file, one class a line, or a COCO json with categories"
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            by_id = {int(category["id"]): str(category["name"]) for category in json.loads(text)["categories"]}
+            names, ids = [by_id[number] for number in sorted(by_id)], sorted(by_id)
+        else:
+            names, ids = [line.strip() for line in text.splitlines() if line.strip()], None
+    except OSError as error:
+        raise ConfigError(f"cannot read names={path} ({error.strerror}). {fix}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"names={path} is no list of class names. {fix}") from error
+    if not names:
+        raise ConfigError(f"names={path} holds no names. {fix}")
+    return names, ids

@@ -1,0 +1,121 @@
+"""The bytes of a Darknet .weights file: a short header, then float32 values, all little-endian.
+
+Header: major, minor, revision (int32), then the number of images seen in training, 64 bits from version 0.2 on and 32
+before; without a sign, as in Darknet.
+"""
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from models.errors import ModelError
+
+Values = npt.NDArray[np.float32]
+Version = tuple[int, int, int]
+
+WEIGHTS_VERSION: Version = (0, 2, 5)  # what Darknet writes today
+VERSION_BYTES, LONGEST_HEADER = 12, 20
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """An open .weights file. `values` are mapped from the disk, read-only; `extra_bytes` stand behind the last whole
+    value."""
+
+    path: Path
+    version: Version
+    seen: int
+    values: Values
+    extra_bytes: int
+
+    def held(self) -> str:
+        """How much the file holds, for messages."""
+        extra = f" and {self.extra_bytes}/4 of another" if self.extra_bytes else ""
+        return f"{len(self.values):,} values{extra}"
+
+
+def open_weights(path: Path) -> WeightsFile:
+    """Read the header of a .weights file and map its values.
+
+    Raises ModelError where the file cannot be read or begins with no Darknet header.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(
+                f"{path} is {'a folder' if path.is_dir() else 'no file'}. fix: give a .weights or .pt file"
+            )
+        with path.open("rb") as file:
+            header = file.read(LONGEST_HEADER)
+    except OSError as error:
+        message = f"cannot read the weights {path} ({error.strerror}). fix: set model.weights to a file"
+        raise ModelError(message) from error
+    if foreign := _other_format(header):
+        raise ModelError(f"{path} is no Darknet .weights file but {foreign}")
+    if len(header) < VERSION_BYTES:
+        raise ModelError(f"{path} has {len(header)} bytes, too few for a Darknet .weights file. fix: get it again")
+    major, minor, revision = (int(number) for number in np.frombuffer(header, "<i4", count=3))
+    if not (0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0):
+        version = f"{major}.{minor}.{revision}"
+        raise ModelError(
+            f"{path} begins with version {version}, so it is no Darknet .weights file. fix: check the path"
+        )
+    kind = _seen_type((major, minor, revision))
+    start = VERSION_BYTES + kind.itemsize
+    if len(header) < start or status.st_size - start < 4:
+        raise ModelError(f"{path} has {status.st_size} bytes, a header of {start} and not one value. fix: get it again")
+    count, extra = divmod(status.st_size - start, 4)
+    seen = int(np.frombuffer(header, kind, count=1, offset=VERSION_BYTES)[0])
+    values = np.memmap(path, "<f4", mode="r", offset=start, shape=(count,))
+    return WeightsFile(path, (major, minor, revision), seen, values, extra)
+
+
+def write_weights(path: Path, version: Version, seen: int, parts: Iterable[Values]) -> int:
+    """Write a .weights file beside `path`, then rename it, so that `path` is the whole new file or still the old one.
+
+    Returns the number of values. Raises ModelError where the folder cannot be written, or `seen` does not fit.
+    """
+    kind = _seen_type(version)
+    if not 0 <= seen <= np.iinfo(kind).max:
+        raise ModelError(
+            f"seen={seen:,} does not fit the {8 * kind.itemsize} bits of a header of version {version[0]}.{version[1]}."
+            f" fix: write version {WEIGHTS_VERSION[0]}.{WEIGHTS_VERSION[1]}, or a smaller seen"
+        )
+    temporary = path.with_name(f"{path.name}.tmp")
+    count = 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(np.array(version, "<i4").tobytes() + np.array([seen], kind).tobytes())
+                for part in parts:
+                    file.write(np.ascontiguousarray(part, "<f4").data)
+                    count += part.size
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ModelError(f"cannot write {path} ({error.strerror}). fix: choose a file in a folder of yours") from error
+    return count
+
+
+def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
+    wide = version[0] * 10 + version[1] >= 2  # Darknet's own rule
+    return np.dtype("<u8") if wide else np.dtype("<u4")
+
+
+def _other_format(header: bytes) -> str | None:
+    """What a file is that people take for .weights, with the fix; None for all others."""
+    if header.startswith(b"PK\x03\x04"):
+        return "a zip archive, as torch.save writes. fix: if it holds weights of torch, let its name end in .pt"
+    text = " ".join(header.decode("ascii", errors="replace").split())
+    if len(header) >= VERSION_BYTES and header.isascii() and text.isprintable():
+        return f"text: '{text}...'. fix: get it again, this may be a web page or a pointer of git-lfs"
+    return None

@@ -1,0 +1,134 @@
+"""Convert between Darknet .weights and checkpoints, both ways.
+
+    python -m scripts.convert_weights weights=yolov3-spp.weights model=yolov3-spp names=coco.names out=yolov3-spp.pt
+    python -m scripts.convert_weights weights=my.weights model.cfg=my.cfg out=my.pt
+    python -m scripts.convert_weights ckpt=runs/coco/<date_time> out=mine.weights cfg=mine.cfg
+    python -m scripts.convert_weights ckpt=yolov3-spp.pt out=darknet53.conv.74 up_to_layer=74
+
+The checkpoint serves eval.py ckpt= (with data=), predict.py and export.py ckpt=, and train.py model.weights=. Back in
+.weights form it has the bytes of the file it came from. `weights` may also be a .pt file with the state dict of another
+system. With `up_to_layer`, which counts as in Darknet's `partial` command, a .weights file can be cut directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch.nn import BatchNorm2d
+
+from conf.build import Detector, build_model, describe_network, model_from_checkpoint, open_detector
+from conf.entry import ConfigError, run, to_dictionary
+from conf.schema import ModelConfig
+from conf.schema_tools import ConvertConfig
+from models import Darknet, ModelError, fitted_cfg, save_darknet_weights
+from train_utils.checkpoint import load_checkpoint, peek_config, save_checkpoint
+
+DARKNET_EPS = 1e-6  # what Darknet adds to a variance
+
+
+def convert(config: ConvertConfig) -> None:
+    """Convert as configured and say in one line what was written. Raises the errors of the parts."""
+    to_checkpoint = check(config)
+    if config.ckpt is not None:
+        write_darknet(config, model_from_checkpoint(load_checkpoint(Path(config.ckpt)))[0])
+        return
+    source = replace(config.model, weights=config.weights)
+    if not to_checkpoint:
+        model, note = build_model(source, None, whole=True)
+        print(note)
+        write_darknet(config, model)
+        return
+    detector = open_detector(None, source, config.names, config.image_size)
+    print(detector.note)
+    save_checkpoint(Path(config.out), checkpoint_of(source, detector))
+    print(f"wrote {config.out}: {len(detector.names)} classes, {detector.image_size} pixels")
+
+
+def check(config: ConvertConfig) -> bool:
+    """Whether a checkpoint is to be written. Raises ConfigError where the options do not make a conversion."""
+    if (config.weights is None) == (config.ckpt is None):
+        raise ConfigError("give one of weights=<.weights or state dict> and ckpt=<run folder or .pt file>")
+    out, source = Path(config.out), Path(config.weights or config.ckpt or "")
+    to_checkpoint = out.suffix in (".pt", ".pth")
+    if out.is_dir() or not out.name:
+        raise ConfigError(f"out={config.out} is a folder. fix: name a file in it")
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ConfigError(f"out={config.out} is the file to convert. fix: another name")
+    for key in ("weights", "fresh_heads", "freeze"):
+        if config.ckpt is None and getattr(config.model, key):
+            raise ConfigError(f"model.{key} is for training, this converts weights= as it is. fix: leave it out")
+    if config.ckpt is not None and to_checkpoint:
+        raise ConfigError(f"ckpt={config.ckpt} is a checkpoint already. fix: let out= end in .weights")
+    if config.weights is not None and not to_checkpoint and config.up_to_layer is None:
+        raise ConfigError(f"out={config.out} is no checkpoint. fix: let out= end in .pt, or give up_to_layer= to cut")
+    wrong = ("up_to_layer", "seen", "cfg") if to_checkpoint else ("names", "image_size")
+    for key in wrong:
+        if getattr(config, key) is not None:
+            kind = "a checkpoint" if to_checkpoint else "a .weights file"
+            raise ConfigError(f"{key} says nothing about {kind}, which out={config.out} is. fix: leave {key} out")
+    if config.cfg is not None and config.up_to_layer is not None:
+        raise ConfigError("cfg would describe the whole network, up_to_layer cuts it. fix: leave one out")
+    return to_checkpoint
+
+
+def checkpoint_of(source: ModelConfig, detector: Detector) -> dict[str, Any]:
+    """The state of a checkpoint: the network and its weights, with no training and no data set."""
+    return {
+        "network": describe_network(detector.model, source),
+        "names": detector.names,
+        "category_ids": detector.category_ids,
+        "config": {
+            "model": to_dictionary(replace(source, weights=None)),
+            "evaluate": {"image_size": detector.image_size},
+        },
+        "weights_version": list(detector.model.weights_version),
+        "epoch": 0,
+        "step": 0,
+        "seen": detector.model.seen,
+        "ema": detector.model.state_dict(),
+    }
+
+
+def write_darknet(config: ConvertConfig, model: Darknet) -> None:
+    """Write the .weights file, and before it the .cfg where one is asked for."""
+    if config.seen is not None:
+        model.seen = config.seen
+    text = fitted_cfg(model)
+    if config.cfg is not None:
+        write_text(Path(config.cfg), text)
+        print(f"wrote {config.cfg}, the .cfg of {config.out}")
+    count = save_darknet_weights(model, config.out, config.up_to_layer)
+    version = ".".join(map(str, model.weights_version))
+    print(f"wrote {config.out}: {count:,} values, header {version}, trained on {model.seen:,} images")
+    for eps in {module.eps for module in model.modules() if isinstance(module, BatchNorm2d)} - {DARKNET_EPS}:
+        print(f"note: this network was trained with model.bn_eps={eps:g}, Darknet computes with {DARKNET_EPS:g}")
+    if config.cfg is None and config.up_to_layer is None and text != model.cfg.text:
+        print("note: classes or filters are not those of the .cfg it was built from. cfg=<file> writes one that fits")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a new text file. Raises ModelError where there is one with other content, or it cannot be written."""
+    try:
+        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
+            raise ModelError(f"cfg={path} exists and differs. fix: another name")
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ModelError(f"cannot write cfg={path} ({error.strerror}). fix: a file in a folder of yours") from error
+
+
+def complete(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The whole configuration: with ``ckpt`` its network, which ``model`` must not name again."""
+    if given["ckpt"] is not None and given["weights"] is None:
+        if any(key.split(".")[0] == "model" for key in named):
+            raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
+        return {**given, "model": peek_config(Path(given["ckpt"]))["model"]}
+    if given["weights"] is not None and "cfg" not in given["model"]:
+        raise ConfigError(f"weights={given['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
+    return {**given, "model": {"cfg": "", **given["model"]}}
+
+
+if __name__ == "__main__":
+    run("convert", ConvertConfig, convert, complete)

@@ -1,0 +1,145 @@
+"""State dicts of other systems: every value at its place, and nothing loaded from what does not fit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import Darknet, ModelError, load_foreign_state_dict, parse_cfg, read_tensor_file
+from tests.models.small_network import PlainNetwork, cfg_text, small
+
+SCHEMES = {
+    "module_list.N.Conv2d": PlainNetwork("module_list", ("Conv2d", "BatchNorm2d")),
+    "models.N.conv1": PlainNetwork("models", ("conv{n}", "bn{n}")),
+    "batch norm registered first": PlainNetwork("layers", ("convolution", "norm"), norm_first=True),
+}
+
+
+class Unknown:
+    """Something whose pickle needs code."""
+
+
+def load(model: Darknet, path: Path, content: Any, fresh_heads: bool = False) -> str:
+    torch.save(content, path)
+    return str(load_foreign_state_dict(model, read_tensor_file(path), path, fresh_heads))
+
+
+def assert_same_maps(model: Darknet, plain: PlainNetwork) -> None:
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        for ours, theirs in zip(model(images), plain(images), strict=True):
+            torch.testing.assert_close(ours.squeeze(1).permute(0, 3, 1, 2), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_both_networks_compute_the_same_afterwards(scheme: str, tmp_path: Path) -> None:
+    model, plain = small(), SCHEMES[scheme]
+    said = load(model, tmp_path / "theirs.pt", plain.state_dict())
+    assert_same_maps(model, plain)
+    assert "all" in said and "2 classes" in said and "model.bn_eps=1e-06" in said
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"epoch": 3, "best_fitness": None, "model": state, "optimizer": None},
+        lambda state: {"state_dict": state, "hyper_parameters": {"lr": 0.1}},
+        lambda state: OrderedDict((f"module.{name}", tensor) for name, tensor in state.items()),
+        lambda state: {**state, "module_list.6.anchor_grid": torch.rand(1, 2), "module_list.6.anchors": torch.ones(4)},
+        lambda state: {name: tensor.double() for name, tensor in state.items()},
+    ],
+    ids=["model", "state_dict", "module.", "anchors", "float64"],
+)
+def test_usual_wrappings_are_opened(wrap: Any, tmp_path: Path) -> None:
+    model, plain = small(), SCHEMES["module_list.N.Conv2d"]
+    load(model, tmp_path / "theirs.pth", wrap(plain.state_dict()))
+    assert_same_maps(model, plain)
+
+
+def test_files_of_old_torch_versions_are_read(tmp_path: Path) -> None:
+    model, plain = small(), SCHEMES["models.N.conv1"]
+    torch.save(plain.state_dict(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    load_foreign_state_dict(model, read_tensor_file(tmp_path / "old.pt"), tmp_path / "old.pt", False)
+    assert_same_maps(model, plain)
+
+
+def test_fresh_heads_keep_everything_else(tmp_path: Path) -> None:
+    plain, model = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"), num_classes=4), small(2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    said = r"5 is module_list\.5\.Conv2d .*\(9, 16, 1, 1\).*: the file is for 4 classes, the model for 2\. fix: "
+    with pytest.raises(ModelError, match=said):
+        load(model, tmp_path / "four.pt", plain.state_dict())
+    said = load(model, tmp_path / "four.pt", plain.state_dict(), fresh_heads=True)
+    assert "5 of 7 layers with weights" in said
+    assert "its heads for 4 classes were left out and those for 2 classes start fresh" in said
+    for name, tensor in model.state_dict().items():
+        same = tensor.equal(before[name])
+        assert same if name.startswith(("layers.5.", "layers.11.")) or name.endswith("tracked") else not same, name
+
+
+def without(name: str) -> Any:
+    return lambda state: {key: tensor for key, tensor in state.items() if key != name}
+
+
+def instead(name: str, tensor: Tensor) -> Any:
+    return lambda state: {**state, name: tensor}
+
+
+KERNELS, SHAPE = "module_list.3.Conv2d.weight", (16, 8, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            without("module_list.0.Conv2d.weight"),
+            r"convolution 1 is module_list\.1\.Conv2d with weight \(16, 8, 3, 3\), here it is layers\.0\.conv with"
+            r" weight \(8, 3, 3, 3\)\. fix: set model\.cfg",
+        ),
+        (without("module_list.8.Conv2d.weight"), r"convolution 6 is module_list\.11\..*here it is layers\.8\.conv"),
+        (without("module_list.11.Conv2d.bias"), r"convolution 7 is module_list\.11\.Conv2d with weight"),
+        (instead("extra.weight", torch.ones(1, 1, 1, 1)), r"convolution 8 is extra with .*here it is none"),
+        (instead("fc.weight", torch.ones(4, 4)), r"fc with weight \(4, 4\), which is neither convolution nor batch"),
+        (without("module_list.3.BatchNorm2d.running_var"), r"module_list\.3\.BatchNorm2d with bias .* neither"),
+        (instead(KERNELS, torch.full(SHAPE, float("nan"))), r"module_list\.3\.Conv2d\.weight has values .* not finite"),
+        (instead(KERNELS, torch.full(SHAPE, 1e300, dtype=torch.float64)), r"not finite"),
+        (instead(KERNELS, torch.ones(SHAPE).to_sparse()), r"no plain tensor"),
+        (lambda state: {}, "holds no state dict"),
+        (lambda state: [1, 2], "holds no state dict"),
+        (lambda state: {"weights": state}, r"holds no state dict, neither by itself nor as model, state_dict"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(change: Any, said: str, tmp_path: Path) -> None:
+    model, state = small(), SCHEMES["module_list.N.Conv2d"].state_dict()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ModelError, match=said) as refused:
+        load(model, tmp_path / "theirs.pt", change(state))
+    assert "\n" not in str(refused.value) and str(tmp_path / "theirs.pt") in str(refused.value)
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_pickled_objects_are_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "whole_module.pt"
+    torch.save({"model": Unknown()}, path)
+    with pytest.raises(ModelError, match=r"holds pickled objects \(\S*Unknown\).*torch\.save\(model\.state_dict\(\)"):
+        read_tensor_file(path)
+    torch.save(SCHEMES["models.N.conv1"], path)  # a whole module
+    with pytest.raises(ModelError, match=r"holds pickled objects \(\S*PlainNetwork\)"):
+        read_tensor_file(path)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(ModelError, match=r"is damaged, or torch\.save did not write it"):
+        read_tensor_file(path)
+    for missing in (tmp_path / "none.pt", tmp_path):
+        with pytest.raises(ModelError, match=r"does not exist|is a folder"):
+            read_tensor_file(missing)
+
+
+def test_weighted_shortcuts_have_no_counterpart(tmp_path: Path) -> None:
+    text = cfg_text().replace("from=-3\n", "from=-3\nweights_type=per_feature\n")
+    with pytest.raises(ModelError, match=r"small\.cfg holds layers\.4 with weights .*use the \.weights file"):
+        load(Darknet(parse_cfg(text, "small.cfg")), tmp_path / "theirs.pt", SCHEMES["models.N.conv1"].state_dict())
