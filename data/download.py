@@ -1,0 +1,142 @@
+"""Fetches archives over HTTP and unpacks them: resumable, checked, and never outside the folder that was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path, PurePosixPath
+
+from data.errors import DataError
+
+CHUNK = 1 << 20
+PAUSE_SECONDS = 1.0  # before the second attempt; doubled before each further one
+Report = Callable[[int, int], None]  # (units so far, units in all: 0 where that is not known)
+
+
+def download(url: str, path: Path, md5: str, attempts: int, timeout: float, report: Report) -> None:
+    """Fetches ``url`` into ``path``, unless it is there already; an interrupted download goes on where it stopped.
+
+    The bytes so far are in ``<path>.part``; the file gets its name when its MD5 is right. Raises ``DataError`` after
+    ``attempts`` failures in a row without a new byte, at once where the server refuses the file, and where the sum is
+    wrong, in which case the bytes are thrown away.
+    """
+    if path.is_file() and _md5(path) == md5:
+        return
+    part = path.with_name(f"{path.name}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    failures, pause = 0, PAUSE_SECONDS
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _continue(url, part, timeout, report)
+            break
+        except urllib.error.HTTPError as error:
+            if error.code == 416:  # the part is whole already, or longer than the file; its sum tells
+                break
+            if error.code < 500:
+                raise DataError(
+                    f"{url}: the server says {error.code} {error.reason}. fix: check the address"
+                ) from error
+            problem: Exception = error
+        except (OSError, HTTPException) as error:
+            problem = error
+        arrived = part.exists() and part.stat().st_size > before
+        failures = 1 if arrived else failures + 1
+        if failures >= attempts:
+            raise DataError(
+                f"{url}: {problem or type(problem).__name__} after {attempts} attempts."
+                f" fix: run the command again, it goes on from {part}"
+            ) from problem
+        pause = PAUSE_SECONDS if arrived else pause * 2
+        time.sleep(pause)
+    if (found := _md5(part)) != md5:
+        part.unlink()
+        raise DataError(f"{url} has the MD5 {found} instead of {md5}, so it is damaged. fix: run the command again")
+    part.replace(path)
+
+
+def _continue(url: str, part: Path, timeout: float, report: Report) -> None:
+    """Appends the missing bytes to ``part``; raises OSError where the connection ends before the file does."""
+    start = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        if answer.status != 206:
+            start = 0  # the server sends the whole file
+        length = int(answer.headers.get("Content-Length", 0))
+        total = start + length if length else 0
+        with part.open("ab" if start else "wb") as file:
+            done = start
+            while chunk := answer.read(CHUNK):
+                file.write(chunk)
+                done += len(chunk)
+                report(done, total)
+    if total and done < total:
+        raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def unpack(archive: Path, folder: Path, report: Report) -> None:
+    """Unpacks a .zip or .tar (also .tar.gz) into ``folder``, over what is there; ``report`` is told numbers of files.
+
+    Refuses, before anything is written, an archive with an entry that would end up outside of ``folder``, or that is
+    neither a file nor a folder. Raises ``DataError``.
+    """
+    try:
+        if zipfile.is_zipfile(archive):
+            _unzip(archive, folder, report)
+        elif tarfile.is_tarfile(archive):
+            _untar(archive, folder, report)
+        else:
+            raise DataError(f"{archive} is no .zip and no .tar. fix: get it again")
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+        raise DataError(f"{archive} is damaged ({error}). fix: remove it and run the command again") from error
+
+
+def _unzip(path: Path, folder: Path, report: Report) -> None:
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        for entry in entries:
+            # The upper half of the attributes is the Unix mode: 0o120000 marks a link.
+            is_link = entry.external_attr >> 16 & 0o170000 == 0o120000
+            _check_entry(path, folder, entry.filename, is_plain=not is_link)
+        for done, entry in enumerate(entries, start=1):
+            target = folder / entry.filename
+            if entry.is_dir():
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(entry) as source, target.open("wb") as file:
+                    shutil.copyfileobj(source, file, CHUNK)
+            report(done, len(entries))
+
+
+def _untar(path: Path, folder: Path, report: Report) -> None:
+    with tarfile.open(path) as archive:
+        members = archive.getmembers()
+        for member in members:
+            _check_entry(path, folder, member.name, is_plain=member.isfile() or member.isdir())
+        for done, member in enumerate(members, start=1):
+            archive.extract(member, folder, filter="data")
+            report(done, len(members))
+
+
+def _check_entry(archive: Path, folder: Path, name: str, is_plain: bool) -> None:
+    parts = PurePosixPath(name.replace("\\", "/"))
+    # Links that stand in the folder already count as well: resolve follows them.
+    inside = (folder / parts).resolve().is_relative_to(folder.resolve())
+    if not is_plain or parts.is_absolute() or ".." in parts.parts or not inside:
+        raise DataError(
+            f"{archive} holds the entry {name!r}, which is no plain file inside the folder, so nothing was unpacked."
+            " fix: do not use this archive"
+        )
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()

@@ -1,0 +1,73 @@
+"""Fetch a public data set.
+
+    python -m scripts.get_data coco2017 root=datasets/coco
+    python -m scripts.get_data voc2007
+
+Downloads go on where they stopped, are checked, and are unpacked once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+from conf.entry import ConfigError, run
+from conf.schema_tools import GetDataConfig
+from data.download import download, unpack
+
+
+def get_data(config: GetDataConfig) -> Path:
+    """Fetch and unpack the archives of ``config.name``; returns the folder that they are in."""
+    if config.name not in config.sets:
+        raise ConfigError(f"no data set is called {config.name!r}. fix: one of {', '.join(sorted(config.sets))}")
+    chosen = config.sets[config.name]
+    root = Path(config.root or chosen.root)
+    for archive in chosen.archives:
+        file_name = PurePosixPath(urlsplit(archive.url).path).name
+        done = root / ".archives" / f"{file_name}.unpacked"  # holds the sum of what was unpacked
+        if done.is_file() and done.read_text() == archive.md5:
+            print(f"{file_name}: unpacked already")
+            continue
+        path = done.with_name(file_name)
+        with _Bar(file_name, "B") as bar:
+            download(archive.url, path, archive.md5, config.attempts, config.timeout_seconds, bar.report)
+        with _Bar(f"unpack {file_name}", " files") as bar:
+            unpack(path, root, bar.report)
+        done.write_text(archive.md5)
+        if not config.keep_archives:
+            path.unlink()
+    print(f"{config.name} is in {root.absolute()}")
+    return root
+
+
+class _Bar:
+    """A progress bar that is told totals, not steps."""
+
+    def __init__(self, name: str, unit: str) -> None:
+        self._bar = tqdm(desc=name, unit=unit, unit_scale=True, mininterval=1.0)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def report(self, done: int, total: int) -> None:
+        """``done`` of ``total`` units are finished; a total of 0 is unknown."""
+        self._bar.total = total or None
+        self._bar.update(done - self._bar.n)
+
+
+def name_first(arguments: list[str]) -> list[str]:
+    """The command line with a bare first word, as ``coco2017``, written as the option that it means."""
+    if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
+        return [f"name={arguments[0]}", *arguments[1:]]
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = name_first(sys.argv[1:])
+    run("get_data", GetDataConfig, get_data)

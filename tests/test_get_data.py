@@ -1,0 +1,45 @@
+"""scripts/get_data.py from the command line to the files, against a server on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from conf.entry import ConfigError, compose
+from conf.schema_tools import GetDataConfig
+from scripts.get_data import get_data, name_first
+
+
+def test_a_set_is_fetched_unpacked_and_not_fetched_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served, root = tmp_path / "served", tmp_path / "root"
+    served.mkdir()
+    with zipfile.ZipFile(served / "pictures.zip", "w") as archive:
+        archive.writestr("pictures/1.txt", "one")
+    md5 = hashlib.md5((served / "pictures.zip").read_bytes()).hexdigest()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=served)) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/pictures.zip"
+        archives = f"sets.voc2007.archives=[{{url: '{url}', md5: {md5}}}]"
+        config = compose("get_data", GetDataConfig, name_first(["voc2007", f"root={root}", archives]))
+        assert get_data(config) == root
+        assert (root / "pictures" / "1.txt").read_text() == "one"
+        assert not list(root.rglob("*.zip"))  # not kept unless asked
+        server.shutdown()
+    capsys.readouterr()
+    get_data(config)  # the server is gone
+    assert "unpacked already" in capsys.readouterr().out
+
+
+def test_names() -> None:
+    assert name_first(["coco2017", "root=a"]) == ["name=coco2017", "root=a"]
+    assert name_first(["root=a"]) == ["root=a"] and name_first(["--help"]) == ["--help"] and name_first([]) == []
+    config = compose("get_data", GetDataConfig, ["name=coco2071"])
+    with pytest.raises(ConfigError, match=r"no data set is called 'coco2071'\. fix: one of coco2017, voc2007, voc2012"):
+        get_data(config)
