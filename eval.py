@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from conf.entry import ConfigError, layered, run
-from conf.schema import EvalConfig, EvaluateConfig, ModelConfig
+from conf.build import build_model, complete_from_checkpoint, image_size_of, model_from_checkpoint
+from conf.entry import ConfigError, run
+from conf.schema import EvalConfig, EvaluateConfig
 from data import (
     Annotations,
     Batch,
@@ -29,22 +28,16 @@ from data import (
     EvalDataset,
     ImageCache,
     ImageSource,
+    Letterbox,
     RamCache,
     build_ram_cache,
+    cut_at_edges,
     eval_batches,
     make_loader,
     open_annotations,
 )
-from models import (
-    Darknet,
-    Postprocess,
-    load_cfg,
-    load_darknet_weights,
-    load_weights_of_checkpoint,
-    parse_cfg,
-    zoo_cfg,
-)
-from train_utils.checkpoint import load_checkpoint, peek_config
+from models import Darknet, Postprocess
+from train_utils.checkpoint import load_checkpoint
 from train_utils.coco_eval import CocoResult, Detections, GroundTruth, format_table, score
 from train_utils.distributed import (
     World,
@@ -59,7 +52,6 @@ from train_utils.log import Progress
 from train_utils.run_folder import open_folder
 
 MEMORY_FILES = Path("/dev/shm")
-DARKNET_IMAGE_SIZE = 608  # of Darknet weights where evaluate.image_size says nothing
 
 
 def evaluate(config: EvalConfig) -> dict[str, float]:
@@ -72,17 +64,19 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
     annotations = open_split(config.data, "val", world)
     if config.ckpt is not None:
         model, names = model_from_checkpoint(load_checkpoint(Path(config.ckpt)))
-        if names != annotations.names:
+        numbered = [str(index) for index in range(len(annotations.names))]  # converted without names
+        if names not in (annotations.names, numbered):
             raise ConfigError(
                 f"ckpt={config.ckpt} knows the classes {_short(names)}, data={config.data.name} has "
-                f"{_short(annotations.names)}. fix: evaluate on data with the checkpoint's classes"
+                f"{_short(annotations.names)}. fix: evaluate on data with the checkpoint's classes, or convert weights "
+                "anew with names=<the data's .json>"
             )
     else:
-        model, note = build_model(config.model, len(annotations.names))
+        model, note = build_model(config.model, len(annotations.names), whole=True)
         if world.is_main:
             print(note)
-    assert config.evaluate.image_size is not None, "eval.py completes it from the checkpoint or the cfg"
-    evaluator = Evaluator(annotations, config.evaluate, config.evaluate.image_size, model, config.data, world)
+    image_size = config.evaluate.image_size or image_size_of(model.cfg)
+    evaluator = Evaluator(annotations, config.evaluate, image_size, model, config.data, world)
     result = evaluator(model.to(world.device))
     if result is None:
         return {}
@@ -124,12 +118,18 @@ class Evaluator:
                 f"evaluate.image_size={image_size} is no multiple of the network's largest stride "
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
-        self.world, self.lines = world, lines
+        self.world, self.lines, self.clip = world, lines, config.clip
         batches = eval_batches(
-            annotations.sizes, image_size, config.batch_size, model.max_stride, config.rect, upscale=True
+            annotations.sizes,
+            image_size,
+            config.batch_size,
+            model.max_stride,
+            config.rect,
+            upscale=True,
+            resize=config.resize,
         )
         sampler = EvalBatchSampler(batches, world.rank, world.world_size)
-        dataset = EvalDataset(annotations, open_images(annotations, data, world), upscale=True)
+        dataset = EvalDataset(annotations, open_images(annotations, data, world), True, config.resize)
         self.num_images = sum(len(batch) for batch in sampler)
         self.loader = make_loader(dataset, sampler, data.workers, world.device.type == "cuda")
         self.postprocess = Postprocess(
@@ -162,13 +162,12 @@ class Evaluator:
         return Evaluation(score(self.ground_truth, detections), detections)
 
     def to_original(self, batch: Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
-        """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels, by its stored letterbox, cut
-        at the image's edge."""
-        ratio_x, ratio_y, pad_x, pad_y = batch.letterboxes[i].tolist()
+        """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels."""
+        boxes = Letterbox(*batch.letterboxes[i].tolist()).to_original(boxes_xyxy)
+        if not self.clip:
+            return boxes
         height, width = self.ground_truth.sizes[int(batch.indices[i])].tolist()
-        boxes = (boxes_xyxy - [pad_x, pad_y, pad_x, pad_y]) / [ratio_x, ratio_y, ratio_x, ratio_y]
-        clipped: np.ndarray = boxes.clip(0, [width, height, width, height])
-        return clipped
+        return cut_at_edges(boxes, (height, width))
 
 
 def open_split(config: DataConfig, split: str, world: World) -> Annotations:
@@ -196,55 +195,6 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
         if world.is_local_main:
             path.unlink(missing_ok=True)
     return ImageSource(annotations, config.on_error, cache)
-
-
-def build_model(config: ModelConfig, num_classes: int) -> tuple[Darknet, str]:
-    """A network with fresh head biases, its first layers frozen and initial weights as configured, and one sentence
-    about those."""
-    path = Path(config.cfg)
-    cfg = load_cfg(path if path.suffix == ".cfg" else zoo_cfg(config.cfg))
-    model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
-    model.init_head_biases()
-    model.freeze(config.freeze)
-    if config.weights is None:
-        return model, "initial weights: random"
-    return model, load_initial_weights(model, Path(config.weights), config.fresh_heads)
-
-
-def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> str:
-    """Load Darknet ``.weights`` or a checkpoint of this project; says in one sentence what was loaded."""
-    if path.suffix == ".pt":
-        return load_weights_of_checkpoint(model, load_checkpoint(path)["ema"], path, fresh_heads)
-    return str(load_darknet_weights(model, path, fresh_heads=fresh_heads))
-
-
-def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
-    """The averaged model of a checkpoint, and its class names."""
-    built_from = state["network"]
-    model = Darknet(
-        parse_cfg(built_from["cfg"], built_from["source"]),
-        built_from["num_classes"],
-        built_from["width"],
-        bn_eps=built_from["bn_eps"],
-        bn_momentum=built_from["bn_momentum"],
-    )
-    model.load_state_dict(state["ema"])
-    return model, list(state["names"])
-
-
-def complete_from_checkpoint(given: dict[str, Any], _: Sequence[str]) -> dict[str, Any]:
-    """The configuration with the checkpoint's values where neither YAML nor the command line gives one."""
-    if given.get("ckpt") is None:
-        if "model" not in given or "data" not in given:
-            raise ConfigError(
-                "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
-            )
-        given["evaluate"]["image_size"] = given["evaluate"]["image_size"] or DARKNET_IMAGE_SIZE
-        return given
-    saved = peek_config(Path(given["ckpt"]))
-    image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
-    given["evaluate"]["image_size"] = image_size
-    return layered({"data": saved["data"], "model": saved["model"]}, given)
 
 
 def _short(names: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ import numpy as np
 
 matplotlib.use("Agg")  # no display is needed
 from matplotlib import pyplot as plt
+
+from train_utils.drawing import draw_boxes
 
 CURVE_GROUPS = (
     ("loss", ("loss", "loss_box", "loss_objectness", "loss_classification")),
@@ -38,34 +39,6 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
             axis.legend(fontsize=8)
     figure.savefig(out, dpi=110)
     plt.close(figure)
-
-
-def class_color(index: int) -> tuple[int, int, int]:
-    """A colour (RGB, 0..255) for a class: golden-ratio steps around the hue circle keep neighbours apart."""
-    red, green, blue = colorsys.hsv_to_rgb(index * 0.618034 % 1, 0.85, 0.95)
-    return round(red * 255), round(green * 255), round(blue * 255)
-
-
-def draw_boxes(
-    image: np.ndarray,
-    boxes_xyxy: np.ndarray,
-    classes: np.ndarray,
-    names: Sequence[str],
-    scores: np.ndarray | None = None,
-) -> np.ndarray:
-    """A copy of ``image`` (uint8 RGB, H x W x 3) with ``boxes_xyxy`` (n, 4, pixels) and their names drawn on it."""
-    canvas = np.ascontiguousarray(image).copy()
-    thickness = max(1, round(min(canvas.shape[:2]) / 320))
-    font_scale = max(0.35, min(canvas.shape[:2]) / 1100)
-    for i, (x1, y1, x2, y2) in enumerate(np.asarray(boxes_xyxy).round().astype(int).tolist()):
-        color = class_color(int(classes[i]))
-        cv2.rectangle(canvas, (x1, y1), (x2, y2), color, thickness)
-        text = names[int(classes[i])] + (f" {scores[i]:.2f}" if scores is not None else "")
-        (width, height), base = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, font_scale, 1)
-        top = max(0, y1 - height - base)
-        cv2.rectangle(canvas, (x1, top), (x1 + width, top + height + base), color, cv2.FILLED)
-        cv2.putText(canvas, text, (x1, top + height), cv2.FONT_HERSHEY_SIMPLEX, font_scale, (0, 0, 0), 1, cv2.LINE_AA)
-    return canvas
 
 
 def save_sheet(images: Sequence[np.ndarray], columns: int, out: Path, cell: int = 400) -> None:

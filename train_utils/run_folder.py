@@ -28,15 +28,20 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
         job = slurm_job_name()
         if job is not None:
             return prepared(_fresh(Path("runs", name, f"slurm-{job}").resolve()), "run_dir")
-        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-        folder = Path("runs", name, stamp).resolve()
-        count = 1
-        while folder.exists():  # another run began in the same second
-            count += 1
-            folder = folder.with_name(f"{stamp}_{count}")
-        return prepared(folder, "run_dir")
+        return prepared(dated_folder(name), "run_dir")
 
     return Path(on_main(world, choose))
+
+
+def dated_folder(name: str) -> Path:
+    """``runs/<name>/<date_time>``, numbered where it is there already; not made."""
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    folder = Path("runs", name, stamp).resolve()
+    count = 1
+    while folder.exists():  # another run began in the same second
+        count += 1
+        folder = folder.with_name(f"{stamp}_{count}")
+    return folder
 
 
 def open_folder(world: World, folder: Path, key: str) -> Path:

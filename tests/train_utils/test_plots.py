@@ -7,23 +7,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from train_utils.plots import class_color, draw_boxes, draw_curves, draw_targets, save_sheet
-
-
-def test_a_box_is_drawn_in_its_class_colour_on_its_edge_and_the_image_is_left_alone() -> None:
-    image = np.full((200, 300, 3), 40, np.uint8)
-    drawn = draw_boxes(image, np.array([[50.0, 60.0, 150.0, 160.0]]), np.array([2]), ["a", "b", "cat"], np.array([0.9]))
-    assert (image == 40).all()
-    for x, y in ((50, 100), (150, 100), (100, 160)):
-        assert tuple(drawn[y, x]) == class_color(2)
-    assert (drawn[80:150, 70:140] == 40).all(), "the inside is covered"
-    assert (drawn[:60, 50:100] != 40).any(), "no name above the box"
-
-
-def test_neighbouring_classes_have_colours_apart() -> None:
-    colors = np.array([class_color(i) for i in range(12)], dtype=int)
-    apart = np.abs(colors[:, None] - colors[None]).max(-1) + 255 * np.eye(12, dtype=int)
-    assert apart.min() > 30
+from train_utils.drawing import class_color
+from train_utils.plots import draw_curves, draw_targets, save_sheet
 
 
 def test_a_sheet_keeps_aspect_ratios_and_colours(tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""Detect objects in pictures and videos of your own.
+
+    python predict.py ckpt=runs/quickstart/... source=pictures
+    python predict.py ckpt=runs/coco/... "source=pictures/**/*.jpg" out=found confidence=0.4
+    python predict.py model=yolov4 model.weights=yolov4.weights names=coco.names source=street.mp4 resize=stretch
+
+What is found is in runs/predict/<date_time>/: the pictures with boxes, detections.json and images.json, labels/*.txt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from conf.build import Detector, model_or_checkpoint, open_detector
+from conf.entry import ConfigError, run
+from conf.schema import PredictConfig
+from data import Frame, FrameBatch, FrameBatches, Medium, cut_at_edges, find_media
+from models import Postprocess
+from train_utils.coco_eval import make_detections
+from train_utils.distributed import World, environment_world_size, init_distributed_mode
+from train_utils.drawing import DrawnFiles
+from train_utils.engine import forward_all
+from train_utils.log import Progress
+from train_utils.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
+from train_utils.run_folder import dated_folder, open_folder
+
+GPU_BATCH_SIZE = 8  # on a CPU one: there, threads take whole batches side by side
+
+
+class Found(NamedTuple):
+    """The detections on one frame, best first."""
+
+    boxes_xyxy: np.ndarray  # float64 (n, 4) in pixels of the frame, cut at its edges
+    classes: np.ndarray  # int (n,)
+    scores: np.ndarray  # float64 (n,)
+
+
+def predict(config: PredictConfig) -> Path:
+    """Detect as configured; the folder with the results.
+
+    Raises the errors of the parts: a source that holds nothing, weights that do not fit, files that cannot be read.
+    """
+    if environment_world_size() > 1:
+        raise ConfigError(
+            f"predict.py works in one process, {environment_world_size()} were started. fix: start it without a "
+            "launcher, for several GPUs once for each with a part of the source"
+        )
+    world = init_distributed_mode(config.device.value, timeout_seconds=60)
+    media = find_media(config.source)
+    detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
+    frames = open_frames(config, media, detector, world)
+    progress = Progress(frames.count(), "predict", world.is_main)
+    out = Path(config.out) if config.out is not None else dated_folder("predict")
+    writer = ResultWriter(config, media, detector, out)
+    open_folder(world, out, "out")
+
+    print(f"{detector.note}; {detector.image_size} pixels on {world.device.type}", flush=True)
+    network = Timed(make_network(config, detector, world))
+    started = time.perf_counter()
+    with writer.drawn:
+        for batch, detections in forward_all(network, frames, list, world.device):
+            for frame, found in found_on_frames(batch, detections):
+                writer.add(frame, found)
+            progress.advance(len(batch.frames))
+    progress.close()
+    writer.close()
+    print(summary(writer, frames, network, time.perf_counter() - started))
+    return out
+
+
+def open_frames(config: PredictConfig, media: list[Medium], detector: Detector, world: World) -> FrameBatches:
+    """The batches of network input, made as an evaluation with the same options would make them."""
+    return FrameBatches(
+        media,
+        image_size=detector.image_size,
+        stride=detector.model.max_stride,
+        batch_size=config.batch_size or (1 if world.device.type == "cpu" else GPU_BATCH_SIZE),
+        resize=config.resize,
+        rect=config.rect,
+        on_error=config.on_error,
+        threads=config.workers,
+    )
+
+
+def make_network(config: PredictConfig, detector: Detector, world: World) -> Callable[[Tensor], list[Tensor]]:
+    """Images (B, 3, H, W) in 0..1 to one (n, 6) for each: x1, y1, x2, y2 in its pixels, score, class; best first."""
+    model = detector.model.to(world.device)
+    postprocess = Postprocess(
+        model.heads,
+        confidence=config.confidence,
+        nms_iou=config.nms_iou,
+        max_detections=config.max_detections,
+        multi_label=config.multi_label,
+    )
+    return lambda images: [rows.cpu() for rows in postprocess(model(images))]
+
+
+class Timed:
+    """A function that knows how long it took, over all calls and threads."""
+
+    def __init__(self, function: Callable[[Tensor], list[Tensor]]) -> None:
+        self.function, self._calls = function, list[float]()  # appending is safe from any thread
+
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        started = time.perf_counter()
+        result = self.function(images)
+        self._calls.append(time.perf_counter() - started)
+        return result
+
+    @property
+    def seconds(self) -> float:
+        """Of all calls together."""
+        return sum(self._calls)
+
+
+def found_on_frames(batch: FrameBatch, detections: list[Tensor]) -> Iterator[tuple[Frame, Found]]:
+    """What was found on each frame of a batch, in its own pixels; boxes that lie in the padding only are left out."""
+    for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, detections, strict=True):
+        table = rows.double().numpy()
+        boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
+        inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+        yield frame, Found(boxes[inside], table[inside, 5].astype(int), table[inside, 4])
+
+
+class ResultWriter:
+    """The files of one prediction below ``out``."""
+
+    def __init__(self, config: PredictConfig, media: list[Medium], detector: Detector, out: Path) -> None:
+        """Raises ConfigError where a picture would be written over the one it is made of."""
+        self.config, self.detector, self.out = config, detector, out
+        videos = file_names([medium.name for medium in media if medium.is_video], ".mp4")
+        self.drawn_names = {medium.name: videos.get(medium.name, medium.name) for medium in media}
+        self.label_names = file_names([medium.name for medium in media if not medium.is_video], ".txt")
+        for medium in media:
+            if config.draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
+                raise ConfigError(f"out={out} would write over {medium.path}. fix: another out=, or draw=false")
+        self.drawn = DrawnFiles(detector.names, config.workers)
+        self.results: list[ImageResult] = []
+
+    def add(self, frame: Frame, found: Found) -> None:
+        """Draw a frame and write its labels."""
+        medium = frame.medium
+        rows = make_detections(0, found.classes, found.scores, found.boxes_xyxy)
+        result = ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows)
+        self.results.append(result)
+        if self.config.save_txt and not medium.is_video:
+            write_yolo(self.out / "labels" / self.label_names[medium.name], result)
+        if self.config.draw:
+            path = self.out / self.drawn_names[medium.name]
+            if medium.is_video:
+                self.drawn.frame(path, frame.frames_per_second, frame.image, *found)
+            else:
+                self.drawn.picture(path, frame.image, *found)
+
+    def close(self) -> None:
+        """Write what needs all results."""
+        if self.config.save_json:
+            images, detections = coco_files(self.results, self.detector.names, self.detector.category_ids)
+            write_json(self.out / "images.json", images)
+            write_json(self.out / "detections.json", detections)
+
+
+def summary(writer: ResultWriter, frames: FrameBatches, network: Timed, seconds: float) -> str:
+    """The closing line. Reading, network and writing run side by side, so their times add up to more than the whole."""
+    count = len(writer.results)
+    found = sum(len(result.detections) for result in writer.results)
+    milliseconds = [f"{1000 * part / max(1, count):.1f}" for part in (seconds, frames.seconds, network.seconds)]
+    left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
+    return (
+        f"{count} images, {found} detections{left_out}, in {writer.out}; ms per image: {milliseconds[0]} in all, "
+        f"{milliseconds[1]} reading, {milliseconds[2]} network and NMS"
+    )
+
+
+if __name__ == "__main__":
+    run("predict", PredictConfig, predict, model_or_checkpoint)
