@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.messages import explain, foreign_flag_message, is_foreign_flag, sentence
+from conf.schema import CHOICES
 from data import DataError
 from models import ModelError
 from train_utils.checkpoint import CheckpointError
@@ -62,7 +63,7 @@ def run(
     debug = "debug=true" in sys.argv
     try:
         _prepare_command_line()
-        ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+        _register(name, schema)
 
         failures: list[BaseException] = []
 
@@ -92,11 +93,11 @@ def run(
     shutdown()
 
 
-def compose(name: str, schema: type[Config], overrides: list[str]) -> Config:
+def compose(name: str, schema: type[Config], overrides: list[str], complete: Complete | None = None) -> Config:
     """The configuration that ``python <name>.py <overrides>`` would get, for tests, notebooks and other programs."""
-    ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    _register(name, schema)
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return to_plain(hydra.compose(name, overrides), schema)
+        return to_plain(hydra.compose(name, overrides), schema, complete)
 
 
 def to_plain(
@@ -110,11 +111,12 @@ def to_plain(
     Raises ConfigError naming the full key for a missing value, a stray key or a value its section refuses.
     """
     try:
+        _check_choices(cfg)
         given = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
         completed = complete(given, named) if complete is not None else given
         # Merged into a fresh schema, a key that Hydra let in by `+section.key=1` is an error instead of an attribute
         # that nobody reads.
-        plain = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), completed))
+        plain = OmegaConf.to_object(OmegaConf.merge(_structured(schema, completed), completed))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, schema)) from error
     except ValueError as error:  # raised by the __post_init__ of a section, whose message names its key
@@ -134,9 +136,12 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"resume={given['resume']} holds no config.yaml. fix: name the folder of a run")
     # Keys that the run's version of the program did not know have today's values.
-    saved = OmegaConf.merge(given, OmegaConf.load(path))
+    before = _to_dictionary(OmegaConf.load(path))
+    today = {key: value for key, value in given.items() if not _is_other_choice(key, value, before.get(key))}
+    saved = OmegaConf.merge(today, before)
     for key in named:
-        OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), force_add=True)
+        # A group replaces its section: another choice may have other keys.
+        OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), merge=False, force_add=True)
     saved.run_dir = None
     return _to_dictionary(saved)
 
@@ -154,6 +159,42 @@ def to_yaml(config: Any) -> str:
 def to_dictionary(config: Any) -> dict[str, Any]:
     """A plain configuration as nested dictionaries of numbers and strings (enums by name), as checkpoints keep it."""
     return _to_dictionary(OmegaConf.structured(config))
+
+
+def _register(name: str, schema: type) -> None:
+    """Make the types known to Hydra under the names by which the YAML files ask for them."""
+    store = ConfigStore.instance()
+    store.store(name=f"{name}_schema", node=schema)
+    for section, choices in CHOICES.items():
+        for choice, kind in choices.items():
+            store.store(name=f"{choice}_{section}_schema", node=kind)
+
+
+def _check_choices(cfg: DictConfig) -> None:
+    """Raise ConfigError where the command line changed the name of a section's choice instead of the choice."""
+    for section, choices in CHOICES.items():
+        kind = OmegaConf.get_type(cfg, section) if section in cfg else None
+        if kind in choices.values() and choices.get(cfg[section].name) is not kind:
+            raise ConfigError(f"{section}.name follows from the choice. fix: {section}={cfg[section].name}")
+
+
+def _structured(schema: type, given: dict[str, Any]) -> DictConfig:
+    """The empty typed tree of ``schema``, with the class of the choice that ``given`` makes in each of CHOICES."""
+    tree: DictConfig = OmegaConf.structured(schema)
+    for section, choices in CHOICES.items():
+        if section in given:
+            name = given[section].get("name")
+            if name not in choices:
+                raise ConfigError(
+                    f"{section}.name={name} is none of {', '.join(choices)}. fix: {section}=<one of them>"
+                )
+            tree[section] = OmegaConf.structured(choices[name])
+    return tree
+
+
+def _is_other_choice(section: str, today: Any, before: Any) -> bool:
+    """Whether an earlier run chose otherwise in a section whose keys follow from the choice."""
+    return section in CHOICES and before is not None and before.get("name", today["name"]) != today["name"]
 
 
 def _prepare_command_line() -> None:

@@ -10,6 +10,8 @@ from typing import Any, get_args, get_type_hints
 from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
+from conf.schema import CHOICES
+
 # Flags of other YOLO programs, and the keys that do the same here.
 FOREIGN_FLAGS = {
     "--epochs": "train.epochs",
@@ -50,14 +52,14 @@ def foreign_flag_message(flag: str) -> str:
 
 
 def full_keys(schema: Any, prefix: str = "") -> list[str]:
-    """Every key of a schema with its sections, as typed on a command line."""
+    """Every key of a schema with its sections, as typed on a command line; of a section with choices those of all."""
     keys = []
     for name, kind in get_type_hints(schema).items():
         keys.append(prefix + name)
-        for part in (kind, *get_args(kind)):
+        for part in CHOICES.get(prefix + name, {}).values() or (kind, *get_args(kind)):
             if is_dataclass(part):
                 keys += full_keys(part, f"{prefix}{name}.")
-    return keys
+    return list(dict.fromkeys(keys))
 
 
 def suggest(key: str, schema: Any) -> str:
@@ -65,7 +67,15 @@ def suggest(key: str, schema: Any) -> str:
     keys = full_keys(schema)
     same_last_word = [known for known in keys if known.split(".")[-1] == key.split(".")[-1]]
     near = same_last_word or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-    return f"did you mean {' or '.join(near)}?" if near else "--help lists all options."
+    return f"did you mean {' or '.join(map(_with_choice, near))}?" if near else "--help lists all options."
+
+
+def _with_choice(key: str) -> str:
+    """The key, with the choices of its section that have it where others have not."""
+    section, _, name = key.rpartition(".")
+    choices = CHOICES.get(section, {})
+    having = [f"{section}={choice}" for choice, kind in choices.items() if name in get_type_hints(kind)]
+    return key if len(having) == len(choices) else f"{key} (of {' or '.join(having)})"
 
 
 def explain(error: Exception, schema: Any) -> str:

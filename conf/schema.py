@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from data import AugmentConfig, DataConfig
-from models import LossConfig
+from data import AugmentConfig, DataConfig, OnError, Resize
+from models import DarknetLossConfig, LossConfig, LossSection
+from models.export_files import OPSETS
 from train_utils.optim import OptimConfig
 
 
@@ -40,7 +42,8 @@ class ModelConfig:
 
     cfg: str  # a name of models/zoo, or the path of a Darknet .cfg
     width: float  # factor on the filters of every convolution but the heads'
-    weights: str | None  # initial weights: Darknet .weights (whole or backbone) or a checkpoint of this project
+    anchors: list[Any] | None  # pairs [width, height] in pixels for all [yolo] sections; null: those of the .cfg
+    weights: str | None  # initial: Darknet .weights (whole or cut), or .pt: a checkpoint, another system's state dict
     fresh_heads: bool  # leave the convolutions before [yolo] at random: for weights of another class count
     bn_eps: float
     bn_momentum: float
@@ -49,12 +52,18 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not 0 < self.width <= 8:
             raise ValueError(f"model.width must be above 0 and at most 8, got {self.width}")
+        if self.anchors is not None and not all(map(_is_size, self.anchors)):
+            raise ValueError(f"model.anchors must be pairs [width, height] of pixels above 0, got {self.anchors}")
         if not self.bn_eps > 0:
             raise ValueError(f"model.bn_eps must be above 0, got {self.bn_eps}")
         if not 0 < self.bn_momentum <= 1:
             raise ValueError(f"model.bn_momentum must be above 0 and at most 1, got {self.bn_momentum}")
         if self.freeze < 0:
             raise ValueError(f"model.freeze must be 0 or more, got {self.freeze}")
+
+
+def _is_size(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(type(v) in (int, float) and v > 0 for v in pair)
 
 
 @dataclass
@@ -67,6 +76,8 @@ class TrainSection:
     max_device_batch_size: int  # evenly, up to this many; what is left of a step is accumulated
     image_size: int  # side in pixels of the square that training images fill
     multi_scale: list[float]  # [low, high]: each step's size is drawn from image_size times this range
+    rect: bool  # the images of a step are of like aspect and fill a rectangle of it instead of a square
+    repeat_threshold: float  # images of classes that fewer than this share of the images show come more often; 0: none
     seed: int
     device: Device
     precision: Precision
@@ -87,6 +98,8 @@ class TrainSection:
             )
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
             raise ValueError(f"train.multi_scale must be [low, high] with 0 < low <= high, got {self.multi_scale}")
+        if not 0 <= self.repeat_threshold <= 1:
+            raise ValueError(f"train.repeat_threshold must lie in 0..1, got {self.repeat_threshold}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"train.seed must lie in 0..2**63-1, got {self.seed}")
         if self.deterministic and self.cudnn_benchmark:
@@ -101,11 +114,13 @@ class EvaluateConfig:
 
     image_size: int | None  # longest side in pixels; null: as trained
     batch_size: int  # images in one forward pass of one process; figures do not depend on it
-    rect: bool  # pad each image to its own rectangle instead of a square
+    resize: Resize  # letterbox: keep the aspect and pad; stretch: fill the square, as Darknet does
+    rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into the square
     confidence: float  # detections at or below this score are dropped
     nms_iou: float
     max_detections: int  # kept for each image
     multi_label: bool  # one box may be reported with several classes
+    clip: bool  # cut boxes at the edges of their image
     every: int  # epochs between evaluations in training; 0: only after the last
 
     def __post_init__(self) -> None:
@@ -140,7 +155,7 @@ class TrainConfig:
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig
-    loss: LossConfig
+    loss: LossSection  # one of CHOICES["loss"]
     optim: OptimConfig
     train: TrainSection
     evaluate: EvaluateConfig
@@ -149,6 +164,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.resume is not None and self.run_dir is not None:
             raise ValueError("resume continues in its own folder: leave run_dir out")
+
+
+# Sections whose keys follow from a choice: the class of each choice, by the `name` that its YAML gives.
+CHOICES: dict[str, dict[str, type]] = {"loss": {"yolov3": LossConfig, "darknet": DarknetLossConfig}}
 
 
 @dataclass
@@ -163,3 +182,94 @@ class EvalConfig:
     data: DataConfig
     model: ModelConfig
     evaluate: EvaluateConfig
+
+
+@dataclass
+class PredictConfig:
+    """Everything that predict.py reads; either ``ckpt``, or ``model`` with its weights and ``names``."""
+
+    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    model: ModelConfig | None
+    names: str | None  # class names of Darknet weights: a text file, one a line, or a COCO json with categories
+    source: str  # a picture, a video, a folder, a pattern in quotes, or a .txt that lists pictures and videos
+    out: str | None  # folder for the results; null: runs/predict/<date_time>
+    on_error: OnError  # of a picture or video that cannot be read
+    image_size: int | None  # longest side in pixels; null: that of the checkpoint or of the .cfg
+    resize: Resize  # as evaluate.resize
+    rect: bool  # as evaluate.rect
+    batch_size: int | None  # pictures in one forward pass, results do not depend on it; null: 8 on a GPU, else 1
+    confidence: float  # detections at or below this score are dropped
+    nms_iou: float
+    max_detections: int  # kept for each picture
+    multi_label: bool  # one box may be reported with several classes
+    draw: bool  # copies of the pictures and videos with boxes
+    save_json: bool  # detections.json (COCO results) and images.json
+    save_txt: bool  # labels/*.txt of pictures (YOLO)
+    device: Device
+    workers: int  # threads that read, and as many that draw and write
+    debug: bool
+
+    def __post_init__(self) -> None:
+        if self.ckpt is not None and self.model is not None:
+            raise ValueError("ckpt and model exclude one another: a checkpoint holds its network. fix: leave one out")
+        if self.ckpt is not None and self.names is not None:
+            raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
+        for key in ("image_size", "batch_size"):
+            if getattr(self, key) is not None and getattr(self, key) < 1:
+                raise ValueError(f"{key} must be 1 or more, or null, got {getattr(self, key)}")
+        for key in ("max_detections", "workers"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be 1 or more, got {getattr(self, key)}")
+        for key in ("confidence", "nms_iou"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"{key} must lie in 0..1, got {getattr(self, key)}")
+
+
+class ExportFormat(StrEnum):
+    """Files that export.py writes: ONNX, or an archive of torch.export."""
+
+    onnx = "onnx"
+    torch = "torch"
+
+
+@dataclass
+class ExportConfig:
+    """Everything that export.py reads; ``model`` is None with a checkpoint, which holds its own."""
+
+    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    model: ModelConfig | None  # with model.weights, instead of ckpt
+    names: str | None  # text file of class names, one a line, for Darknet weights
+    format: ExportFormat
+    out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2
+    image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
+    batch_size: int
+    dynamic_batch: bool  # the file takes any batch size
+    dynamic_size: bool  # the file takes any multiples of the network's stride as height and width
+    opset: int  # of ONNX
+    nms: bool  # detections instead of all boxes and scores
+    confidence: float  # with nms: only scores above it are detections
+    nms_iou: float
+    max_detections: int  # room for each image
+    candidates: int  # best-scored boxes of each image that enter suppression
+    tolerance: float  # largest difference between file and network, of scores and of corners as a share of the image
+    debug: bool
+
+    def __post_init__(self) -> None:
+        if self.ckpt is not None and (self.model is not None or self.names is not None):
+            raise ValueError("ckpt excludes model and names: a checkpoint holds its own. fix: leave them out")
+        sides = self.image_size if isinstance(self.image_size, list) else [self.image_size] * 2
+        known = self.image_size is None or (len(sides) == 2 and all(type(side) is int and side > 0 for side in sides))
+        if not known:
+            raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {self.image_size}")
+        if self.opset not in OPSETS:
+            raise ValueError(f"opset must lie in {OPSETS[0]}..{OPSETS[-1]}, which are tested, got {self.opset}")
+        for key in ("batch_size", "max_detections"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be 1 or more, got {getattr(self, key)}")
+        if not self.tolerance > 0:
+            raise ValueError(f"tolerance must be above 0, got {self.tolerance}")
+        if self.candidates < self.max_detections:
+            raise ValueError(f"candidates={self.candidates} must not be below max_detections={self.max_detections}")
+        for key in ("confidence", "nms_iou"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"{key} must lie in 0..1, got {getattr(self, key)}")

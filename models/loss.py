@@ -13,16 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.assignment import Cells, centre_cells
 from models.boxes import IouKind, box_iou_aligned, cxcywh_to_xyxy, wh_iou
 from models.decode import box_sizes, cell_offsets
-from models.graph import Head
+from models.heads import Head
 
 FOCAL_ALPHA = 0.25  # weight of the positives in the focal loss of Lin et al. 2017, their best value
 
 
 @dataclass
-class LossConfig:
-    """Weights and options of the loss.
+class LossSection:
+    """What every choice of a loss has: the name it is chosen by."""
+
+    name: str
+
+
+@dataclass
+class LossConfig(LossSection):
+    """Weights and options of YoloLoss.
 
     classification is the gain for 80 classes, scaled by classes / 80. A target belongs to an anchor where their
     shapes overlap by more than anchor_iou. *_positive_weight multiply the cross-entropy of positives. label_smoothing
@@ -64,7 +72,7 @@ class _Assignment(NamedTuple):
     """Which targets belong to which anchors of one head; t targets, a anchors."""
 
     weight: Tensor  # float (t, a): 1 where target and anchor match, else 0
-    cell: tuple[Tensor, Tensor, Tensor, Tensor]  # image (t, 1), anchor (1, a), row (t, 1), column (t, 1)
+    cells: Cells  # image (t, 1), anchor (1, a), row (t, 1), column (t, 1)
     anchors: Tensor  # (a, 2) in pixels
     boxes_xyxy: Tensor  # (t, 1, 4) in pixels, relative to the corner of the target's cell
     classes: Tensor  # (t, 1) int64
@@ -127,19 +135,15 @@ class YoloLoss:
 
     def _assign(self, head: Head, anchors: Tensor, raw: Tensor, targets: Tensor) -> _Assignment:
         """Match targets with the anchors of one head by shape alone, in the one cell that holds the centre."""
-        image, classes = targets[:, :2].long().split(1, dim=1)
         centre, size = targets[:, 2:4], targets[:, 4:6]
-        rows, columns = raw.shape[2:4]
-        column, row = (centre / head.stride).floor().long().split(1, dim=1)
-        # A centre on the far edge of the image belongs to the last cell.
-        column, row = column.clamp(0, columns - 1), row.clamp(0, rows - 1)
-        corner = torch.cat((column, row), dim=1) * head.stride
+        cells = centre_cells(targets, head.stride, raw.shape)
+        corner = torch.cat((cells.column, cells.row), dim=1) * head.stride
         return _Assignment(
             weight=(wh_iou(size, anchors) > self.config.anchor_iou).float(),
-            cell=(image, torch.arange(len(anchors), device=raw.device)[None], row, column),
+            cells=cells,
             anchors=anchors,
             boxes_xyxy=cxcywh_to_xyxy(torch.cat((centre - corner, size), dim=1))[:, None],
-            classes=classes,
+            classes=targets[:, 1:2].long(),
         )
 
     def _head_terms(
@@ -147,11 +151,11 @@ class YoloLoss:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Box, objectness and class term of one head, without gains; `share` is the weight of one positive."""
         config = self.config
-        predicted = raw[assigned.cell].float()  # (t, a, 5 + classes), one row for each pair, matched or not
+        predicted = raw[tuple(assigned.cells)].float()  # (t, a, 5 + classes), one row for each pair, matched or not
         xy, wh, _, class_logits = predicted.split((2, 2, 1, head.num_classes), dim=-1)
         # Relative to the cell's corner, as the targets are: differences of large coordinates lose digits.
-        centre = cell_offsets(xy, head.scale_x_y) * head.stride
-        boxes = cxcywh_to_xyxy(torch.cat((centre, box_sizes(wh, assigned.anchors)), dim=-1))
+        centre = cell_offsets(xy, head) * head.stride
+        boxes = cxcywh_to_xyxy(torch.cat((centre, box_sizes(wh, assigned.anchors, head)), dim=-1))
         iou = box_iou_aligned(boxes, assigned.boxes_xyxy, config.iou)
         box = ((1 - iou) * assigned.weight).sum() * share
 
@@ -185,9 +189,7 @@ def _objectness_targets(raw: Tensor, assigned: _Assignment, quality: Tensor) -> 
     Where several targets claim one anchor of one cell the largest quality counts. That rule does not depend on the
     order of the targets, so the step is deterministic; each of them still counts in the box and class terms.
     """
-    _, num_anchors, rows, columns, _ = raw.shape
-    image, anchor, row, column = assigned.cell
-    position = ((image * num_anchors + anchor) * rows + row) * columns + column  # (t, a)
+    position = assigned.cells.flat(raw.shape)  # (t, a)
     targets = quality.new_zeros(raw.shape[:4])
     # Pairs that do not match write 0, the least a target can be.
     targets.view(-1).scatter_reduce_(0, position.flatten(), (quality * assigned.weight).flatten(), reduce="amax")

@@ -15,6 +15,7 @@ HEADS = [
 ]
 SIZE = (96, 128)  # height, width
 CONFIG = LossConfig(
+    name="yolov3",
     box=3.54,
     objectness=64.3,
     classification=37.4,

@@ -1,0 +1,160 @@
+"""Which targets belong to which cells and anchors: the parts of an assignment, all with fixed shapes.
+
+Nothing here waits for the host: no boolean indexing, no count that is read back, so a step on an accelerator is
+queued as a whole.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.boxes import IouKind, box_iou_aligned, cxcywh_to_xyxy, wh_iou
+
+PAIRS_AT_ONCE = 2**18  # boxes x targets compared in one go: temporaries of 1 MB, which stay in the cache of a CPU
+
+
+class Cells(NamedTuple):
+    """Positions in a raw map, int64 tensors that broadcast together; index the map's first four dimensions with it."""
+
+    image: Tensor
+    anchor: Tensor
+    row: Tensor
+    column: Tensor
+
+    def flat(self, shape: tuple[int, ...]) -> Tensor:
+        """Positions in the flattened (batch, anchors, rows, columns) of a map with that shape."""
+        _, anchors, rows, columns = shape[:4]
+        return ((self.image * anchors + self.anchor) * rows + self.row) * columns + self.column
+
+
+class Positives(NamedTuple):
+    """Pairs of a target and an anchor of a cell, some of which are positive."""
+
+    weight: Tensor  # (p,) 1 where the pair is positive, else 0
+    cells: Cells  # (p,) each
+    targets: Tensor  # (p, 6)
+
+    def joined(self, more: "Positives") -> "Positives":
+        """These pairs and more."""
+        return Positives(
+            torch.cat((self.weight, more.weight)),
+            Cells(*(torch.cat(pair) for pair in zip(self.cells, more.cells, strict=True))),
+            torch.cat((self.targets, more.targets)),
+        )
+
+
+class Anchors(NamedTuple):
+    """The anchors of a head as tensors on the device of its raw map; copying them there waits for it."""
+
+    own: Tensor  # (a, 2) widths and heights in pixels
+    all: Tensor  # (n, 2) those of the whole .cfg
+    mask: Tensor  # (a,) int64: which of all are own
+
+
+def positives_by_shape(
+    targets: Tensor, anchors: Anchors, stride: int, shape: tuple[int, ...], iou_thresh: float
+) -> Positives:
+    """Every target with each anchor of a head, in the cell that holds its centre: t * a pairs.
+
+    Positive are the anchor that of all has the most similar shape (of equals the first), if the head has it, and with
+    iou_thresh below 1 those of the head whose shape overlaps the target's by more than that.
+    """
+    overlap = wh_iou(targets[:, 4:6], anchors.all)
+    positive = overlap.argmax(1, keepdim=True) == anchors.mask  # (t, a)
+    if iou_thresh < 1:
+        positive = positive | (overlap[:, anchors.mask] > iou_thresh)
+    return Positives(
+        weight=positive.float().flatten(),
+        cells=Cells(*(index.expand(positive.shape).flatten() for index in centre_cells(targets, stride, shape))),
+        targets=targets[:, None].expand(*positive.shape, 6).flatten(0, 1),
+    )
+
+
+def positives_by_overlap(
+    targets: Tensor, boxes_xyxy: Tensor, overlaps: Tensor, shape: tuple[int, ...], threshold: float
+) -> Positives:
+    """Every anchor of every cell with the target that its decoded box overlaps most: positive above the threshold.
+
+    boxes_xyxy, overlaps: as best_overlaps takes and gives them. There must be a target.
+    """
+    best = first_best_targets(boxes_xyxy, targets, overlaps).clamp(max=len(targets) - 1)
+    return Positives(
+        weight=(overlaps > threshold).float().flatten(),
+        cells=all_cells(shape, boxes_xyxy.device),
+        targets=targets[best.flatten()],
+    )
+
+
+def centre_cells(targets: Tensor, stride: int, shape: tuple[int, ...]) -> Cells:
+    """The cells that hold the centres of targets (t, 6), at every anchor of a map: (t, 1) each, the anchor (1, a).
+
+    targets: image, class, cx, cy, w, h in pixels. A centre on the far edge of the image belongs to the last cell.
+    """
+    _, anchors, rows, columns = shape[:4]
+    column, row = (targets[:, 2:4] / stride).floor().long().split(1, dim=1)
+    return Cells(
+        image=targets[:, :1].long(),
+        anchor=torch.arange(anchors, device=targets.device)[None],
+        row=row.clamp(0, rows - 1),
+        column=column.clamp(0, columns - 1),
+    )
+
+
+def all_cells(shape: tuple[int, ...], device: torch.device) -> Cells:
+    """Every anchor of every cell of a map, in the order of the flattened map: (batch * anchors * rows * columns,)."""
+    axes = [torch.arange(length, device=device) for length in shape[:4]]
+    return Cells(*(axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")))
+
+
+@torch.no_grad()
+def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
+    """For each of boxes (batch, n, 4) its largest IoU with a target of its image, 0 where there is none: (batch, n).
+
+    targets: (t, 6) image, class, cx, cy, w, h in the pixels of the boxes, in any order. Memory is bounded by
+    comparing a few targets at a time with the boxes of their images.
+    """
+    batch, count, _ = boxes_xyxy.shape
+    best = boxes_xyxy.new_zeros(batch, count)
+    for part in targets.split(max(1, PAIRS_AT_ONCE // count)):
+        best.scatter_reduce_(0, *_overlaps(boxes_xyxy, part), reduce="amax")
+    return best
+
+
+@torch.no_grad()
+def first_best_targets(boxes_xyxy: Tensor, targets: Tensor, best: Tensor) -> Tensor:
+    """Which target gave each overlap of best_overlaps: int64 (batch, n).
+
+    Of equals the first; t where no overlap is above 0.
+    """
+    count, number = boxes_xyxy.shape[1], len(targets)
+    found = torch.full_like(best, number, dtype=torch.int64)
+    step = max(1, PAIRS_AT_ONCE // count)
+    for start in range(0, number, step):
+        image, iou = _overlaps(boxes_xyxy, targets[start : start + step])
+        index = torch.arange(start, start + len(iou), device=best.device)[:, None]
+        reached = (iou == best.gather(0, image)) & (iou > 0)
+        found.scatter_reduce_(0, image, torch.where(reached, index, number), reduce="amin")
+    return found
+
+
+def _overlaps(boxes_xyxy: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The image of each target, and its IoU with all boxes of that image; (t, n) both."""
+    image = targets[:, 0].long()
+    iou = box_iou_aligned(boxes_xyxy[image], cxcywh_to_xyxy(targets[:, 2:])[:, None], IouKind.iou)
+    return image[:, None].expand_as(iou), iou
+
+
+@torch.no_grad()
+def merge_classes(position: Tensor, weight: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """What the pairs that share a position have in common, given to each of them.
+
+    position: int64 (p,), weight: (p,) 1 where a pair counts, else 0; classes: (p,). Returns the classes of all pairs
+    there that count, (p, num_classes) of 0 and 1, and the number of those pairs, (p,), at least 1.
+    """
+    order = position.argsort()
+    starts = position[order].diff(prepend=position.new_full((1,), -1)) != 0
+    group = torch.empty_like(position).scatter_(0, order, starts.cumsum(0) - 1)
+    there = weight.new_zeros(len(weight), num_classes)
+    there.view(-1).scatter_reduce_(0, group * num_classes + classes.long(), weight, reduce="amax")
+    return there[group], weight.new_zeros(len(weight)).scatter_add_(0, group, weight)[group].clamp(min=1)
