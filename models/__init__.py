@@ -2,21 +2,30 @@
 
 from models.boxes import IouKind
 from models.cfg import Cfg, load_cfg, parse_cfg, zoo_cfg
+from models.cfg_edit import fitted_cfg, with_anchors
 from models.darknet import Darknet, count_flops, count_parameters
+from models.darknet_loss import DarknetLoss, DarknetLossConfig
 from models.decode import Postprocess, decode
 from models.errors import ModelError
-from models.graph import Head
-from models.loss import LossConfig, LossParts, YoloLoss
-from models.state_dicts import load_weights_of_checkpoint
-from models.weights import WeightsReport, load_darknet_weights
+from models.foreign_weights import load_foreign_state_dict
+from models.heads import Head
+from models.loss import LossConfig, LossParts, LossSection, YoloLoss
+from models.state_dicts import load_weights_of_checkpoint, read_tensor_file
+from models.weights import load_darknet_weights, save_darknet_weights
+from models.weights_file import WEIGHTS_VERSION
+from models.weights_report import WeightsReport
 
 __all__ = [
+    "WEIGHTS_VERSION",
     "Cfg",
     "Darknet",
+    "DarknetLoss",
+    "DarknetLossConfig",
     "Head",
     "IouKind",
     "LossConfig",
     "LossParts",
+    "LossSection",
     "ModelError",
     "Postprocess",
     "WeightsReport",
@@ -24,9 +33,14 @@ __all__ = [
     "count_flops",
     "count_parameters",
     "decode",
+    "fitted_cfg",
     "load_cfg",
     "load_darknet_weights",
+    "load_foreign_state_dict",
     "load_weights_of_checkpoint",
     "parse_cfg",
+    "read_tensor_file",
+    "save_darknet_weights",
+    "with_anchors",
     "zoo_cfg",
 ]

@@ -1,0 +1,228 @@
+"""Write a trained detector as a file for other programs.
+
+    python export.py ckpt=runs/coco/... format=onnx nms=true
+    python export.py ckpt=runs/coco/... format=torch dynamic_batch=true image_size=[384,640]
+    python export.py model=yolov3-spp model.weights=yolov3-spp.weights names=coco.names
+
+The file is run and compared with the network before it gets its name. Everything happens on the CPU.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conf.build import Detector, model_or_checkpoint, open_detector
+from conf.entry import ConfigError, run
+from conf.schema import ExportConfig, ExportFormat
+from data.shapes import draw_image
+from data.transforms import letterbox
+from models.export import DetectorGraph, FixedSuppression
+from models.export_check import Comparison, check_onnx, check_torch
+from models.export_files import DynamicAxes, output_names, write_onnx, write_torch
+from train_utils.checkpoint import FOLDER
+
+PROJECT = "hydra-yolov3-spp"
+SUFFIXES = {ExportFormat.onnx: ".onnx", ExportFormat.torch: ".pt2"}
+EXTRA = ("onnx", "onnxscript", "onnxruntime")
+DRAWN_SIDE = 160  # pixels at least: smaller pictures have no room for objects
+MEANING = {
+    "images": "RGB, 0..1",
+    "boxes_xyxy": "x1, y1, x2, y2 in pixels of the input",
+    "boxes": "x1, y1, x2, y2 in pixels of the input; best first, zeros behind the last",
+    "scores": "objectness times class probability",
+    "classes": "positions in the list of names",
+    "counts": "detections of each image",
+}
+
+
+def export(config: ExportConfig) -> Path:
+    """Write the file that ``config`` asks for, check it, and say how it is used; returns its path.
+
+    Raises ConfigError where packages are missing or options do not fit, and the errors of the parts: weights that do
+    not fit, a network that an exporter cannot write, ModelError where the file differs from the network.
+    """
+    require_packages(config.format)
+    out = output_path(config)
+    sides = config.image_size if isinstance(config.image_size, list) else [config.image_size] * 2
+    detector = open_detector(config.ckpt, config.model, config.names, config.image_size and max(sides))
+    height, width = size = image_size(sides, detector)
+    print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
+    graph = make_graph(config, detector)
+    names = {0: "batch"} if config.dynamic_batch else {}
+    dynamic = names | ({2: "height", 3: "width"} if config.dynamic_size else {})
+    example = torch.zeros(config.batch_size, 3, height, width)
+    values = describe_values(graph, example, dynamic)
+    details = metadata(config, detector, size, values)
+    batches = trial_batches(config, size, detector.model.max_stride)
+
+    partial = out.with_name(f".{out.stem}.partial{out.suffix}")
+    started = time.perf_counter()
+    try:
+        print(f"writing {out} ...", flush=True)
+        if config.format == ExportFormat.onnx:
+            write_onnx(graph, example, dynamic, config.opset, details, partial)
+        else:
+            write_torch(graph, example, dynamic, details, partial)
+        written = time.perf_counter()
+        print("comparing it with the network ...", flush=True)
+        check = check_onnx if config.format == ExportFormat.onnx else check_torch
+        comparison = check(partial, detector.model, graph, batches, config.tolerance)
+        os.replace(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)  # gone already after a rename
+    seconds = f"{written - started:.0f} s to write, {time.perf_counter() - written:.0f} s to check"
+    print(f"wrote {out}: {out.stat().st_size / 1e6:.1f} MB, {seconds}")
+    print("\n".join(f"  {name:<11} {kind_and_shape}" for name, kind_and_shape in values.items()))
+    print(agreement(comparison, batches, graph.suppression is not None))
+    print(usage(out, config.format, list(values)), flush=True)
+    return out
+
+
+def image_size(sides: Sequence[int | None], detector: Detector) -> tuple[int, int]:
+    """Height and width of the images: ``sides`` where given, else the detector's. ConfigError where they do not fit."""
+    height, width = (side or detector.image_size for side in sides)
+    stride = detector.model.max_stride
+    if height % stride or width % stride:
+        fits = [max(1, round(side / stride)) * stride for side in (height, width)]
+        raise ConfigError(f"image_size=[{height},{width}] is no multiple of the network's stride {stride}. fix: {fits}")
+    return height, width
+
+
+def make_graph(config: ExportConfig, detector: Detector) -> DetectorGraph:
+    """The detector as it is exported, with suppression inside where ``config`` says so."""
+    if not config.nms:
+        return DetectorGraph(detector.model, None)
+    suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, config.candidates)
+    return DetectorGraph(detector.model, suppression, show_candidates=config.format == ExportFormat.onnx)
+
+
+def trial_batches(config: ExportConfig, size: tuple[int, int], stride: int) -> list[Tensor]:
+    """Batches of images to compare file and network on: drawn pictures, noise, and where the file leaves its shape
+    open, both in another shape."""
+    generator = np.random.default_rng(0)
+
+    def drawn(count: int, height: int, width: int) -> Tensor:
+        pictures = [draw_image(max(DRAWN_SIDE, height, width), generator).image for _ in range(count)]
+        stacked = np.stack([letterbox(picture, (height, width), upscale=True)[0] for picture in pictures])
+        return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous() / 255
+
+    def noise(count: int, height: int, width: int) -> Tensor:
+        return torch.from_numpy(generator.random((count, 3, height, width), dtype=np.float32))
+
+    batch, (height, width) = config.batch_size, size
+    batches = [drawn(batch, height, width), noise(batch, height, width)]
+    if config.dynamic_batch or config.dynamic_size:
+        more = 1 if config.dynamic_batch else 0
+        if config.dynamic_size:
+            height, width = height + 2 * stride, width + stride
+        batches.append((drawn(batch + more, height, width) + noise(batch + more, height, width)) / 2)
+    return batches
+
+
+def require_packages(file_format: ExportFormat) -> None:
+    """Raise ConfigError where the packages for a format are not installed."""
+    missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
+    if file_format == ExportFormat.onnx and missing:
+        raise ConfigError(
+            f"format=onnx needs the packages of the extra ({', '.join(missing)} missing). fix: uv sync --extra export"
+        )
+
+
+def output_path(config: ExportConfig) -> Path:
+    """The file to write: ``out``, or the name of the weights with the format's suffix. ConfigError where it cannot be
+    written."""
+    suffix = SUFFIXES[config.format]
+    if config.out is not None:
+        out = Path(config.out)
+    elif config.ckpt is not None:
+        ckpt = Path(config.ckpt)
+        out = (ckpt / FOLDER / "best" if ckpt.is_dir() else ckpt).with_suffix(suffix)
+    elif config.model is not None and config.model.weights is not None:
+        out = Path(config.model.weights).with_suffix(suffix)
+    else:
+        raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
+    if out.suffix != suffix:
+        fix = f"out={out.with_suffix(suffix)}"
+        raise ConfigError(f"out={out} does not end in {suffix}, as format={config.format} does. fix: {fix}")
+    if out.is_dir() or not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
+        raise ConfigError(f"{out} cannot be written. fix: out=<a file in a folder that exists and you may write to>")
+    return out
+
+
+def describe_values(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> dict[str, str]:
+    """Type, shape and meaning of the file's input and outputs, by name."""
+
+    def described(name: str, value: Tensor, axes: DynamicAxes) -> str:
+        shape = ", ".join(axes.get(axis, str(length)) for axis, length in enumerate(value.shape))
+        return f"{str(value.dtype).removeprefix('torch.')} ({shape})  {MEANING[name]}"
+
+    axes = {axis: name for axis, name in dynamic.items() if axis == 0}
+    if 2 in dynamic and graph.suppression is None:
+        axes[1] = "n"
+    outputs = {
+        name: described(name, value, axes)
+        for name, value in zip(output_names(graph), graph(example), strict=True)
+        if name in MEANING
+    }
+    return {"images": described("images", example, dynamic), **outputs}
+
+
+def metadata(config: ExportConfig, detector: Detector, size: tuple[int, int], values: dict[str, str]) -> dict[str, str]:
+    """What the file says about itself; lists and numbers as JSON."""
+    known = {
+        "made_by": f"{PROJECT} {importlib.metadata.version(PROJECT)}",
+        "names": json.dumps(detector.names, ensure_ascii=False),
+        "image_size": json.dumps(size),  # height, width
+        "strides": json.dumps([head.stride for head in detector.model.heads]),
+        "stride": json.dumps(detector.model.max_stride),  # sides of images are multiples of it
+        "values": json.dumps(values),
+    }
+    if config.nms:
+        keys = ("confidence", "nms_iou", "max_detections", "candidates")
+        known["suppression"] = json.dumps({key: getattr(config, key) for key in keys})
+    return known
+
+
+def agreement(comparison: Comparison, batches: Sequence[Tensor], suppresses: bool) -> str:
+    """What the comparison found, in one line."""
+    shapes = ", ".join(dict.fromkeys("x".join(map(str, images.shape)) for images in batches))
+    line = (
+        f"agrees with the network on drawn pictures and noise ({shapes}): boxes within {comparison.boxes:.1e} of the"
+        f" image size, scores within {comparison.scores:.1e}"
+    )
+    if not suppresses:
+        return line
+    invented = f", {comparison.invented} of invented boxes" if comparison.invented else ""
+    return f"{line}; {comparison.detections} detections of pictures{invented} the same"
+
+
+def usage(out: Path, file_format: ExportFormat, names: Sequence[str]) -> str:
+    """Three lines of Python that run the file."""
+    outputs = ", ".join(names[1:])
+    if file_format == ExportFormat.onnx:
+        lines = [
+            "import onnxruntime",
+            f'session = onnxruntime.InferenceSession("{out}")',
+            f'{outputs} = session.run(None, {{"images": images}})  # a numpy array',
+        ]
+    else:
+        lines = [
+            "import torch, torchvision  # torchvision has the non-maximum suppression",
+            f'detector = torch.export.load("{out}").module()',
+            f"{outputs} = detector(images)  # a tensor",
+        ]
+    return "\n".join(["run it:", *(f"  {line}" for line in lines)])
+
+
+if __name__ == "__main__":
+    run("export", ExportConfig, export, model_or_checkpoint)

@@ -1,0 +1,132 @@
+"""export.py: what it writes, what it says, and what it leaves behind when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import export as program
+from conf.build import build_model, describe_network, model_or_checkpoint
+from conf.entry import compose, run
+from conf.schema import ExportConfig, TrainConfig
+from export import export
+from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
+from models.export import DetectorGraph
+from models.export_files import write_torch
+from tests.test_programs import start
+from train_utils.checkpoint import save_checkpoint
+
+TINY = ["model=yolov3-tiny", "model.width=0.125", "model.weights=tiny.weights"]
+NAMES = ["circle", "square", "star"]
+Says = Callable[..., str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with Darknet weights and names for three classes."""
+    save_darknet_weights(Darknet(zoo_cfg("yolov3-tiny"), 3, 0.125), tmp_path / "tiny.weights")
+    (tmp_path / "three.names").write_text("\n".join(NAMES) + "\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def error_of(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Says:
+    """What ``export.py <arguments>`` says on stderr: one sentence; and no file may be left behind."""
+
+    def called(*arguments: str) -> str:
+        before = set(folder.iterdir())
+        monkeypatch.setattr(sys, "argv", ["export.py", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            run("export", ExportConfig, export, model_or_checkpoint)
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: "), lines
+        assert set(folder.iterdir()) == before
+        return lines[0].removeprefix("error: ")
+
+    return called
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no weights are given. fix: ckpt="),
+        (["ckpt=nowhere"], "nowhere"),
+        (["ckpt=a.pt", *TINY], "ckpt excludes model and names"),
+        ([*TINY, "names=none.names"], "none.names"),
+        ([*TINY, "names=three.names", "format=tflite"], "format: Invalid value 'tflite'"),
+        ([*TINY, "names=three.names", "opset=9"], "opset must lie in 18..25"),
+        ([*TINY, "names=three.names", "nms=true", "confidence=1.5"], "confidence must lie in 0..1"),
+        ([*TINY, "names=three.names", "nms=true", "candidates=5"], "candidates=5 must not be below max_detections=100"),
+        ([*TINY, "names=three.names", "image_size=[64,64,64]"], "[height, width] or null"),
+        ([*TINY, "names=three.names", "image_size=-32"], "[height, width] or null"),
+        ([*TINY, "names=three.names", "image_size=100"], "no multiple of the network's stride 32. fix: 96"),
+        ([*TINY, "names=three.names", "image_size=[50,64]"], "no multiple of the network's stride 32. fix: [64, 64]"),
+        ([*TINY, "names=three.names", "out=model.pt2"], "fix: out=model.onnx"),
+        ([*TINY, "names=three.names", "out=nowhere/model.onnx"], "nowhere/model.onnx cannot be written"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(error_of: Says, arguments: list[str], said: str) -> None:
+    assert said in error_of(*arguments)
+
+
+def test_onnx_without_its_packages_names_the_extra(error_of: Says, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(name: str) -> object | None:
+        return None if name == "onnxscript" else object()
+
+    monkeypatch.setattr(program.importlib.util, "find_spec", installed)
+    said = error_of(*TINY, "names=three.names")
+    assert said == "format=onnx needs the packages of the extra (onnxscript missing). fix: uv sync --extra export"
+
+
+def test_a_file_is_replaced_only_by_one_that_agrees(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "tiny.pt2").write_bytes(b"an earlier one")
+    options = [*TINY, "names=three.names", "format=torch", "image_size=64"]
+    config = compose("export", ExportConfig, options)
+    other = DetectorGraph(Darknet(zoo_cfg("yolov3-tiny"), 3, 0.125), None)
+    with monkeypatch.context() as patched, pytest.raises(ModelError, match="the export differs from the network"):
+        patched.setattr(program, "write_torch", lambda graph, *rest: write_torch(other, *rest))
+        export(config)
+    assert (folder / "tiny.pt2").read_bytes() == b"an earlier one"
+    assert sorted(path.name for path in folder.iterdir()) == ["three.names", "tiny.pt2", "tiny.weights"]
+    assert export(config) == Path("tiny.pt2")
+    module = torch.export.load("tiny.pt2").module()
+    assert [value.shape for value in module(torch.rand(1, 3, 64, 64))] == [(1, 60, 4), (1, 60, 3)]
+
+
+@pytest.mark.slow
+def test_the_command_leaves_a_file_that_runs_as_it_says(tmp_path: Path) -> None:
+    """A checkpoint in a run folder, another process, and the lines of Python that the command prints."""
+    config = compose("train", TrainConfig, ["model=yolov3-tiny", "model.width=0.125", "train.image_size=96"])
+    model, _ = build_model(config.model, len(NAMES))
+    with torch.no_grad():
+        for head in model.heads:
+            model.head_convolution(head).conv.weight.mul_(30)
+            model.head_convolution(head).conv.bias.zero_()  # type: ignore[union-attr]
+    state = {"network": describe_network(model, config.model), "names": NAMES, "epoch": 1, "ema": model.state_dict()}
+    state |= {"config": {"evaluate": {"image_size": None}, "train": {"image_size": 96}}, "images_seen": 0, "step": 0}
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    save_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt", state)
+
+    done = start(tmp_path, "export.py", "ckpt=run", "nms=true", "batch_size=2", "max_detections=50")
+    assert done.code == 0 and not done.err, done.err
+    assert "agrees with the network on drawn pictures and noise (2x3x96x96)" in done.out
+    assert "boxes       float32 (2, 50, 4)" in done.out
+    path = tmp_path / "run" / "checkpoints" / "best.onnx"
+    assert [file.name for file in path.parent.iterdir() if file.suffix != ".pt"] == [path.name]
+    known = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+    assert json.loads(known["names"]) == NAMES and json.loads(known["image_size"]) == [96, 96]
+    assert json.loads(known["strides"]) == [32, 16] and known["made_by"].startswith("hydra-yolov3-spp ")
+
+    lines = done.out.split("run it:\n")[1].replace("run/checkpoints", str(path.parent))
+    values = {"images": np.random.default_rng(0).random((2, 3, 96, 96), dtype=np.float32)}
+    exec("\n".join(line.strip() for line in lines.splitlines()), values)
+    assert values["boxes"].shape == (2, 50, 4) and values["classes"].max() <= 2 and values["counts"].min() > 0
+    assert (values["counts"] == (values["scores"] > 0).sum(axis=1)).all()
