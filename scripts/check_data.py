@@ -1,0 +1,144 @@
+"""Look a data set over before a training on it costs anything; nothing of it is changed.
+
+    python -m scripts.check_data data=bccd model=yolov3-tiny image_size=320
+    python -m scripts.check_data --config-dir ~/mine data=cats out=report
+
+Prints the report and writes it to a folder: report.html (one page with all pictures), report.json, report.txt.
+Exit code 0: no problems, 1: some, 2: there is no such data set or option.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from conf.build import load_network
+from conf.entry import ConfigError, run
+from conf.schema_tools import CheckDataConfig
+from data import ImageSource, OnError, Request, TrainDataset
+from data.anchor_fit import network_sizes
+from data.dataset_check import CheckedSet, Network, check_dataset
+from models import Darknet
+from train_utils.check_pictures import draw_box_sizes, draw_classes
+from train_utils.check_report import html_report, text_report, verdict
+from train_utils.drawing import draw_boxes
+from train_utils.log import Progress
+from train_utils.plots import draw_targets, save_sheet
+
+COLUMNS, CELL = 4, 400  # of a sheet, and the side of a cell in pixels
+PAIRS = 8  # of images that are twice or alike, on their sheet
+
+
+def check(config: CheckDataConfig) -> dict[str, Any]:
+    """Prints the report, writes it with its pictures, and returns what report.json holds."""
+    network = network_of(config)
+    out = open_out(config)
+
+    def progress(split: str, count: int) -> Callable[[int], None]:
+        return Progress(count, f"decoding {split}", enabled=True, lines=4).advance
+
+    checked = check_dataset(config.data, network, config.threads, progress)
+    pictures = draw(config, checked, network, out) if config.pictures else []
+    lines = text_report(checked.report)
+    print("\n".join(lines[:-1]))
+    text = json.dumps(checked.report, indent=1, allow_nan=False)
+    (out / "report.json").write_text(text + "\n", encoding="utf-8")
+    (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (out / "report.html").write_text(html_report(checked.report, pictures), encoding="utf-8")
+    print(f"{verdict(checked.report)}, report: {out / 'report.html'}")
+    return checked.report
+
+
+def network_of(config: CheckDataConfig) -> Network:
+    """What the check must know of the network. Raises ModelError."""
+    with torch.device("meta"):  # neither memory nor random numbers
+        model = Darknet(load_network(config.model), width=config.model.width)
+    strides = sorted({head.stride for head in model.heads})
+    name = Path(config.model.cfg).stem
+    anchors = sorted({anchor for head in model.heads for anchor in head.anchors})  # those in use: some .cfg have more
+    return Network(name, config.image_size, strides, np.array(anchors), config.min_iou)
+
+
+def open_out(config: CheckDataConfig) -> Path:
+    """The folder for the report, made before anything is read."""
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    out = Path(config.out) if config.out is not None else Path("runs", "check_data", f"{config.data.name}_{stamp}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be made ({error.strerror}). fix: name another folder") from error
+    return out
+
+
+def draw(config: CheckDataConfig, checked: CheckedSet, network: Network, out: Path) -> list[tuple[str, Path]]:
+    """Draws all pictures into ``out``; returns captions and files."""
+    splits = checked.splits
+    classes, sizes = out / "classes.png", out / "box_sizes.png"
+    draw_classes({split: part["classes"] for split, part in checked.report["splits"].items()}, classes)
+    by_split = {split: network_sizes(part, config.image_size) for split, part in splits.items()}
+    draw_box_sizes(by_split, network.anchors, network.strides, config.image_size, sizes)
+    found = [("Boxes of each class", classes), ("Box sizes, anchors and strides", sizes)]
+    generator = np.random.default_rng(config.seed)
+    chosen = {split: pick(checked.readable[split], config.pictures, generator) for split in splits}
+    for split, indices in chosen.items():
+        if indices:
+            path = out / f"labels_{split}.jpg"
+            save_sheet([labelled(checked, split, index) for index in indices], COLUMNS, path, CELL)
+            found.append((f"Labels of {split}, {len(indices)} images at random", path))
+    if chosen["train"]:
+        path = out / "train_batch.jpg"
+        draw_augmented(config, checked, chosen["train"], path)
+        found.append((f"A training batch, augmented, at {config.image_size} pixels", path))
+    if checked.pairs:
+        path = out / "pairs.jpg"
+        shown = [place for pair in checked.pairs[:PAIRS] for place in pair]
+        save_sheet([labelled(checked, split, index) for split, index in shown], COLUMNS, path, CELL)
+        found.append(("Images given twice or alike, in pairs from the left", path))
+    return found
+
+
+def pick(positions: list[int], count: int, generator: np.random.Generator) -> list[int]:
+    """Up to ``count`` of the positions, at random, in ascending order."""
+    return sorted(generator.choice(positions, min(count, len(positions)), replace=False).tolist() if positions else [])
+
+
+def labelled(checked: CheckedSet, split: str, index: int) -> np.ndarray:
+    """An image of the size of a sheet's cell, with its boxes drawn on it."""
+    annotations = checked.splits[split]
+    image = ImageSource(annotations, OnError.stop).read(index)
+    assert image is not None  # with stop it raises
+    classes, boxes = annotations.training_boxes(index)
+    ratio = CELL / max(image.shape[:2])  # before drawing: names would become too small to read
+    size = (max(1, round(image.shape[1] * ratio)), max(1, round(image.shape[0] * ratio)))
+    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
+    return draw_boxes(small, boxes * ratio, classes, annotations.names)
+
+
+def draw_augmented(config: CheckDataConfig, checked: CheckedSet, indices: list[int], out: Path) -> None:
+    """Saves training samples of these images as ``augment`` makes them, from images that can be read."""
+    annotations = checked.splits["train"]
+    # The other images of mosaics come from a pool, since those that cannot be read would leave holes.
+    pool = tuple(pick(checked.readable["train"], 100, np.random.default_rng(config.seed)))
+    dataset = TrainDataset(annotations, config.augment, config.seed, 10**6, ImageSource(annotations, OnError.stop))
+    side = config.image_size
+    batch = dataset.__getitems__([Request(index, side, side, 0, pool=pool) for index in indices])
+    images = (batch.network_input() * 255).round().byte()
+    draw_targets(images.numpy(), batch.targets.numpy(), annotations.names, out, count=len(indices))
+
+
+def main(config: CheckDataConfig) -> None:
+    """The program: the exit code tells whether there were problems."""
+    if check(config)["num_problems"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run("check_data", CheckDataConfig, main)
