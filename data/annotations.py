@@ -5,8 +5,9 @@ Arrays instead of objects per image: opening takes milliseconds, and a forked wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,9 @@ from data.config import DataConfig, DataFormat, OnError, SplitConfig
 from data.errors import DataError
 from data.index_cache import build_index, find_index, index_key, load_index
 from data.shapes import ensure_shapes
-from data.voc import read_voc, voc_annotation_files
+from data.source import Files, Findings
+from data.voc import locate_voc
+from data.yolo import locate_yolo
 
 SINGLE_CLASS_NAME = "object"
 
@@ -29,7 +32,7 @@ class Annotations:
     The boxes of image i are the rows ``offsets[i]:offsets[i + 1]``.
     """
 
-    name_bytes: NDArray[np.uint8]  # file names relative to image_root, UTF-8, one after the other
+    name_bytes: NDArray[np.uint8]  # file names relative to image_root, as the file system has them, in one row
     name_offsets: NDArray[np.int64]  # (N + 1,)
     image_ids: NDArray[np.int64]  # (N,)
     sizes: NDArray[np.int32]  # (N, 2) height, width in pixels
@@ -47,8 +50,9 @@ class Annotations:
         return len(self.image_ids)
 
     def file_name(self, index: int) -> str:
-        """The name of an image, relative to ``image_root``."""
-        return bytes(self.name_bytes[self.name_offsets[index] : self.name_offsets[index + 1]]).decode()
+        """The name of an image, relative to ``image_root``; absolute where the image does not lie below."""
+        name = bytes(self.name_bytes[self.name_offsets[index] : self.name_offsets[index + 1]])
+        return name.decode("utf-8", "surrogateescape")
 
     def path(self, index: int) -> Path:
         """The file of an image."""
@@ -77,37 +81,82 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     Any number of processes may call this at once, on one node or several. Raises ``DataError`` for missing or broken
     sources, and for bad entries unless ``data.on_error=skip``.
     """
+    root = _root(config, split)
+    index_dir = Path(config.index_dir).absolute()
+    try:
+        files = _locate(config, split, root)
+        # The split is part of the key because only a training set must hold boxes.
+        asked = [str(files.image_root), split, config.format, config.single_class, config.names, config.on_error]
+        key = index_key(index_dir, files.hashed, files.stamps, asked)
+        folder = find_index(index_dir, key) or _build(config, split, files, index_dir, key)
+    except OSError as error:
+        raise _unreadable(error, root) from error
+    arrays, about = load_index(folder)
+    return Annotations(**arrays, names=about["names"], image_root=files.image_root, skipped=about["skipped"])
+
+
+def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings]:
+    """A split read anew from its sources, and all that is wrong with them, whatever ``data.on_error`` says.
+
+    No index is used or written; the arrays are in memory. Raises ``DataError`` where the sources as a whole are missing
+    or broken.
+    """
+    root = _root(config, split)
+    try:
+        files = _locate(config, split, root)
+        columns, names, findings = _read(replace(config, on_error=OnError.skip), split, files)
+    except OSError as error:
+        raise _unreadable(error, root) from error
+    return Annotations(**columns, names=names, image_root=files.image_root, skipped=findings.report()), findings
+
+
+def _root(config: DataConfig, split: str) -> Path:
     assert split in ("train", "val"), split
-    part: SplitConfig = getattr(config, split)
     root = Path(config.root).absolute()
     if config.format == DataFormat.shapes:
         assert config.shapes is not None  # DataConfig.__post_init__ sees to it
         root = ensure_shapes(root, config.shapes)
-    path = root / part.annotations
-    image_root = root / part.images
-    _check_paths(path, image_root, split)
-
-    stamped = voc_annotation_files(path, image_root) if config.format == DataFormat.voc else []
-    # The split is part of the key because only a training set must hold boxes.
-    asked = [str(image_root), split, config.format, config.single_class, config.names, config.on_error]
-    key = index_key(hashed=[path], stamped=stamped, asked=asked)
-    index_dir = Path(config.index_dir).absolute()
-    folder = find_index(index_dir, key) or _build(config, split, path, image_root, index_dir, key)
-    arrays, about = load_index(folder)
-    return Annotations(**arrays, names=about["names"], image_root=image_root, skipped=about["skipped"])
+    return root
 
 
-def _build(config: DataConfig, split: str, path: Path, image_root: Path, index_dir: Path, key: str) -> Path:
+def _unreadable(error: OSError, root: Path) -> DataError:
+    return DataError(
+        f"{error.filename} cannot be read ({error.strerror}). fix: see to it that you may read all of {root}"
+    )
+
+
+def _locate(config: DataConfig, split: str, root: Path) -> Files:
+    """Finds the files of one split, without reading more than lists of them."""
+    part: SplitConfig = getattr(config, split)
+    pairs = [(root / annotations, root / images) for annotations, images in part.pairs()]
+    for path, images in pairs:
+        _check_paths(path, images, split, config.format == DataFormat.yolo)
+    image_roots = {images for _, images in pairs}
+    image_root = image_roots.pop() if len(image_roots) == 1 else root
+    if config.format == DataFormat.voc:
+        return locate_voc(pairs, image_root, config.names)
+    if config.format == DataFormat.yolo:
+        return locate_yolo(pairs, image_root, split, config.names)
+    path = pairs[0][0]
+    return Files([path], [], image_root, lambda: read_coco(path, image_root, config.names))
+
+
+def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: str) -> Path:
     """Reads and checks the sources and writes their index; returns its folder."""
-    reader = read_voc if config.format == DataFormat.voc else read_coco
-    source = reader(path, image_root, config.names)
+    columns, names, findings = _read(config, split, files)
+    return build_index(index_dir, key, columns, {"names": names, "skipped": findings.report()})
+
+
+def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], list[str], Findings]:
+    """The columns of the index, the class names, and what was left out."""
+    source = files.read()
     columns = check_source(source, split, skip=config.on_error == OnError.skip)
     names = list(source.categories.values())
     if config.single_class:
         columns["classes"] = np.zeros_like(columns["classes"])
         columns["category_ids"] = columns["category_ids"][:1]
         names = [SINGLE_CLASS_NAME]
-    return build_index(index_dir, key, columns, {"names": names, "skipped": source.findings.report()})
+    return columns, names, source.findings
 
 
 def check_same_classes(train: Annotations, val: Annotations) -> None:
@@ -124,11 +173,11 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
     raise DataError(f"{problem}. fix: set data.names to the classes of both, in order")
 
 
-def _check_paths(path: Path, image_root: Path, split: str) -> None:
+def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) -> None:
     for place, key in ((path, f"data.{split}.annotations"), (image_root, f"data.{split}.images")):
         if not place.exists():
             raise DataError(f"{key}: there is no {place}. fix: set data.root to the folder of the data set, or {key}")
-    if not path.is_file():
+    if not (path.is_file() or (may_be_folder and path.is_dir())):
         raise DataError(f"data.{split}.annotations: {path} is no file. fix: name the annotation file itself")
     if not image_root.is_dir():
         raise DataError(f"data.{split}.images: {image_root} is no folder. fix: name the folder of the images")

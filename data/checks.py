@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import DataError
+from data.headers import MAX_PIXELS
 from data.source import Source
 
 BORDER_TOLERANCE = 1.0  # pixels: boxes of common tools end up to one pixel outside by rounding
@@ -46,7 +47,13 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     first = np.zeros(count, dtype=bool)
     first[np.unique(source.image_ids, return_index=True)[1]] = True
     has_size = (source.sizes > 0).all(axis=1)
-    exists = _existing(source.image_root, source.file_names)
+    # Each side by itself first: the product of two absurd ones may overflow.
+    readable = (source.sizes <= MAX_PIXELS).all(axis=1) & (source.sizes.prod(axis=1) <= MAX_PIXELS)
+    exists = existing(source.image_root, source.file_names)
+
+    def with_size(row: int) -> str:
+        name, (height, width) = source.file_names[row], source.sizes[row].tolist()
+        return f"{source.path}: {name} is {width:,} x {height:,} pixels"
 
     def report(kind: str, bad: NDArray[np.bool_], describe: Callable[[int], str]) -> None:
         source.findings.add(kind, [describe(row) for row in np.flatnonzero(bad).tolist()])
@@ -57,18 +64,17 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
         lambda row: f"{source.path}: image id {source.image_ids[row]} is given twice, also to {source.file_names[row]}",
     )
     report(
-        "images without size",
-        first & ~has_size,
-        lambda row: (
-            f"{source.path}: {source.file_names[row]} is {source.sizes[row, 1]} x {source.sizes[row, 0]} pixels"
-        ),
-    )
-    report(
         "missing image files",
-        first & has_size & ~exists,
+        first & ~exists,
         lambda row: f"{source.path} names {source.file_names[row]}, which is not in {source.image_root}",
     )
-    kept = first & has_size & exists
+    report("images without size", first & exists & ~has_size, with_size)
+    report(
+        "images that are too large",
+        first & exists & has_size & ~readable,
+        lambda row: f"{with_size(row)}, more than the {MAX_PIXELS:,} that are read",
+    )
+    kept: NDArray[np.bool_] = first & exists & has_size & readable
     if count and not exists.any():  # a wrong folder, not bad entries: skipping them all would hide it
         raise DataError(
             f"none of the {count} images of {source.path} is in {source.image_root} (first: {source.file_names[0]}). "
@@ -77,20 +83,39 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     return kept
 
 
-def _existing(root: Path, file_names: list[str]) -> NDArray[np.bool_]:
-    """Which of the files (N,) exist below ``root``: one listing per folder instead of one look-up per file."""
+def existing(root: Path, file_names: list[str]) -> NDArray[np.bool_]:
+    """Which of the files (N,), named from ``root`` on, exist: one listing per folder instead of one look-up per file.
+
+    Raises ``DataError`` where a folder is there but cannot be listed.
+    """
     rows_by_folder: defaultdict[str, list[int]] = defaultdict(list)
     for row, name in enumerate(file_names):
         rows_by_folder[name.rpartition("/")[0]].append(row)
-    exists = np.zeros(len(file_names), dtype=bool)
+    exists: NDArray[np.bool_] = np.zeros(len(file_names), dtype=bool)
     for folder, rows in rows_by_folder.items():
-        try:
-            with os.scandir(root / folder) as entries:
-                present = {entry.name for entry in entries if entry.is_file()}
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # every file of this folder is missing
+        present = _files_in(os.path.join(root, folder))
         exists[rows] = [file_names[row].rpartition("/")[2] in present for row in rows]
     return exists
+
+
+def _files_in(folder: str) -> set[str]:
+    """The names of the files in a folder, none where there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries if _is_file(entry)}
+    except PermissionError as error:
+        raise DataError(
+            f"{folder} cannot be listed ({error.strerror}). fix: give yourself the right to read"
+        ) from error
+    except (OSError, ValueError):  # ValueError: a name that no folder can have
+        return set()
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads in circles
+        return False
 
 
 def _check_boxes(source: Source, image_kept: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -145,7 +170,11 @@ def _columns(
     rows = np.flatnonzero(box_kept)
     rows = rows[np.argsort(positions[rows], kind="stable")]
     boxes_per_image = np.bincount(new_position[positions[rows]], minlength=int(image_kept.sum()))
-    encoded = [name.encode() for name, kept in zip(source.file_names, image_kept, strict=True) if kept]
+    encoded = [
+        name.encode("utf-8", "surrogateescape")
+        for name, kept in zip(source.file_names, image_kept, strict=True)
+        if kept
+    ]
     category_ids = np.array(list(source.categories), dtype=np.int64)
     by_id = np.argsort(category_ids)
     classes = by_id[np.searchsorted(category_ids, source.box_category_ids[rows], sorter=by_id)]

@@ -10,19 +10,22 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import time
 import uuid
+from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import DataError
+from data.parallel import in_chunks
 
-FORMAT_VERSION = 1  # of the columns and of the checks that made them: raise it when either changes
+FORMAT_VERSION = 2  # of the columns and of the checks that made them: raise it when either changes
 COLUMNS = (
     "name_bytes",
     "name_offsets",
@@ -35,24 +38,83 @@ COLUMNS = (
     "areas",
     "category_ids",
 )
+KEPT_HASH_BYTES = 1 << 24  # a hash is kept of files from this size: smaller ones are read in a moment
+KEPT_HASH_AGE = 10  # seconds since the last change
 STALE_SECONDS = 24 * 3600  # a temporary folder this old belongs to a build that was killed
 
 
-def index_key(hashed: Sequence[Path], stamped: Sequence[Path], asked: Sequence[Any]) -> str:
+class Stamps(NamedTuple):
+    """What the file system says of files. An edit can keep the size and mtime of a file, but not its ctime."""
+
+    digest: str  # of their names, sizes and times
+    is_file: NDArray[np.bool_]  # (N,) whether each is there, and neither a folder nor a pipe
+    exists: NDArray[np.bool_]  # (N,) whether there is anything of that name
+
+
+def stamp_files(paths: Sequence[str]) -> Stamps:
+    """Looks at many files without opening them."""
+    parts = list(in_chunks(_stamp_chunk, paths, "looking for files"))
+    columns = np.concatenate([part for _, part in parts]) if parts else np.zeros((0, 4), dtype=np.int64)
+    digest = hashlib.sha256(b"".join(part for part, _ in parts)).hexdigest()
+    return Stamps(
+        digest, np.array([stat.S_ISREG(mode) for mode in columns[:, 0].tolist()], dtype=bool), columns[:, 0] != 0
+    )
+
+
+def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
+    columns = array("q")
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):  # ValueError: a name that no file can have
+            columns.extend((0, 0, 0, 0))
+        else:
+            columns.extend((status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
+    digest.update(columns)
+    return digest.digest(), np.frombuffer(columns, dtype=np.int64).reshape(-1, 4)
+
+
+def index_key(index_dir: Path, hashed: Sequence[Path], stamps: Sequence[str], asked: Sequence[Any]) -> str:
     """The name of the index made from these sources, as 32 hexadecimal digits.
 
-    ``hashed`` files count by their content; ``stamped`` ones, which are many and small, by size and by the times of
-    their last change: ctime as well, since an edit can keep size and mtime but not ctime. ``asked`` is whatever else
-    the index depends on, as plain data.
+    ``hashed`` files count by their content; ``stamps`` are the digests of those that are many and small; ``asked`` is
+    whatever else the index depends on, as plain data. Raises ``OSError`` where a hashed file cannot be read.
     """
-    digest = hashlib.sha256(json.dumps([FORMAT_VERSION, *asked]).encode())
+    digest = hashlib.sha256(json.dumps([FORMAT_VERSION, *stamps, *asked]).encode())
     for path in hashed:
-        with path.open("rb") as file:
-            digest.update(f"{path}\n{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    for path in stamped:
-        status = path.stat()
-        digest.update(f"{path}\n{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n".encode())
+        digest.update(f"{path}\n{_content_hash(path, index_dir)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
+
+
+def _content_hash(path: Path, index_dir: Path) -> str:
+    """The SHA-256 of a file. That of a large file is kept with its times: hashing those of COCO takes a second.
+
+    A file system's clock ticks in milliseconds, or seconds on some: a file that has just been written may change
+    again without a new time, so such a hash is not kept.
+    """
+    before = path.stat()
+    if before.st_size < KEPT_HASH_BYTES:
+        return _sha256(path)
+    stamp = [before.st_size, before.st_mtime_ns, before.st_ctime_ns]
+    kept = index_dir / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.hash"
+    with suppress(OSError, ValueError):
+        known_stamp, content_hash = json.loads(kept.read_text(encoding="utf-8"))
+        if known_stamp == stamp:
+            return str(content_hash)
+    content_hash = _sha256(path)
+    if time.time_ns() - before.st_ctime_ns > KEPT_HASH_AGE * 10**9 and path.stat().st_ctime_ns == before.st_ctime_ns:
+        with suppress(OSError):  # whoever cannot write there is told so when the index is written
+            index_dir.mkdir(parents=True, exist_ok=True)
+            temporary = index_dir / f".{uuid.uuid4().hex}.tmp"
+            temporary.write_text(json.dumps([stamp, content_hash]), encoding="utf-8")
+            temporary.replace(kept)
+    return content_hash
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find_index(index_dir: Path, key: str) -> Path | None:
@@ -129,5 +191,9 @@ def _remove_stale(index_dir: Path) -> None:
     limit = time.time() - STALE_SECONDS
     for entry in index_dir.glob(".*.tmp"):
         with suppress(FileNotFoundError):  # its own process may be done with it at this moment
-            if entry.stat().st_mtime < limit:
+            if entry.stat().st_mtime >= limit:
+                continue
+            if entry.is_dir():
                 shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()

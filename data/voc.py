@@ -1,125 +1,208 @@
 """Reads Pascal VOC annotations (one xml file per image) into flat columns.
 
 Corners are taken as they stand: left = xmin, width = xmax - xmin, as the usual COCO versions of VOC sets do. Objects
-marked difficult are objects like all others.
+marked difficult or truncated are objects like all others: figures are COCO's here, and its rule for what is to be
+ignored (crowds) is not VOC's.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data.errors import DataError
-from data.source import Findings, Source
+from data.errors import DataError, shown
+from data.headers import IMAGE_SUFFIXES
+from data.index_cache import stamp_files
+from data.parallel import in_chunks
+from data.source import Files, Findings, Source, read_lines, relative_name
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_PRESENCE = re.compile(r"\s+(-1|0|1)$")  # second column of the lists of a single class, such as cat_train.txt
+
+
+class _Listed(NamedTuple):
+    """One line of an image list."""
+
+    stem: str
+    voc_root: Path
+    found: bool = True  # the xml file is there
+
+    @property
+    def xml(self) -> str:
+        return f"{self.voc_root}/Annotations/{self.stem}.xml"
 
 
 class _Object(NamedTuple):
-    name: str  # such as "object 3 of a.xml"
-    image_id: int
-    category_id: int
-    box_xywh: tuple[float, float, float, float]
+    class_name: str
+    box_xywh: tuple[float, float, float, float] | None  # None: not all corners are there
 
 
-def voc_annotation_files(image_list: Path, voc_root: Path) -> list[Path]:
-    """The xml files of the images in ``image_list``, one image name without suffix per line."""
-    try:
-        lines = image_list.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{image_list} is no text file. fix: name a list such as ImageSets/Main/train.txt") from error
-    # The lists of a single class, such as ImageSets/Main/cat_train.txt, have a second column: 1, 0 or -1.
-    paths = [voc_root / "Annotations" / f"{line.split()[0]}.xml" for line in lines if line.strip()]
-    missing = [path for path in paths if not path.is_file()]
-    if missing:
-        raise DataError(
-            f"{image_list} names {missing[0].stem}, but there is no {missing[0]} ({len(missing)} such names of "
-            f"{len(paths)}). fix: set data.<split>.images to the folder that holds Annotations and JPEGImages"
-        )
-    return paths
+class _Annotation(NamedTuple):
+    """What an xml file says."""
+
+    file_name: str  # of the image; may be empty
+    size: tuple[int, int]  # height, width
+    objects: list[_Object]
 
 
-def read_voc(image_list: Path, voc_root: Path, names: list[str] | None) -> Source:
-    """Reads the images of a list; ``names`` are the classes, in order.
+class _NoDoctype(ElementTree.TreeBuilder):
+    """Refuses a document type: entities defined there can grow from some bytes to gigabytes, and VOC has none."""
 
-    Image ids count from 1 in the order of the list, category ids from 1 in the order of ``names``; an object's area is
-    that of its box. Raises ``DataError`` where a file is no VOC annotation.
+    def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
+        raise ValueError("a DOCTYPE is not read")
+
+
+def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list[str] | None) -> Files:
+    """Finds the files of image lists, each with its folder of Annotations and JPEGImages; see ``read_voc``.
+
+    Raises ``DataError`` where a list leads to no xml file at all.
+    """
+    listed: list[_Listed] = []
+    digests = []
+    for image_list, voc_root in pairs:
+        items = [_Listed(stem, voc_root) for stem in _stems(image_list)]
+        stamps = stamp_files([item.xml for item in items])
+        if not stamps.is_file.any():
+            raise DataError(
+                f"{image_list} names no image that has an xml file in {voc_root}/Annotations ({len(items)} names). "
+                "fix: set data.<split>.images to the folder that holds Annotations and JPEGImages"
+            )
+        listed += [item._replace(found=found) for item, found in zip(items, stamps.is_file.tolist(), strict=True)]
+        digests.append(stamps.digest)
+    path = pairs[0][0] if len(pairs) == 1 else image_root
+    return Files(
+        hashed=[image_list for image_list, _ in pairs],
+        stamps=digests,
+        image_root=image_root,
+        read=partial(read_voc, listed, path, image_root, names),
+    )
+
+
+def _stems(image_list: Path) -> list[str]:
+    """The image names, without suffix, one a line."""
+    lines = [line.strip() for line in read_lines(image_list, "ImageSets/Main/train.txt")]
+    stems = [line for line in lines if line]
+    if all(_PRESENCE.search(stem) for stem in stems):
+        return [_PRESENCE.sub("", stem) for stem in stems]
+    return stems
+
+
+def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[str] | None) -> Source:
+    """Reads the listed images; ``names`` are the classes, in order, and ``path`` is for messages.
+
+    Image ids count from 1 in the order of the lists, category ids from 1 in the order of ``names``; an object's area is
+    that of its box. What cannot be read goes to the findings.
     """
     assert names is not None  # DataConfig.__post_init__ sees to it
     category_ids = {name: number for number, name in enumerate(names, start=1)}
     findings = Findings()
-    file_names, sizes = [], []
-    objects: list[_Object] = []
-    for image_id, path in enumerate(voc_annotation_files(image_list, voc_root), start=1):
-        tree = _parse(path)
-        sizes.append([_size(tree, side, path) for side in ("height", "width")])
-        file_names.append(f"JPEGImages/{_image_name(tree, path)}")
-        objects += _objects(tree, path, image_id, category_ids, findings)
-    boxes_xywh = np.array([item.box_xywh for item in objects], dtype=np.float64).reshape(-1, 4)
+    image_names = {root: _names_in(root / "JPEGImages") for root in {item.voc_root for item in listed}}
+    file_names: list[str] = []
+    sizes: list[tuple[int, int]] = []
+    image_ids: list[int] = []
+    boxes: list[tuple[float, float, float, float]] = []
+    labels: list[tuple[int, int, int]] = []  # of each box: image id, category id, number within its file
+    annotations = (annotation for chunk in in_chunks(_parse_all, listed, "reading labels") for annotation in chunk)
+    for image_id, (item, annotation) in enumerate(zip(listed, annotations, strict=True), start=1):
+        if isinstance(annotation, str):
+            findings.add("unusable annotation files", [annotation])
+            continue
+        image_ids.append(image_id)
+        sizes.append(annotation.size)
+        name = _image_name(item.stem, annotation.file_name, image_names[item.voc_root])
+        file_names.append(relative_name(f"{item.voc_root}/JPEGImages/{name}", image_root))
+        for number, found in enumerate(annotation.objects, start=1):
+            if found.class_name not in category_ids:
+                findings.add("objects of a class not in use", [_class_problem(item.xml, number, found, category_ids)])
+            elif found.box_xywh is None:
+                findings.add("incomplete objects", [f"{_where(item.xml, number)} has no bndbox with all of {CORNERS}"])
+            else:
+                boxes.append(found.box_xywh)
+                labels.append((image_id, category_ids[found.class_name], number))
+    boxes_xywh = np.array(boxes, dtype=np.float64).reshape(-1, 4)
+    columns = np.array(labels, dtype=np.int64).reshape(-1, 3)
     return Source(
-        path=image_list,
-        image_root=voc_root,
+        path=path,
+        image_root=image_root,
         file_names=file_names,
-        image_ids=np.arange(1, len(file_names) + 1),
+        image_ids=np.array(image_ids, dtype=np.int64),
         sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
-        box_image_ids=np.array([item.image_id for item in objects], dtype=np.int64),
+        box_image_ids=columns[:, 0],
         boxes_xywh=boxes_xywh,
-        box_category_ids=np.array([item.category_id for item in objects], dtype=np.int64),
+        box_category_ids=columns[:, 1],
         areas=boxes_xywh[:, 2] * boxes_xywh[:, 3],
-        crowd=np.zeros(len(objects), dtype=bool),
+        crowd=np.zeros(len(boxes), dtype=bool),
         categories={number: name for name, number in category_ids.items()},
-        box_name=lambda position: objects[position].name,
+        box_name=lambda position: f"object {labels[position][2]} of {listed[labels[position][0] - 1].stem}.xml",
         findings=findings,
     )
 
 
-def _parse(path: Path) -> ElementTree.Element:
+def _names_in(folder: Path) -> frozenset[str]:
+    return frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()
+
+
+def _image_name(stem: str, file_name: str, present: frozenset[str]) -> str:
+    """The image of an xml file: of its own name, else what ``<filename>`` gives, else of its own name and any suffix.
+
+    Files edited by hand often lack the suffix in ``<filename>``, or name another image than their own.
+    """
+    suffix = os.path.splitext(file_name)[1]
+    first = stem + (suffix or ".jpg")
+    others = [os.path.basename(file_name), *(stem + known for known in sorted(IMAGE_SUFFIXES))]
+    return next((name for name in (first, *others) if name in present), first)
+
+
+def _class_problem(xml: str, number: int, found: _Object, category_ids: dict[str, int]) -> str:
+    near = difflib.get_close_matches(found.class_name, category_ids, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{_where(xml, number)} is of class {shown(found.class_name)}, which data.names does not list{hint}"
+
+
+def _where(xml: str, number: int) -> str:
+    return f"{xml}: object {number} of {os.path.basename(xml)}"
+
+
+def _parse_all(listed: Sequence[_Listed]) -> list[_Annotation | str]:
+    """What each xml file says, or a sentence about why it cannot be used."""
+    return [_parse(item) for item in listed]
+
+
+def _parse(item: _Listed) -> _Annotation | str:
+    if not item.found:
+        return f"an image list names {item.stem}, but there is no {item.xml}"
+    parser = ElementTree.XMLParser(target=_NoDoctype())
     try:
-        return ElementTree.parse(path).getroot()
-    except ElementTree.ParseError as error:
-        raise DataError(f"{path} is not valid XML ({error}). fix: get the file again, or correct it") from error
+        with open(item.xml, "rb") as file:
+            parser.feed(file.read())
+        tree: ElementTree.Element = parser.close()
+    except OSError as error:
+        return f"{item.xml} cannot be read ({error.strerror})"
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
+        return f"{item.xml} is not valid XML ({error})"
+    texts = [tree.findtext(f"size/{side}", default="").strip() for side in ("height", "width")]
+    for side, text in zip(("height", "width"), texts, strict=True):
+        if not re.fullmatch("[0-9]{1,9}", text):
+            return f"{item.xml} has the {side} {shown(text)} in <size> instead of a number of pixels"
+    objects = [_object(element) for element in tree.iterfind("object")]
+    return _Annotation(tree.findtext("filename", default="").strip(), (int(texts[0]), int(texts[1])), objects)
 
 
-def _size(tree: ElementTree.Element, side: str, path: Path) -> int:
-    text = tree.findtext(f"size/{side}", default="")
-    if not text.strip().isdecimal():
-        raise DataError(f"{path} has the {side} {text!r} in <size>. fix: write the image's {side} in pixels there")
-    return int(text)
-
-
-def _image_name(tree: ElementTree.Element, path: Path) -> str:
-    """The image's file name; files edited by hand often lack the suffix, or name another image than their own."""
-    suffix = Path(tree.findtext("filename", default="")).suffix
-    return path.stem + (suffix or ".jpg")
-
-
-def _objects(
-    tree: ElementTree.Element, path: Path, image_id: int, category_ids: dict[str, int], findings: Findings
-) -> list[_Object]:
-    """The objects of one image; those that cannot be taken go to ``findings``."""
-    objects = []
-    for number, element in enumerate(tree.iterfind("object"), start=1):
-        name = f"object {number} of {path.name}"
-        class_name = element.findtext("name", default="").strip()
-        if class_name not in category_ids:
-            near = difflib.get_close_matches(class_name, category_ids, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            findings.add(
-                "objects of a class not in use",
-                [f"{path}: {name} is of class {class_name!r}, which data.names does not list{hint}"],
-            )
-            continue
-        corners = [_number(element.findtext(f"bndbox/{corner}", default="")) for corner in CORNERS]
-        if None in corners:
-            findings.add("incomplete objects", [f"{path}: {name} has no bndbox with {', '.join(CORNERS)}"])
-            continue
-        left, top, right, bottom = (corner or 0.0 for corner in corners)
-        objects.append(_Object(name, image_id, category_ids[class_name], (left, top, right - left, bottom - top)))
-    return objects
+def _object(element: ElementTree.Element) -> _Object:
+    corners = [_number(element.findtext(f"bndbox/{corner}", default="")) for corner in CORNERS]
+    name = element.findtext("name", default="").strip()
+    if None in corners:
+        return _Object(name, None)
+    left, top, right, bottom = (corner or 0.0 for corner in corners)
+    return _Object(name, (left, top, right - left, bottom - top))
 
 
 def _number(text: str) -> float | None:

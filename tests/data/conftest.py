@@ -14,6 +14,7 @@ import pytest
 from data import (
     Annotations,
     AugmentConfig,
+    Colour,
     DataConfig,
     DataFormat,
     ImageCache,
@@ -22,19 +23,27 @@ from data import (
     SplitConfig,
     open_annotations,
 )
+from tests.data.yolo_set import YoloSet
 
 NO_AUGMENT = AugmentConfig(
     mosaic=0,
+    mosaic_nine=0,
+    mixup=0,
+    mixup_beta=32,
     close_mosaic_epochs=0,
+    close_mosaic_max_fraction=1,
+    tile_pool=0,
     degrees=0,
     translate=0,
     scale=0,
     shear=0,
+    perspective=0,
     flip_horizontal=0,
     flip_vertical=0,
     hsv_hue=0,
     hsv_saturation=0,
     hsv_value=0,
+    colour=Colour.cpu,
     min_visible=0.2,
 )
 EVERY_AUGMENT = replace(
@@ -119,6 +128,11 @@ def coco_set(empty_set: CocoSet) -> CocoSet:
         ]
         empty_set.add_image(generator.integers(0, 256, (height, width, 3), dtype=np.uint8), boxes)
     return empty_set
+
+
+@pytest.fixture
+def yolo_set(tmp_path: Path) -> YoloSet:
+    return YoloSet(tmp_path / "set")
 
 
 @pytest.fixture

@@ -13,16 +13,12 @@ from pycocotools.coco import COCO
 
 from data import (
     Annotations,
-    DataConfig,
     DataError,
-    DataFormat,
     OnError,
     SplitConfig,
     check_same_classes,
     open_annotations,
 )
-
-ARRAYS = ("image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas", "category_ids")
 
 
 def assert_holds_what_pycocotools_reads(annotations: Annotations, path: Path) -> None:
@@ -56,37 +52,6 @@ def test_coco128_equals_pycocotools(shared_dir: Path, coco_set, tmp_path: Path) 
         assert_holds_what_pycocotools_reads(annotations, root / part.annotations)
         assert len(annotations.names) == 80
         assert annotations.crowd.any() == (split == "train")
-
-
-def bccd_configs(shared_dir: Path, config: DataConfig) -> tuple[DataConfig, DataConfig]:
-    """BCCD as COCO json and as Pascal VOC."""
-    as_json = replace(
-        config,
-        root=str(shared_dir / "data" / "bccd"),
-        train=SplitConfig("instances_train.json", "."),
-        val=SplitConfig("instances_val.json", "."),
-    )
-    as_voc = replace(
-        as_json,
-        format=DataFormat.voc,
-        train=SplitConfig("BCCD/ImageSets/Main/train.txt", "BCCD"),
-        val=SplitConfig("BCCD/ImageSets/Main/val.txt", "BCCD"),
-        names=["RBC", "WBC", "Platelets"],
-        on_error=OnError.skip,
-    )
-    return as_json, as_voc
-
-
-def test_bccd_is_the_same_as_voc_and_as_json(shared_dir: Path, coco_set) -> None:
-    as_json, as_voc = bccd_configs(shared_dir, coco_set.config)
-    for split, images, bad_file in (("train", 205, "BloodImage_00343"), ("val", 87, "BloodImage_00338")):
-        first, second = open_annotations(as_json, split), open_annotations(as_voc, split)
-        assert len(first) == images and first.names == second.names
-        for name in ARRAYS:
-            assert np.array_equal(getattr(first, name), getattr(second, name)), name
-        assert [first.path(i) for i in range(images)] == [second.path(i) for i in range(images)]
-        assert first.skipped == []
-        assert second.skipped[0] == "left out: boxes without area (1)" and bad_file in second.skipped[1]
 
 
 def test_images_without_boxes_are_kept(coco_set) -> None:

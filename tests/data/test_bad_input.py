@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from data import DataError, DataFormat, OnError, SplitConfig, open_annotations
+from data import (
+    Annotations,
+    DataConfig,
+    DataError,
+    DataFormat,
+    ImageSource,
+    OnError,
+    SplitConfig,
+    open_annotations,
+)
+from tests.data.bad_inputs import GOOD_BOX, HEIGHT, WIDTH, as_coco, images
+from tests.data.bad_labels import jsons, labels, xmls
 
 Edit = Callable[[dict[str, Any]], Any]
 
@@ -41,7 +54,7 @@ FATAL: dict[str, tuple[Edit, str]] = {
     "no boxes": (lambda c: c.update(annotations=[]), r"no usable box for its 7 images.*data.train.annotations"),
     "category twice": (lambda c: c["categories"].append({"id": 1, "name": "cow"}), r"two categories with the id 1"),
     "name twice": (lambda c: c["categories"].append({"id": 4, "name": "dog"}), r"two categories with the name 'dog'"),
-    "id of text": (lambda c: c["images"][0].update(id="10"), r"image 10 has id='10'. fix: make it a whole number"),
+    "id of text": (lambda c: c["images"][0].update(id="10"), r"image '10' has id='10'. fix: make it a whole number"),
     "fractional class": (lambda c: c["annotations"][0].update(category_id=1.5), r"annotation 100 has category_id=1.5"),
     "image without width": (lambda c: c["images"][1].pop("width"), r"image 11 has width=None"),
     "image without name": (lambda c: c["images"][1].pop("file_name"), r"image 11 has file_name=None"),
@@ -187,7 +200,61 @@ def test_voc_files_that_cannot_be_used(coco_set, tmp_path: Path) -> None:
         open_voc(coco_set, tmp_path, "<annotation>")
     with pytest.raises(DataError, match=r"a.xml has the height '' in <size>"):
         open_voc(coco_set, tmp_path, "<annotation><object/></annotation>")
-    (tmp_path / "list.txt").write_text("a\nb\n")
-    part = SplitConfig("list.txt", ".")
-    with pytest.raises(DataError, match=r"list.txt names b, but there is no .*b.xml \(1 such names of 2\)"):
-        coco_set.open(root=str(tmp_path), train=part, names=["cat"])
+
+
+IMAGES = images()
+CASES = IMAGES | jsons() | labels() | xmls()
+
+
+def outcome(config: DataConfig) -> tuple[Annotations, list[np.ndarray | None]]:
+    """Everything that training would read of a set."""
+    annotations = open_annotations(config, "train")
+    source = ImageSource(annotations, config.on_error)
+    return annotations, [source.read(index) for index in range(len(annotations))]
+
+
+@pytest.fixture
+def time_limit() -> Iterator[None]:
+    """Ends a test that hangs."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("time_limit")
+@pytest.mark.parametrize("name", CASES)
+def test_each_input_gives_a_correct_sample_or_one_sentence(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    written = case.write(tmp_path / "set")
+    for config in (
+        (written, as_coco(written)) if written.train.annotations == "list.txt" and name in IMAGES else (written,)
+    ):
+        if case.error is None:
+            annotations, pictures = outcome(config)
+            assert len(annotations) == 2 and annotations.skipped == []
+            assert all(picture is not None and picture.shape == (HEIGHT, WIDTH, 3) for picture in pictures)
+            if case.pixels is not None:
+                assert np.abs(pictures[1].astype(int) - case.pixels).mean() <= 1, "not the picture"
+            rows = slice(annotations.offsets[1], annotations.offsets[2])
+            boxes = np.column_stack([annotations.classes[rows], annotations.boxes_xywh[rows]])
+            expected = [[0, *GOOD_BOX]] if case.boxes is None else case.boxes
+            np.testing.assert_allclose(boxes, np.reshape(expected, (-1, 5)), atol=1e-9)
+            continue
+        with pytest.raises(DataError, match=case.error) as caught:
+            outcome(config)
+        assert "fix: " in str(caught.value) and "\n" not in str(caught.value)
+        skipping = replace(config, on_error=OnError.skip)
+        if case.left is None:
+            with pytest.raises(DataError, match=case.error):
+                outcome(skipping)
+        else:
+            annotations, pictures = outcome(skipping)
+            readable = [index for index, picture in enumerate(pictures) if picture is not None]
+            assert (len(readable), sum(map(len, map(annotations.boxes_xyxy, readable)))) == case.left
+            assert annotations.skipped or len(readable) < len(annotations)

@@ -1,0 +1,151 @@
+"""The same pictures in two formats give the same index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from conf.entry import compose
+from conf.schema import TrainConfig
+from data import Annotations, DataConfig, DataFormat, OnError, SplitConfig, open_annotations
+from tests.data.bad_labels import voc_text
+
+ARRAYS = ("image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas", "category_ids")
+
+
+@pytest.fixture
+def data_config(tmp_path: Path) -> Callable[..., DataConfig]:
+    """``data=<choice> key=value ...``, with the index in a folder of the test."""
+
+    def composed(choice: str, root: Path, *overrides: str) -> DataConfig:
+        given = [f"data={choice}", f"data.root={root}", f"data.index_dir={tmp_path / 'index'}", *overrides]
+        return compose("train", TrainConfig, given).data
+
+    return composed
+
+
+def assert_same_images(first: Annotations, second: Annotations) -> None:
+    assert len(first) == len(second) and first.names == second.names
+    assert np.array_equal(first.sizes, second.sizes)
+    assert [first.path(index) for index in range(len(first))] == [second.path(index) for index in range(len(second))]
+
+
+def objects(annotations: Annotations, index: int) -> np.ndarray:
+    """Class, left, top, width, height (n, 5) of the objects of an image, without crowds."""
+    rows = np.arange(annotations.offsets[index], annotations.offsets[index + 1])
+    rows = rows[~annotations.crowd[rows]]
+    return np.column_stack([annotations.classes[rows], annotations.boxes_xywh[rows]])
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_coco128_as_json_and_as_txt(split: str, shared_dir: Path, data_config: Callable[..., DataConfig]) -> None:
+    root = shared_dir / "data" / "coco128"
+    folder = f"images/{split}2017"
+    first = open_annotations(data_config("coco", root, f"data.{split}.images={folder}"), split)
+    names = f"data.names={first.names}"
+    second = open_annotations(
+        data_config("yolo", root, f"data.{split}={{annotations: {folder}, images: {folder}}}", names), split
+    )
+    assert_same_images(first, second)
+    for index in range(len(first)):
+        here, there = objects(first, index), objects(second, index)
+        assert len(here) == len(there)
+        same = np.abs(here[:, None] - there).max(axis=2, initial=0) < 1e-3
+        assert (same.sum(axis=0) == 1).all() and (same.sum(axis=1) == 1).all(), first.file_name(index)
+    if split == "val":  # its json was made from the txt, so that the order of the boxes is the same, too
+        assert np.array_equal(first.classes, second.classes)
+        np.testing.assert_allclose(second.boxes_xywh, first.boxes_xywh, atol=1e-3)
+
+
+def test_bccd_as_json_as_xml_and_as_txt(
+    shared_dir: Path, tmp_path: Path, data_config: Callable[..., DataConfig]
+) -> None:
+    root = shared_dir / "data" / "bccd"
+    as_json, as_voc = data_config("bccd", root), data_config("bccd_voc", root)
+    for split, images, bad_file in (("train", 205, "BloodImage_00343"), ("val", 87, "BloodImage_00338")):
+        first = open_annotations(as_json, split)
+        second = open_annotations(as_voc, split)
+        assert len(first) == images and first.skipped == []
+        assert second.skipped[0] == "left out: boxes without area (1)" and bad_file in second.skipped[1]
+        assert_same_images(first, second)
+        for name in ARRAYS:
+            assert np.array_equal(getattr(first, name), getattr(second, name)), name
+        third = open_annotations(as_txt(first, tmp_path / split, as_json), split)
+        assert np.array_equal(third.sizes, first.sizes) and np.array_equal(third.classes, first.classes)
+        assert np.array_equal(third.offsets, first.offsets) and third.names == first.names
+        np.testing.assert_allclose(third.boxes_xywh, first.boxes_xywh, atol=1e-3)
+
+
+def as_txt(annotations: Annotations, root: Path, config: DataConfig) -> DataConfig:
+    """A YOLO set of the same pictures: a list of them where they are, through a folder that has labels beside it."""
+    (root / "labels").mkdir(parents=True)
+    (root / "images").symlink_to(annotations.path(0).parent, target_is_directory=True)
+    for index in range(len(annotations)):
+        height, width = annotations.sizes[index].tolist()
+        rows = slice(annotations.offsets[index], annotations.offsets[index + 1])
+        boxes = annotations.boxes_xywh[rows] / [width, height, width, height]
+        boxes[:, :2] += boxes[:, 2:] / 2
+        lines = [
+            f"{c} {x:.6f} {y:.6f} {w:.6f} {h:.6f}\n"
+            for c, (x, y, w, h) in zip(annotations.classes[rows], boxes, strict=True)
+        ]
+        (root / "labels" / f"{annotations.path(index).stem}.txt").write_text("".join(lines))
+    (root / "list.txt").write_text("".join(f"images/{annotations.path(i).name}\n" for i in range(len(annotations))))
+    (root / "data.yaml").write_text(f"train: list.txt\nval: list.txt\nnames: {annotations.names}\n")
+    part = SplitConfig("data.yaml", ".")
+    return replace(config, format=DataFormat.yolo, root=str(root), train=part, val=part)
+
+
+def voc_devkit(root: Path) -> None:
+    """Two pictures in each list that ``data=voc`` reads; xml files without suffix, or with another name, are usual."""
+    for year, name, stems in (("2007", "trainval", "ab"), ("2007", "test", "cd"), ("2012", "trainval", "ae")):
+        folder = root / f"VOC{year}"
+        for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        for stem in stems:
+            assert cv2.imwrite(str(folder / "JPEGImages" / f"{stem}.jpg"), np.zeros((40, 60, 3), np.uint8))
+            (folder / "Annotations" / f"{stem}.xml").write_text(voc_text().replace("b.png", stem))
+        (folder / "ImageSets" / "Main" / f"{name}.txt").write_text("".join(f"{stem}\n" for stem in stems))
+
+
+def test_voc_is_2007_and_2012_in_their_official_folders(tmp_path: Path, data_config: Callable[..., DataConfig]) -> None:
+    voc_devkit(tmp_path / "VOCdevkit")
+    config = data_config("voc", tmp_path / "VOCdevkit")
+    train, val = open_annotations(config, "train"), open_annotations(config, "val")
+    assert [train.file_name(index) for index in range(4)] == [
+        f"VOC{year}/JPEGImages/{stem}.jpg"
+        for year, stem in (("2007", "a"), ("2007", "b"), ("2012", "a"), ("2012", "e"))
+    ]
+    assert all(train.path(index).is_file() for index in range(4)) and train.image_ids.tolist() == [1, 2, 3, 4]
+    assert [val.path(index).name for index in range(2)] == ["c.jpg", "d.jpg"]
+    assert len(train.names) == 20 and train.names[train.classes[0]] == "cat"
+    assert train.boxes_xywh.tolist() == [[15, 10, 30, 20]] * 4
+    label = tmp_path / "VOCdevkit" / "VOC2012" / "Annotations" / "e.xml"
+    label.write_text(label.read_text().replace("<xmax>45", "<xmax>55"))
+    assert open_annotations(config, "train").boxes_xywh[3].tolist() == [15, 10, 40, 20], "an xml file was changed"
+
+
+def test_difficult_objects_are_objects(tmp_path: Path, data_config: Callable[..., DataConfig]) -> None:
+    voc_devkit(tmp_path / "VOCdevkit")
+    for stem in "cd":
+        label = tmp_path / "VOCdevkit" / "VOC2007" / "Annotations" / f"{stem}.xml"
+        label.write_text(
+            label.read_text().replace("<bndbox>", "<difficult>1</difficult><truncated>1</truncated><bndbox>")
+        )
+    val = open_annotations(data_config("voc", tmp_path / "VOCdevkit"), "val")
+    assert len(val.boxes_xywh) == 2 and not val.crowd.any()
+
+
+def test_of_voc_and_yolo_only_a_part_may_have_several_sources(coco_set) -> None:
+    two = SplitConfig(["a.json", "b.json"], "images")
+    with pytest.raises(ValueError, match=r"data.val.annotations lists 2 files: format=coco reads one. fix: merge them"):
+        replace(coco_set.config, val=two)
+    for wrong in (7, [], ["a", 7], None):
+        with pytest.raises(ValueError, match=r"data.train.annotations must be a path or a list of paths, got"):
+            replace(coco_set.config, train=SplitConfig(wrong, "images"))
+    assert replace(coco_set.config, format=DataFormat.voc, names=["cat"], on_error=OnError.skip, val=two).val == two
