@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from conf.build import build_model, describe_network
 from conf.entry import continue_run, layered, run, to_dictionary, to_yaml
 from conf.schema import TrainConfig
 from data import (
@@ -30,9 +31,20 @@ from data import (
     check_same_classes,
     fitting_device_batch_size,
     make_loader,
+    repeat_factors,
+    summarise,
 )
-from eval import Evaluation, Evaluator, build_model, open_images, open_split
-from models import Darknet, YoloLoss
+from eval import Evaluation, Evaluator, open_images, open_split
+from models import (
+    WEIGHTS_VERSION,
+    Darknet,
+    DarknetLoss,
+    DarknetLossConfig,
+    Head,
+    LossConfig,
+    LossSection,
+    YoloLoss,
+)
 from train_utils.coco_eval import FIGURES, format_table
 from train_utils.distributed import World, broadcast_module, convert_sync_batchnorm, init_distributed_mode, wrap_ddp
 from train_utils.engine import LOSS_NAMES, train_one_epoch
@@ -64,7 +76,7 @@ def train(config: TrainConfig) -> dict[str, float]:
     evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, config.logger.lines_per_epoch)
     folder = open_run_folder(world, config.name, config.run_dir, config.resume)
     log = RunLog(folder, world.is_main)
-    announce(log, folder, config, world, dtype, train_set, val_set, sampler)
+    announce(log, folder, config, world, dtype, train_set, val_set, sampler, model.heads)
     if config.resume is None:
         log.line(weights_note)
 
@@ -81,17 +93,19 @@ def train(config: TrainConfig) -> dict[str, float]:
         optimizer=optimizer,
         scheduler=make_scheduler(optimizer, schedule),
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
-        description=describe(config, model, train_set.names),
+        description=describe(config, model, train_set),
+        seen=model.seen,
     )
     if config.resume is not None:
         log.line(state.resume(folder, world))
     elif world.is_main and config.logger.pictures:
         first = dataset.__getitems__(next(iter(sampler)))
-        draw_targets(first.images.numpy(), first.targets.numpy(), train_set.names, folder / "train_batch.jpg")
+        pictures = (first.network_input() * 255).round().byte().numpy()
+        draw_targets(pictures, first.targets.numpy(), train_set.names, folder / "train_batch.jpg")
     if world.is_main:  # only now: a resume that was refused leaves the folder's own configuration alone
         save_config(folder / "config.yaml", config)
     wrapped = wrap_ddp(model, world)
-    loss = YoloLoss(model.heads, config.loss)
+    loss = make_loss(model.heads, config.loss)
     metrics = MetricsCsv(folder / "metrics.csv", COLUMNS, world.is_main, state.epoch)
 
     if state.epoch >= config.train.epochs:
@@ -113,10 +127,12 @@ def train(config: TrainConfig) -> dict[str, float]:
             accumulate=sampler.accumulate,
             step=state.step,
             autocast_dtype=dtype,
+            to_input=Batch.network_input,
             progress=Progress(
                 len(sampler), f"epoch {epoch + 1}/{config.train.epochs}", world.is_main, config.logger.lines_per_epoch
             ),
         )
+        state.seen += (result.step - state.step) * config.train.batch_size
         state.epoch, state.step = epoch + 1, result.step
         if is_due(state.epoch, config.evaluate.every, config.train.epochs):
             broadcast_module(state.average.module)  # without SyncBatchNorm each process averaged its own statistics
@@ -152,10 +168,21 @@ def make_train_loader(
         rank=world.rank,
         seed=config.train.seed,
         sizes=MultiScale(config.train.image_size, low, high, stride, config.train.seed),
+        factors=repeat_factors(train_set, config.train.repeat_threshold) if config.train.repeat_threshold else None,
+        image_sizes=train_set.sizes if config.train.rect else None,
+        tile_pool=config.augment.tile_pool,
     )
     images = open_images(train_set, config.data, world)
     dataset = TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images)
     return dataset, sampler, make_loader(dataset, sampler, config.data.workers, world.device.type == "cuda")
+
+
+def make_loss(heads: Sequence[Head], config: LossSection) -> YoloLoss | DarknetLoss:
+    """The loss that ``loss=`` chose."""
+    if isinstance(config, DarknetLossConfig):
+        return DarknetLoss(heads, config)
+    assert isinstance(config, LossConfig)
+    return YoloLoss(heads, config)
 
 
 def is_due(epoch: int, every: int, epochs: int) -> bool:
@@ -163,18 +190,15 @@ def is_due(epoch: int, every: int, epochs: int) -> bool:
     return epoch == epochs or (every > 0 and epoch % every == 0)
 
 
-def describe(config: TrainConfig, model: Darknet, names: list[str]) -> dict[str, Any]:
+def describe(config: TrainConfig, model: Darknet, train_set: Annotations) -> dict[str, Any]:
     """What a checkpoint says about itself, so that nothing else is needed to use it."""
-    network = {
-        "cfg": model.cfg.text,
-        "source": model.cfg.source,
-        "num_classes": model.num_classes,
-        "width": config.model.width,
-        "bn_eps": config.model.bn_eps,
-        "bn_momentum": config.model.bn_momentum,
-        "seen": model.seen,
+    return {
+        "network": describe_network(model, config.model),
+        "names": list(train_set.names),
+        "category_ids": train_set.category_ids.tolist(),
+        "config": to_dictionary(config),
+        "weights_version": list(WEIGHTS_VERSION),
     }
-    return {"network": network, "names": list(names), "config": to_dictionary(config)}
 
 
 def announce(
@@ -186,10 +210,16 @@ def announce(
     train_set: Annotations,
     val_set: Annotations,
     sampler: TrainBatchSampler,
+    heads: Sequence[Head],
 ) -> None:
     """Say what is about to happen: the facts that follow from the configuration."""
+    anchors = np.array(sorted({anchor for head in heads for anchor in head.anchors}))
+    # Darknet's loss gives every box its best anchor, so there is no overlap below which one is lost.
+    min_iou = config.loss.anchor_iou if isinstance(config.loss, LossConfig) else None
     for split, part in (("train", train_set), ("val", val_set)):
-        log.line(f"{split}: {len(part):,} images, {len(part.classes):,} boxes, {len(part.names)} classes")
+        summary = summarise(part, config.train.image_size, anchors, min_iou)
+        log.line(f"{split}: {summary.line()}")
+        log.line(summary.warning() if split == "train" else None)
         for skipped in part.skipped:
             log.line(f"{split}: {skipped}")
     log.line(

@@ -1,11 +1,25 @@
 """Data sets: from annotation files and images to batches of network input."""
 
 from data.annotations import Annotations, check_same_classes, open_annotations
-from data.config import AugmentConfig, DataConfig, DataFormat, ImageCache, OnError, ShapesConfig, SplitConfig
-from data.dataset import Batch, EvalDataset, Request, TrainDataset
+from data.config import (
+    AugmentConfig,
+    Colour,
+    DataConfig,
+    DataFormat,
+    ImageCache,
+    OnError,
+    Resize,
+    ShapesConfig,
+    SplitConfig,
+)
+from data.dataset import Batch, EvalDataset, TrainDataset
 from data.errors import DataError
+from data.frame_batches import FrameBatch, FrameBatches
 from data.images import ImageSource
 from data.loader import make_loader
+from data.media import Frame, Medium, Video, find_media
+from data.orders import repeat_factors
+from data.plan import Request
 from data.ram_cache import RamCache, build_ram_cache
 from data.samplers import (
     EvalBatchSampler,
@@ -14,35 +28,47 @@ from data.samplers import (
     eval_batches,
     fitting_device_batch_size,
 )
+from data.set_summary import summarise
 from data.shapes import ensure_shapes
-from data.transforms import Letterbox, letterbox
+from data.transforms import Letterbox, cut_at_edges, letterbox
 
 __all__ = [
     "Annotations",
     "AugmentConfig",
     "Batch",
+    "Colour",
     "DataConfig",
     "DataError",
     "DataFormat",
     "EvalBatchSampler",
     "EvalDataset",
+    "Frame",
+    "FrameBatch",
+    "FrameBatches",
     "ImageCache",
     "ImageSource",
     "Letterbox",
+    "Medium",
     "MultiScale",
     "OnError",
     "RamCache",
     "Request",
+    "Resize",
     "ShapesConfig",
     "SplitConfig",
     "TrainBatchSampler",
     "TrainDataset",
+    "Video",
     "build_ram_cache",
     "check_same_classes",
+    "cut_at_edges",
     "ensure_shapes",
     "eval_batches",
+    "find_media",
     "fitting_device_batch_size",
     "letterbox",
     "make_loader",
     "open_annotations",
+    "repeat_factors",
+    "summarise",
 ]

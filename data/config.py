@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class DataFormat(StrEnum):
@@ -14,6 +15,7 @@ class DataFormat(StrEnum):
 
     coco = "coco"
     voc = "voc"
+    yolo = "yolo"
     shapes = "shapes"
 
 
@@ -22,6 +24,20 @@ class OnError(StrEnum):
 
     stop = "stop"
     skip = "skip"
+
+
+class Resize(StrEnum):
+    """How an image becomes network input: ``letterbox`` keeps its aspect and pads, ``stretch`` fills a square."""
+
+    letterbox = "letterbox"
+    stretch = "stretch"
+
+
+class Colour(StrEnum):
+    """Where the colours of training images are changed: ``cpu`` as a sample is made, ``device`` before the network."""
+
+    cpu = "cpu"
+    device = "device"
 
 
 class ImageCache(StrEnum):
@@ -33,10 +49,24 @@ class ImageCache(StrEnum):
 
 @dataclass
 class SplitConfig:
-    """One part of a data set. Relative paths start at ``data.root``."""
+    """One part of a data set. Relative paths start at ``data.root``.
 
-    annotations: str  # coco: the instances json; voc: a list of image names, such as ImageSets/Main/train.txt
-    images: str  # coco: the folder that file_name starts from; voc: the folder of JPEGImages and Annotations
+    Of voc and yolo a part may have several sources: a list of paths, and one folder for all or one for each.
+    """
+
+    annotations: Any  # coco: the instances json; voc: a list of image names, such as ImageSets/Main/train.txt;
+    # yolo: a data.yaml, a list of image paths, or a folder of images
+    images: Any  # coco: the folder that file_name starts from; voc: the folder of JPEGImages and Annotations;
+    # yolo: the folder that relative paths of a list start from
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The sources: annotations and images of each. Raises ``ValueError`` where the two do not fit."""
+        annotations, images = (_texts(getattr(self, key), key) for key in ("annotations", "images"))
+        if len(images) == 1:
+            images = images * len(annotations)
+        if len(images) != len(annotations):
+            raise ValueError(f"images holds {len(images)} folders for {len(annotations)} annotations: one, or as many")
+        return list(zip(annotations, images, strict=True))
 
 
 @dataclass
@@ -67,7 +97,7 @@ class DataConfig:
     root: str
     train: SplitConfig
     val: SplitConfig
-    names: list[str] | None  # the classes, in order; null: all categories of the json, in the order of their ids
+    names: list[str] | None  # the classes, in order; null: all that the json (by id) or the data.yaml lists
     shapes: ShapesConfig | None
     single_class: bool  # every object is of one class, "object"
     on_error: OnError
@@ -80,6 +110,8 @@ class DataConfig:
             raise ValueError(f"data.workers must be 0 or more, got {self.workers}")
         if self.format == DataFormat.shapes and self.shapes is None:
             raise ValueError("data.format=shapes needs data.shapes: the number of images, their size and a seed")
+        for split in ("train", "val"):
+            self._check_split(split)
         if self.format == DataFormat.voc and self.names is None:
             raise ValueError("data.format=voc needs data.names: its files hold no list of the classes")
         if self.names is not None:
@@ -89,32 +121,73 @@ class DataConfig:
                 twice = next(name for name in self.names if self.names.count(name) > 1)
                 raise ValueError(f"data.names lists {twice!r} twice")
 
+    def _check_split(self, split: str) -> None:
+        part: SplitConfig = getattr(self, split)
+        try:
+            pairs = part.pairs()
+        except ValueError as error:
+            raise ValueError(f"data.{split}.{error}") from error
+        if len(pairs) > 1 and self.format not in (DataFormat.voc, DataFormat.yolo):
+            raise ValueError(
+                f"data.{split}.annotations lists {len(pairs)} files: format={self.format} reads one. fix: merge them"
+            )
+
+
+def _texts(value: Any, key: str) -> list[str]:
+    """A text, or a list of texts, as a list."""
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(item, str) for item in values):
+        raise ValueError(f"{key} must be a path or a list of paths, got {value!r}")
+    return values
+
 
 @dataclass
 class AugmentConfig:
     """Random changes to training images (keys ``augment.*``); all zero is a plain letterboxed image."""
 
-    mosaic: float  # probability that four images are put together into one
-    close_mosaic_epochs: int  # the last epochs do without mosaic
+    mosaic: float  # probability that several images are put together into one
+    mosaic_nine: float  # share of the mosaics that are made of nine images; the others are made of four
+    mixup: float  # probability that a sample is blended with another one
+    mixup_beta: float  # the first one's share is drawn from a beta distribution with both parameters so
+    close_mosaic_epochs: int  # the last epochs do without mosaics and mixtures,
+    close_mosaic_max_fraction: float  # but never more than this share of the training
+    tile_pool: int  # the other images of a mosaic come from this many neighbours in the epoch's order; 0: from all
     degrees: float  # rotation, drawn from -degrees..degrees
     translate: float  # shift, drawn from -translate..translate times the side of the image
     scale: float  # zoom, drawn from 1 - scale..1 + scale
     shear: float  # degrees, drawn from -shear..shear along each axis
+    perspective: float  # tilt, drawn from -perspective..perspective along each axis: by how much a side recedes
     flip_horizontal: float  # probability
     flip_vertical: float  # probability
     hsv_hue: float  # gain of the hue, drawn from 1 - hsv_hue..1 + hsv_hue
     hsv_saturation: float  # the same of the saturation
     hsv_value: float  # the same of the value
+    colour: Colour  # where hue, saturation and value are changed
     min_visible: float  # a box is kept where more than this share of it stays in the picture
 
     def __post_init__(self) -> None:
-        for key in ("mosaic", "flip_horizontal", "flip_vertical", "hsv_hue", "hsv_saturation", "hsv_value"):
+        shares = ("mosaic", "mosaic_nine", "mixup", "close_mosaic_max_fraction", "flip_horizontal", "flip_vertical")
+        for key in (*shares, "hsv_hue", "hsv_saturation", "hsv_value"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"augment.{key} must lie in 0..1, got {getattr(self, key)}")
-        for key, limit in (("scale", 1), ("translate", 1), ("shear", 90), ("min_visible", 1)):
+        for key, limit in (("scale", 1), ("translate", 1), ("shear", 90), ("min_visible", 1), ("perspective", 0.2)):
             if not 0 <= getattr(self, key) < limit:
                 raise ValueError(f"augment.{key} must be at least 0 and below {limit}, got {getattr(self, key)}")
         if not 0 <= self.degrees <= 180:
             raise ValueError(f"augment.degrees must lie in 0..180, got {self.degrees}")
-        if self.close_mosaic_epochs < 0:
-            raise ValueError(f"augment.close_mosaic_epochs must be 0 or more, got {self.close_mosaic_epochs}")
+        for key in ("close_mosaic_epochs", "tile_pool"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"augment.{key} must be 0 or more, got {getattr(self, key)}")
+        if not self.mixup_beta > 0:
+            raise ValueError(f"augment.mixup_beta must be above 0, got {self.mixup_beta}")
+        # The horizon of a tilted plane must stay outside of the sample.
+        if self.perspective * (1 + 2 * self.translate) > 0.5 * (1 - self.scale):
+            largest = 0.5 * (1 - self.scale) / (1 + 2 * self.translate)
+            raise ValueError(
+                f"augment.perspective must be at most {largest:.3g} with this scale and translate, "
+                f"got {self.perspective}"
+            )
+
+    def plain_epochs(self, epochs: int) -> int:
+        """How many of the last of ``epochs`` do without mosaics and mixtures."""
+        return min(self.close_mosaic_epochs, int(self.close_mosaic_max_fraction * epochs))

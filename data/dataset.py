@@ -1,46 +1,33 @@
 """Makes batches of network input from annotations and images.
 
-A sample is a function of (seed, epoch, position) and of nothing else: not of the worker, the rank or what came before.
+A training sample is a function of the run's seed and of its request, and of nothing else: not of the worker, the rank
+or what came before. It is drawn in two parts: a plan (data/plan.py), then its pixels and boxes, here.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
+import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from data.annotations import Annotations
-from data.config import AugmentConfig
+from data.colour import change_colour, network_input
+from data.config import AugmentConfig, Colour, Resize
+from data.geometry import Boxes, Image, Matrix, Size, visible_boxes
 from data.images import ImageSource
-from data.transforms import (
-    PAD_VALUE,
-    Boxes,
-    Image,
-    Matrix,
-    fit_matrix,
-    jitter_hsv,
-    letterbox_into,
-    mosaic_matrices,
-    move_boxes,
-    random_affine,
-    visible_boxes,
-    warp_into,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One sample asked of a data set: the image at ``index``, at ``height`` x ``width`` pixels."""
-
-    index: int
-    height: int
-    width: int
-    epoch: int
+from data.labels import Labels
+from data.plan import Picture, Plan, Request, draw_plan
+from data.tiles import UprightTile, WarpedTile, tile_of
+from data.transforms import PAD_VALUE, resize_into
 
 
 @dataclass
@@ -51,6 +38,11 @@ class Batch:
     targets: Tensor  # float32 (T, 6): position in the batch, class, cx, cy, w, h in pixels of these images
     indices: Tensor  # int64 (B,) positions in the data set
     letterboxes: Tensor  # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; (0, 4) for training samples
+    gains: Tensor  # float32 (B, 3) of hue, saturation and value, for network_input to apply; (0, 3): none
+
+    def network_input(self) -> Tensor:
+        """The images as floats in 0..1, with the gains applied, on the batch's device."""
+        return network_input(self.images, self.gains)
 
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory; the loader calls this."""
@@ -63,8 +55,16 @@ class Batch:
         )
 
 
+class Tile(NamedTuple):
+    """An image that shows in a sample."""
+
+    position: int  # of the image in the data set
+    matrix: Matrix  # maps the image to the sample
+    drawing: UprightTile | WarpedTile
+
+
 class TrainDataset(Dataset[Batch]):
-    """Augmented training samples."""
+    """Augmented training samples. The last epochs do without mosaics and mixtures."""
 
     def __init__(
         self, annotations: Annotations, augment: AugmentConfig, seed: int, epochs: int, images: ImageSource
@@ -72,8 +72,10 @@ class TrainDataset(Dataset[Batch]):
         self.annotations = annotations
         self.augment = augment
         self.seed = seed
-        self.first_plain_epoch = epochs - augment.close_mosaic_epochs
+        self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
         self.images = images
+        self._labels = Labels(annotations)
+        self._sizes = np.asarray(annotations.sizes)  # a plain view: indexing a memory map is slow
 
     def __len__(self) -> int:
         return len(self.annotations)
@@ -82,57 +84,92 @@ class TrainDataset(Dataset[Batch]):
         return self.__getitems__([request])
 
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
-        """The batch of these requests, which must ask for one size. Torch's loader calls this once per batch."""
+        """The batch of these requests, which must ask for one size. Torch's loader calls this once per batch.
+
+        An image that shows in several of the samples is decoded once.
+        """
         buffer = _empty_images(requests)
-        targets = [self._draw(canvas, request) for canvas, request in zip(buffer.numpy(), requests, strict=True)]
-        return _batch(buffer, requests, targets, [])
+        plans = [self.plan(request) for request in requests]
+        tiles = [[_visible_tiles(picture, plan.size) for picture in plan.pictures] for plan in plans]
+        images = _BatchImages(self.images, [tile for sample in tiles for picture in sample for tile in picture])
+        targets = [
+            self._draw(canvas, plan, sample, images)
+            for canvas, plan, sample in zip(buffer.numpy(), plans, tiles, strict=True)
+        ]
+        on_device = self.augment.colour == Colour.device
+        gains = np.array([plan.gains for plan in plans] if on_device else [], dtype=np.float32)
+        return _batch(buffer, requests, targets, gains=torch.from_numpy(gains).reshape(-1, 3))
 
-    def _draw(self, canvas: Image, request: Request) -> NDArray[np.float32]:
+    def plan(self, request: Request) -> Plan:
+        """The plan of one sample."""
+        return draw_plan(request, self._sizes, self.augment, self.seed, request.epoch < self.first_plain_epoch)
+
+    def _draw(self, canvas: Image, plan: Plan, tiles: list[list[Tile]], images: _BatchImages) -> NDArray[np.float32]:
         """Draws one sample onto the canvas (H, W, 3); returns its targets (n, 5): class, cx, cy, w, h."""
-        seeds = np.random.SeedSequence([self.seed, request.epoch, request.index])
-        generator = np.random.Generator(np.random.PCG64(seeds))
-        indices, matrices = self._arrange(request, generator)
+        targets = self._draw_picture(canvas, tiles[0], images)
+        if len(tiles) == 2:
+            other = np.empty_like(canvas)
+            targets = np.concatenate([targets, self._draw_picture(other, tiles[1], images)])
+            cv2.addWeighted(canvas, plan.share, other, 1 - plan.share, 0, dst=canvas)
+        if self.augment.colour == Colour.cpu:
+            change_colour(canvas, plan.gains)
+        return targets
+
+    def _draw_picture(self, canvas: Image, tiles: list[Tile], images: _BatchImages) -> NDArray[np.float32]:
         canvas.fill(PAD_VALUE)
-        classes, boxes = [], []
-        for index, matrix in zip(indices, matrices, strict=True):
-            image = self.images.read(index)
-            if image is None:
-                continue  # unreadable and to be skipped: its place stays grey, without boxes
-            warp_into(canvas, image, matrix)
-            image_classes, image_boxes = self.annotations.training_boxes(index)
-            classes.append(image_classes)
-            boxes.append(move_boxes(image_boxes, matrix))
-        jitter_hsv(canvas, self.augment, generator)
-        if not boxes:
-            return np.zeros((0, 5), dtype=np.float32)
-        clipped, kept = visible_boxes(np.concatenate(boxes), canvas.shape[:2], self.augment.min_visible)
-        return _targets(np.concatenate(classes)[kept], clipped[kept])
+        drawn = []
+        for tile in tiles:
+            image = images.take(tile.position)
+            if image is not None:  # else unreadable and to be skipped: its place stays grey, without boxes
+                tile.drawing.draw(canvas, image)
+                drawn.append(tile)
+        classes, boxes = self._labels.moved([tile.position for tile in drawn], [tile.matrix for tile in drawn])
+        clipped, kept = visible_boxes(boxes, (canvas.shape[0], canvas.shape[1]), self.augment.min_visible)
+        return _targets(classes[kept], clipped[kept])
 
-    def _arrange(self, request: Request, generator: np.random.Generator) -> tuple[list[int], list[Matrix]]:
-        """Which images make up the sample, and where each of them goes."""
-        size = (request.height, request.width)
-        use_mosaic = generator.random() < self.augment.mosaic and request.epoch < self.first_plain_epoch
-        indices = [request.index]
-        if use_mosaic:
-            indices += generator.integers(len(self), size=3).tolist()
-            placed = mosaic_matrices([self._size(index) for index in indices], size, generator)
-        else:
-            placed = [fit_matrix(self._size(request.index), size)]
-        affine = random_affine(self.augment, size, generator)
-        return indices, [affine @ matrix for matrix in placed]
 
-    def _size(self, index: int) -> tuple[int, int]:
-        height, width = self.annotations.sizes[index].tolist()
-        return height, width
+class _BatchImages:
+    """The images of one batch, each decoded once, as far down as any tile shows it, and let go after its last use."""
+
+    def __init__(self, source: ImageSource, tiles: Sequence[Tile]) -> None:
+        self._source = source
+        self._uses = Counter(tile.position for tile in tiles)
+        self._rows: dict[int, int] = {}
+        for tile in tiles:
+            self._rows[tile.position] = max(self._rows.get(tile.position, 0), tile.drawing.last_row)
+        self._decoded: dict[int, Image | None] = {}
+
+    def take(self, index: int) -> Image | None:
+        """An image from its first row to the last that shows, or ``None`` where it is unreadable and to be skipped."""
+        if index not in self._decoded:
+            self._decoded[index] = self._source.read(index, self._rows[index])
+        self._uses[index] -= 1
+        return self._decoded[index] if self._uses[index] else self._decoded.pop(index)
+
+
+def _visible_tiles(picture: Picture, size: Size) -> list[Tile]:
+    tiles = []
+    for index, placed, matrix in zip(picture.indices, picture.placed, picture.matrices(), strict=True):
+        drawing = tile_of(matrix, placed.size, size)
+        if drawing is not None:
+            tiles.append(Tile(index, matrix, drawing))
+    return tiles
 
 
 class EvalDataset(Dataset[Batch]):
-    """Letterboxed images; ``upscale`` enlarges those that are smaller than the requested size."""
+    """Images made to fit as ``resize`` says; ``upscale``: the letterbox enlarges those smaller than requested."""
 
-    def __init__(self, annotations: Annotations, images: ImageSource, upscale: bool = False) -> None:
+    def __init__(
+        self,
+        annotations: Annotations,
+        images: ImageSource,
+        upscale: bool = False,
+        resize: Resize = Resize.letterbox,
+    ) -> None:
         self.annotations = annotations
         self.images = images
         self.upscale = upscale
+        self.resize = resize
 
     def __len__(self) -> int:
         return len(self.annotations)
@@ -148,18 +185,23 @@ class EvalDataset(Dataset[Batch]):
             image = self.images.read(request.index)
             if image is None:  # unreadable and to be skipped: a grey image, whose objects count as missed
                 image = np.full((*self.annotations.sizes[request.index], 3), PAD_VALUE, dtype=np.uint8)
-            box = letterbox_into(canvas, image, self.upscale)
+            box = resize_into(canvas, image, self.resize, self.upscale)
             classes, boxes = self.annotations.training_boxes(request.index)
             targets.append(_targets(classes, box.to_network(boxes)))
             letterboxes.append(box)
-        return _batch(buffer, requests, targets, letterboxes)
+        return _batch(buffer, requests, targets, letterboxes=torch.tensor(letterboxes, dtype=torch.float64))
 
 
 def _empty_images(requests: Sequence[Request]) -> Tensor:
-    """Memory for the images of a batch, uint8 (B, H, W, 3)."""
+    """Memory for the images of a batch, uint8 (B, H, W, 3); in a worker it is shared with the training process."""
     height, width = requests[0].height, requests[0].width
     assert all((request.height, request.width) == (height, width) for request in requests), "one size per batch"
-    return torch.empty((len(requests), height, width, 3), dtype=torch.uint8)
+    shape = (len(requests), height, width, 3)
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    # As torch's own collate function does: a tensor that is not shared yet would be copied when it is sent.
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape))
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
 def _targets(classes: NDArray[np.int32], boxes_xyxy: Boxes) -> NDArray[np.float32]:
@@ -168,17 +210,13 @@ def _targets(classes: NDArray[np.int32], boxes_xyxy: Boxes) -> NDArray[np.float3
     return np.concatenate([classes[:, None], (low + high) / 2, high - low], axis=1, dtype=np.float32)
 
 
-def _batch(
-    buffer: Tensor,
-    requests: Sequence[Request],
-    targets: list[NDArray[np.float32]],
-    letterboxes: Sequence[Sequence[float]],
-) -> Batch:
+def _batch(buffer: Tensor, requests: Sequence[Request], targets: list[NDArray[np.float32]], **more: Tensor) -> Batch:
     rows = np.concatenate(targets)
     position = np.repeat(np.arange(len(targets), dtype=np.float32), [len(part) for part in targets])
+    nothing = {"letterboxes": torch.empty((0, 4), dtype=torch.float64), "gains": torch.empty((0, 3))}
     return Batch(
         images=buffer.permute(0, 3, 1, 2),
         targets=torch.from_numpy(np.concatenate([position[:, None], rows], axis=1)),
         indices=torch.tensor([request.index for request in requests]),
-        letterboxes=torch.tensor(letterboxes, dtype=torch.float64).reshape(-1, 4),
+        **nothing | more,
     )

@@ -6,6 +6,7 @@ all ranks, holds the same images at any number of ranks as long as its size over
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import groupby, islice
 
@@ -14,9 +15,11 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
-from data.dataset import Request
+from data.config import Resize
 from data.errors import DataError
-from data.transforms import scaled_size
+from data.geometry import scaled_size
+from data.orders import EpochOrder, Order, Shapes, grouped_by_shape
+from data.plan import Request
 
 
 class MultiScale:
@@ -47,13 +50,24 @@ class MultiScale:
             side = int(generator.integers(self.smallest, self.largest + 1))
         return side * self.stride, side * self.stride
 
+    def rectangle(self, image_size: int, height: float, width: float) -> tuple[int, int]:
+        """Height and width in pixels of shares of an image size, rounded up to the stride."""
+        rows, columns = (math.ceil(share * image_size / self.stride - 1e-6) for share in (height, width))
+        return rows * self.stride, columns * self.stride
+
 
 class TrainBatchSampler(Sampler[list[Request]]):
     """The micro-batches of one rank, epoch by epoch.
 
     ``batch_size`` is the number of images in one optimiser step over all ranks, ``device_batch_size`` that in one
     forward pass of one rank. An epoch has whole steps only: the images that are left over have another place in the
-    order of the next epoch.
+    order of the next epoch. Options:
+
+    - ``factors`` (N,): how often each image comes in an epoch, see ``repeat_factors``;
+    - ``image_sizes`` (N, 2), heights and widths: all images of a step share a rectangle of about their aspect;
+    - ``tile_pool``: blocks of so many consecutive positions of an epoch are the pools of their requests. They follow
+      from the order of the whole run, so no sample depends on the number of ranks. A block is dealt to one rank as far
+      as ``device_batch_size`` allows, wholly where it is a multiple: then a batch decodes no image but its own.
     """
 
     def __init__(
@@ -65,38 +79,34 @@ class TrainBatchSampler(Sampler[list[Request]]):
         rank: int,
         seed: int,
         sizes: MultiScale,
+        *,
+        factors: NDArray[np.float64] | None = None,
+        image_sizes: NDArray[np.int32] | None = None,
+        tile_pool: int = 0,
     ) -> None:
-        micro_batch = device_batch_size * world_size
-        if batch_size % micro_batch:
-            lower = batch_size // micro_batch * micro_batch
-            nearest = f"{lower} or {lower + micro_batch}" if lower else f"{micro_batch}"
-            hint = ""
-            if batch_size % world_size == 0:
-                fitting = fitting_device_batch_size(batch_size, world_size, device_batch_size)
-                hint = f", or train.device_batch_size={fitting}"
-            raise DataError(
-                f"train.batch_size={batch_size} is not a multiple of {world_size} processes x "
-                f"train.device_batch_size={device_batch_size}. fix: train.batch_size={nearest}{hint}"
-            )
+        _check_batch_sizes(batch_size, device_batch_size, world_size)
         if num_images < batch_size:
             raise DataError(
                 f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. "
                 f"fix: a train.batch_size of at most {num_images}"
             )
         self.device_batch_size = device_batch_size
-        self.accumulate = batch_size // micro_batch  # micro-batches in one step
-        self.steps_per_epoch = num_images // batch_size
+        self.accumulate = batch_size // (device_batch_size * world_size)  # micro-batches in one step
         self.sizes = sizes
         self.epoch = 0
         self.start_micro_batch = 0
-        # Torch shuffles by seed + epoch; spread the seeds, or run 1 would begin with the second epoch of run 0.
-        spread = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
-        self._order: DistributedSampler[int] = DistributedSampler(
-            range(num_images),  # type: ignore[arg-type]  # it only asks for the length
+        self._order = Order(num_images, seed, factors)
+        self.steps_per_epoch = self._order.length // batch_size
+        self._batch_size = batch_size
+        self._seed = seed
+        self._image_sizes = image_sizes
+        self._tile_pool = tile_pool
+        self._unit = math.gcd(tile_pool, device_batch_size) if tile_pool else 1  # positions that are dealt together
+        self._dealt: DistributedSampler[int] = DistributedSampler(
+            range(self.steps_per_epoch * batch_size // self._unit),  # type: ignore[arg-type]  # only its length counts
             num_replicas=world_size,
             rank=rank,
-            shuffle=True,
-            seed=spread,
+            shuffle=False,
             drop_last=True,
         )
 
@@ -104,19 +114,58 @@ class TrainBatchSampler(Sampler[list[Request]]):
         """Chooses the epoch to iterate over next, and how many of its micro-batches a resumed run has already had."""
         self.epoch = epoch
         self.start_micro_batch = start_micro_batch
-        self._order.set_epoch(epoch)
 
     def __len__(self) -> int:
         return self.steps_per_epoch * self.accumulate - self.start_micro_batch
 
     def __iter__(self) -> Iterator[list[Request]]:
         epoch = self.epoch
-        batches = BatchSampler(self._order, self.device_batch_size, drop_last=True)
-        whole_steps = enumerate(islice(batches, self.steps_per_epoch * self.accumulate))
-        for number, indices in islice(whole_steps, self.start_micro_batch, None):
-            step = epoch * self.steps_per_epoch + number // self.accumulate
-            height, width = self.sizes.size(step)
-            yield [Request(index, height, width, epoch) for index in indices]
+        order, shapes = self._of_epoch(epoch)
+        batches = BatchSampler(self._dealt, self.device_batch_size // self._unit, drop_last=True)
+        for number, units in islice(enumerate(batches), self.start_micro_batch, None):
+            step = number // self.accumulate
+            height, width = self.sizes.size(epoch * self.steps_per_epoch + step)
+            if shapes is not None:
+                height, width = self.sizes.rectangle(height, shapes.heights[step], shapes.widths[step])
+            positions = np.concatenate([np.arange(unit * self._unit, (unit + 1) * self._unit) for unit in units])
+            pools = self._pools(positions, order)
+            yield [
+                Request(index, height, width, epoch, repeat, pool)
+                for index, repeat, pool in zip(
+                    order.indices[positions].tolist(), order.repeats[positions].tolist(), pools, strict=True
+                )
+            ]
+
+    def _of_epoch(self, epoch: int) -> tuple[EpochOrder, Shapes | None]:
+        order = self._order.of_epoch(epoch)
+        if self._image_sizes is None:
+            return order, None
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(epoch, 1))))
+        return grouped_by_shape(order, self._image_sizes, self._batch_size, generator, largest_first=epoch == 0)
+
+    def _pools(self, positions: NDArray[np.int64], order: EpochOrder) -> list[tuple[int, ...]]:
+        """For each position the images of its block; the last block of an epoch reaches back to be as long."""
+        if not self._tile_pool:
+            return [()] * len(positions)
+        last = max(0, len(order.indices) - self._tile_pool)
+        starts = np.minimum(positions // self._tile_pool * self._tile_pool, last).tolist()
+        blocks = {start: tuple(order.indices[start : start + self._tile_pool].tolist()) for start in set(starts)}
+        return [blocks[start] for start in starts]
+
+
+def _check_batch_sizes(batch_size: int, device_batch_size: int, world_size: int) -> None:
+    micro_batch = device_batch_size * world_size
+    if batch_size % micro_batch:
+        lower = batch_size // micro_batch * micro_batch
+        nearest = f"{lower} or {lower + micro_batch}" if lower else f"{micro_batch}"
+        hint = ""
+        if batch_size % world_size == 0:
+            fitting = fitting_device_batch_size(batch_size, world_size, device_batch_size)
+            hint = f", or train.device_batch_size={fitting}"
+        raise DataError(
+            f"train.batch_size={batch_size} is not a multiple of {world_size} processes x "
+            f"train.device_batch_size={device_batch_size}. fix: train.batch_size={nearest}{hint}"
+        )
 
 
 class EvalBatchSampler(Sampler[list[Request]]):
@@ -132,6 +181,30 @@ class EvalBatchSampler(Sampler[list[Request]]):
         return iter(self.batches)
 
 
+def input_shape(
+    size: tuple[int, int],
+    image_size: int,
+    stride: int,
+    rect: bool,
+    upscale: bool = False,
+    pad: float = 0.0,
+    resize: Resize = Resize.letterbox,
+) -> tuple[int, int]:
+    """Height and width of the network input for an image of ``size`` (height, width).
+
+    The square of ``image_size``, rounded up to a multiple of ``stride``; with ``rect`` the rectangle of the image's own
+    sides instead, scaled so that the longer one is at most ``image_size``, plus ``pad`` strides, rounded up. A
+    stretched image has no aspect to keep: its input is square, ``rect`` or not.
+    """
+    if rect and resize == Resize.letterbox:
+        height, width = scaled_size(size, (image_size, image_size), upscale)
+        sides = (height + pad * stride, width + pad * stride)
+    else:
+        sides = (image_size, image_size)
+    height, width = (int(np.ceil(side / stride)) * stride for side in sides)
+    return height, width
+
+
 def eval_batches(
     sizes: NDArray[np.int32],
     image_size: int,
@@ -140,25 +213,16 @@ def eval_batches(
     rect: bool,
     upscale: bool = False,
     pad: float = 0.0,
+    resize: Resize = Resize.letterbox,
 ) -> list[list[Request]]:
     """All images in batches of at most ``batch_size`` with one shape each, the largest shape first.
 
-    ``sizes`` (N, 2) are heights and widths; images are scaled so that their longer side is at most ``image_size``.
-    Without ``rect`` the shape is the square of ``image_size``, rounded up to a multiple of ``stride``. With it, it is
-    the image's own: its scaled sides, plus ``pad`` strides, rounded up. Since only images of equal shape share a batch,
-    an image's input depends neither on ``batch_size`` nor on its neighbours.
+    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. Since only images of equal shape share a
+    batch, an image's input depends neither on ``batch_size`` nor on its neighbours.
     """
-
-    def rounded_up(side: float) -> int:
-        return int(np.ceil(side / stride)) * stride
-
-    def shape(index: int) -> tuple[int, int]:
-        if not rect:
-            return rounded_up(image_size), rounded_up(image_size)
-        height, width = scaled_size(tuple(sizes[index].tolist()), (image_size, image_size), upscale)
-        return rounded_up(height + pad * stride), rounded_up(width + pad * stride)
-
-    shapes = [shape(index) for index in range(len(sizes))]
+    shapes = [
+        input_shape((height, width), image_size, stride, rect, upscale, pad, resize) for height, width in sizes.tolist()
+    ]
     order = sorted(range(len(sizes)), key=lambda i: (-shapes[i][0] * shapes[i][1], shapes[i], i))
     batches = []
     for (height, width), group in groupby(order, key=shapes.__getitem__):

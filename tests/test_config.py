@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from conf.build import complete_from_checkpoint
 from conf.entry import CONF_DIR, compose, continue_run, run, to_dictionary, to_yaml
 from conf.messages import full_keys
 from conf.schema import EvalConfig, TrainConfig
-from eval import complete_from_checkpoint, evaluate
+from eval import evaluate
 from train import complete, train
 
 Program = Callable[..., str]
@@ -99,7 +100,7 @@ def test_evaluation_without_anything_to_evaluate(error_of: Program) -> None:
     assert "nowhere" in error_of("ckpt=nowhere", program="eval")
 
 
-@pytest.mark.parametrize("group", ["data", "model", "augment", "experiment"])
+@pytest.mark.parametrize("group", ["data", "model", "augment", "loss", "optim", "experiment"])
 def test_every_choice_of_a_group_composes(group: str) -> None:
     choices = sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml") if path.stem != "base")
     assert choices
@@ -111,7 +112,7 @@ def test_every_choice_of_a_group_composes(group: str) -> None:
 def test_the_saved_configuration_says_every_key_and_reads_back() -> None:
     config = compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.003"])
     assert config.optim.lr == 0.003 and config.name == "quickstart"
-    text = to_yaml(config)
+    text = to_yaml(config) + to_yaml(compose("train", TrainConfig, ["loss=darknet"]))  # full_keys has those of both
     for key in full_keys(TrainConfig):
         assert f"{key.split('.')[-1]}:" in text, key
     assert to_dictionary(config)["data"]["format"] == "shapes"

@@ -14,10 +14,11 @@ import torch
 from omegaconf import OmegaConf
 
 import train as program
+from conf.build import complete_from_checkpoint, model_from_checkpoint
 from conf.entry import compose, layered
 from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
-from eval import complete_from_checkpoint, evaluate, model_from_checkpoint
+from eval import evaluate
 from models import Darknet, ModelError, zoo_cfg
 from models.weights import weight_tensors
 from train import train

@@ -19,10 +19,17 @@ from train_utils.log import Progress
 from train_utils.optim import Schedule, WeightAverage
 
 
-class ImageBatch(Protocol):
-    """What the loops need of a batch: see data.Batch."""
+class NetworkInput(Protocol):
+    """What a forward pass needs of a batch."""
 
     images: Tensor  # uint8 (B, 3, H, W)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> NetworkInput: ...
+
+
+class ImageBatch(NetworkInput, Protocol):
+    """What the loops need of a batch: see data.Batch."""
+
     targets: Tensor  # float32 (T, 6): image in the batch, class, cx, cy, w, h in pixels
     indices: Tensor  # int64 (B,) positions in the data set
 
@@ -30,6 +37,7 @@ class ImageBatch(Protocol):
 
 
 BatchType = TypeVar("BatchType", bound=ImageBatch)
+InputType = TypeVar("InputType", bound=NetworkInput)
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 
 
@@ -57,12 +65,13 @@ def train_one_epoch(
     accumulate: int,
     step: int,
     autocast_dtype: torch.dtype | None,
+    to_input: Callable[[Any], Tensor],
     progress: Progress,
 ) -> EpochResult:
     """Train over one pass of ``loader``, ``accumulate`` micro-batches to an optimiser step, from step ``step`` on.
 
-    The update is that of the mean loss over the step's global batch, whatever the number of processes. Raises
-    TrainError when the loss is not finite.
+    ``to_input`` makes of a batch on its device the floats that the network takes. The update is that of the mean loss
+    over the step's global batch, whatever the number of processes. Raises TrainError when the loss is not finite.
     """
     model.train()
     plain_model = unwrap(model)
@@ -72,7 +81,7 @@ def train_one_epoch(
     lr = optimizer.param_groups[0]["lr"]
     for micro_batch, batch in enumerate(loader):
         batch = batch.to(world.device, non_blocking=True)
-        images = batch.images.float().div_(255)
+        images = to_input(batch)
         last_of_step = (micro_batch + 1) % accumulate == 0
         schedule.apply(optimizer, step)
         with no_sync(model, last_of_step):
@@ -143,7 +152,7 @@ def detect(
     was_training = model.training
     model.eval()
     found = []
-    for batch, detections in _forward_all(model, loader, postprocess, device):
+    for batch, detections in forward_all(model, loader, postprocess, device):
         for i, rows in enumerate(detections):
             table = rows.double().cpu().numpy()
             boxes_xyxy = to_original(batch, i, table[:, :4])
@@ -154,19 +163,19 @@ def detect(
     return np.concatenate(found) if found else make_detections(0, np.zeros(0, int), np.zeros(0), np.zeros((0, 4)))
 
 
-def _forward_all(
-    model: nn.Module,
-    loader: Iterable[BatchType],
+def forward_all(
+    model: Callable[[Tensor], list[Tensor]],
+    loader: Iterable[InputType],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
-) -> Iterator[tuple[BatchType, list[Tensor]]]:
-    """Each batch with its detections, in order.
+) -> Iterator[tuple[InputType, list[Tensor]]]:
+    """Each batch with its detections, in order; ``model`` is on ``device`` and in evaluation mode.
 
     On a CPU a convolution's last bits depend on the number of threads that share it. So there each batch is computed
     by one thread, and the threads work on different batches side by side: the same figures on any number of cores.
     """
 
-    def forward(batch: BatchType) -> tuple[BatchType, list[Tensor]]:
+    def forward(batch: InputType) -> tuple[InputType, list[Tensor]]:
         with torch.inference_mode():  # thread-local, so it is entered here
             images = batch.to(device, non_blocking=True).images.float().div_(255)
             return batch, postprocess(model(images))
@@ -178,7 +187,7 @@ def _forward_all(
             yield from map(forward, loader)
         return
     with _one_thread_per_operator() as threads, ThreadPoolExecutor(threads) as pool:
-        waiting: list[Future[tuple[BatchType, list[Tensor]]]] = []
+        waiting: list[Future[tuple[InputType, list[Tensor]]]] = []
         for batch in loader:
             waiting.append(pool.submit(forward, batch))
             if len(waiting) > threads:

@@ -34,6 +34,7 @@ class RunState:
     description: dict[str, Any]
     epoch: int = 0  # epochs finished
     step: int = 0  # optimiser steps made
+    seen: int = 0  # images trained on, those of the initial weights included: Darknet's count
     best: float = -1.0  # best AP so far
     best_epoch: int = 0
     best_figures: dict[str, float] = field(default_factory=dict)  # on the first process
@@ -54,6 +55,7 @@ class RunState:
             **self.description,
             "epoch": self.epoch,
             "step": self.step,
+            "seen": self.seen,
             "best": self.best,
             "best_epoch": self.best_epoch,
             "figures": dict(self.best_figures),
@@ -88,6 +90,13 @@ class RunState:
         Raises CheckpointError when there is none or when it belongs to another network.
         """
         state, message = load_last(folder)
+        if "optimizer" not in state:
+            raise CheckpointError(
+                f"resume={folder}: its checkpoint holds converted weights and no training that could go on."
+                " fix: start a new run with model.weights=<the .pt file>"
+            )
+        seen = images_seen(state)
+        state["network"].pop("seen", None)
         for key in ("network", "names"):
             if state[key] != self.description[key]:
                 raise CheckpointError(
@@ -99,13 +108,18 @@ class RunState:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.scaler.load_state_dict(state["scaler"])
-        self.epoch, self.step = state["epoch"], state["step"]
+        self.epoch, self.step, self.seen = state["epoch"], state["step"], seen
         self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
         if state["world_size"] == world.world_size:
             torch.set_rng_state(state["rng"][world.rank])
         lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}, best AP {self.best:.4f}"]
         changed = changed_values(state["config"], self.description["config"])
         return "\n".join([*([message] if message else []), *lines, *(f"changed: {line}" for line in changed)])
+
+
+def images_seen(state: Mapping[str, Any]) -> int:
+    """How many images the network of a checkpoint was trained on, those of its initial weights included."""
+    return int(state.get("seen", state["network"].get("seen", 0)))  # older checkpoints have it there
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

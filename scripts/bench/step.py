@@ -44,7 +44,7 @@ def measure(
     targets = torch.rand(8 * batch_size, 6) * image_size / 2
     targets[:, 0] = torch.arange(8 * batch_size) % batch_size
     targets[:, 1] = torch.arange(8 * batch_size) % 3
-    config = LossConfig(3.54, 64.3, 37.4, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0)
+    config = LossConfig("yolov3", 3.54, 64.3, 37.4, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0)
     loss = YoloLoss(model.heads, config)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
     seconds = []

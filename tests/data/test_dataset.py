@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import AugmentConfig, Batch, EvalDataset, ImageSource, OnError, Request, TrainDataset
+from data import AugmentConfig, Batch, EvalDataset, ImageSource, OnError, Request, Resize, TrainDataset
 from data.transforms import PAD_VALUE
 
 
@@ -75,14 +75,19 @@ def test_without_augmentation_a_sample_is_the_enlarged_letterbox(coco_set, no_au
     assert difference.max() <= 1
 
 
-def test_eval_batch(coco_set) -> None:
+@pytest.mark.parametrize("resize", list(Resize))
+def test_eval_batch(resize: Resize, coco_set) -> None:
     source = coco_set.source()
     annotations = source.annotations
-    batch = EvalDataset(annotations, source).__getitems__(requests([0, 3], side=64))
+    batch = EvalDataset(annotations, source, resize=resize).__getitems__(requests([0, 3], side=64))
     for position, index in enumerate((0, 3)):
         _, targets = sample(batch, position)
         ratio_x, ratio_y, pad_x, pad_y = batch.letterboxes[position].tolist()
-        assert ratio_x <= 1 and ratio_y <= 1, "small images are not enlarged"
+        if resize == Resize.stretch:
+            height, width = annotations.sizes[index].tolist()
+            assert (ratio_x * width, ratio_y * height, pad_x, pad_y) == pytest.approx((64, 64, 0, 0))
+        else:
+            assert ratio_x <= 1 and ratio_y <= 1, "small images are not enlarged"
         expected = annotations.boxes_xyxy(index) * np.array([ratio_x, ratio_y] * 2) + np.array([pad_x, pad_y] * 2)
         found = torch.cat([targets[:, 1:3] - targets[:, 3:] / 2, targets[:, 1:3] + targets[:, 3:] / 2], dim=1).numpy()
         assert np.allclose(found, expected, atol=1e-4)

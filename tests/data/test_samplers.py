@@ -12,6 +12,7 @@ from data import (
     EvalBatchSampler,
     MultiScale,
     Request,
+    Resize,
     TrainBatchSampler,
     eval_batches,
     fitting_device_batch_size,
@@ -134,6 +135,14 @@ def test_eval_batches(rect: bool, upscale: bool) -> None:
         height, width = scaled_size(tuple(sizes[index].tolist()), (160, 160), upscale)
         expected = (-(-height // 32) * 32, -(-width // 32) * 32) if rect else (160, 160)
         assert shape == expected
+
+
+def test_stretched_images_are_square_whatever_rect_says() -> None:
+    sizes = np.random.default_rng(0).integers(40, 500, (20, 2)).astype(np.int32)
+    for rect in (False, True):
+        batches = eval_batches(sizes, 160, 8, 32, rect, upscale=True, resize=Resize.stretch)
+        assert {(r.height, r.width) for batch in batches for r in batch} == {(160, 160)}
+        assert [len(batch) for batch in batches] == [8, 8, 4]
 
 
 def test_eval_padding() -> None:

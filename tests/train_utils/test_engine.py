@@ -78,6 +78,7 @@ def trained(world: World, size: int, accumulate: int, loss: Any = mean_loss, cli
         accumulate=accumulate,
         step=0,
         autocast_dtype=None,
+        to_input=lambda batch: batch.images.float().div_(255),
         progress=Progress(24 // size, "train", enabled=False),
     )
     assert result.step == 24 // size // accumulate

@@ -1,0 +1,67 @@
+"""Colour of training samples: gains on hue, saturation and value, on the CPU sample by sample or on the device at once.
+
+The two differ by rounding: the first works on OpenCV's 8-bit HSV, whose hue has 180 levels, the second on floats.
+"""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data.geometry import Image
+
+LEVELS = np.arange(256, dtype=np.float64)
+HUES = 180  # of OpenCV's 8-bit HSV
+TINY = 1e-6  # far below the distance of two levels: stands in for 0 in a division
+
+
+def change_colour(image: Image, gains: NDArray[np.float64]) -> None:
+    """Multiplies hue, saturation and value of an RGB image by three gains, in place.
+
+    On OpenCV's 8-bit HSV by look-up tables: hue in 0..179 wraps around, the others saturate at 255, all round down.
+    """
+    if (gains == 1).all():
+        return
+    hue, saturation, value = gains.tolist()
+    tables = (LEVELS * hue % HUES, np.minimum(LEVELS * saturation, 255), np.minimum(LEVELS * value, 255))
+    hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV)
+    planes = cv2.split(hsv)
+    for plane, table in zip(planes, tables, strict=True):
+        cv2.LUT(plane, table.astype(np.uint8), dst=plane)
+    cv2.merge(planes, dst=hsv)
+    cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB, dst=image)
+
+
+def network_input(images: Tensor, gains: Tensor) -> Tensor:
+    """Floats in 0..1 from uint8 RGB images (B, 3, H, W), with hue, saturation and value multiplied by gains (B, 3).
+
+    Hue wraps around at a full turn, the others saturate at 1. With gains (0, 3) the colours stay as they are. Runs on
+    the images' device, in float32 and without branches, and keeps their memory format.
+    """
+    if len(gains) == 0:
+        return images.float().div_(255)
+    hue_gain, saturation_gain, value_gain = gains.float().T[:, :, None, None]  # (B, 1, 1) each
+    red, green, blue = (plane.float().div_(255) for plane in images.unbind(1))  # (B, H, W) each, contiguous
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    divisor = chroma.clamp(min=TINY)
+    # Hue in sixths of a turn, by which channel is the largest: HSV as Smith (1978) defined it.
+    hue = torch.where(
+        value == red,
+        (green - blue).div_(divisor),
+        torch.where(value == green, (blue - red).div_(divisor).add_(2), (red - green).div_(divisor).add_(4)),
+    )
+    hue = torch.where(hue < 0, hue + 6, hue).mul_(hue_gain)
+    hue = torch.where(hue < 6, hue, hue - 6)  # a gain of 2 at most leaves it below 12
+    saturation = chroma.div_(value.clamp(min=TINY)).mul_(saturation_gain).clamp_(max=1)
+    value.mul_(value_gain).clamp_(max=1)
+    chroma = saturation.mul_(value)
+    lowest = value.sub_(chroma)
+    # And back: each channel rises from the lowest by a trapezium of the hue around its own.
+    result = torch.empty_like(images, dtype=torch.float32)
+    for channel, ramp in enumerate(((hue - 3).abs_() - 1, 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_())):
+        torch.addcmul(lowest, chroma, ramp.clamp_(0, 1), out=result[:, channel])
+    return result

@@ -1,0 +1,124 @@
+"""Matrices that map one picture to another, and the boxes that they move. What is random comes from a generator.
+
+Coordinates are continuous: pixel i of a row covers i..i + 1, so an image w pixels wide spans 0..w and scaling an image
+scales its boxes by the very same factor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.config import AugmentConfig
+
+Image = NDArray[np.uint8]  # (h, w, 3) RGB
+Boxes = NDArray[np.float32]  # (n, 4) left, top, right, bottom in pixels
+Matrix = NDArray[np.float64]  # (3, 3) maps (x, y, 1) of one picture to another, up to a factor
+Size = tuple[int, int]  # height, width in pixels
+Point = tuple[int, int]  # x, y in pixels
+
+MIN_SIDE = 2.0  # pixels: smaller boxes give no usable target
+MAX_ASPECT = 20.0  # longer slivers are what a border left of an object
+
+
+def random_homography(augment: AugmentConfig, target: Size, generator: np.random.Generator) -> Matrix:
+    """Draws perspective, scale, rotation, shear, flips and shift, done in this order around the origin.
+
+    The origin goes to the centre of a picture of ``target`` (height, width), give or take the shift.
+    """
+    height, width = target
+    zoom, turn, slant_x, slant_y, shift_x, shift_y, tilt_x, tilt_y = generator.uniform(-1, 1, 8).tolist()
+    scale = 1 + augment.scale * zoom
+    angle = math.radians(augment.degrees * turn)
+    shear_x, shear_y = (math.tan(math.radians(augment.shear * slant)) for slant in (slant_x, slant_y))
+    flips = generator.random(2) < (augment.flip_horizontal, augment.flip_vertical)
+    mirror_x, mirror_y = (1 - 2 * flips).tolist()
+
+    cosine, sine = scale * math.cos(angle), scale * math.sin(angle)
+    rotation = np.array([[cosine, -sine, 0], [sine, cosine, 0], [0, 0, 1]])
+    shear = np.array([[mirror_x, mirror_x * shear_x, 0], [mirror_y * shear_y, mirror_y, 0], [0, 0, 1]])
+    matrix: Matrix = shear @ rotation
+    matrix[:2, 2] = (0.5 + augment.translate * shift_x) * width, (0.5 + augment.translate * shift_y) * height
+    if augment.perspective:
+        tilt = [augment.perspective * tilt_x / width, augment.perspective * tilt_y / height, 1]
+        matrix = matrix @ np.array([[1, 0, 0], [0, 1, 0], tilt])
+    return matrix
+
+
+def is_upright(matrix: Matrix) -> bool:
+    """Whether rows stay rows and columns columns: no rotation, shear or perspective."""
+    return not (matrix[0, 1] or matrix[1, 0] or matrix[2, 0] or matrix[2, 1])
+
+
+def snapped(matrix: Matrix, low: Point, high: Point) -> Matrix:
+    """An upright matrix moved and stretched by less than a pixel, so that two points land on whole pixels.
+
+    Tiles that start there can be drawn by a plain resize with exactly the pixels that a warp would give. Other matrices
+    are returned as they are.
+    """
+    if not is_upright(matrix):
+        return matrix
+    result = matrix.copy()
+    for axis in (0, 1):
+        factor, shift = matrix[axis, axis], matrix[axis, 2]
+        first = round(factor * low[axis] + shift)
+        if high[axis] != low[axis]:
+            length = max(1, round(abs(factor) * (high[axis] - low[axis])))
+            factor = math.copysign(length / (high[axis] - low[axis]), factor)
+        result[axis, axis], result[axis, 2] = factor, first - factor * low[axis]
+    return result
+
+
+def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
+    """The upright boxes (n, 4) around the boxes' images under one matrix, or under one each (n, 3, 3)."""
+    corners = boxes_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
+    moved = corners @ matrix[..., :2].swapaxes(-1, -2) + matrix[..., None, :, 2]
+    points = moved[..., :2] / moved[..., 2:]
+    return np.concatenate([points.min(axis=1), points.max(axis=1)], axis=1).astype(np.float32)
+
+
+def project(points: NDArray[np.floating[Any]], matrix: Matrix) -> NDArray[np.float64]:
+    """Points (..., 2) of x, y under ``matrix``."""
+    moved: NDArray[np.float64] = points @ matrix[:2, :2].T + matrix[:2, 2]
+    if matrix[2, 0] or matrix[2, 1]:
+        moved = moved / (points @ matrix[2, :2] + matrix[2, 2])[..., None]
+    return moved
+
+
+def inverse(matrix: Matrix) -> Matrix:
+    """The matrix that maps back."""
+    return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+
+
+def scaled_size(image_size: Size, target: Size, upscale: bool) -> Size:
+    """The (height, width) of an image scaled by one ratio to fit ``target``; enlarged only where ``upscale``."""
+    height, width = image_size
+    ratio = min(target[0] / height, target[1] / width)
+    if not upscale:
+        ratio = min(ratio, 1.0)
+    return max(1, round(height * ratio)), max(1, round(width * ratio))
+
+
+def corner_points(size: Size) -> NDArray[np.float64]:
+    """The corners (4, 2) of a picture of ``size`` (height, width), clockwise from the top left."""
+    height, width = size
+    return np.array([[0, 0], [width, 0], [width, height], [0, height]], dtype=np.float64)
+
+
+def visible_boxes(boxes_xyxy: Boxes, size: Size, min_visible: float) -> tuple[Boxes, NDArray[np.bool_]]:
+    """Boxes (n, 4) clipped to a picture of ``size`` (height, width), and which of them (n,) still show an object.
+
+    Such a box keeps more than ``min_visible`` of its area, ``MIN_SIDE`` pixels each way, and no extreme aspect.
+    """
+    height, width = size
+    clipped = boxes_xyxy.clip(0, np.array([width, height, width, height], dtype=np.float32))
+    full = boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]
+    seen = clipped[:, 2:] - clipped[:, :2]
+    shorter, longer = seen.min(axis=1), seen.max(axis=1)
+    kept = (
+        (shorter > MIN_SIDE) & (longer < MAX_ASPECT * shorter) & (seen.prod(axis=1) > min_visible * full.prod(axis=1))
+    )
+    return clipped, kept

@@ -1,0 +1,171 @@
+"""Draws images where a matrix maps them, as few pixels of them as the canvas shows.
+
+An image that stays upright and starts at a whole pixel of the canvas is resized; any other is warped, which takes three
+to five times as long. Both sample the image at the same points: pixel centres of the canvas, linearly interpolated.
+OpenCV's warps put whole numbers at pixel centres; ``warp_into`` converts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from data.geometry import Image, Matrix, Size, corner_points, inverse, is_upright, project
+
+WHOLE = 1e-6  # pixels: a coordinate so close to a whole number is one
+MARGIN = 2  # source pixels that interpolation may reach beyond the last point shown
+
+
+class Span(NamedTuple):
+    """One axis of an upright tile: which pixels of the image become which pixels of the canvas.
+
+    ``length`` pixels of the image, from its edge at ``edge`` inwards, are scaled by ``factor``. Of the result,
+    ``skipped`` pixels lie before the canvas, whose pixels ``start..stop`` show the next ones.
+    """
+
+    edge: int  # 0, or the number of pixels of the image
+    length: int
+    factor: float
+    skipped: int
+    start: int
+    stop: int
+    grows: bool  # whether the canvas's pixels count up from the edge inwards
+
+    def source(self) -> slice:
+        """The image's pixels that are resized."""
+        return slice(self.edge - self.length, self.edge) if self.edge else slice(0, self.length)
+
+    def resized(self) -> slice:
+        """The pixels of the result that are shown."""
+        return slice(self.skipped, self.skipped + self.stop - self.start)
+
+
+class UprightTile(NamedTuple):
+    """A tile that a resize can draw."""
+
+    rows: Span
+    columns: Span
+
+    @property
+    def last_row(self) -> int:
+        """How many of the image's first rows are needed."""
+        return self.rows.edge or self.rows.length
+
+    def draw(self, canvas: Image, image: Image) -> None:
+        """Draws the image, or as many rows of it as are needed, onto the canvas."""
+        rows, columns = self.rows, self.columns
+        part = image[rows.source(), columns.source()]
+        # Both before and after, the edge is turned to the top left, where a resize begins to count.
+        if (code := _flip_code(rows.edge > 0, columns.edge > 0)) is not None:
+            part = np.asarray(cv2.flip(part, code), dtype=np.uint8)
+        resized = cv2.resize(part, None, fx=columns.factor, fy=rows.factor, interpolation=cv2.INTER_LINEAR)
+        resized = resized[rows.resized(), columns.resized()]
+        shown = canvas[rows.start : rows.stop, columns.start : columns.stop]
+        if (code := _flip_code(not rows.grows, not columns.grows)) is not None:
+            cv2.flip(resized, code, dst=shown)
+        else:
+            shown[:] = resized
+
+
+class WarpedTile(NamedTuple):
+    """A tile that needs a warp."""
+
+    matrix: Matrix
+    last_row: int  # how many of the image's first rows are needed
+
+    def draw(self, canvas: Image, image: Image) -> None:
+        """Draws the image, or as many rows of it as are needed, onto the canvas."""
+        warp_into(canvas, image, self.matrix)
+
+
+def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> UprightTile | WarpedTile | None:
+    """How to draw an image of ``image_size`` (height, width) where ``matrix`` maps it; ``None`` where nothing shows."""
+    if is_upright(matrix):
+        (factor_x, _, shift_x), (_, factor_y, shift_y), _ = matrix.tolist()
+        if _misses(factor_x, shift_x, image_size[1], canvas_size[1]):
+            return None
+        if _misses(factor_y, shift_y, image_size[0], canvas_size[0]):
+            return None
+        columns = _span(factor_x, shift_x, image_size[1], canvas_size[1])
+        rows = _span(factor_y, shift_y, image_size[0], canvas_size[0])
+        if rows is not None and columns is not None:
+            return UprightTile(rows, columns)
+    return _warped(matrix, image_size, canvas_size)
+
+
+def _misses(factor: float, shift: float, side: int, canvas_side: int) -> bool:
+    """Whether less than half a pixel of the canvas shows what lies at 0..side of the image."""
+    end = shift + factor * side
+    return max(shift, end) < 0.5 or min(shift, end) > canvas_side - 0.5
+
+
+def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | None:
+    """The axis of an upright tile, from the edge nearest to the canvas that lands on a whole pixel of it."""
+    found: Span | None = None
+    for edge in (0, side):
+        position = factor * edge + shift
+        begin = round(position)
+        if abs(position - begin) > WHOLE:
+            continue
+        grows = (edge == 0) == (factor > 0)
+        before, room = (-begin, canvas_side - begin) if grows else (begin - canvas_side, begin)
+        if before < 0:
+            before = 0
+        if found is not None and before >= found.skipped:
+            continue
+        size = abs(factor)
+        length = min(side, math.ceil(room / size) + MARGIN)
+        shown = min(room, round(length * size))  # rounded as OpenCV does, half to even
+        if shown > before:
+            start, stop = (begin + before, begin + shown) if grows else (begin - shown, begin - before)
+            found = Span(edge, length, size, before, start, stop, grows)
+    return found
+
+
+def _flip_code(vertically: bool, horizontally: bool) -> int | None:
+    if vertically and horizontally:
+        return -1
+    return 0 if vertically else 1 if horizontally else None
+
+
+def _warped(matrix: Matrix, image_size: Size, canvas_size: Size) -> WarpedTile | None:
+    # Two convex shapes meet unless an edge of one of them parts them; upright boxes tell for the edges of both.
+    if not _boxes_meet(project(corner_points(image_size), matrix), canvas_size):
+        return None
+    shown = project(corner_points(canvas_size), inverse(matrix))
+    if not _boxes_meet(shown, image_size):
+        return None
+    last_row = min(image_size[0], math.ceil(shown[:, 1].max()) + MARGIN)
+    return WarpedTile(matrix, last_row)
+
+
+def _boxes_meet(points: np.ndarray, size: Size) -> bool:
+    left, top = points.min(axis=0)
+    right, bottom = points.max(axis=0)
+    return bool(right > 0 and bottom > 0 and left < size[1] and top < size[0])
+
+
+def warp_into(canvas: Image, image: Image, matrix: Matrix) -> None:
+    """Draws an image onto the canvas (h, w, 3) where ``matrix`` maps it, and leaves the rest of the canvas alone.
+
+    One linear interpolation straight from the decoded image, over the part of the canvas that it can reach. Pixels on
+    the image's edge are blended with what the canvas holds (OpenCV 5) or left out (before it).
+    """
+    corners = project(corner_points((image.shape[0], image.shape[1])), matrix)
+    left, top = np.maximum(np.floor(corners.min(axis=0)), 0).astype(int).tolist()
+    right = min(math.ceil(corners[:, 0].max()), canvas.shape[1])
+    bottom = min(math.ceil(corners[:, 1].max()), canvas.shape[0])
+    if left >= right or top >= bottom:
+        return
+    # Between pixel centres: half a pixel forth in the image, half a pixel back on this part of the canvas.
+    forth = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
+    back = np.array([[1, 0, -0.5 - left], [0, 1, -0.5 - top], [0, 0, 1]])
+    centred = back @ matrix @ forth
+    shown = canvas[top:bottom, left:right]
+    flat = not (matrix[2, 0] or matrix[2, 1])
+    warp, centred = (cv2.warpAffine, centred[:2]) if flat else (cv2.warpPerspective, centred)
+    dsize = (shown.shape[1], shown.shape[0])
+    warp(image, centred, dsize, dst=shown, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)
