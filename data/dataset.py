@@ -90,42 +90,51 @@ class TrainDataset(Dataset[Batch]):
         """
         buffer = _empty_images(requests)
         plans = [self.plan(request) for request in requests]
-        tiles = [[_visible_tiles(picture, plan.size) for picture in plan.pictures] for plan in plans]
-        images = _BatchImages(self.images, [tile for sample in tiles for picture in sample for tile in picture])
-        targets = [
+        pictures = [[_visible_tiles(picture, plan.size) for picture in plan.pictures] for plan in plans]
+        images = _BatchImages(self.images, [tile for sample in pictures for tiles in sample for tile in tiles])
+        drawn = [
             self._draw(canvas, plan, sample, images)
-            for canvas, plan, sample in zip(buffer.numpy(), plans, tiles, strict=True)
+            for canvas, plan, sample in zip(buffer.numpy(), plans, pictures, strict=True)
         ]
         on_device = self.augment.colour == Colour.device
         gains = np.array([plan.gains for plan in plans] if on_device else [], dtype=np.float32)
-        return _batch(buffer, requests, targets, gains=torch.from_numpy(gains).reshape(-1, 3))
+        return _batch(
+            buffer, requests, self._targets(drawn, plans[0].size), gains=torch.from_numpy(gains.reshape(-1, 3))
+        )
 
     def plan(self, request: Request) -> Plan:
         """The plan of one sample."""
         return draw_plan(request, self._sizes, self.augment, self.seed, request.epoch < self.first_plain_epoch)
 
-    def _draw(self, canvas: Image, plan: Plan, tiles: list[list[Tile]], images: _BatchImages) -> NDArray[np.float32]:
-        """Draws one sample onto the canvas (H, W, 3); returns its targets (n, 5): class, cx, cy, w, h."""
-        targets = self._draw_picture(canvas, tiles[0], images)
-        if len(tiles) == 2:
+    def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: _BatchImages) -> list[Tile]:
+        """Draws one sample onto the canvas (H, W, 3); returns the tiles whose images could be read."""
+        drawn = _draw_picture(canvas, pictures[0], images)
+        if len(pictures) == 2:
             other = np.empty_like(canvas)
-            targets = np.concatenate([targets, self._draw_picture(other, tiles[1], images)])
+            drawn += _draw_picture(other, pictures[1], images)
             cv2.addWeighted(canvas, plan.share, other, 1 - plan.share, 0, dst=canvas)
         if self.augment.colour == Colour.cpu:
             change_colour(canvas, plan.gains)
-        return targets
+        return drawn
 
-    def _draw_picture(self, canvas: Image, tiles: list[Tile], images: _BatchImages) -> NDArray[np.float32]:
-        canvas.fill(PAD_VALUE)
-        drawn = []
-        for tile in tiles:
-            image = images.take(tile.position)
-            if image is not None:  # else unreadable and to be skipped: its place stays grey, without boxes
-                tile.drawing.draw(canvas, image)
-                drawn.append(tile)
-        classes, boxes = self._labels.moved([tile.position for tile in drawn], [tile.matrix for tile in drawn])
-        clipped, kept = visible_boxes(boxes, (canvas.shape[0], canvas.shape[1]), self.augment.min_visible)
-        return _targets(classes[kept], clipped[kept])
+    def _targets(self, drawn: list[list[Tile]], size: Size) -> NDArray[np.float32]:
+        """Targets (T, 6) of the samples' tiles: sample, class, cx, cy, w, h; all in one go, since boxes are few."""
+        tiles = [tile for sample in drawn for tile in sample]
+        numbers, classes, boxes = self._labels.moved([tile.position for tile in tiles], [tile.matrix for tile in tiles])
+        samples = np.repeat(np.arange(len(drawn)), [len(sample) for sample in drawn])[numbers]
+        clipped, kept = visible_boxes(boxes, size, self.augment.min_visible)
+        return _target_rows(samples[kept], classes[kept], clipped[kept])
+
+
+def _draw_picture(canvas: Image, tiles: list[Tile], images: _BatchImages) -> list[Tile]:
+    canvas.fill(PAD_VALUE)
+    drawn = []
+    for tile in tiles:
+        image = images.take(tile.position)
+        if image is not None:  # else unreadable and to be skipped: its place stays grey, without boxes
+            tile.drawing.draw(canvas, image)
+            drawn.append(tile)
+    return drawn
 
 
 class _BatchImages:
@@ -181,15 +190,17 @@ class EvalDataset(Dataset[Batch]):
         """The batch of these requests, which must ask for one size. Torch's loader calls this once per batch."""
         buffer = _empty_images(requests)
         targets, letterboxes = [], []
-        for canvas, request in zip(buffer.numpy(), requests, strict=True):
+        for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
             image = self.images.read(request.index)
             if image is None:  # unreadable and to be skipped: a grey image, whose objects count as missed
                 image = np.full((*self.annotations.sizes[request.index], 3), PAD_VALUE, dtype=np.uint8)
             box = resize_into(canvas, image, self.resize, self.upscale)
             classes, boxes = self.annotations.training_boxes(request.index)
-            targets.append(_targets(classes, box.to_network(boxes)))
+            targets.append(_target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
             letterboxes.append(box)
-        return _batch(buffer, requests, targets, letterboxes=torch.tensor(letterboxes, dtype=torch.float64))
+        return _batch(
+            buffer, requests, np.concatenate(targets), letterboxes=torch.tensor(letterboxes, dtype=torch.float64)
+        )
 
 
 def _empty_images(requests: Sequence[Request]) -> Tensor:
@@ -204,19 +215,18 @@ def _empty_images(requests: Sequence[Request]) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
-def _targets(classes: NDArray[np.int32], boxes_xyxy: Boxes) -> NDArray[np.float32]:
-    """Rows (n, 5) of class, cx, cy, w, h."""
+def _target_rows(samples: NDArray[np.int64], classes: NDArray[np.int32], boxes_xyxy: Boxes) -> NDArray[np.float32]:
+    """Rows (T, 6) of sample, class, cx, cy, w, h."""
     low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
-    return np.concatenate([classes[:, None], (low + high) / 2, high - low], axis=1, dtype=np.float32)
+    columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
+    return np.concatenate(columns, axis=1, dtype=np.float32)
 
 
-def _batch(buffer: Tensor, requests: Sequence[Request], targets: list[NDArray[np.float32]], **more: Tensor) -> Batch:
-    rows = np.concatenate(targets)
-    position = np.repeat(np.arange(len(targets), dtype=np.float32), [len(part) for part in targets])
+def _batch(buffer: Tensor, requests: Sequence[Request], targets: NDArray[np.float32], **more: Tensor) -> Batch:
     nothing = {"letterboxes": torch.empty((0, 4), dtype=torch.float64), "gains": torch.empty((0, 3))}
     return Batch(
         images=buffer.permute(0, 3, 1, 2),
-        targets=torch.from_numpy(np.concatenate([position[:, None], rows], axis=1)),
+        targets=torch.from_numpy(targets),
         indices=torch.tensor([request.index for request in requests]),
         **nothing | more,
     )
