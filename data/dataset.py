@@ -98,9 +98,8 @@ class TrainDataset(Dataset[Batch]):
         ]
         on_device = self.augment.colour == Colour.device
         gains = np.array([plan.gains for plan in plans] if on_device else [], dtype=np.float32)
-        return _batch(
-            buffer, requests, self._targets(drawn, plans[0].size), gains=torch.from_numpy(gains.reshape(-1, 3))
-        )
+        targets = self._targets(drawn, plans[0].size)
+        return _batch(buffer, requests, targets, gains=torch.from_numpy(gains.reshape(-1, 3)))
 
     def plan(self, request: Request) -> Plan:
         """The plan of one sample."""
@@ -198,9 +197,8 @@ class EvalDataset(Dataset[Batch]):
             classes, boxes = self.annotations.training_boxes(request.index)
             targets.append(_target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
             letterboxes.append(box)
-        return _batch(
-            buffer, requests, np.concatenate(targets), letterboxes=torch.tensor(letterboxes, dtype=torch.float64)
-        )
+        how = torch.tensor(letterboxes, dtype=torch.float64)
+        return _batch(buffer, requests, np.concatenate(targets), letterboxes=how)
 
 
 def _empty_images(requests: Sequence[Request]) -> Tensor:
