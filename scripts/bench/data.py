@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import cv2
@@ -39,12 +38,9 @@ from data import (
     open_annotations,
 )
 from data.images import AS_STORED
-from data.loader import PREFETCHED_BATCHES
 from data.reference_path import reference_sample
 
 BATCH_SIZE = 16
-BATCHES = 8  # in a round of a mode
-IMAGES = 4000  # a smaller set is listed several times
 ROUNDS = 7
 LOADER_ROUNDS = 4
 LOADED_BATCHES = 40
@@ -62,34 +58,16 @@ class CountingSource(ImageSource):
         return super().read(index, rows)
 
 
-def listed_often(annotations: Annotations, times: int) -> Annotations:
-    """A set that holds each image several times."""
-
-    def ends(offsets: np.ndarray) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(np.tile(np.diff(offsets), times))])
-
-    columns = ("name_bytes", "classes", "crowd", "areas", "image_ids")
-    tables = ("sizes", "boxes_xywh")
-    return replace(
-        annotations,
-        name_offsets=ends(annotations.name_offsets),
-        offsets=ends(annotations.offsets),
-        **{name: np.tile(getattr(annotations, name), times) for name in columns},
-        **{name: np.tile(getattr(annotations, name), (times, 1)) for name in tables},
-    )
-
-
 class Bench:
     """The modes to compare, on the images of one training set."""
 
     def __init__(self, config: TrainConfig, cache_path: Path) -> None:
         self.config = config
         self.side = config.train.image_size
-        once = open_annotations(config.data, "train")
-        build_ram_cache(ImageSource(once, config.data.on_error), cache_path)
-        self.cached = ImageSource(once, config.data.on_error, RamCache(cache_path, once))
-        # The random tiles of a batch must seldom be the same image, as in a large set: it would be decoded once only.
-        self.files = ImageSource(listed_often(once, -(-IMAGES // len(once))), config.data.on_error)
+        self.annotations: Annotations = open_annotations(config.data, "train")
+        self.files = ImageSource(self.annotations, config.data.on_error)
+        build_ram_cache(self.files, cache_path)
+        self.cached = ImageSource(self.annotations, config.data.on_error, RamCache(cache_path, self.annotations))
         self.epochs = iter(range(10**9))
 
     def modes(self) -> dict[str, Callable[[], int]]:
@@ -107,29 +85,33 @@ class Bench:
             "cached, colour on the device": lambda: self.fused(self.cached, Colour.device),
         }
 
-    def batches(self, images: ImageSource, tile_pool: int, count: int) -> Iterator[list[Request]]:
-        """The requests of so many batches, of another epoch each time."""
+    def batches(self, tile_pool: int = 0, epochs_in_one: int = 1) -> TrainBatchSampler:
+        """The requests of another epoch each time."""
         sampler = TrainBatchSampler(
-            num_images=len(images.annotations),
+            num_images=len(self.annotations),
             batch_size=BATCH_SIZE,
             device_batch_size=BATCH_SIZE,
             world_size=1,
             rank=0,
             seed=0,
             sizes=MultiScale(self.side, 1, 1, 32, 0),
+            factors=np.full(len(self.annotations), float(epochs_in_one)) if epochs_in_one > 1 else None,
             tile_pool=tile_pool,
         )
         sampler.set_epoch(next(self.epochs))
-        return islice(sampler, count)
+        return sampler
 
     def dataset(self, images: ImageSource, colour: Colour) -> TrainDataset:
-        augment = replace(self.config.augment, colour=colour)
-        return TrainDataset(images.annotations, augment, 0, 10**9, images)
+        return TrainDataset(self.annotations, replace(self.config.augment, colour=colour), 0, 10**9, images)
 
     def fused(self, images: ImageSource, colour: Colour, tile_pool: int = 0) -> int:
-        dataset = self.dataset(images, colour)
-        batches = self.batches(images, tile_pool, BATCHES)
-        return sum(len(dataset.__getitems__(requests).indices) for requests in batches)
+        dataset, samples = self.dataset(images, colour), 0
+        for requests in self.batches(tile_pool):
+            # In a small set the random tiles of a batch are often the same images, which would be decoded once: so a
+            # batch of one, but for a pool, whose point is just that.
+            for batch in [requests] if tile_pool else [[request] for request in requests]:
+                samples += len(dataset.__getitems__(batch).indices)
+        return samples
 
     def opencv_alone(self, images: ImageSource, colour: Colour) -> int:
         with without_simplejpeg():
@@ -137,20 +119,20 @@ class Bench:
 
     def reference(self) -> int:
         dataset = self.dataset(self.files, Colour.cpu)
-        return sum(len(self.reference_batch(dataset, requests)) for requests in self.batches(self.files, 0, BATCHES))
+        return sum(len(self.reference_batch(dataset, requests)) for requests in self.batches())
 
     def reference_batch(self, dataset: TrainDataset, requests: list[Request]) -> torch.Tensor:
         """A batch as the published systems make it: each sample turned to planes, then all of them stacked."""
         samples = []
         for request in requests:
             image, _, _ = reference_sample(
-                dataset.plan(request), dataset.annotations, self.read_file, self.config.augment.min_visible
+                dataset.plan(request), self.annotations, self.read_file, self.config.augment.min_visible
             )
             samples.append(torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))))
         return torch.stack(samples)
 
     def read_file(self, index: int) -> np.ndarray:
-        return np.asarray(cv2.imread(str(self.files.annotations.path(index)), AS_STORED), dtype=np.uint8)
+        return np.asarray(cv2.imread(str(self.annotations.path(index)), AS_STORED), dtype=np.uint8)
 
 
 @contextmanager
@@ -182,7 +164,7 @@ def compare_modes(bench: Bench) -> None:
     shares = ", ".join(f"{name} {value / medians['default']:.0%}" for name, value in parts.items())
     print(f"default: {shares}")
     for name, tile_pool in (("default", 0), ("tiles from a pool", BATCH_SIZE)):
-        counting = CountingSource(bench.files.annotations, bench.config.data.on_error)
+        counting = CountingSource(bench.annotations, bench.config.data.on_error)
         samples = bench.fused(counting, Colour.device, tile_pool)
         print(
             f"{name}: {counting.images / samples:.2f} images decoded for a sample, "
@@ -211,8 +193,8 @@ def compare_loaders(bench: Bench) -> None:
 def load(bench: Bench, workers: int, step_seconds: float) -> tuple[float, float]:
     """Seconds for a batch and seconds waited for it, on average, once all workers are under way."""
     dataset = bench.dataset(bench.files, bench.config.augment.colour)
-    requests = list(bench.batches(bench.files, 0, 2 * workers + LOADED_BATCHES + PREFETCHED_BATCHES * workers))
-    batches = iter(make_loader(dataset, requests, workers, pin_memory=False))
+    repeats = -(-2 * LOADED_BATCHES * BATCH_SIZE // len(bench.annotations))
+    batches = iter(make_loader(dataset, bench.batches(epochs_in_one=repeats), workers, pin_memory=False))
     for _ in range(2 * workers):
         next(batches)
     started, waited = time.perf_counter(), 0.0
@@ -232,7 +214,7 @@ def main(overrides: list[str]) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         bench = Bench(config, Path(folder) / "cache")
         print(
-            f"{len(bench.cached.annotations)} images of {config.data.root}, {bench.side} px, OpenCV {cv2.__version__}, "
+            f"{len(bench.annotations)} images of {config.data.root}, {bench.side} px, OpenCV {cv2.__version__}, "
             f"simplejpeg {'not installed' if data.jpeg.simplejpeg is None else 'installed'}"
         )
         compare_modes(bench)
