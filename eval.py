@@ -23,16 +23,17 @@ from conf.schema import EvalConfig, EvaluateConfig
 from data import (
     Annotations,
     Batch,
+    CachedImages,
     DataConfig,
     EvalBatchSampler,
     EvalDataset,
     ImageCache,
     ImageSource,
     Letterbox,
-    RamCache,
-    build_ram_cache,
+    build_image_cache,
     cut_at_edges,
     eval_batches,
+    kept_cache_name,
     make_loader,
     open_annotations,
 )
@@ -177,22 +178,26 @@ def open_split(config: DataConfig, split: str, world: World) -> Annotations:
 
 
 def open_images(annotations: Annotations, config: DataConfig, world: World) -> ImageSource:
-    """The images of a split, read from their files, or with ``data.cache=ram`` decoded once for all of a node.
+    """The images of a split, read from their files, or with ``data.cache`` decoded once for all processes of a node.
 
-    The cache's file has a name of this run's own and is unlinked as soon as everyone has it open, so that nothing
-    stays in memory when the run ends in whatever way.
+    In memory the cache's file has a name of this run's own and is unlinked as soon as everyone has it open, so that
+    nothing stays when the run ends in whatever way. On a disk it stays for the next run.
     """
     images = ImageSource(annotations, config.on_error)
     if config.cache == ImageCache.none:
         return images
-    path = MEMORY_FILES / f"hydra-yolov3-spp-{broadcast_text(uuid.uuid4().hex)}"
+    on_disk = config.cache == ImageCache.disk
+    if on_disk:
+        path = Path(config.index_dir).absolute() / kept_cache_name(annotations, config.on_error)
+    else:
+        path = MEMORY_FILES / f"hydra-yolov3-spp-{broadcast_text(uuid.uuid4().hex)}"
     try:
         with torch_distributed_zero_first(world):
-            build_ram_cache(images, path)
-            cache = RamCache(path, annotations)
+            build_image_cache(images, path, config.cache)
+            cache = CachedImages(path, annotations)
         barrier()
     finally:
-        if world.is_local_main:
+        if world.is_local_main and not on_disk:
             path.unlink(missing_ok=True)
     return ImageSource(annotations, config.on_error, cache)
 

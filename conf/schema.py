@@ -164,6 +164,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.resume is not None and self.run_dir is not None:
             raise ValueError("resume continues in its own folder: leave run_dir out")
+        if self.augment.copy_paste > 0 and not self.data.outlines:
+            raise ValueError("augment.copy_paste needs the outlines of objects. fix: data.outlines=true")
 
 
 # Sections whose keys follow from a choice: the class of each choice, by the `name` that its YAML gives.

@@ -15,12 +15,12 @@ from data.config import (
 from data.dataset import Batch, EvalDataset, TrainDataset
 from data.errors import DataError
 from data.frame_batches import FrameBatch, FrameBatches
+from data.image_cache import CachedImages, build_image_cache, kept_cache_name
 from data.images import ImageSource
 from data.loader import make_loader
 from data.media import Frame, Medium, Video, find_media
 from data.orders import repeat_factors
 from data.plan import Request
-from data.ram_cache import RamCache, build_ram_cache
 from data.samplers import (
     EvalBatchSampler,
     MultiScale,
@@ -36,6 +36,7 @@ __all__ = [
     "Annotations",
     "AugmentConfig",
     "Batch",
+    "CachedImages",
     "Colour",
     "DataConfig",
     "DataError",
@@ -51,7 +52,6 @@ __all__ = [
     "Medium",
     "MultiScale",
     "OnError",
-    "RamCache",
     "Request",
     "Resize",
     "ShapesConfig",
@@ -59,13 +59,14 @@ __all__ = [
     "TrainBatchSampler",
     "TrainDataset",
     "Video",
-    "build_ram_cache",
+    "build_image_cache",
     "check_same_classes",
     "cut_at_edges",
     "ensure_shapes",
     "eval_batches",
     "find_media",
     "fitting_device_batch_size",
+    "kept_cache_name",
     "letterbox",
     "make_loader",
     "open_annotations",

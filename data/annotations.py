@@ -17,6 +17,7 @@ from data.coco import read_coco
 from data.config import DataConfig, DataFormat, OnError, SplitConfig
 from data.errors import DataError
 from data.index_cache import build_index, find_index, index_key, load_index
+from data.outlines import Outlines
 from data.shapes import ensure_shapes
 from data.source import Files, Findings
 from data.voc import locate_voc
@@ -42,6 +43,9 @@ class Annotations:
     crowd: NDArray[np.bool_]  # (M,)
     areas: NDArray[np.float64]  # (M,) square pixels of the object, not of its box, where the source knows it
     category_ids: NDArray[np.int64]  # (C,) the source's ids of the classes
+    outline_points: NDArray[np.float32]  # these three make up the outlines of the M boxes; with data.outlines=false
+    outline_starts: NDArray[np.int64]  # they are empty
+    outline_first: NDArray[np.int64]
     names: list[str]  # (C,)
     image_root: Path
     skipped: list[str]  # what was left out of the source, in words; empty when nothing was
@@ -57,6 +61,11 @@ class Annotations:
     def path(self, index: int) -> Path:
         """The file of an image."""
         return self.image_root / self.file_name(index)
+
+    @property
+    def outlines(self) -> Outlines:
+        """The polygons around the M objects."""
+        return Outlines(self.outline_points, self.outline_starts, self.outline_first)
 
     def boxes_xyxy(self, index: int) -> NDArray[np.float32]:
         """All boxes (n, 4) of an image in its pixels, clipped to it."""
@@ -86,7 +95,15 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     try:
         files = _locate(config, split, root)
         # The split is part of the key because only a training set must hold boxes.
-        asked = [str(files.image_root), split, config.format, config.single_class, config.names, config.on_error]
+        asked = [
+            str(files.image_root),
+            split,
+            config.format,
+            config.single_class,
+            config.names,
+            config.on_error,
+            config.outlines,
+        ]
         key = index_key(index_dir, files.hashed, files.stamps, asked)
         folder = find_index(index_dir, key) or _build(config, split, files, index_dir, key)
     except OSError as error:
@@ -138,7 +155,7 @@ def _locate(config: DataConfig, split: str, root: Path) -> Files:
     if config.format == DataFormat.yolo:
         return locate_yolo(pairs, image_root, split, config.names)
     path = pairs[0][0]
-    return Files([path], [], image_root, lambda: read_coco(path, image_root, config.names))
+    return Files([path], [], image_root, lambda: read_coco(path, image_root, config.names, config.outlines))
 
 
 def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: str) -> Path:

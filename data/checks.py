@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from data.errors import DataError
 from data.headers import MAX_PIXELS
+from data.outlines import NO_OUTLINES
 from data.source import Source
 
 BORDER_TOLERANCE = 1.0  # pixels: boxes of common tools end up to one pixel outside by rounding
@@ -178,6 +179,7 @@ def _columns(
     category_ids = np.array(list(source.categories), dtype=np.int64)
     by_id = np.argsort(category_ids)
     classes = by_id[np.searchsorted(category_ids, source.box_category_ids[rows], sorter=by_id)]
+    outlines = source.outlines.rows(rows) if source.outlines is not None else NO_OUTLINES
     return {
         "name_bytes": np.frombuffer(b"".join(encoded), dtype=np.uint8),
         "name_offsets": np.concatenate([[0], np.cumsum([len(name) for name in encoded])]).astype(np.int64),
@@ -189,4 +191,7 @@ def _columns(
         "crowd": source.crowd[rows],
         "areas": source.areas[rows],
         "category_ids": category_ids,
+        "outline_points": outlines.points,
+        "outline_starts": outlines.starts,
+        "outline_first": outlines.first,
     }

@@ -1,13 +1,14 @@
 """Reads COCO instance annotations (json) into flat columns.
 
 The format: https://cocodataset.org/#format-data. Boxes are [left, top, width, height] in pixels; the numbers are kept
-as they stand, so that an evaluation on them equals pycocotools on the file.
+as they stand, so that an evaluation on them equals pycocotools on the file. The file is read entry by entry: what a
+data set of millions of images needs is the memory of its columns, not of its json.
 """
 
 from __future__ import annotations
 
 import gc
-import json
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data.classes import choose_classes
 from data.errors import DataError, shown
+from data.json_stream import stream_lists
+from data.outlines import OutlineColumns
 from data.source import Findings, Source
 
 BOX_KEYS = ("image_id", "category_id", "bbox")
+LISTS = ("images", "categories", "annotations")
 MAX_INT = 2**63 - 1
 
 
@@ -38,84 +41,123 @@ def _paused_gc() -> Iterator[None]:
 
 
 @_paused_gc()
-def read_coco(path: Path, image_root: Path, names: list[str] | None) -> Source:
+def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: bool = False) -> Source:
     """Reads the json file ``path`` whose ``file_name`` entries start at ``image_root``.
 
     ``names`` chooses and orders the classes; ``None`` takes all categories in the order of their ids. ``area`` defaults
-    to width times height and ``iscrowd`` to 0; ``segmentation`` is not read, and the ids of annotations only name them
-    in messages. Raises ``DataError`` where the file is no COCO instances file.
+    to width times height and ``iscrowd`` to 0; ``segmentation`` is read with ``outlines`` only, and of it the polygons;
+    the ids of annotations only name them in messages. Raises ``DataError`` where the file is no COCO instances file.
     """
-    content = _parse(path)
-    images = _records(content, "images", path)
-    categories = _records(content, "categories", path)
+    images, boxes = _Images(path), _Boxes(path, outlines)
+    categories: list[dict[str, Any]] = []
+    take = {"images": images.add, "annotations": boxes.add, "categories": categories.append}
+    try:
+        found = stream_lists(path, take)
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or a number of thousands of digits
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error
+    except TypeError as error:
+        raise DataError(
+            f"{path} is not a COCO instances file: it holds no object. fix: check data.<split>.annotations"
+        ) from error
+    missing = next((key for key in LISTS if key not in found), None)
+    if missing is not None or not all(isinstance(record, dict) for record in categories):
+        raise _no_list(missing or "categories", path)
     findings = Findings()
-    boxes, boxes_xywh = _usable_boxes(_records(content, "annotations", path), findings, path)
-
-    def box_name(position: int) -> str:
-        return f"annotation {shown(boxes[position].get('id', position))}"
-
-    areas = boxes_xywh[:, 2] * boxes_xywh[:, 3]
-    given = [(row, box["area"]) for row, box in enumerate(boxes) if box.get("area") is not None]
-    if given:
-        rows, values = zip(*given, strict=True)
-        areas[list(rows)] = values
+    findings.add("incomplete annotations", boxes.broken)
+    areas, boxes_xywh = np.frombuffer(boxes.areas), np.frombuffer(boxes.xywh).reshape(-1, 4)
     return Source(
         path=path,
         image_root=image_root,
-        file_names=_strings(images, "file_name", "image", path),
-        image_ids=_integers(images, "id", "image", path),
-        sizes=np.stack([_integers(images, side, "image", path) for side in ("height", "width")], axis=1),
-        box_image_ids=_integers(boxes, "image_id", "annotation", path),
+        file_names=images.file_names,
+        image_ids=np.frombuffer(images.ids, dtype=np.int64),
+        sizes=np.frombuffer(images.sizes, dtype=np.int64).reshape(-1, 2),
+        box_image_ids=np.frombuffer(boxes.image_ids, dtype=np.int64),
         boxes_xywh=boxes_xywh,
-        box_category_ids=_integers(boxes, "category_id", "annotation", path),
-        areas=areas,
-        crowd=np.array([bool(box.get("iscrowd", 0)) for box in boxes], dtype=bool),
+        box_category_ids=np.frombuffer(boxes.category_ids, dtype=np.int64),
+        areas=np.where(np.frombuffer(boxes.has_area, dtype=bool), areas, boxes_xywh[:, 2] * boxes_xywh[:, 3]),
+        crowd=np.frombuffer(boxes.crowd, dtype=bool),
         categories=choose_classes(_category_names(categories, path), names, path),
-        box_name=box_name,
+        box_name=boxes.name,
         findings=findings,
+        outlines=boxes.outlines.columns() if boxes.outlines is not None else None,
     )
 
 
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or a number of thousands of digits
-        raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is not a COCO instances file: it holds no object. fix: check data.<split>.annotations")
-    return content
+class _Images:
+    """Columns of the images of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file_names: list[str] = []
+        self.ids, self.sizes = array("q"), array("q")  # sizes: height, width
+
+    def add(self, record: Any) -> None:
+        """Takes the next entry of the file's list."""
+        if not isinstance(record, dict):
+            raise _no_list("images", self.path)
+        row = len(self.file_names)
+        self.file_names.append(_typed(record, row, "file_name", str, "image", self.path))
+        self.ids.append(_integer(record, row, "id", "image", self.path))
+        for side in ("height", "width"):
+            self.sizes.append(_integer(record, row, side, "image", self.path))
 
 
-def _records(content: dict[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
-    records = content.get(key)
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise DataError(
-            f"{path} is not a COCO instances file: it has no list of {key!r}. fix: check data.<split>.annotations"
-        )
-    return records
+class _Boxes:
+    """Columns of the annotations that have what a box needs; the others in words."""
 
+    def __init__(self, path: Path, outlines: bool) -> None:
+        self.path = path
+        self.count = 0  # entries of the file so far
+        self.broken: list[str] = []
+        self.image_ids, self.category_ids = array("q"), array("q")
+        self.xywh, self.areas = array("d"), array("d")
+        self.has_area, self.crowd = bytearray(), bytearray()
+        self.outlines = OutlineColumns() if outlines else None
+        self._ids = array("q")  # for messages; 0 where it is no number of 64 bits,
+        self._odd_ids: dict[int, str] = {}  # which stands here by row
 
-def _usable_boxes(
-    records: list[dict[str, Any]], findings: Findings, path: Path
-) -> tuple[list[dict[str, Any]], NDArray[np.float64]]:
-    """The annotations that have what a box needs, and their boxes (M, 4); the others go to ``findings``."""
-    usable: list[dict[str, Any]] = []
-    broken: list[str] = []
-    for position, record in enumerate(records):
+    def add(self, record: Any) -> None:
+        """Takes the next entry of the file's list."""
+        if not isinstance(record, dict):
+            raise _no_list("annotations", self.path)
+        position, row = self.count, len(self.crowd)
+        self.count += 1
         problem = _box_problem(record)
-        if problem is None:
-            usable.append(record)
-        else:
-            broken.append(f"{path}: annotation {shown(record.get('id', position))} {problem}")
-    findings.add("incomplete annotations", broken)
-    return usable, np.array([record["bbox"] for record in usable], dtype=np.float64).reshape(-1, 4)
+        if problem is None and self.outlines is not None:
+            problem = self.outlines.add(record.get("segmentation"))
+        if problem is not None:
+            self.broken.append(f"{self.path}: annotation {shown(record.get('id', position))} {problem}")
+            return
+        self.image_ids.append(_integer(record, row, "image_id", "annotation", self.path))
+        self.category_ids.append(_integer(record, row, "category_id", "annotation", self.path))
+        self.xywh.extend(record["bbox"])
+        area = record.get("area")
+        self.areas.append(0.0 if area is None else area)
+        self.has_area.append(area is not None)
+        self.crowd.append(bool(record.get("iscrowd", 0)))
+        identity = record.get("id", position)
+        if type(identity) is not int or not -MAX_INT <= identity <= MAX_INT:
+            self._odd_ids[row], identity = shown(identity), 0
+        self._ids.append(identity)
+
+    def name(self, row: int) -> str:
+        """How a message calls the box of a row."""
+        return f"annotation {self._odd_ids.get(row, self._ids[row])}"
+
+
+def _no_list(key: str, path: Path) -> DataError:
+    return DataError(
+        f"{path} is not a COCO instances file: it has no list of {key!r}. fix: check data.<split>.annotations"
+    )
 
 
 def _box_problem(record: dict[str, Any]) -> str | None:
     """What an annotation lacks of a box, as the rest of a sentence."""
-    missing = next((key for key in BOX_KEYS if key not in record), None)
-    if missing is not None:
-        return f"has no {missing!r}"
+    for key in BOX_KEYS:
+        if key not in record:
+            return f"has no {key!r}"
     box, area = record["bbox"], record.get("area")
     if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
         return f"has the bbox {shown(box)} instead of four numbers"
@@ -131,17 +173,11 @@ def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and -MAX_INT <= value <= MAX_INT)
 
 
-def _integers(records: list[dict[str, Any]], key: str, what: str, path: Path) -> NDArray[np.int64]:
-    values = [_typed(record, row, key, int, what, path) for row, record in enumerate(records)]
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError as error:
-        value = next(value for value in values if abs(value) > MAX_INT)
-        raise DataError(f"{path}: an {what} has {key}={shown(value)}. fix: make it a number of 64 bits") from error
-
-
-def _strings(records: list[dict[str, Any]], key: str, what: str, path: Path) -> list[str]:
-    return [_typed(record, row, key, str, what, path) for row, record in enumerate(records)]
+def _integer(record: dict[str, Any], row: int, key: str, what: str, path: Path) -> int:
+    value: int = _typed(record, row, key, int, what, path)
+    if not -MAX_INT <= value <= MAX_INT:
+        raise DataError(f"{path}: an {what} has {key}={shown(value)}. fix: make it a number of 64 bits")
+    return value
 
 
 def _typed(record: dict[str, Any], row: int, key: str, kind: type, what: str, path: Path) -> Any:
@@ -154,8 +190,8 @@ def _typed(record: dict[str, Any], row: int, key: str, kind: type, what: str, pa
 
 
 def _category_names(categories: list[dict[str, Any]], path: Path) -> dict[int, str]:
-    ids = _integers(categories, "id", "category", path).tolist()
-    names = _strings(categories, "name", "category", path)
+    ids = [_integer(record, row, "id", "category", path) for row, record in enumerate(categories)]
+    names = [_typed(record, row, "name", str, "category", path) for row, record in enumerate(categories)]
     by_id = dict(zip(ids, names, strict=True))
     for values, key in ((ids, "id"), (names, "name")):
         (value, count), *_ = Counter(values).most_common(1) or [(None, 0)]

@@ -41,10 +41,14 @@ class Colour(StrEnum):
 
 
 class ImageCache(StrEnum):
-    """Where decoded images are kept; ``ram`` holds one copy for all processes of a node."""
+    """Where decoded images are kept: one copy for all processes of a node, in memory or in a file in data.index_dir.
+
+    The file stays, and serves the next run as long as the images are the same.
+    """
 
     none = "none"
     ram = "ram"
+    disk = "disk"
 
 
 @dataclass
@@ -100,6 +104,7 @@ class DataConfig:
     names: list[str] | None  # the classes, in order; null: all that the json (by id) or the data.yaml lists
     shapes: ShapesConfig | None
     single_class: bool  # every object is of one class, "object"
+    outlines: bool  # read the polygons around objects, which augment.copy_paste needs; coco only
     on_error: OnError
     workers: int  # processes that load images for one rank; 0: the training process itself
     cache: ImageCache
@@ -112,6 +117,8 @@ class DataConfig:
             raise ValueError("data.format=shapes needs data.shapes: the number of images, their size and a seed")
         for split in ("train", "val"):
             self._check_split(split)
+        if self.outlines and self.format not in (DataFormat.coco, DataFormat.shapes):
+            raise ValueError(f"data.outlines=true needs annotations with masks, which format={self.format} has not")
         if self.format == DataFormat.voc and self.names is None:
             raise ValueError("data.format=voc needs data.names: its files hold no list of the classes")
         if self.names is not None:
@@ -149,7 +156,8 @@ class AugmentConfig:
     mosaic_nine: float  # share of the mosaics that are made of nine images; the others are made of four
     mixup: float  # probability that a sample is blended with another one
     mixup_beta: float  # the first one's share is drawn from a beta distribution with both parameters so
-    close_mosaic_epochs: int  # the last epochs do without mosaics and mixtures,
+    copy_paste: float  # probability that objects of another image are copied in; needs data.outlines=true
+    close_mosaic_epochs: int  # the last epochs do without mosaics, mixtures and copied objects,
     close_mosaic_max_fraction: float  # but never more than this share of the training
     tile_pool: int  # the other images of a mosaic come from this many neighbours in the epoch's order; 0: from all
     degrees: float  # rotation, drawn from -degrees..degrees
@@ -166,7 +174,15 @@ class AugmentConfig:
     min_visible: float  # a box is kept where more than this share of it stays in the picture
 
     def __post_init__(self) -> None:
-        shares = ("mosaic", "mosaic_nine", "mixup", "close_mosaic_max_fraction", "flip_horizontal", "flip_vertical")
+        shares = (
+            "mosaic",
+            "mosaic_nine",
+            "mixup",
+            "copy_paste",
+            "close_mosaic_max_fraction",
+            "flip_horizontal",
+            "flip_vertical",
+        )
         for key in (*shares, "hsv_hue", "hsv_saturation", "hsv_value"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"augment.{key} must lie in 0..1, got {getattr(self, key)}")

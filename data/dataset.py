@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, get_worker_info
 from data.annotations import Annotations
 from data.colour import change_colour, network_input
 from data.config import AugmentConfig, Colour, Resize
+from data.copy_paste import ObjectChoice, Paste, hidden_share, paste_pixels
 from data.geometry import Boxes, Image, Matrix, Size, visible_boxes
 from data.images import ImageSource
 from data.labels import Labels
@@ -63,8 +64,16 @@ class Tile(NamedTuple):
     drawing: UprightTile | WarpedTile
 
 
+class Drawn(NamedTuple):
+    """What came into a sample."""
+
+    tiles: list[Tile]  # those whose images could be read
+    donor: Tile | None  # of which objects were copied in,
+    paste: Paste | None  # these
+
+
 class TrainDataset(Dataset[Batch]):
-    """Augmented training samples. The last epochs do without mosaics and mixtures."""
+    """Augmented training samples. The last epochs do without mosaics, mixtures and copied objects."""
 
     def __init__(
         self, annotations: Annotations, augment: AugmentConfig, seed: int, epochs: int, images: ImageSource
@@ -75,6 +84,7 @@ class TrainDataset(Dataset[Batch]):
         self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
         self.images = images
         self._labels = Labels(annotations)
+        self._objects = ObjectChoice(annotations) if augment.copy_paste else None
         self._sizes = np.asarray(annotations.sizes)  # a plain view: indexing a memory map is slow
 
     def __len__(self) -> int:
@@ -90,7 +100,7 @@ class TrainDataset(Dataset[Batch]):
         """
         buffer = _empty_images(requests)
         plans = [self.plan(request) for request in requests]
-        pictures = [[_visible_tiles(picture, plan.size) for picture in plan.pictures] for plan in plans]
+        pictures = [[_visible_tiles(picture, plan.size) for picture in plan.all_pictures()] for plan in plans]
         images = _BatchImages(self.images, [tile for sample in pictures for tiles in sample for tile in tiles])
         drawn = [
             self._draw(canvas, plan, sample, images)
@@ -105,23 +115,39 @@ class TrainDataset(Dataset[Batch]):
         """The plan of one sample."""
         return draw_plan(request, self._sizes, self.augment, self.seed, request.epoch < self.first_plain_epoch)
 
-    def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: _BatchImages) -> list[Tile]:
-        """Draws one sample onto the canvas (H, W, 3); returns the tiles whose images could be read."""
-        drawn = _draw_picture(canvas, pictures[0], images)
-        if len(pictures) == 2:
+    def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: _BatchImages) -> Drawn:
+        """Draws one sample onto the canvas (H, W, 3)."""
+        tiles = _draw_picture(canvas, pictures[0], images)
+        donor = paste = None
+        if len(plan.pictures) == 2:
             other = np.empty_like(canvas)
-            drawn += _draw_picture(other, pictures[1], images)
+            tiles += _draw_picture(other, pictures[1], images)
             cv2.addWeighted(canvas, plan.share, other, 1 - plan.share, 0, dst=canvas)
+        if plan.donor is not None and self._objects is not None:
+            other = np.empty_like(canvas)
+            for donor in _draw_picture(other, pictures[-1], images):
+                paste = self._objects.paste(donor.position, donor.matrix, plan.size, plan.donor_seed)
+                paste_pixels(canvas, other, paste.mask)
         if self.augment.colour == Colour.cpu:
             change_colour(canvas, plan.gains)
-        return drawn
+        return Drawn(tiles, donor, paste)
 
-    def _targets(self, drawn: list[list[Tile]], size: Size) -> NDArray[np.float32]:
+    def _targets(self, drawn: list[Drawn], size: Size) -> NDArray[np.float32]:
         """Targets (T, 6) of the samples' tiles: sample, class, cx, cy, w, h; all in one go, since boxes are few."""
-        tiles = [tile for sample in drawn for tile in sample]
-        numbers, classes, boxes = self._labels.moved([tile.position for tile in tiles], [tile.matrix for tile in tiles])
-        samples = np.repeat(np.arange(len(drawn)), [len(sample) for sample in drawn])[numbers]
+        per_sample = [sample.tiles + ([sample.donor] if sample.donor else []) for sample in drawn]
+        tiles = [tile for tiles in per_sample for tile in tiles]
+        numbers, rows, classes, boxes = self._labels.moved(
+            [tile.position for tile in tiles], [tile.matrix for tile in tiles]
+        )
+        ends = np.cumsum([len(tiles) for tiles in per_sample])
+        samples = np.searchsorted(ends, numbers, side="right")
         clipped, kept = visible_boxes(boxes, size, self.augment.min_visible)
+        for number, sample in enumerate(drawn):
+            if sample.paste is not None:
+                of_donor = numbers == ends[number] - 1
+                kept &= ~of_donor | np.isin(rows, sample.paste.rows)
+                below = np.flatnonzero((samples == number) & ~of_donor)
+                kept[below] &= hidden_share(clipped[below], sample.paste.mask) < 1 - self.augment.min_visible
         return _target_rows(samples[kept], classes[kept], clipped[kept])
 
 

@@ -13,9 +13,9 @@ from data.annotations import Annotations
 from data.config import OnError
 from data.errors import DataError
 from data.headers import KNOWN_TYPES, MAX_PIXELS, is_cut_short, read_header
+from data.image_cache import CachedImages
 from data.jpeg import decode_rows
 from data.parallel import read_file
-from data.ram_cache import RamCache
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Encoded(NamedTuple):
 class ImageSource:
     """The decoded images of a data set, by position, from their files or from a ``cache`` of them."""
 
-    def __init__(self, annotations: Annotations, on_error: OnError, cache: RamCache | None = None) -> None:
+    def __init__(self, annotations: Annotations, on_error: OnError, cache: CachedImages | None = None) -> None:
         self.annotations = annotations
         self.on_error = on_error
         self.cache = cache

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from data.errors import DataError
 from data.parallel import in_chunks
 
-FORMAT_VERSION = 2  # of the columns and of the checks that made them: raise it when either changes
+FORMAT_VERSION = 3  # of the columns and of the checks that made them: raise it when either changes
 COLUMNS = (
     "name_bytes",
     "name_offsets",
@@ -37,6 +37,9 @@ COLUMNS = (
     "crowd",
     "areas",
     "category_ids",
+    "outline_points",
+    "outline_starts",
+    "outline_first",
 )
 KEPT_HASH_BYTES = 1 << 24  # a hash is kept of files from this size: smaller ones are read in a moment
 KEPT_HASH_AGE = 10  # seconds since the last change

@@ -27,10 +27,11 @@ class Labels:
 
     def moved(
         self, indices: Sequence[int], matrices: Sequence[Matrix]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32], Boxes]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], Boxes]:
         """The boxes of images, each image's clipped to it and moved by its matrix.
 
-        Returns for each box which of ``indices`` it belongs to (n,), its class (n,) and boxes_xyxy (n, 4).
+        Returns for each box which of ``indices`` it belongs to (n,), its row among the data set's boxes (n,), its class
+        (n,) and boxes_xyxy (n, 4).
         """
         images = np.asarray(indices, dtype=np.int64)
         starts, counts = self._offsets[images], self._offsets[images + 1] - self._offsets[images]
@@ -43,4 +44,4 @@ class Labels:
         limits = self._sizes[images][:, [1, 0, 1, 0]][numbers]
         clipped = np.clip(boxes, 0, limits).astype(np.float32)
         moved = move_boxes(clipped, np.asarray(matrices, dtype=np.float64).reshape(-1, 3, 3)[numbers])
-        return numbers, self._classes[rows], moved
+        return numbers, rows, self._classes[rows], moved

@@ -48,12 +48,18 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A sample: one picture or a mixture of two, and the gains of its colours."""
+    """A sample: one picture or a mixture of two, objects of another image, and the gains of its colours."""
 
     size: Size
     pictures: list[Picture]
     share: float  # of the first picture in the mixture; 1 where there is one picture
     gains: NDArray[np.float64]  # (3,) factors on hue, saturation and value
+    donor: Picture | None = None  # an image of which some objects are copied into the sample,
+    donor_seed: int = 0  # which says which ones
+
+    def all_pictures(self) -> list[Picture]:
+        """The pictures, the donor last."""
+        return [*self.pictures, *([self.donor] if self.donor is not None else [])]
 
 
 def draw_plan(
@@ -73,7 +79,12 @@ def draw_plan(
         (other,) = _draw_others(1, request, len(sizes), generator)
         pictures.append(_draw_picture(other, request, sizes, augment, generator, combine))
         share = float(generator.beta(augment.mixup_beta, augment.mixup_beta))
-    return Plan((request.height, request.width), pictures, share, gains)
+    donor, donor_seed = None, 0
+    if augment.copy_paste and combine and generator.random() < augment.copy_paste:
+        (other,) = _draw_others(1, request, len(sizes), generator)
+        donor = _draw_picture(other, request, sizes, augment, generator, combine=False)
+        donor_seed = int(generator.integers(2**63))
+    return Plan((request.height, request.width), pictures, share, gains, donor, donor_seed)
 
 
 def _draw_picture(

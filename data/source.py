@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import DataError, printable
+from data.outlines import Outlines
 
 REPORTED_FINDINGS = 20
 SKIP_FIX = "fix: correct the source, or set data.on_error=skip to leave such entries out"
@@ -64,6 +65,7 @@ class Source:
     categories: dict[int, str]  # the classes in order: category id to name
     box_name: Callable[[int], str]  # how a message calls the box at a position, such as "annotation 17"
     findings: Findings  # entries that the reader itself could not take
+    outlines: Outlines | None = None  # of the M boxes, where they were asked for and the format has them
 
 
 @dataclass

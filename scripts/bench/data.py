@@ -26,14 +26,15 @@ from conf.entry import compose
 from conf.schema import TrainConfig
 from data import (
     Annotations,
+    CachedImages,
     Colour,
+    ImageCache,
     ImageSource,
     MultiScale,
-    RamCache,
     Request,
     TrainBatchSampler,
     TrainDataset,
-    build_ram_cache,
+    build_image_cache,
     make_loader,
     open_annotations,
 )
@@ -66,8 +67,8 @@ class Bench:
         self.side = config.train.image_size
         self.annotations: Annotations = open_annotations(config.data, "train")
         self.files = ImageSource(self.annotations, config.data.on_error)
-        build_ram_cache(self.files, cache_path)
-        self.cached = ImageSource(self.annotations, config.data.on_error, RamCache(cache_path, self.annotations))
+        build_image_cache(self.files, cache_path, ImageCache.ram)
+        self.cached = ImageSource(self.annotations, config.data.on_error, CachedImages(cache_path, self.annotations))
         self.epochs = iter(range(10**9))
 
     def modes(self) -> dict[str, Callable[[], int]]:

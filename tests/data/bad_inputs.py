@@ -62,6 +62,7 @@ def config_of(
         names=names,
         shapes=None,
         single_class=False,
+        outlines=False,
         on_error=OnError.stop,
         workers=0,
         cache=ImageCache.none,

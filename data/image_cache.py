@@ -1,11 +1,12 @@
 """Decoded images of a data set in one file that all processes of a node map: one copy, whatever their number.
 
-The file belongs on a memory file system (/dev/shm). It holds one byte per image, 1 where it could be read, and then
-the pixels of all images one after the other, in their annotated sizes.
+The file lies on a memory file system (/dev/shm) or, to be kept, on a disk. It holds one byte per image, 1 where it
+could be read, and then the pixels of all images one after the other, in their annotated sizes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import uuid
@@ -18,13 +19,25 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from data.annotations import Annotations
+from data.config import ImageCache, OnError
 from data.errors import DataError
+from data.index_cache import stamp_files
 
 if TYPE_CHECKING:
     from data.images import ImageSource
 
+CACHE_VERSION = 1  # of the layout of the file, and of how images are decoded: raise it when either changes
 
-class RamCache:
+
+def kept_cache_name(annotations: Annotations, on_error: OnError) -> str:
+    """A file name for the cache of these images that changes when one of the files does."""
+    paths = [os.path.join(annotations.image_root, annotations.file_name(i)) for i in range(len(annotations))]
+    key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value}".encode())
+    key.update(annotations.sizes.tobytes())
+    return f"{key.hexdigest()[:32]}.images"
+
+
+class CachedImages:
     """The images of a finished cache file. Once it is open everywhere the file may be unlinked."""
 
     def __init__(self, path: Path, annotations: Annotations) -> None:
@@ -41,11 +54,11 @@ class RamCache:
         return self._bytes[self._starts[index] : self._starts[index + 1]].reshape(*self._sizes[index], 3)
 
 
-def build_ram_cache(images: ImageSource, path: Path) -> None:
+def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None:
     """Decodes all images into ``path``, unless the file is there already; one process on each node calls this first.
 
-    The file appears whole or not at all. Raises ``DataError`` where memory does not suffice, before any work, or, with
-    ``data.on_error=stop``, where an image cannot be read.
+    The file appears whole or not at all. ``kind`` is the value of ``data.cache``, for messages. Raises ``DataError``
+    where there is too little room, before any work, or, with ``data.on_error=stop``, where an image cannot be read.
     """
     if path.exists():
         return
@@ -53,7 +66,8 @@ def build_ram_cache(images: ImageSource, path: Path) -> None:
     starts = _starts(annotations)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        _reserve(temporary, int(starts[-1]))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _reserve(temporary, int(starts[-1]), kind)
         target = np.memmap(temporary, dtype=np.uint8, mode="r+")
 
         def fill(index: int) -> None:
@@ -78,19 +92,19 @@ def _starts(annotations: Annotations) -> NDArray[np.int64]:
     return starts
 
 
-def _reserve(path: Path, size: int) -> None:
-    """Makes a file of ``size`` bytes with memory behind all of them: a mapped page that is missing later kills."""
+def _reserve(path: Path, size: int, kind: ImageCache) -> None:
+    """Makes a file of ``size`` bytes with room behind all of them: a mapped page that is missing later kills."""
     try:
         free = shutil.disk_usage(path.parent).free
         if size > free:
             raise DataError(
-                f"data.cache=ram needs {size / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB are free. "
-                "fix: data.cache=none"
+                f"data.cache={kind} needs {size / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB "
+                "are free. fix: data.cache=none"
             )
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
         raise DataError(
-            f"data.cache=ram cannot write {size / 2**30:.1f} GiB to {path.parent} ({error.strerror}). "
+            f"data.cache={kind} cannot write {size / 2**30:.1f} GiB to {path.parent} ({error.strerror}). "
             "fix: data.cache=none"
         ) from error

@@ -1,0 +1,88 @@
+"""Outlines of objects as polygons, in flat arrays: what copying an object into another image needs.
+
+An object has any number of polygons, none where its mask is not known or is run-length coded, as that of a crowd is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.errors import shown
+
+MIN_NUMBERS = 6  # of a polygon: x and y of three corners
+
+
+class Outlines(NamedTuple):
+    """The polygons of M boxes: those of box i are ``first[i]:first[i + 1]``, polygon p has ``starts[p]:starts[p + 1]``.
+
+    All three may be empty, where outlines were not read.
+    """
+
+    points: NDArray[np.float32]  # (P, 2) x, y in pixels of the image
+    starts: NDArray[np.int64]  # (polygons + 1,) into points
+    first: NDArray[np.int64]  # (M + 1,) into starts
+
+    def of(self, box: int) -> list[NDArray[np.float32]]:
+        """The polygons of a box, each (n, 2)."""
+        if not len(self.first):
+            return []
+        rows = range(int(self.first[box]), int(self.first[box + 1]))
+        return [self.points[self.starts[row] : self.starts[row + 1]] for row in rows]
+
+    def rows(self, boxes: NDArray[np.int64]) -> Outlines:
+        """The outlines of these boxes, in this order."""
+        counts = np.diff(self.first)[boxes]
+        polygons = _ranges(self.first[boxes], counts)
+        lengths = np.diff(self.starts)[polygons]
+        points = self.points[_ranges(self.starts[polygons], lengths)]
+        return Outlines(points, _offsets(lengths), _offsets(counts))
+
+
+NO_OUTLINES = Outlines(np.empty((0, 2), dtype=np.float32), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+class OutlineColumns:
+    """Outlines as they are read, object by object."""
+
+    def __init__(self) -> None:
+        self._points, self._starts, self._first = array("f"), array("q", [0]), array("q", [0])
+
+    def add(self, segmentation: Any) -> str | None:
+        """Takes the ``segmentation`` of a COCO annotation; what is wrong with it, as the rest of a sentence."""
+        polygons = segmentation if isinstance(segmentation, list) else []  # else a run-length mask, or none
+        if not all(map(_is_polygon, polygons)):
+            return f"has the segmentation {shown(segmentation)} instead of a list of polygons"
+        for polygon in polygons:
+            self._points.extend(polygon)
+            self._starts.append(len(self._points) // 2)
+        self._first.append(len(self._starts) - 1)
+        return None
+
+    def columns(self) -> Outlines:
+        """All outlines so far."""
+        return Outlines(
+            np.frombuffer(self._points, dtype=np.float32).reshape(-1, 2),
+            np.frombuffer(self._starts, dtype=np.int64),
+            np.frombuffer(self._first, dtype=np.int64),
+        )
+
+
+def _is_polygon(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) < MIN_NUMBERS or len(value) % 2:
+        return False
+    return {*map(type, value)} <= {int, float} and max(map(abs, value)) < 1e9
+
+
+def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers ``start, ..., start + count - 1`` of all pairs, one range after the other."""
+    ends = np.cumsum(counts)
+    numbers: NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+    return numbers

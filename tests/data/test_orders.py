@@ -1,0 +1,155 @@
+"""Rectangles, rare classes and tile pools: what all ranks together see, at any number of ranks and workers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data import AugmentConfig, MultiScale, Request, TrainBatchSampler, TrainDataset, make_loader, repeat_factors
+from tests.data.conftest import CocoSet
+
+BATCH = 12
+SIDES = np.random.default_rng(0).integers(40, 400, (101, 2)).astype(np.int32)
+FACTORS = np.random.default_rng(1).uniform(1, 3, 101)
+CHOICES: dict[str, dict[str, Any]] = {
+    "rect": {"image_sizes": SIDES},
+    "repeat": {"factors": FACTORS},
+    "pool": {"tile_pool": 6},
+    "pool of a large block": {"tile_pool": 24},
+    "all": {"image_sizes": SIDES, "factors": FACTORS, "tile_pool": 4},
+}
+
+
+def shares_of(world_size: int, device_batch_size: int, epoch: int, start: int = 0, **more: Any) -> list[Any]:
+    """The micro-batches of every rank."""
+    samplers = [
+        TrainBatchSampler(101, BATCH, device_batch_size, world_size, rank, 5, MultiScale(96, 0.5, 1.5, 32, 5), **more)
+        for rank in range(world_size)
+    ]
+    for sampler in samplers:
+        sampler.set_epoch(epoch, start)
+    return [list(sampler) for sampler in samplers]
+
+
+def steps_of(world_size: int, device_batch_size: int, epoch: int, **more: Any) -> list[Counter[Request]]:
+    """What all ranks together see in each step."""
+    micro_batches = zip(*shares_of(world_size, device_batch_size, epoch, **more), strict=True)
+    seen = [Counter(request for part in parts for request in part) for parts in micro_batches]
+    count = BATCH // (world_size * device_batch_size)
+    return [sum(seen[i : i + count], Counter()) for i in range(0, len(seen), count)]
+
+
+@pytest.mark.parametrize("more", CHOICES.values(), ids=CHOICES.keys())
+def test_steps_are_the_same_at_any_world_size_and_accumulation(more: dict[str, Any]) -> None:
+    for epoch in (0, 3):
+        expected = steps_of(1, BATCH, epoch, **more)
+        for world_size, device_batch_size in ((1, 3), (2, 6), (2, 3), (3, 4), (4, 3), (6, 1)):
+            assert steps_of(world_size, device_batch_size, epoch, **more) == expected
+
+
+@pytest.mark.parametrize("more", CHOICES.values(), ids=CHOICES.keys())
+def test_the_cursor_skips_what_was_seen(more: dict[str, Any]) -> None:
+    whole = shares_of(2, 3, 1, **more)
+    rest = shares_of(2, 3, 1, start=5, **more)
+    assert rest == [share[5:] for share in whole]
+
+
+def test_all_ranks_have_one_rectangle_in_a_step_that_holds_its_images_tightly() -> None:
+    wasted = 0.0
+    for epoch in (0, 2):
+        shares = shares_of(2, 3, epoch, image_sizes=SIDES)
+        sampler = TrainBatchSampler(101, BATCH, 3, 2, 0, 5, MultiScale(96, 0.5, 1.5, 32, 5))
+        squares = [sampler.sizes.size(epoch * sampler.steps_per_epoch + step)[0] for step in range(8)]
+        largest = []
+        for step, square in enumerate(squares):
+            requests = [request for share in shares for batch in share[2 * step : 2 * step + 2] for request in batch]
+            ((height, width),) = {(request.height, request.width) for request in requests}
+            scaled = (
+                square * SIDES[[r.index for r in requests]] / SIDES[[r.index for r in requests]].max(axis=1)[:, None]
+            )
+            # Every image fits at the scale of the square, and the rectangle is no larger than that takes.
+            assert (height, width) == tuple(math.ceil(side / 32 - 1e-6) * 32 for side in scaled.max(axis=0))
+            wasted += height * width / square**2 / 16
+            largest.append(height * width)
+        if epoch == 0:
+            assert largest[0] == max(largest)  # memory runs out in the first step or never
+    assert wasted < 0.9  # of the squares' pixels
+
+
+def test_shape_groups_come_shuffled_and_meet_others_in_another_epoch() -> None:
+    aspects, companies = [], []
+    for epoch in (1, 2):
+        steps = steps_of(1, BATCH, epoch, image_sizes=SIDES)
+        aspects.append([next(iter(step)).height / next(iter(step)).width for step in steps])
+        companies.append({frozenset(request.index for request in step) for step in steps})
+    assert aspects[0] != sorted(aspects[0]) and aspects[0] != aspects[1]
+    assert not companies[0] & companies[1]
+
+
+def test_repeat_factors_follow_the_formula(empty_set: CocoSet) -> None:
+    """dog (id 1) on 8 of 10 images, cat (id 3) on 2, bird (id 7) on one that has a dog too, and a crowd of birds."""
+    image = np.zeros((64, 64, 3), dtype=np.uint8)
+    box = [5.0, 5.0, 20.0, 20.0]
+    for number in range(10):
+        empty_set.add_image(image, [(1 if number < 8 else 3, box), *([(7, box)] if number == 0 else [])])
+    empty_set.json["annotations"].append(
+        {"id": 999, "image_id": 15, "category_id": 7, "bbox": box, "area": 400, "iscrowd": 1}
+    )
+    factors = repeat_factors(empty_set.open(), 0.4)
+    assert factors.tolist() == pytest.approx([math.sqrt(0.4 / 0.1), *[1] * 7, *[math.sqrt(0.4 / 0.2)] * 2])
+
+
+def test_images_come_as_often_as_their_factors_say() -> None:
+    counts = np.zeros(101)
+    repeats: Counter[int] = Counter()
+    for epoch in range(50):
+        requests = [request for step in steps_of(1, BATCH, epoch, factors=FACTORS) for request in step.elements()]
+        assert len(set(requests)) == len(requests)  # the same image comes as another sample
+        counts += np.bincount([request.index for request in requests], minlength=101)
+        repeats.update(request.repeat for request in requests)
+    expected = FACTORS * (len(requests) * 50) / FACTORS.sum()
+    np.testing.assert_allclose(counts, expected, rtol=0.25)  # four deviations of drawn fractions
+    assert set(repeats) == {0, 1, 2}
+
+
+def test_a_pool_is_on_one_rank_and_brings_no_other_images() -> None:
+    for share in shares_of(2, 6, 1, tile_pool=6):
+        for batch in share:
+            images = {request.index for request in batch}
+            assert all(set(request.pool) == images for request in batch)
+
+
+def test_a_sample_from_a_pool_does_not_depend_on_ranks_workers_or_a_resume(
+    empty_set: CocoSet, every_augment: AugmentConfig
+) -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(24):
+        height, width = generator.integers(40, 90, 2)
+        empty_set.add_image(generator.integers(0, 255, (height, width, 3), dtype=np.uint8), [(1, [3, 3, 20, 20])])
+    source = empty_set.source()
+    dataset = TrainDataset(source.annotations, replace(every_augment, tile_pool=4), 3, 100, source)
+
+    def samples(world_size: int, device_batch_size: int, workers: int, start: int = 0) -> dict[int, bytes]:
+        found = {}
+        for rank in range(world_size):
+            sampler = TrainBatchSampler(
+                24, 8, device_batch_size, world_size, rank, 3, MultiScale(64, 1, 1, 32, 3),
+                image_sizes=source.annotations.sizes, tile_pool=4,
+            )  # fmt: skip
+            sampler.set_epoch(1, start)
+            for batch in make_loader(dataset, sampler, workers, pin_memory=False):
+                for number, index in enumerate(batch.indices.tolist()):
+                    targets = batch.targets[batch.targets[:, 0] == number][:, 1:]
+                    found[index] = batch.images[number].numpy().tobytes() + targets.numpy().tobytes()
+        return found
+
+    expected = samples(1, 8, 0)
+    assert len(expected) == 24
+    assert samples(2, 4, 2) == samples(4, 2, 0) == samples(1, 2, 2) == expected
+    rest = samples(2, 2, 2, start=3)
+    assert len(rest) == 12 and rest.items() <= expected.items()
