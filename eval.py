@@ -1,25 +1,26 @@
-"""Score a checkpoint with pycocotools.
+"""Score a checkpoint by COCO's figures, or time it.
 
     python eval.py ckpt=runs/quickstart/.../checkpoints/best.pt
     python eval.py ckpt=runs/coco/... data=bccd data.root=../other evaluate.image_size=416
-    torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/...
+    torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/... out=results
+    python eval.py ckpt=runs/coco/... task=speed
 
 The figures are the same to the last bit on any number of processes.
 """
 
 from __future__ import annotations
 
-import json
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from conf.build import build_model, complete_from_checkpoint, image_size_of, model_from_checkpoint
 from conf.entry import ConfigError, run
-from conf.schema import EvalConfig, EvaluateConfig
+from conf.schema import EvalConfig, EvalTask, EvaluateConfig
 from data import (
     Annotations,
     Batch,
@@ -30,6 +31,7 @@ from data import (
     ImageCache,
     ImageSource,
     Letterbox,
+    Request,
     build_image_cache,
     cut_at_edges,
     eval_batches,
@@ -39,7 +41,9 @@ from data import (
 )
 from models import Darknet, Postprocess
 from train_utils.checkpoint import load_checkpoint
-from train_utils.coco_eval import CocoResult, Detections, GroundTruth, format_table, score
+from train_utils.coco_eval import ABSENT, OPERATING_POINT, CocoResult, format_table, score
+from train_utils.curve_plots import draw_class_curves
+from train_utils.detections import MAX_CLASSES, Detections, GroundTruth, pack, to_coco_json, unpack
 from train_utils.distributed import (
     World,
     barrier,
@@ -50,42 +54,62 @@ from train_utils.distributed import (
 )
 from train_utils.engine import detect
 from train_utils.log import Progress
+from train_utils.operating_points import class_curves
+from train_utils.result_files import write_json
 from train_utils.run_folder import open_folder
+from train_utils.speed import measure_speed
 
 MEMORY_FILES = Path("/dev/shm")
 
 
 def evaluate(config: EvalConfig) -> dict[str, float]:
-    """Score ``config.ckpt`` (or Darknet weights of ``config.model``); the figures on the first process, else {}.
+    """Score ``config.ckpt`` (or Darknet weights of ``config.model``), or time it with ``task=speed``; the figures on
+    the first process, else {}.
 
     Raises the errors of the parts: a checkpoint or weights that do not fit, data that cannot be read.
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
+    if config.task == EvalTask.speed and world.world_size > 1:
+        raise ConfigError("task=speed times one process. fix: start it without a launcher")
     out = open_folder(world, Path(config.out), "out") if config.out is not None else None
     annotations = open_split(config.data, "val", world)
-    if config.ckpt is not None:
-        model, names = model_from_checkpoint(load_checkpoint(Path(config.ckpt)))
-        numbered = [str(index) for index in range(len(annotations.names))]  # converted without names
-        if names not in (annotations.names, numbered):
-            raise ConfigError(
-                f"ckpt={config.ckpt} knows the classes {_short(names)}, data={config.data.name} has "
-                f"{_short(annotations.names)}. fix: evaluate on data with the checkpoint's classes, or convert weights "
-                "anew with names=<the data's .json>"
-            )
-    else:
+    model = load_model(config, annotations, world).to(world.device)
+    image_size = config.evaluate.image_size or image_size_of(model.cfg)
+    evaluator = Evaluator(annotations, config.evaluate, image_size, model, config.data, world)
+    if config.task == EvalTask.speed:
+        return time_stages(evaluator, model.eval(), config.evaluate.batch_size)
+    evaluation = evaluator(model)
+    if evaluation is None:
+        return {}
+    scores = evaluation.scores
+    curves = class_curves(evaluator.ground_truth, evaluation.detections)
+    for row, curve in zip(scores.per_class.values(), curves, strict=True):
+        row.update(curve.best() or dict.fromkeys(OPERATING_POINT, ABSENT))
+    print(format_table(scores), flush=True)
+    if out is not None:
+        write_json(out / "figures.json", scores.figures)
+        write_json(out / "per_class.json", scores.per_class)
+        write_json(out / "detections.json", to_coco_json(evaluation.detections, annotations.category_ids))
+        draw_class_curves(curves, annotations.names, out / "curves.png")
+    return scores.figures
+
+
+def load_model(config: EvalConfig, annotations: Annotations, world: World) -> Darknet:
+    """The network that ``config`` names. Raises ConfigError where it knows other classes than the data."""
+    if config.ckpt is None:
         model, note = build_model(config.model, len(annotations.names), whole=True)
         if world.is_main:
             print(note)
-    image_size = config.evaluate.image_size or image_size_of(model.cfg)
-    evaluator = Evaluator(annotations, config.evaluate, image_size, model, config.data, world)
-    result = evaluator(model.to(world.device))
-    if result is None:
-        return {}
-    print(format_table(result.scores), flush=True)
-    if out is not None:
-        (out / "figures.json").write_text(json.dumps(result.scores.figures, indent=1) + "\n")
-        (out / "per_class.json").write_text(json.dumps(result.scores.per_class, indent=1) + "\n")
-    return result.scores.figures
+        return model
+    model, names = model_from_checkpoint(load_checkpoint(Path(config.ckpt)))
+    numbered = [str(index) for index in range(len(annotations.names))]  # converted without names
+    if names not in (annotations.names, numbered):
+        raise ConfigError(
+            f"ckpt={config.ckpt} knows the classes {_short(names)}, data={config.data.name} has "
+            f"{_short(annotations.names)}. fix: evaluate on data with the checkpoint's classes, or convert weights "
+            "anew with names=<the data's .json>"
+        )
+    return model
 
 
 @dataclass(frozen=True)
@@ -119,27 +143,9 @@ class Evaluator:
                 f"evaluate.image_size={image_size} is no multiple of the network's largest stride "
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
-        self.world, self.lines, self.clip = world, lines, config.clip
-        batches = eval_batches(
-            annotations.sizes,
-            image_size,
-            config.batch_size,
-            model.max_stride,
-            config.rect,
-            upscale=True,
-            resize=config.resize,
-        )
-        sampler = EvalBatchSampler(batches, world.rank, world.world_size)
-        dataset = EvalDataset(annotations, open_images(annotations, data, world), True, config.resize)
-        self.num_images = sum(len(batch) for batch in sampler)
-        self.loader = make_loader(dataset, sampler, data.workers, world.device.type == "cuda")
-        self.postprocess = Postprocess(
-            model.heads,
-            confidence=config.confidence,
-            nms_iou=config.nms_iou,
-            max_detections=config.max_detections,
-            multi_label=config.multi_label,
-        )
+        self.world, self.lines, self.config = world, lines, config
+        self.image_size, self.stride = image_size, model.max_stride
+        assert len(annotations.names) <= MAX_CLASSES, "classes travel in two bytes"
         self.ground_truth = GroundTruth(
             image_ids=annotations.image_ids,
             sizes=annotations.sizes,
@@ -150,25 +156,66 @@ class Evaluator:
             areas=annotations.areas,
             names=annotations.names,
         )
+        sampler = EvalBatchSampler(self.batches(config.batch_size), world.rank, world.world_size)
+        images = open_images(annotations, data, world)
+        self.dataset = EvalDataset(annotations, images, config.upscale, config.resize)
+        self.num_images = sum(len(batch) for batch in sampler)
+        self.loader = make_loader(self.dataset, sampler, data.workers, world.device.type == "cuda")
+        self.postprocess = Postprocess(
+            model.heads,
+            confidence=config.confidence,
+            nms_iou=config.nms_iou,
+            max_detections=config.max_detections,
+            multi_label=config.multi_label,
+            merge=config.merge_nms,
+        )
+
+    def batches(self, batch_size: int) -> list[list[Request]]:
+        """All images in batches of at most ``batch_size``, each of one shape."""
+        config = self.config
+        return eval_batches(
+            self.ground_truth.sizes,
+            self.image_size,
+            batch_size,
+            self.stride,
+            config.rect,
+            upscale=config.upscale,
+            pad=config.rect_pad,
+            resize=config.resize,
+        )
 
     def __call__(self, model: torch.nn.Module) -> Evaluation | None:
         """Scores of ``model`` on the first process, None on the others."""
         progress = Progress(self.num_images, "evaluate", self.world.is_main, self.lines)
         found = detect(model, self.loader, self.postprocess, self.to_original, self.world.device, progress)
-        found["image_id"] = self.ground_truth.image_ids[found["image_id"]]
-        gathered = gather_arrays(found)
+        gathered = gather_arrays(pack(found))
         if gathered is None:
             return None
-        detections = np.concatenate(gathered)
-        return Evaluation(score(self.ground_truth, detections), detections)
+        detections = unpack(np.concatenate(gathered), self.ground_truth.image_ids)
+        return Evaluation(score(self.ground_truth, detections, self.config.backend), detections)
 
     def to_original(self, batch: Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
         """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels."""
         boxes = Letterbox(*batch.letterboxes[i].tolist()).to_original(boxes_xyxy)
-        if not self.clip:
-            return boxes
-        height, width = self.ground_truth.sizes[int(batch.indices[i])].tolist()
-        return cut_at_edges(boxes, (height, width))
+        if self.config.clip:
+            height, width = self.ground_truth.sizes[int(batch.indices[i])].tolist()
+            boxes = cut_at_edges(boxes, (height, width))
+        return np.rint(boxes) if self.config.round_boxes else boxes
+
+
+def time_stages(evaluator: Evaluator, model: torch.nn.Module, batch_size: int) -> dict[str, float]:
+    """Print and return ms an image for preprocessing, network and suppression, one image at a time and in batches."""
+    device = evaluator.world.device
+
+    def prepare(requests: list[Request]) -> Tensor:
+        return evaluator.dataset.__getitems__(requests).to(device).network_input()
+
+    figures: dict[str, float] = {}
+    for size in sorted({1, batch_size}):
+        speed = measure_speed(evaluator.batches(size), prepare, model, evaluator.postprocess, device)
+        print(speed.line(), flush=True)
+        figures |= {f"{stage}_ms_batch{size}": value for stage, value in speed.milliseconds.items()}
+    return figures
 
 
 def open_split(config: DataConfig, split: str, world: World) -> Annotations:

@@ -32,6 +32,7 @@ from train_utils.distributed import (
     strip_local_rank,
 )
 from train_utils.errors import DistributedError, TrainError
+from train_utils.run_folder import find_run
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
@@ -128,8 +129,15 @@ def to_plain(
 def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """With ``resume=<run folder>`` the configuration of that run, but for what the command line names; else ``given``.
 
-    Raises ConfigError where the folder holds no run.
+    ``resume=auto`` stands for the folder of ``run_dir``, of the SLURM job, or the newest one of this name; where that
+    holds no checkpoint yet, a run begins. Raises ConfigError where a folder holds no run.
     """
+    if given.get("resume") == "auto":
+        found = find_run(given["name"], given["run_dir"])
+        given = given | {"resume": str(found) if found else None, "run_dir": None if found else given["run_dir"]}
+        named = [key for key in named if key not in ("resume", "run_dir")]
+        if found is None:
+            return given
     if given.get("resume") is None or "experiment" in named or "run_dir" in named:
         return given  # resume with run_dir is refused by the schema
     path = Path(given["resume"]) / "config.yaml"
@@ -142,7 +150,7 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     for key in named:
         # A group replaces its section: another choice may have other keys.
         OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), merge=False, force_add=True)
-    saved.run_dir = None
+    saved.run_dir, saved.resume = None, given["resume"]
     return _to_dictionary(saved)
 
 

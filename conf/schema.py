@@ -13,6 +13,7 @@ from typing import Any
 from data import AugmentConfig, DataConfig, OnError, Resize
 from models import DarknetLossConfig, LossConfig, LossSection
 from models.export_files import OPSETS
+from train_utils.coco_backends import choose_backend
 from train_utils.optim import OptimConfig
 
 
@@ -27,13 +28,25 @@ class Device(StrEnum):
 class Precision(StrEnum):
     """Number format of the forward pass in training; weights, loss and evaluation stay float32.
 
-    ``auto`` is bfloat16 where the hardware multiplies it natively, else float32.
+    ``auto`` is bfloat16 where the hardware multiplies it natively, else float32. ``float64`` holds for weights, loss
+    and evaluation too, to compare trainings to more digits.
     """
 
     auto = "auto"
     float32 = "float32"
+    float64 = "float64"
     bfloat16 = "bfloat16"
     float16 = "float16"
+
+
+class OnNonFinite(StrEnum):
+    """What to do when too many steps in a row had a loss or gradient that is not finite.
+
+    ``rollback`` takes weights and optimiser from the last checkpoint and goes on with the next images, once in a row.
+    """
+
+    stop = "stop"
+    rollback = "rollback"
 
 
 @dataclass
@@ -86,9 +99,17 @@ class TrainSection:
     cudnn_benchmark: bool
     deterministic: bool
     best_only: bool  # write checkpoints/best.pt only, not last.pt in every epoch
+    save_every_steps: int  # write last.pt within an epoch, too: after so many steps each time; 0: no such rule
+    save_every_minutes: float  # the same by the clock
+    max_nonfinite_steps: int  # so many steps in a row may be skipped because loss or gradient is not finite,
+    on_nonfinite: OnNonFinite  # what happens then
+    patience: int  # stop after so many epochs without a better AP; 0: never
     timeout_seconds: float  # how long a process waits for the others before it gives up
+    check_sync_every: int  # steps between comparisons of all processes' weights; 0: never
 
     def __post_init__(self) -> None:
+        if self.check_sync_every < 0:
+            raise ValueError(f"train.check_sync_every must be 0 or more steps, got {self.check_sync_every}")
         for key in ("epochs", "batch_size", "max_device_batch_size", "image_size"):
             if getattr(self, key) < 1:
                 raise ValueError(f"train.{key} must be 1 or more, got {getattr(self, key)}")
@@ -96,6 +117,9 @@ class TrainSection:
             raise ValueError(
                 f"train.device_batch_size must be 1 or more, or null to derive it, got {self.device_batch_size}"
             )
+        for key in ("save_every_steps", "save_every_minutes", "max_nonfinite_steps", "patience"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"train.{key} must be 0 or more, got {getattr(self, key)}")
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
             raise ValueError(f"train.multi_scale must be [low, high] with 0 < low <= high, got {self.multi_scale}")
         if not 0 <= self.repeat_threshold <= 1:
@@ -116,11 +140,16 @@ class EvaluateConfig:
     batch_size: int  # images in one forward pass of one process; figures do not depend on it
     resize: Resize  # letterbox: keep the aspect and pad; stretch: fill the square, as Darknet does
     rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into the square
+    rect_pad: float  # grey around that rectangle, in strides of the network over both sides together
+    upscale: bool  # the letterbox enlarges images that are smaller
     confidence: float  # detections at or below this score are dropped
     nms_iou: float
+    merge_nms: bool  # a box that stays becomes the mean of those that it suppresses and itself, weighted by score
     max_detections: int  # kept for each image
     multi_label: bool  # one box may be reported with several classes
     clip: bool  # cut boxes at the edges of their image
+    round_boxes: bool  # corners to whole pixels of the image
+    backend: str  # library that scores, a name of train_utils/coco_backends.py; auto: the fastest that is installed
     every: int  # epochs between evaluations in training; 0: only after the last
 
     def __post_init__(self) -> None:
@@ -132,6 +161,9 @@ class EvaluateConfig:
         for key in ("confidence", "nms_iou"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"evaluate.{key} must lie in 0..1, got {getattr(self, key)}")
+        if not 0 <= self.rect_pad <= 8:
+            raise ValueError(f"evaluate.rect_pad must lie in 0..8 strides, got {self.rect_pad}")
+        choose_backend(self.backend)  # here, since the end of an epoch is late to learn that a library is absent
         if self.every < 0:
             raise ValueError(f"evaluate.every must be 0 or more epochs, got {self.every}")
 
@@ -150,7 +182,8 @@ class TrainConfig:
 
     name: str  # first folder below runs/
     run_dir: str | None  # null: runs/<name>/<date_time>, or runs/<name>/slurm-<job id> under SLURM
-    resume: str | None  # run folder to continue
+    resume: str | None  # run folder to continue; auto: the one of run_dir, of the SLURM job or the newest of this name
+    resume_force: bool  # continue even where other options or data make it another training
     debug: bool  # show tracebacks of user errors too
     data: DataConfig
     model: ModelConfig
@@ -172,12 +205,20 @@ class TrainConfig:
 CHOICES: dict[str, dict[str, type]] = {"loss": {"yolov3": LossConfig, "darknet": DarknetLossConfig}}
 
 
+class EvalTask(StrEnum):
+    """What eval.py measures: ``score`` by COCO's figures, ``speed`` in ms an image."""
+
+    score = "score"
+    speed = "speed"
+
+
 @dataclass
 class EvalConfig:
     """Everything that eval.py reads; ``data`` and ``model`` come from the checkpoint where they are not given."""
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
-    out: str | None  # folder for the figures as JSON; null: print only
+    task: EvalTask
+    out: str | None  # folder for figures and detections as JSON, and a picture of the curves; null: print only
     device: Device
     timeout_seconds: float
     debug: bool

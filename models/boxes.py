@@ -18,6 +18,11 @@ class IouKind(StrEnum):
     ciou = "ciou"
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor in float32, or as it is in float64: the format in which losses are computed."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
     """(..., 4) centres and sizes to corners."""
     centre, size = boxes_cxcywh[..., :2], boxes_cxcywh[..., 2:]
@@ -38,14 +43,14 @@ def wh_iou(sizes1: Tensor, sizes2: Tensor) -> Tensor:
 
 
 def box_iou_aligned(boxes1_xyxy: Tensor, boxes2_xyxy: Tensor, kind: IouKind) -> Tensor:
-    """Overlap (...) of two tensors of boxes (..., 4), row by row, in float32; differentiable.
+    """Overlap (...) of two tensors of boxes (..., 4), row by row, in float32 or float64; differentiable.
 
     GIoU (Rezatofighi et al. 2019) takes off the part of the enclosing box that neither covers, DIoU (Zheng et al.
     2020) the squared distance of the centres over the squared diagonal of the enclosing box, CIoU also the
     difference of the aspect ratios. In CIoU the weight alpha is a constant for the gradient, as its authors define it.
     """
     # Half precision would lose EPS and, above 2048, whole pixels.
-    boxes1_xyxy, boxes2_xyxy = boxes1_xyxy.float(), boxes2_xyxy.float()
+    boxes1_xyxy, boxes2_xyxy = at_least_float32(boxes1_xyxy), at_least_float32(boxes2_xyxy)
     low1, high1 = boxes1_xyxy[..., :2], boxes1_xyxy[..., 2:]
     low2, high2 = boxes2_xyxy[..., :2], boxes2_xyxy[..., 2:]
     size1, size2 = high1 - low1, high2 - low2

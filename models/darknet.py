@@ -69,10 +69,13 @@ class Darknet(nn.Module):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Raw maps, (batch, anchors, rows, columns, 5 + classes) for each head in file order, nothing decoded.
 
-        images: float (batch, in_channels, height, width), RGB in 0..1; height and width multiples of max_stride. The
-        last dimension of a map is x, y, w, h, objectness, classes, all before any activation.
+        images: float (batch, in_channels, height, width), RGB in 0..1; height and width multiples of max_stride;
+        computed in float64 where that is the format of the weights. The last dimension of a map is x, y, w, h,
+        objectness, classes, all before any activation.
         """
         self._check_size(images.shape[-3], images.shape[-2], images.shape[-1])
+        if self.head_convolution(self.heads[0]).conv.weight.dtype == torch.float64:
+            images = images.double()
         maps: dict[int, Tensor] = {IMAGES: images}
         for index, layer in enumerate(self.layers):
             maps[index] = layer(*[maps[source] for source in self.sources[index]])

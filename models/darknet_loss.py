@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.assignment import Anchors, Positives, best_overlaps, merge_classes, positives_by_overlap, positives_by_shape
-from models.boxes import EPS, IouKind, box_iou_aligned, cxcywh_to_xyxy
+from models.boxes import EPS, IouKind, at_least_float32, box_iou_aligned, cxcywh_to_xyxy
 from models.decode import MAX_LOG_SIZE, box_sizes, cell_offsets, decode_boxes
 from models.heads import DarknetLossKeys, Head
 from models.loss import LossParts, LossSection
@@ -128,21 +128,21 @@ class DarknetLoss:
     def _head_terms(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Box, objectness and class term of one head, weighted, summed over the images."""
         keys = head.darknet_loss
-        boxes = decode_boxes(raw[..., :4].detach().float(), anchors.own, head).flatten(1, 3)
+        boxes = decode_boxes(at_least_float32(raw[..., :4].detach()), anchors.own, head).flatten(1, 3)
         overlaps = best_overlaps(boxes, targets)  # (batch, a * rows * columns)
         positives = positives_by_shape(targets, anchors, head.stride, raw.shape, keys.iou_thresh)
         if keys.truth_thresh < 1 and len(targets):
             more = positives_by_overlap(targets, boxes, overlaps, raw.shape, keys.truth_thresh)
             positives = positives.joined(more)
         weight, cells, _ = positives
-        predicted = raw[tuple(cells)].float()  # (p, 5 + classes)
+        predicted = at_least_float32(raw[tuple(cells)])  # (p, 5 + classes)
 
         recognised = raw[..., 5:].detach().amax(-1).float() > RECOGNISED
         left_out = recognised & (overlaps.view(raw.shape[:4]) > keys.ignore_thresh)
         objects = weight.new_zeros(raw.shape[:4])
         objects.view(-1).scatter_reduce_(0, cells.flat(raw.shape), weight, reduce="amax")
         counted = torch.maximum(objects, (~left_out).float())
-        objectness = (_cross_entropy(raw[..., 4].float(), objects) * counted).sum()
+        objectness = (_cross_entropy(at_least_float32(raw[..., 4]), objects) * counted).sum()
 
         classes, objects_there = merge_classes(cells.flat(raw.shape), weight, positives.targets[:, 1], head.num_classes)
         smoothed = classes * (1 - keys.label_smooth_eps) + keys.label_smooth_eps / 2

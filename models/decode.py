@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchvision.ops import nms  # type: ignore[import-untyped]
+from torchvision.ops import box_iou, nms  # type: ignore[import-untyped]
 
 from models.boxes import cxcywh_to_xyxy
 from models.heads import Head
@@ -66,6 +66,8 @@ class Postprocess:
     max_detections: the best ones of an image, over all classes.
     multi_label: one box may be a detection of several classes; otherwise of its best class only.
     candidates: the best-scored ones that enter non-maximum suppression; bounds its time, which no clock may do.
+    merge: a box that stays becomes the mean, weighted by score, of all candidates of its class that overlap it by more
+        than nms_iou, itself included.
     """
 
     heads: Sequence[Head]
@@ -74,6 +76,7 @@ class Postprocess:
     max_detections: int
     multi_label: bool
     candidates: int = 30000
+    merge: bool = False
 
     @torch.no_grad()
     def __call__(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
@@ -94,17 +97,32 @@ class Postprocess:
         best_first = scores[rows, classes].sort(descending=True, stable=True)
         order = best_first.indices[: self.candidates]
         rows, classes, values = rows[order], classes[order], best_first.values[: self.candidates]
-        kept = _nms_in_each_class(boxes_xyxy[rows], values, classes, self.nms_iou)[: self.max_detections]
-        return torch.cat((boxes_xyxy[rows[kept]], values[kept, None], classes[kept, None].float()), dim=1)
+        candidates = boxes_xyxy[rows]
+        kept = nms_in_each_class(candidates, values, classes, self.nms_iou)[: self.max_detections]
+        boxes = _merged(candidates, values, classes, kept, self.nms_iou) if self.merge else candidates[kept]
+        return torch.cat((boxes, values[kept, None], classes[kept, None].float()), dim=1)
 
 
-def _nms_in_each_class(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, iou: float) -> Tensor:
-    """Positions of the boxes that survive, ascending; the boxes must be sorted best first.
+def nms_in_each_class(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, iou: float) -> Tensor:
+    """Positions of the boxes (n, 4) that survive, ascending; they must be sorted by scores (n,), best first.
 
-    One run for each class that occurs. Moving the classes apart by an offset, to need one run only, is several times
-    slower on a CPU and rounds the corners.
+    One run for each class that occurs. Moving the classes apart by an offset, to need one run only, is twenty times
+    slower with many candidates (scripts/bench/evaluation.py) and rounds the corners.
     """
     by_class = classes.sort(stable=True).indices  # best first inside each class
-    groups = by_class.split(torch.bincount(classes).tolist())
-    kept = [group[nms(boxes_xyxy[group], scores[group], iou)] for group in groups if len(group)]
-    return torch.cat(kept).sort().values if kept else by_class
+    sizes = [size for size in torch.bincount(classes).tolist() if size]
+    if not sizes:
+        return by_class
+    columns = (by_class, boxes_xyxy[by_class], scores[by_class])  # gathered once, then only cut
+    groups = zip(*(column.split(sizes) for column in columns), strict=True)
+    kept = [positions[nms(boxes, values, iou)] for positions, boxes, values in groups]
+    return torch.cat(kept).sort().values
+
+
+def _merged(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, kept: Tensor, iou: float) -> Tensor:
+    """The boxes (k, 4) at the positions ``kept``, each the weighted mean that Postprocess describes."""
+    alike = (box_iou(boxes_xyxy[kept], boxes_xyxy) > iou) & (classes[kept, None] == classes)
+    alike[torch.arange(len(kept), device=kept.device), kept] = True  # also a box without area, whose overlap is 0 / 0
+    weights = alike * scores
+    means: Tensor = weights @ boxes_xyxy / weights.sum(1, keepdim=True)
+    return means

@@ -1,8 +1,9 @@
 """The YOLOv3-SPP loss: wh-IoU assignment, an IoU box term, objectness and class cross-entropies.
 
 Formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive): every anchor of every head whose
-shape fits a target is positive in the cell that holds the target's centre. All arithmetic is in float32 and shapes
-depend on the number of targets only: no boolean indexing, so a step on an accelerator never waits for the host.
+shape fits a target is positive in the cell that holds the target's centre. All arithmetic is in float32, or the
+float64 of the maps, and shapes depend on the number of targets only: no boolean indexing, so a step on an accelerator
+never waits for the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.assignment import Cells, centre_cells
-from models.boxes import IouKind, box_iou_aligned, cxcywh_to_xyxy, wh_iou
+from models.boxes import IouKind, at_least_float32, box_iou_aligned, cxcywh_to_xyxy, wh_iou
 from models.decode import box_sizes, cell_offsets
 from models.heads import Head
 
@@ -139,7 +140,7 @@ class YoloLoss:
         cells = centre_cells(targets, head.stride, raw.shape)
         corner = torch.cat((cells.column, cells.row), dim=1) * head.stride
         return _Assignment(
-            weight=(wh_iou(size, anchors) > self.config.anchor_iou).float(),
+            weight=(wh_iou(size, anchors) > self.config.anchor_iou).to(at_least_float32(raw).dtype),
             cells=cells,
             anchors=anchors,
             boxes_xyxy=cxcywh_to_xyxy(torch.cat((centre - corner, size), dim=1))[:, None],
@@ -151,7 +152,8 @@ class YoloLoss:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Box, objectness and class term of one head, without gains; `share` is the weight of one positive."""
         config = self.config
-        predicted = raw[tuple(assigned.cells)].float()  # (t, a, 5 + classes), one row for each pair, matched or not
+        # (t, a, 5 + classes), one row for each pair, matched or not
+        predicted = at_least_float32(raw[tuple(assigned.cells)])
         xy, wh, _, class_logits = predicted.split((2, 2, 1, head.num_classes), dim=-1)
         # Relative to the cell's corner, as the targets are: differences of large coordinates lose digits.
         centre = cell_offsets(xy, head) * head.stride
@@ -161,11 +163,12 @@ class YoloLoss:
 
         quality = 1 - objectness_ratio + objectness_ratio * iou.detach().clamp(min=0)
         targets = _objectness_targets(raw, assigned, quality)
-        objectness = self._cross_entropy(raw[..., 4].float(), targets, config.objectness_positive_weight).mean()
+        logits = at_least_float32(raw[..., 4])
+        objectness = self._cross_entropy(logits, targets, config.objectness_positive_weight).mean()
 
         # Also with one class: decoding multiplies by its probability, as Darknet does, so it must be learnt.
         wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
-        smoothed = wanted.float() * (1 - config.label_smoothing) + config.label_smoothing / 2
+        smoothed = wanted.to(class_logits.dtype) * (1 - config.label_smoothing) + config.label_smoothing / 2
         losses = self._cross_entropy(class_logits, smoothed.expand_as(class_logits), config.class_positive_weight)
         classification = (losses.mean(-1) * assigned.weight).sum() * share
         return box, objectness, classification

@@ -59,6 +59,8 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("data.root=a=b", "quote a value"),
         ("train.epochs", "write key=value"),
         ("model.width=0", "model.width must be above 0"),
+        ("evaluate.backend=coco", "evaluate.backend must be auto, hotcoco or faster-coco-eval or pycocotools"),
+        ("evaluate.rect_pad=-1", "evaluate.rect_pad must lie in 0..8 strides"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: str, said: str) -> None:

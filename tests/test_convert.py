@@ -271,7 +271,7 @@ def test_training_and_evaluation_with_converted_weights(command: Command, tmp_pa
         train(replace(config, resume="next0"))
     state = load_checkpoint(tmp_path / "next1" / "checkpoints" / "last.pt")
     assert model_from_checkpoint(state)[0].seen == 32
-    train(replace(config, resume="next1", train=replace(config.train, epochs=2)))
+    train(replace(config, resume="next1", resume_force=True, train=replace(config.train, epochs=2)))
     assert load_checkpoint(tmp_path / "next1" / "checkpoints" / "last.pt")["seen"] == 48, (
         "a resumed run goes on counting"
     )

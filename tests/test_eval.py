@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
-from conf.entry import compose
+import eval as program
+from conf.entry import ConfigError, compose
 from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
+from tests.test_train import assert_same
 from train import train
+from train_utils.checkpoint import load_last
+from train_utils.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS
+from train_utils.distributed import init_distributed_mode
+from train_utils.speed import STAGES
 
 
 @pytest.mark.slow
@@ -40,3 +51,111 @@ def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: 
         options = [*shapes, "model=yolov3-tiny", f"ckpt={tmp_path / 'run'}", "evaluate.image_size=64"]
         scored[protocol] = evaluate(compose("eval", EvalConfig, [*options, f"evaluate={protocol}"]))
     assert trained == scored["darknet"] != scored["coco"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options of eval.py for a network that was trained until it finds something, on pictures of several shapes."""
+    folder = tmp_path_factory.mktemp("trained")
+    shapes = ["data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0"]
+    shapes += ["data.shapes={train_images: 48, val_images: 11, image_size: 96, seed: 0}"]
+    ensure_shapes(folder / "shapes", ShapesConfig(train_images=48, val_images=11, image_size=96, seed=0))
+    small = ["model=yolov3-tiny", "model.width=0.125", "train.image_size=96", "train.batch_size=16", "train.epochs=20"]
+    run = [f"run_dir={folder / 'run'}", "logger.pictures=false", "evaluate.every=0", "augment=none", "optim.lr=0.02"]
+    train(compose("train", TrainConfig, [*shapes, *small, *run]))
+    return [*shapes, "model=yolov3-tiny", f"ckpt={folder / 'run'}", "device=cpu", "evaluate.image_size=96"]
+
+
+@pytest.mark.slow
+def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
+    trained: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = evaluate(compose("eval", EvalConfig, [*trained, f"out={tmp_path}"]))
+    said = capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "figures.json", "per_class.json", "detections.json", "curves.png",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "figures.json").read_text()) == figures and list(figures) == list(FIGURES)
+    assert figures["AP50"] > 0.02, "too little is found to test with"
+    folder = next(option for option in trained if option.startswith("data.root=")).partition("=")[2]
+    truth = COCO(next(Path(folder).rglob("*val*.json")))
+    evaluation = COCOeval(truth, truth.loadRes(str(tmp_path / "detections.json")), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    assert evaluation.stats.tolist() == list(figures.values())  # no tolerance
+
+    per_class = json.loads((tmp_path / "per_class.json").read_text())
+    for index, name in enumerate(per_class):
+        of_class = evaluation.eval["precision"][:, :, index, 0, 2]
+        assert per_class[name]["AP"] == of_class[of_class > -1].mean()
+        assert list(per_class[name]) == [*PER_CLASS, "images", "boxes", *OPERATING_POINT]
+    assert any(row["f1"] > 0 for row in per_class.values())
+    assert all(row["f1"] == ABSENT or row["threshold"] > 0.001 for row in per_class.values())
+    assert all(name in said for name in (*per_class, *FIGURES, *OPERATING_POINT)) and "scored by " in said
+
+
+@pytest.mark.slow
+def test_protocols_change_what_they_say(trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    scored = program.score
+
+    def seen(truth: object, detections: np.ndarray, backend: str) -> object:
+        found[protocol] = detections
+        return scored(truth, detections, backend)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(program, "score", seen)
+    for protocol in ("coco", "darknet", "ultralytics-archive", "wzmiaomiao"):
+        evaluate(compose("eval", EvalConfig, [*trained, f"evaluate={protocol}"]))
+    fractions = {name: np.abs(rows["box_xywh"] % 1).max(initial=0) for name, rows in found.items()}
+    assert fractions["wzmiaomiao"] == 0 and fractions["coco"] > 0
+    least = {name: rows["score"].min() for name, rows in found.items()}
+    assert least["wzmiaomiao"] > 0.01 > 0.001 < least["coco"] < 0.005 < least["darknet"]
+    per_image = {name: np.unique(rows["image_id"], return_counts=True)[1].max() for name, rows in found.items()}
+    assert per_image["coco"] <= 100 < per_image["ultralytics-archive"] <= 300
+
+
+@pytest.mark.slow
+def test_scores_depend_neither_on_batch_size_nor_workers_nor_library(trained: list[str]) -> None:
+    backends = ("auto", "pycocotools")
+    ways = [["evaluate.batch_size=1"], ["evaluate.batch_size=3", "data.workers=2"], ["evaluate.batch_size=64"]]
+    ways += [[f"evaluate.backend={backend}"] for backend in backends]
+    figures = [evaluate(compose("eval", EvalConfig, [*trained, *way])) for way in ways]
+    assert all(other == figures[0] for other in figures)
+
+
+@pytest.mark.slow
+def test_speed_of_each_stage(trained: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*trained, "task=speed", "evaluate.batch_size=4"]
+    milliseconds = evaluate(compose("eval", EvalConfig, options))
+    assert list(milliseconds) == [f"{stage}_ms_batch{size}" for size in (1, 4) for stage in STAGES]
+    assert all(value > 0 for value in milliseconds.values())
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[-2:]] == ["batch 1", "batch 4"]
+
+
+def test_speed_is_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = replace(init_distributed_mode("cpu", 60), world_size=2)
+    monkeypatch.setattr(program, "init_distributed_mode", lambda *_: world)
+    config = compose("eval", EvalConfig, ["data=shapes", "model=yolov3-tiny", "task=speed"])
+    with pytest.raises(ConfigError, match=r"task=speed times one process\. fix: "):
+        evaluate(config)
+
+
+@pytest.mark.slow
+def test_evaluation_does_not_touch_the_training(tmp_path: Path) -> None:
+    """Weights, average and optimiser of a run that is evaluated after every epoch, and of one that is not."""
+    shapes = ["data=shapes", f"data.root={tmp_path / 'shapes'}", f"data.index_dir={tmp_path / 'index'}"]
+    shapes += ["data.workers=0", "data.shapes={train_images: 18, val_images: 5, image_size: 64, seed: 0}"]
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0))
+    small = ["model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=8", "train.epochs=3"]
+    states = []
+    for every in (1, 0):
+        run = [f"run_dir={tmp_path / f'run{every}'}", "logger.pictures=false", f"evaluate.every={every}"]
+        train(compose("train", TrainConfig, [*shapes, *small, *run]))
+        states.append(load_last(tmp_path / f"run{every}")[0])
+        rows = (tmp_path / f"run{every}" / "metrics.csv").read_text().splitlines()
+        scored = [row.split(",")[rows[0].split(",").index("AP")] != "" for row in rows[1:]]
+        assert scored == [every == 1, every == 1, True]
+    for part in ("model", "ema", "ema_updates", "optimizer", "scheduler", "scaler", "step"):
+        assert_same(states[0][part], states[1][part], part)

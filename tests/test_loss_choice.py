@@ -121,7 +121,14 @@ def test_a_run_with_darknets_loss_trains_resumes_and_is_evaluated(tmp_path: Path
     train(composed(*options, "train.epochs=1", f"run_dir={run_dir}"))
     saved = OmegaConf.load(run_dir / "config.yaml")
     assert saved.loss.name == "darknet" and saved.loss.iou_normalizer is None
-    train(resumed(run_dir, ["train.epochs=2"], ["train.epochs"], (run_dir / "config.yaml").read_text()))
+    train(
+        resumed(
+            run_dir,
+            ["train.epochs=2", "resume_force=true"],
+            ["train.epochs", "resume_force"],
+            (run_dir / "config.yaml").read_text(),
+        )
+    )
     with (run_dir / "metrics.csv").open(newline="") as file:
         epochs = list(csv.DictReader(file))
     assert [row["epoch"] for row in epochs] == ["1", "2"] and all(float(row["loss_box"]) > 0 for row in epochs)

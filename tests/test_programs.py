@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 import os
 import subprocess
@@ -11,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from data import ShapesConfig, ensure_shapes
 from train import COLUMNS
@@ -95,18 +99,33 @@ def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes
 ) -> None:
     """Also on another number of threads: one process takes both cores, the launcher gives each process one."""
     last = rows(folder / "run" / "metrics.csv")[-1]
-    figures = []
+    saved = []
     for processes in (0, 2, 3):
         done = start(folder, "eval.py", "ckpt=run/checkpoints/last.pt", f"out=eval{processes}", processes=processes)
         assert done.code == 0, done.err
-        figures.append((folder / f"eval{processes}" / "figures.json").read_bytes())
-    assert figures[0] == figures[1] == figures[2]
-    assert json.loads(figures[0]) == {name: float(last[name]) for name in FIGURES}, "not what training measured"
+        saved.append(results(folder / f"eval{processes}"))
+    assert saved[0] == saved[1] == saved[2]
+    figures = json.loads(saved[0][0])
+    assert figures == {name: float(last[name]) for name in FIGURES}, "not what training measured"
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    done = start(elsewhere, "eval.py", "ckpt=../run/checkpoints/last.pt", "out=eval7", "evaluate.batch_size=7")
+    options = ["ckpt=../run/checkpoints/last.pt", "out=eval7", "evaluate.batch_size=7"]
+    done = start(elsewhere, "eval.py", *options)
     assert done.code == 0, done.err
-    assert (elsewhere / "eval7" / "figures.json").read_bytes() == figures[0], "depends on the folder or the batch size"
+    assert results(elsewhere / "eval7") == saved[0], "depends on the folder or the batch size"
+
+    with contextlib.redirect_stdout(io.StringIO()):  # plain pycocotools on the file
+        truth = COCO(next((folder / "shapes").rglob("*val*.json")))
+        evaluation = COCOeval(truth, truth.loadRes(str(folder / "eval3" / "detections.json")), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    assert evaluation.stats.tolist() == list(figures.values())  # no tolerance
+
+
+def results(out: Path) -> list[bytes]:
+    """What eval.py left, but for the picture."""
+    return [(out / f"{name}.json").read_bytes() for name in ("figures", "per_class", "detections")]
 
 
 def test_resume_needs_only_the_folder_and_goes_on_after_the_last_epoch(folder: Path, trained: Finished) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import train as program
 from conf.build import complete_from_checkpoint, model_from_checkpoint
 from conf.entry import compose, layered
 from conf.schema import EvalConfig, TrainConfig
@@ -22,9 +21,12 @@ from eval import evaluate
 from models import Darknet, ModelError, zoo_cfg
 from models.weights import weight_tensors
 from train import train
+from train_utils import checkpoint_writer
 from train_utils.checkpoint import load_checkpoint, load_last
 from train_utils.coco_eval import FIGURES
 from train_utils.errors import CheckpointError, TrainError
+from train_utils.run_state import read_run
+from train_utils.steps import StepDecisions
 
 
 @pytest.fixture(scope="module")
@@ -72,32 +74,91 @@ def assert_same(one: Any, other: Any, key: str = "state") -> None:
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, key
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, average, optimiser, schedule and counters after the last epoch, bit for bit, and the table of epochs."""
-    train(options(shapes, tmp_path / "whole"))
-    epochs_begun = []
-    whole_epoch = program.train_one_epoch
+def resumed(config: TrainConfig, run: Path, **more: Any) -> TrainConfig:
+    return replace(config, run_dir=None, resume=str(run), **more)
 
-    def dies_in_the_second_epoch(**arguments: Any) -> Any:
-        epochs_begun.append(arguments["step"])
-        if len(epochs_begun) == 2:
+
+def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Let every process end when it has made so many steps and their checkpoint is written."""
+    decide = StepDecisions.decide
+
+    def dies(self: StepDecisions, finite: bool, steps_done: int) -> Any:
+        if steps_done > steps:
             raise TrainError("power cut")
-        return whole_epoch(**arguments)
+        return decide(self, finite, steps_done)
 
-    monkeypatch.setattr(program, "train_one_epoch", dies_in_the_second_epoch)
-    with pytest.raises(TrainError, match="power cut"):
-        train(options(shapes, tmp_path / "cut"))
-    assert len(rows(tmp_path / "cut")) == 1
-    monkeypatch.setattr(program, "train_one_epoch", whole_epoch)
-    train(replace(options(shapes, tmp_path / "cut"), run_dir=None, resume=str(tmp_path / "cut")))
+    monkeypatch.setattr(StepDecisions, "decide", dies)
 
-    whole, resumed = (load_last(tmp_path / name)[0] for name in ("whole", "cut"))
-    for part in ("model", "ema", "ema_updates", "optimizer", "scheduler", "scaler", "epoch", "step", "best", "figures"):
-        assert_same(whole[part], resumed[part], part)
-    columns = [name for name in program.COLUMNS if name not in ("seconds", "images_per_second")]
-    assert [[row[c] for c in columns] for row in rows(tmp_path / "whole")] == [
-        [row[c] for c in columns] for row in rows(tmp_path / "cut")
-    ]
+
+def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut after every step, also the last of an epoch: all that a checkpoint holds, and the table, bit for bit."""
+    often = ["train.save_every_steps=1", "train.epochs=2", "logger.pictures=false", "train.multi_scale=[0.5,1.5]"]
+    whole = options(shapes, tmp_path / "whole", *often)
+    train(whole)
+    expected = load_last(tmp_path / "whole")[0]
+    for step in (1, 2, 3):
+        run = tmp_path / f"cut{step}"
+        config = options(shapes, run, *often)
+        with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
+            die_after(patch, step)
+            train(config)
+        assert read_run(run)[0]["step"] == step
+        torch.manual_seed(step)  # what generators did in the meantime must not matter
+        train(resumed(config, run))
+        found = load_last(run)[0]
+        for part in set(expected) - {"config"}:
+            assert_same(expected[part], found[part], part)
+        assert (run / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
+
+
+def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = options(shapes, run, "train.epochs=1", "logger.pictures=false")
+    train(config)
+    other = resumed(config, run, train=replace(config.train, epochs=2, device_batch_size=8, seed=3, timeout_seconds=9))
+    with pytest.raises(CheckpointError) as refused:
+        train(other)
+    for text in ("train.epochs: 1 -> 2", "train.seed: 0 -> 3", "one forward pass over all processes: 4 -> 8", "fix:"):
+        assert text in str(refused.value)
+    assert "timeout" not in str(refused.value), "that option has no say in the weights"
+    train(replace(other, resume_force=True))
+    assert load_last(run)[0]["epoch"] == 2
+    log = (run / "train.log").read_text()
+    assert "changed: train.timeout_seconds: 1800.0 -> 9" in log and "changed: train.epochs: 1 -> 2" in log
+
+
+def test_patience_ends_a_training_that_does_not_get_better(shapes: Path, tmp_path: Path) -> None:
+    still = ["optim.lr=1e-9", "optim.burn_in_bias_lr=0", "optim.ema_decay=0", "model.freeze=22", "train.patience=2"]
+    train(options(shapes, tmp_path / "run", "train.epochs=9", "logger.pictures=false", *still))
+    state = load_last(tmp_path / "run")[0]
+    assert state["epoch"] == state["best_epoch"] + 2 < 9
+
+
+def test_a_full_disk_does_not_end_a_training(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint of step 2 fails; the file of step 1 stays until a later one succeeds."""
+    write, calls = checkpoint_writer.save_checkpoint, []
+
+    def fails_once(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
+        calls.append(state["step"])
+        if len(calls) == 2:
+            assert load_last(tmp_path / "run")[0]["step"] == 1
+            raise CheckpointError(f"cannot write {path}: No space left on device")
+        write(path, state, keep_previous)
+
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", fails_once)
+    train(options(shapes, tmp_path / "run", "train.epochs=2", "train.save_every_steps=1", "logger.pictures=false"))
+    assert calls[:3] == [1, 2, 2] and load_last(tmp_path / "run")[0]["step"] == 4
+    assert "No space left on device. Training goes on with the checkpoint before" in capsys.readouterr().out
+
+
+def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> None:
+    for every in (0, 1):
+        train(options(shapes, tmp_path / str(every), f"evaluate.every={every}", "logger.pictures=false"))
+    one, other = (load_last(tmp_path / name)[0] for name in ("0", "1"))
+    for part in ("model", "ema", "optimizer", "scheduler", "rng", "seen"):
+        assert_same(one[part], other[part], part)
 
 
 def test_a_run_folder_is_not_trained_into_twice(shapes: Path, tmp_path: Path) -> None:
@@ -107,7 +168,7 @@ def test_a_run_folder_is_not_trained_into_twice(shapes: Path, tmp_path: Path) ->
         train(config)
     with pytest.raises(CheckpointError, match="network differs"):
         other = options(shapes, tmp_path / "run", "model.width=0.25")
-        train(replace(other, run_dir=None, resume=str(tmp_path / "run")))
+        train(resumed(other, tmp_path / "run"))
     assert "width: 0.125" in (tmp_path / "run" / "config.yaml").read_text(), "a refused resume changed the folder"
 
 
@@ -133,7 +194,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     assert [row["AP"] != "" for row in table] == [False, False, True], "evaluated after the last epoch only"
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"best.pt"}
     assert len({shape[-2:] for shape in seen}) > 1 and seen[0][-2:] == (96, 96), "largest size first"
-    longer = replace(config, run_dir=None, resume=str(tmp_path / "run"), train=replace(config.train, epochs=4))
+    longer = resumed(config, tmp_path / "run", train=replace(config.train, epochs=4), resume_force=True)
     train(longer)
     torch.use_deterministic_algorithms(False)
     assert [row["epoch"] for row in rows(tmp_path / "run")] == ["1", "2", "3", "4"], "best.pt did not serve to go on"
@@ -152,7 +213,14 @@ def test_evaluation_needs_nothing_but_the_checkpoint(
 ) -> None:
     figures = train(options(shapes, tmp_path / "run", "train.epochs=1"))
     monkeypatch.chdir(tmp_path)
-    base = {"ckpt": str(tmp_path / "run"), "out": "out", "device": "auto", "timeout_seconds": 60, "debug": False}
+    base = {
+        "ckpt": str(tmp_path / "run"),
+        "task": "score",
+        "out": "out",
+        "device": "auto",
+        "timeout_seconds": 60,
+        "debug": False,
+    }
     given = base | {"evaluate": vars(options(shapes, tmp_path / "x").evaluate)}
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), complete_from_checkpoint(given, [])))
     assert isinstance(config, EvalConfig)

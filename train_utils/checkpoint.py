@@ -51,6 +51,15 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
         ) from error
 
 
+def plain_copy(state: dict[str, Any]) -> dict[str, Any]:
+    """``state`` as ``save_checkpoint`` takes it, on the CPU, sharing no memory with what training goes on to change.
+
+    Raises CheckpointError naming the entry that is not plain data.
+    """
+    copy: dict[str, Any] = _to_plain(state, "state", copied=True)
+    return copy
+
+
 def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     """The state in the file ``path``, or in ``checkpoints/<which>.pt`` of the run folder ``path``; tensors on the CPU.
 
@@ -93,19 +102,21 @@ def previous_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
-def _to_plain(value: Any, key: str) -> Any:
-    """A copy of plain data with tensors detached, on the CPU, contiguous and without unused storage behind them."""
+def _to_plain(value: Any, key: str, copied: bool = False) -> Any:
+    """Plain data with tensors detached, on the CPU, contiguous and without unused storage behind them."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu().contiguous()
         # A view would take its whole storage into the file.
-        return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+        shared = tensor.data_ptr() == value.data_ptr()
+        return tensor.clone() if not whole or (copied and shared) else tensor
     if isinstance(value, dict):
         for name in value:
             if type(name) not in (str, int):
                 raise CheckpointError(f"{key} has a key of type {type(name).__name__}. fix: use str or int")
-        return {name: _to_plain(entry, f"{key}.{name}") for name, entry in value.items()}
+        return {name: _to_plain(entry, f"{key}.{name}", copied) for name, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_to_plain(entry, f"{key}[{index}]") for index, entry in enumerate(value))
+        return type(value)(_to_plain(entry, f"{key}[{index}]", copied) for index, entry in enumerate(value))
     # Exact types: a subclass, such as an enum of strings, would need its class when the file is read.
     if value is None or type(value) in (bool, int, float, str):
         return value

@@ -7,30 +7,48 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from train_utils.sync_batchnorm import GlobalBatchNorm2d, Stack
 from train_utils.world import World
 
 
-def convert_sync_batchnorm(model: nn.Module, world: World) -> tuple[nn.Module, str | None]:
-    """The model with batch-norm statistics over all processes, or unchanged and one line that says why.
-
-    To be called before ``wrap_ddp``.
-    """
+def convert_sync_batchnorm(model: nn.Module, world: World, stack_over_ranks: Stack) -> nn.Module:
+    """The model, changed in place, with batch-norm statistics over all processes: torch's SyncBatchNorm on CUDA, which
+    exists there only, else GlobalBatchNorm2d with ``stack_over_ranks``. Names and state dict stay as they are."""
     if world.world_size == 1:
-        return model, None
-    if world.device.type != "cuda":
-        return model, "train.sync_bn: torch has SyncBatchNorm on CUDA only; each process uses its own batch statistics"
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model), None
+        return model
+    if world.device.type == "cuda":
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return converted
+    if type(model) is nn.BatchNorm2d:
+        return GlobalBatchNorm2d(model, stack_over_ranks)
+    for name, child in model.named_children():
+        setattr(model, name, convert_sync_batchnorm(child, world, stack_over_ranks))
+    return model
+
+
+def own_statistics(model: nn.Module) -> set[str]:
+    """Names of the buffers that each process measures on its own images: none after ``convert_sync_batchnorm``."""
+    return {
+        f"{name}.{buffer}"
+        for name, module in model.named_modules()
+        if type(module) is nn.BatchNorm2d and module.training
+        for buffer in ("running_mean", "running_var")
+    }
 
 
 def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
     """The model with gradients averaged over all processes."""
     if world.world_size == 1:
         return model
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,  # saves one copy of the gradients
     )
+    # Buffers are made equal once, above. Synchronised statistics stay so by themselves; others play no part in
+    # training, and those of rank 0 are kept. (As an argument this would also leave out the first time.)
+    wrapped.broadcast_buffers = False
+    return wrapped
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -18,16 +18,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from train_utils import launch_environment, store
-from train_utils.data_parallel import convert_sync_batchnorm, no_sync, unwrap, wrap_ddp
+from train_utils import data_parallel, launch_environment, store
+from train_utils.data_parallel import no_sync, unwrap, wrap_ddp
 from train_utils.errors import DistributedError
 from train_utils.launch_environment import Launch, strip_local_rank
 from train_utils.world import World
 
 __all__ = [
     "World", "barrier", "broadcast_module", "broadcast_text", "convert_sync_batchnorm", "environment_rank",
-    "environment_world_size", "gather_arrays", "init_distributed_mode", "no_sync", "should_report_error",
-    "shutdown", "slurm_job_name", "strip_local_rank", "sum_over_ranks",
+    "environment_world_size", "gather_arrays", "init_distributed_mode", "max_over_ranks", "no_sync",
+    "should_report_error", "shutdown", "slurm_job_name", "stack_over_ranks", "strip_local_rank", "sum_over_ranks",
     "torch_distributed_zero_first", "unwrap", "wrap_ddp",
 ]  # fmt: skip
 
@@ -139,6 +139,29 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     total = tensor.detach().clone()
     dist.all_reduce(total)
     return total
+
+
+def max_over_ranks(values: list[int]) -> list[int]:
+    """The largest of each value over all processes, exchanged on the CPU."""
+    if not dist.is_initialized():
+        return [int(value) for value in values]
+    largest = torch.tensor(values, dtype=torch.int64)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return [int(value) for value in largest]
+
+
+def stack_over_ranks(tensor: Tensor) -> Tensor:
+    """``tensor`` (same shape and dtype everywhere) of all processes in the order of their ranks: (ranks, *shape)."""
+    if not dist.is_initialized():
+        return tensor[None]
+    stacked = tensor.new_empty(dist.get_world_size() * tensor.numel())  # gloo knows no further dimension
+    dist.all_gather_into_tensor(stacked, tensor.flatten())
+    return stacked.view(-1, *tensor.shape)
+
+
+def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:
+    """The model, changed in place, with batch-norm statistics over all processes; to be called before ``wrap_ddp``."""
+    return data_parallel.convert_sync_batchnorm(model, world, stack_over_ranks)
 
 
 def broadcast_text(text: str | None) -> str:

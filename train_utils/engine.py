@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from train_utils.coco_eval import Detections, make_detections
-from train_utils.distributed import World, no_sync, sum_over_ranks, unwrap
-from train_utils.errors import TrainError
+from train_utils.distributed import World, no_sync, sum_over_ranks
 from train_utils.log import Progress
-from train_utils.optim import Schedule, WeightAverage
+from train_utils.nonfinite import NonFiniteGuard
+from train_utils.optim import Schedule
+from train_utils.run_state import LOSS_NAMES, RunState
+from train_utils.steps import StepDecisions
+from train_utils.sync_guard import check_in_sync
 
 
 class NetworkInput(Protocol):
@@ -38,17 +42,34 @@ class ImageBatch(NetworkInput, Protocol):
 
 BatchType = TypeVar("BatchType", bound=ImageBatch)
 InputType = TypeVar("InputType", bound=NetworkInput)
-LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 
 
 class EpochResult(NamedTuple):
-    """What one epoch of training gave."""
+    """What one epoch of training gave, or the part of it until a stop."""
 
-    step: int  # optimiser steps made since the start of training
     lr: float  # of the convolution weights, at the last step
     losses: dict[str, float]  # means over the epoch and all ranks, by LOSS_NAMES
-    seconds: float
     images_per_second: float
+    waiting: float  # share of the time that this process waited for batches
+    stopped_by: signal.Signals | None
+
+
+class Waiting(Generic[BatchType]):
+    """Passes batches on and counts the seconds that they were waited for."""
+
+    def __init__(self, loader: Iterable[BatchType]) -> None:
+        self._loader = loader
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[BatchType]:
+        batches = iter(self._loader)
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
 
 
 def train_one_epoch(
@@ -56,81 +77,147 @@ def train_one_epoch(
     model: nn.Module,
     loss: Callable[..., Any],
     loader: Iterable[ImageBatch],
-    optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
-    scaler: torch.amp.GradScaler,
-    average: WeightAverage,
+    state: RunState,
     schedule: Schedule,
     world: World,
     accumulate: int,
-    step: int,
     autocast_dtype: torch.dtype | None,
     to_input: Callable[[Any], Tensor],
     progress: Progress,
+    guard: NonFiniteGuard,
+    decisions: StepDecisions,
+    save: Callable[[], None],
+    check_sync_every: int,
 ) -> EpochResult:
-    """Train over one pass of ``loader``, ``accumulate`` micro-batches to an optimiser step, from step ``step`` on.
+    """Train over what ``loader`` has left of an epoch, ``accumulate`` micro-batches to an optimiser step.
 
-    ``to_input`` makes of a batch on its device the floats that the network takes. The update is that of the mean loss
-    over the step's global batch, whatever the number of processes. Raises TrainError when the loss is not finite.
+    ``model`` is ``state.model``, wrapped or not; ``to_input`` makes of a batch on its device the floats that the
+    network takes. The update is that of the mean loss over the step's global batch, whatever the number of processes.
+    A step with a loss or gradient that is not finite changes nothing (see ``guard``). ``save`` is called where
+    ``decisions`` say so, on all processes. Every ``check_sync_every`` steps (0: never) they compare what they train.
+    Raises TrainError when that differs, or ``guard`` gives up.
     """
     model.train()
-    plain_model = unwrap(model)
+    optimizer, scaler = state.optimizer, state.scaler
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    sums = torch.zeros(len(LOSS_NAMES), dtype=torch.float64, device=world.device)
-    images_seen, micro_batches, started = 0, 0, time.perf_counter()
-    lr = optimizer.param_groups[0]["lr"]
-    for micro_batch, batch in enumerate(loader):
-        batch = batch.to(world.device, non_blocking=True)
-        images = to_input(batch)
-        last_of_step = (micro_batch + 1) % accumulate == 0
-        schedule.apply(optimizer, step)
-        with no_sync(model, last_of_step):
-            with torch.autocast(world.device.type, autocast_dtype, enabled=autocast_dtype is not None):
-                raw_maps = model(images)
+    images_done, started = 0, time.perf_counter()
+    waiting = Waiting(loader)
+    step_sums = torch.zeros_like(state.loss_sums)
+    batches: list[ImageBatch] = []
+    stopped_by = None
+
+    def forward(network: nn.Module, batch: ImageBatch) -> list[Tensor]:
+        with torch.autocast(world.device.type, autocast_dtype, enabled=autocast_dtype is not None):
+            maps: list[Tensor] = network(to_input(batch))
+        return maps
+
+    for micro_batch, on_host in enumerate(waiting, start=1):
+        if not batches:
+            guard.begin_step(state.model)
+            schedule.apply(optimizer, state.step)
+        batch = on_host.to(world.device, non_blocking=True)
+        batches.append(batch)
+        with no_sync(model, len(batches) == accumulate):
             parts = loss(
-                raw_maps,
+                forward(model, batch),
                 batch.targets,
-                objectness_ratio=schedule.burn_in(step),
+                objectness_ratio=schedule.burn_in(state.step),
                 sum_over_ranks=sum_over_ranks,
                 world_size=world.world_size,
             )
             scaler.scale(parts.total / accumulate).backward()
-        sums += torch.stack([part.detach().double() for part in parts])
-        images_seen += len(batch.indices) * world.world_size
-        micro_batches += 1
-        if last_of_step:
+        step_sums += torch.stack([part.detach().double() for part in parts])
+        images_done += len(batch.indices) * world.world_size
+        if len(batches) < accumulate:
+            continue
+        norm, finite = gradient_norm(parameters, step_sums, state, schedule.config.clip_norm is not None)
+        decision = decisions.decide(finite, state.step + 1)
+        if decision.skip:
+            losses = dict(zip(LOSS_NAMES, (step_sums / accumulate).tolist(), strict=True))
+            guard.skip(state.model, state.step, batches, losses, lambda batch: forward(state.model, batch))
+        else:
+            guard.good()
             if schedule.config.clip_norm is not None:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(parameters, schedule.config.clip_norm)
+                nn.utils.clip_grads_with_norm_(parameters, schedule.config.clip_norm, norm)
             scaler.step(optimizer)
             scaler.update()
-            optimizer.zero_grad(set_to_none=True)
-            average.update(plain_model)
-            lr = optimizer.param_groups[0]["lr"]
-            scheduler.step()
-            step += 1
-        if progress.due(micro_batch + 1):
-            means = _finite((sums / micro_batches).tolist(), step)
-            progress.show(
-                micro_batch + 1,
-                **dict(zip(LOSS_NAMES, means, strict=True)),
-                lr=lr,
-                images_per_second=images_seen / (time.perf_counter() - started),
-            )
-    means = _finite((sum_over_ranks(sums) / (micro_batches * world.world_size)).tolist(), step)
+            state.average.update(state.model)
+            state.loss_sums += step_sums / accumulate
+            state.loss_steps += 1
+        optimizer.zero_grad(set_to_none=True)
+        lr = optimizer.param_groups[0]["lr"]
+        state.scheduler.step()
+        state.step += 1
+        state.seen += world.world_size * sum(len(batch.indices) for batch in batches)
+        step_sums.zero_()
+        batches.clear()
+        check_in_sync(state.model, world, state.step, lr, check_sync_every)
+        if decision.save or decision.stop:
+            save()
+            decisions.saved()
+        if decision.stop:
+            stopped_by = decision.stop
+            break
+        if progress.due(micro_batch):
+            seconds = time.perf_counter() - started
+            progress.show(micro_batch, **_means(state, 1), lr=lr, images_per_second=images_done / seconds)
     seconds = time.perf_counter() - started
     progress.close()
-    return EpochResult(step, lr, dict(zip(LOSS_NAMES, means, strict=True)), seconds, images_seen / seconds)
+    # Not the optimiser's: where a run goes on behind the last step of an epoch, that is the next one's already.
+    lr = schedule.config.lr * schedule.weight_lr_factor(max(0, state.step - 1))
+    return EpochResult(
+        lr, _means(state, world.world_size), images_done / seconds, waiting.seconds / seconds, stopped_by
+    )
 
 
-def _finite(losses: list[float], step: int) -> list[float]:
-    if not np.isfinite(losses).all():
-        named = ", ".join(f"{name} {value:.4g}" for name, value in zip(LOSS_NAMES, losses, strict=True))
-        raise TrainError(
-            f"the loss is no longer finite at step {step} ({named}). fix: a lower optim.lr, a longer "
-            "optim.burn_in_epochs, optim.clip_norm=10, or train.precision=float32"
-        )
-    return losses
+def rehearse(
+    model: nn.Module,
+    loss: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    side: int,
+    world: World,
+    autocast_dtype: torch.dtype | None,
+) -> None:
+    """One pass whose result is thrown away, in front of a resumed run: its state is to be loaded afterwards.
+
+    DDP puts gradients in other buckets after its first backward pass. With three or more processes it then adds in
+    another order, so a run that goes on must have made that pass too, to be the same run to the last bit.
+    """
+    if world.world_size == 1:
+        return
+    model.train()
+    parameter = next(model.parameters())
+    images = torch.zeros(2, 3, side, side, device=world.device, dtype=parameter.dtype)
+    targets = torch.tensor([[0, 0, side / 2, side / 2, side / 2, side / 2]], device=world.device)
+    with torch.autocast(world.device.type, autocast_dtype, enabled=autocast_dtype is not None):
+        raw_maps = model(images)
+    parts = loss(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=sum_over_ranks, world_size=world.world_size)
+    parts.total.backward()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def gradient_norm(
+    parameters: Sequence[nn.Parameter], losses: Tensor, state: RunState, unscaled: bool
+) -> tuple[Tensor, bool]:
+    """The norm of all gradients together, and whether it and this process's ``losses`` are finite.
+
+    Gradients are the same on all ranks, losses are not. With a scaler, which skips steps with overflown gradients by
+    itself, only the losses count; ``unscaled`` takes its factor out of the gradients first.
+    """
+    if unscaled:
+        state.scaler.unscale_(state.optimizer)
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    finite = losses.isfinite().all()
+    if not state.scaler.is_enabled():
+        finite = finite & norm.isfinite()
+    return norm, bool(finite)  # waits for the device
+
+
+def _means(state: RunState, world_size: int) -> dict[str, float]:
+    """Mean losses of the epoch so far; over all processes where ``world_size`` is theirs, else of this one."""
+    sums = sum_over_ranks(state.loss_sums) if world_size > 1 else state.loss_sums
+    means = sums / max(1, state.loss_steps * world_size)
+    return dict(zip(LOSS_NAMES, means.tolist(), strict=True))
 
 
 @torch.inference_mode()

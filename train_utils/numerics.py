@@ -18,17 +18,22 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The dtype that the forward pass of training is autocast to; None is plain float32.
+    """The dtype that the forward pass of training is autocast to; None is that of the weights.
 
-    ``precision`` is ``float32``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 where the hardware multiplies it
-    natively (elsewhere it is emulated, slower than float32), else float32. Raises TrainError for float16 on a CPU,
-    whose gradients would need a loss scale that torch supports on CUDA only.
+    ``precision`` is ``float32``, ``float64``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 where the hardware
+    multiplies it natively (elsewhere it is emulated, slower than float32), else float32. Raises TrainError for float16
+    on a CPU, whose gradients would need a loss scale that torch supports on CUDA only.
     """
     if precision == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else None
     if precision == "float16" and device.type == "cpu":
         raise TrainError("train.precision=float16 needs a GPU. fix: train.precision=bfloat16 or float32")
     return DTYPES.get(precision)
+
+
+def weights_dtype(precision: str) -> torch.dtype:
+    """The dtype of weights, gradients and loss in training: float32, but for ``precision`` ``float64``."""
+    return torch.float64 if precision == "float64" else torch.float32
 
 
 def has_native_bfloat16(device: torch.device) -> bool:

@@ -25,12 +25,30 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
             return prepared(Path(resume).resolve(), "resume")
         if run_dir is not None:
             return prepared(_fresh(Path(run_dir).resolve()), "run_dir")
-        job = slurm_job_name()
+        job = _job_folder(name)
         if job is not None:
-            return prepared(_fresh(Path("runs", name, f"slurm-{job}").resolve()), "run_dir")
+            return prepared(_fresh(job), "run_dir")
         return prepared(dated_folder(name), "run_dir")
 
     return Path(on_main(world, choose))
+
+
+def find_run(name: str, run_dir: str | None) -> Path | None:
+    """The folder that ``resume=auto`` means, where it holds a checkpoint: ``run_dir``, else that of the SLURM job, else
+    the newest of ``runs/<name>``."""
+    own = Path(run_dir).resolve() if run_dir is not None else _job_folder(name)
+    folders = [own] if own is not None else Path("runs", name).resolve().glob("*/")
+    runs = [folder for folder in folders if (folder / "config.yaml").is_file() and _checkpoints(folder)]
+    return max(runs, key=lambda folder: (folder / "config.yaml").stat().st_mtime, default=None)
+
+
+def _job_folder(name: str) -> Path | None:
+    job = slurm_job_name()
+    return Path("runs", name, f"slurm-{job}").resolve() if job is not None else None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return list((folder / "checkpoints").glob("*.pt"))
 
 
 def dated_folder(name: str) -> Path:
@@ -64,9 +82,12 @@ def on_main(world: World, function: Callable[[], str]) -> str:
 
 
 def _fresh(folder: Path) -> Path:
-    if (folder / "metrics.csv").exists() or (folder / "checkpoints" / "last.pt").exists():
+    table = folder / "metrics.csv"
+    # A run that ended before its first checkpoint left a table without rows, and nothing that could be lost.
+    if _checkpoints(folder) or (table.exists() and table.read_text(encoding="utf-8").count("\n") > 1):
         raise TrainError(
-            f"run_dir={folder} already holds a run. fix: resume={folder} to continue it, or another run_dir"
+            f"run_dir={folder} already holds a run. fix: resume={folder} to continue it (resume=auto by itself), or "
+            "another run_dir"
         )
     return folder
 

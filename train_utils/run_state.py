@@ -10,20 +10,33 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from train_utils.checkpoint import load_last, save_checkpoint
+from train_utils.checkpoint import FOLDER, load_last
+from train_utils.checkpoint_writer import CheckpointWriter, Target
 from train_utils.distributed import World, gather_arrays
 from train_utils.errors import CheckpointError
 from train_utils.optim import WeightAverage
+
+LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
+
+# Options that leave the weights as they are, but for rounding; a key that ends in a dot stands for all below it. Two of
+# them choose the micro-batch, which is compared by itself.
+WITHOUT_EFFECT = (
+    "name", "run_dir", "resume", "resume_force", "debug", "logger.", "evaluate.", "data.name", "data.root", "data.val.",
+    "data.workers", "data.cache", "data.index_dir", "model.weights", "model.fresh_heads", "train.device",
+    "train.device_batch_size", "train.max_device_batch_size", "train.timeout_seconds", "train.best_only",
+    "train.save_every_steps", "train.save_every_minutes", "train.check_sync_every", "train.max_nonfinite_steps",
+    "train.on_nonfinite", "train.patience", "train.deterministic", "train.cudnn_benchmark",
+)  # fmt: skip
 
 
 @dataclass
 class RunState:
     """The objects that training changes, and its counters.
 
-    ``description`` is what never changes: the network's cfg and shape, class names, resolved configuration. With it a
-    checkpoint needs nothing beside it.
+    ``description`` is what never changes: the network's cfg and shape, class names, resolved configuration, size of
+    the data set and of a micro-batch. With it a checkpoint needs nothing beside it.
     """
 
     model: nn.Module  # the plain model, never a DDP wrapper
@@ -38,6 +51,8 @@ class RunState:
     best: float = -1.0  # best AP so far
     best_epoch: int = 0
     best_figures: dict[str, float] = field(default_factory=dict)  # on the first process
+    loss_sums: Tensor = field(default_factory=lambda: torch.zeros(len(LOSS_NAMES), dtype=torch.float64))
+    loss_steps: int = 0  # steps of the epoch under way that loss_sums, of this process, are made of
 
     def record(self, figures: dict[str, float]) -> bool:
         """Take the figures of an evaluation; whether its AP is the best so far."""
@@ -46,10 +61,17 @@ class RunState:
         self.best, self.best_epoch, self.best_figures = figures["AP"], self.epoch, dict(figures)
         return True
 
+    def end_epoch(self) -> None:
+        """One more epoch is finished."""
+        self.epoch += 1
+        self.loss_sums.zero_()
+        self.loss_steps = 0
+
     def to_plain(self) -> dict[str, Any] | None:
         """The state as plain data on the first process, None on the others, which all take part in collecting it."""
         generators = gather_arrays(torch.get_rng_state().numpy())
-        if generators is None:
+        sums = gather_arrays(self.loss_sums.cpu().numpy())
+        if generators is None or sums is None:
             return None
         return {
             **self.description,
@@ -65,37 +87,54 @@ class RunState:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "sampler": {"epoch": self.epoch, "micro_batch": 0},
+            "loss_sums": torch.from_numpy(np.stack(sums)),
+            "loss_steps": self.loss_steps,
             "rng": [torch.from_numpy(np.array(state)) for state in generators],
             "world_size": len(generators),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
         }
 
-    def save(self, folder: Path, is_best: bool, best_only: bool) -> None:
-        """Write ``checkpoints/last.pt`` and, after the best epoch, ``checkpoints/best.pt`` below ``folder``.
+    def save(self, writer: CheckpointWriter, folder: Path, is_best: bool = False, best_only: bool = False) -> None:
+        """Have ``checkpoints/last.pt`` and, after the best epoch, ``checkpoints/best.pt`` below ``folder`` written.
 
-        ``last.pt`` keeps its predecessor beside it: a torn disk loses one epoch, not the run.
+        ``last.pt`` keeps its predecessor beside it: a torn disk loses one checkpoint, not the run.
         """
+        targets = [Target(folder / FOLDER / "best.pt", False)] if is_best else []
+        targets += [] if best_only else [Target(folder / FOLDER / "last.pt", True)]
         state = self.to_plain()
-        if state is None:
-            return
-        if is_best:
-            save_checkpoint(folder / "checkpoints" / "best.pt", state)
-        if not best_only:
-            save_checkpoint(folder / "checkpoints" / "last.pt", state, keep_previous=True)
+        if state is not None and targets:
+            writer.write(state, targets)
 
-    def resume(self, folder: Path, world: World) -> str:
-        """Take up the last checkpoint of a run folder; says in one sentence from where.
+    def take_up(self, state: dict[str, Any], folder: Path, world: World, force: bool) -> str:
+        """Continue from the content of a checkpoint of a run folder; says from where, and what has changed.
 
-        Raises CheckpointError when there is none or when it belongs to another network.
+        The same number of processes continues the very same run, another number the same up to rounding. Raises
+        CheckpointError when it belongs to another network, or, without ``force``, where an option would change what
+        comes after.
         """
-        state, message = load_last(folder)
-        if "optimizer" not in state:
-            raise CheckpointError(
-                f"resume={folder}: its checkpoint holds converted weights and no training that could go on."
-                " fix: start a new run with model.weights=<the .pt file>"
-            )
-        seen = images_seen(state)
+        self._check(state, folder, force)
+        self.restore_weights(state)
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.epoch, self.step, self.seen = state["epoch"], state["step"], images_seen(state)
+        self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
+        self.loss_steps = state.get("loss_steps", 0)
+        sums = state.get("loss_sums", torch.zeros(1, len(LOSS_NAMES), dtype=torch.float64))
+        same_ranks = state["world_size"] == world.world_size
+        self.loss_sums = (sums[world.rank] if same_ranks and len(sums) > 1 else sums.mean(0)).to(world.device)
+        if same_ranks:
+            torch.set_rng_state(state["rng"][world.rank])
+        changed = changed_values(state["config"], self.description["config"])
+        first = f"resumed {folder} after epoch {self.epoch}, step {self.step}, best AP {self.best:.4f}"
+        return "\n".join([first, *(f"changed: {line}" for line in changed)])
+
+    def restore_weights(self, state: dict[str, Any]) -> None:
+        """Take weights, average, optimiser and scaler from the content of a checkpoint, but no counters."""
+        self.model.load_state_dict(state["model"])
+        self.average.load(state["ema"], state["ema_updates"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+
+    def _check(self, state: dict[str, Any], folder: Path, force: bool) -> None:
         state["network"].pop("seen", None)
         for key in ("network", "names"):
             if state[key] != self.description[key]:
@@ -103,18 +142,34 @@ class RunState:
                     f"resume={folder}: its {key} differs from the one configured now. fix: resume with the options of "
                     f"{folder / 'config.yaml'}, or start a new run with model.weights={folder / 'checkpoints/best.pt'}"
                 )
-        self.model.load_state_dict(state["model"])
-        self.average.load(state["ema"], state["ema_updates"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.epoch, self.step, self.seen = state["epoch"], state["step"], seen
-        self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
-        if state["world_size"] == world.world_size:
-            torch.set_rng_state(state["rng"][world.rank])
-        lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}, best AP {self.best:.4f}"]
         changed = changed_values(state["config"], self.description["config"])
-        return "\n".join([*([message] if message else []), *lines, *(f"changed: {line}" for line in changed)])
+        telling = [line for line in changed if not _without_effect(line.partition(":")[0])]
+        for key, name in (("micro_batch", "images in one forward pass over all processes"), ("data", "training set")):
+            if key in state and state[key] != self.description[key]:
+                telling.append(f"{name}: {state[key]} -> {self.description[key]}")
+        if telling and not force:
+            raise CheckpointError(
+                f"resume={folder}: the training would not go on as it began ({'; '.join(telling)}). fix: leave these "
+                "as they were, or resume_force=true"
+            )
+
+
+def _without_effect(key: str) -> bool:
+    return any(f"{key}.".startswith(free if free.endswith(".") else f"{free}.") for free in WITHOUT_EFFECT)
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """The last intact checkpoint of a run folder, and one line where that is not the newest one written.
+
+    Raises CheckpointError where there is none, or none of a training.
+    """
+    state, message = load_last(folder)
+    if "optimizer" not in state:
+        raise CheckpointError(
+            f"resume={folder}: its checkpoint holds converted weights and no training that could go on."
+            " fix: start a new run with model.weights=<the .pt file>"
+        )
+    return state, message
 
 
 def images_seen(state: Mapping[str, Any]) -> int:
@@ -123,12 +178,15 @@ def images_seen(state: Mapping[str, Any]) -> int:
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Full keys whose values differ between two configurations, as ``key: old -> new``; the run's own folder aside."""
+    """Full keys whose values differ between two configurations, as ``key: old -> new``; the run's own folder aside.
+
+    Keys that ``before`` does not have are left out: the program did not know them then.
+    """
     lines = []
-    for key in dict.fromkeys([*before, *now]):
-        old, new = before.get(key), now.get(key)
+    for key in before:
+        old, new = before[key], now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += changed_values(old, new, f"{prefix}{key}.")
-        elif old != new and f"{prefix}{key}" not in ("run_dir", "resume"):
+        elif old != new and f"{prefix}{key}" not in ("run_dir", "resume", "resume_force"):
             lines.append(f"{prefix}{key}: {old} -> {new}")
     return lines

@@ -8,6 +8,7 @@ from torch import Tensor
 from torchvision import ops
 
 from models import Head, Postprocess, decode
+from models.decode import nms_in_each_class
 
 HEADS = [
     Head(layer=1, stride=32, anchors=((40, 30), (60, 90)), num_classes=4, scale_x_y=1.1),
@@ -128,3 +129,35 @@ def test_one_label_for_each_box() -> None:
     maps = random_maps(1, bias=2.0)
     result = postprocess(multi_label=False, nms_iou=1.0)(maps)[0]
     assert len(result) == len(result[:, :4].unique(dim=0)) == decode(maps, HEADS)[0].shape[1]
+
+
+def test_a_merged_box_is_the_weighted_mean_of_what_it_suppresses_and_itself() -> None:
+    maps = random_maps(2)
+    boxes, scores = decode(maps, HEADS)
+    plain, merged = (postprocess(merge=merge, nms_iou=0.2, max_detections=100)(maps) for merge in (False, True))
+    moved = 0
+    for image, (before, after) in enumerate(zip(plain, merged, strict=True)):
+        assert after[:, 4:].equal(before[:, 4:]), "which boxes stay, their scores and classes"
+        for row, result in zip(before, after, strict=True):
+            of_class = scores[image, :, int(row[5])].double()
+            close = (ops.box_iou(row[None, :4], boxes[image])[0] > 0.2) & (of_class > 0.05)
+            mean = (boxes[image, close].double() * of_class[close, None]).sum(0) / of_class[close].sum()
+            assert result[:4].double().tolist() == pytest.approx(mean.tolist(), rel=1e-5, abs=1e-3)
+            moved += int(close.sum() > 1)
+    assert moved > 10
+
+
+def test_merging_keeps_boxes_without_area_and_images_without_detections() -> None:
+    maps = [raw - 200 for raw in random_maps(1)]
+    assert postprocess(merge=True)(maps)[0].shape == (0, 6)
+    maps[0][0, 0, 0, 0, 4:] = 9.0  # one detection whose width and height are exp(-200) anchors
+    result = postprocess(merge=True, multi_label=False)(maps)[0]
+    assert len(result) == 1 and result.isfinite().all()
+
+
+def test_suppression_of_no_class_and_of_classes_with_gaps() -> None:
+    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 10], [1, 0, 10, 10]])
+    scores, classes = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([70, 3, 70, 3])
+    assert nms_in_each_class(boxes, scores, classes, 0.5).tolist() == [0, 1]
+    assert nms_in_each_class(boxes, scores, classes, 0.85).tolist() == [0, 1, 3]
+    assert nms_in_each_class(boxes[:0], scores[:0], classes[:0], 0.5).tolist() == []

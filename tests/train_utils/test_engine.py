@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,10 @@ from train_utils.distributed import World, init_distributed_mode
 from train_utils.engine import detect, train_one_epoch
 from train_utils.errors import TrainError
 from train_utils.log import Progress
+from train_utils.nonfinite import NonFiniteGuard
 from train_utils.optim import Schedule, WeightAverage, make_optimizer, make_scheduler
+from train_utils.run_state import RunState
+from train_utils.steps import StepDecisions, StopRequest
 
 
 @dataclass
@@ -60,34 +65,52 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.LeakyReLU(0.1), nn.Conv2d(8, 4, 3))
 
 
-def trained(world: World, size: int, accumulate: int, loss: Any = mean_loss, clip: float | None = None) -> nn.Module:
-    model = network()
+def trained(
+    world: World,
+    size: int,
+    accumulate: int,
+    loss: Any = mean_loss,
+    clip: float | None = None,
+    model: nn.Module | None = None,
+    **guard: Any,
+) -> RunState:
+    """A small network after one epoch of 24 images."""
+    model = model or network()
     config = replace(CONFIG, clip_norm=clip, lr=0.1)
     schedule = Schedule(config, steps_per_epoch=3, total_steps=6)
     optimizer = make_optimizer(model, config)
+    state = RunState(
+        model=model,
+        average=WeightAverage(model, schedule),
+        optimizer=optimizer,
+        scheduler=make_scheduler(optimizer, schedule),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        description={},
+    )
     result = train_one_epoch(
         model=model,
         loss=loss,
         loader=batches(size, 24),
-        optimizer=optimizer,
-        scheduler=make_scheduler(optimizer, schedule),
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
-        average=WeightAverage(model, schedule),
+        state=state,
         schedule=schedule,
         world=world,
         accumulate=accumulate,
-        step=0,
         autocast_dtype=None,
         to_input=lambda batch: batch.images.float().div_(255),
         progress=Progress(24 // size, "train", enabled=False),
+        guard=NonFiniteGuard(world, guard.pop("folder", None), guard.pop("limit", 0), guard.pop("say", print), **guard),
+        decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
+        save=lambda: None,
+        check_sync_every=0,
     )
-    assert result.step == 24 // size // accumulate
-    return model
+    assert state.step == 24 // size // accumulate and state.seen == 24
+    assert 0 <= result.waiting < 1 and result.stopped_by is None
+    return state
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
 def test_accumulation_makes_the_update_of_the_whole_batch(world: World, clip: float | None) -> None:
-    whole, parts = trained(world, 8, 1, clip=clip), trained(world, 2, 4, clip=clip)
+    whole, parts = trained(world, 8, 1, clip=clip).model, trained(world, 2, 4, clip=clip).model
     start = network()
     for one, other, before in zip(whole.parameters(), parts.parameters(), start.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
@@ -98,8 +121,56 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_what_helps(world: Wor
     def broken(raw_maps: Tensor, targets: Tensor, **_: Any) -> Parts:
         return mean_loss(raw_maps * float("nan"), targets)
 
-    with pytest.raises(TrainError, match=r"no longer finite at step .*optim\.lr"):
+    with pytest.raises(TrainError, match=r"no longer finite at step 0 .* 1 step.s. in a row.*optim\.lr"):
         trained(world, 8, 1, broken)
+
+
+class Explosive(nn.Module):
+    """A network whose second layer gives NaN for the images of one step: those from number 8 on, below 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8))
+        self.second = nn.Conv2d(8, 4, 3)
+        self.calls = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        poisoned = torch.equal(images, batches(8, 24)[1].images.float().div(255))
+        self.calls += 1
+        features = self.first(images * float("inf") if poisoned else images)
+        result: Tensor = self.second(features)
+        return result
+
+
+def test_a_bad_step_leaves_no_trace_but_its_batch(world: World, tmp_path: Path) -> None:
+    """Weights, statistics, momentum and average after it are those of the steps before; then training goes on."""
+    said: list[str] = []
+    torch.manual_seed(3)
+    model = Explosive()
+    state = trained(world, 8, 1, model=model, folder=tmp_path, limit=1, say=said.append, file_name=lambda i: f"{i}.jpg")
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert all(value.isfinite().all() for value in state.average.module.state_dict().values())
+    assert state.average.updates == 2 and int(model.first[1].num_batches_tracked) == 2  # type: ignore[arg-type]
+    (line,) = said
+    assert "step 1" in line and "update skipped" in line and "first in first.1" not in line and "first.0" in line
+    (path,) = (tmp_path / "nonfinite").iterdir()
+    kept = torch.load(path, weights_only=True)
+    assert kept["step"] == 1 and kept["layer"] == "first.0" and kept["files"] == [[f"{i}.jpg" for i in range(8, 16)]]
+    assert torch.equal(kept["images"][0], batches(8, 24)[1].images)
+    assert math.isnan(kept["gradient_norms"]["second.weight"]) and math.isnan(kept["losses"]["loss"])
+    with pytest.raises(TrainError, match="no longer finite at step 1"):
+        trained(world, 8, 1, model=Explosive(), limit=0, say=said.append)
+
+
+def test_after_too_many_bad_steps_the_training_rolls_back_once(world: World) -> None:
+    def broken(raw_maps: Tensor, targets: Tensor, **_: Any) -> Parts:
+        return mean_loss(raw_maps * float("nan"), targets)
+
+    said: list[str] = []
+    with pytest.raises(TrainError, match="again right after a return to the last checkpoint"):
+        trained(world, 4, 1, broken, limit=1, say=said.append, roll_back=lambda: "rolled back")
+    assert [line for line in said if "skipped" not in line] == ["rolled back"]
+    assert len(said) == 5, "two steps, the return, two steps"
 
 
 def test_detections_do_not_depend_on_the_number_of_threads(world: World) -> None:

@@ -33,6 +33,8 @@ def test_run_folders_of_one_second_stay_apart_and_slurm_jobs_have_their_own(
     assert open_run_folder(world, "name", None, None) == tmp_path / "runs" / "name" / "slurm-41"
     assert open_run_folder(world, "name", "here", None) == tmp_path / "here"
     (tmp_path / "here" / "metrics.csv").write_text("epoch\n")
+    assert open_run_folder(world, "name", "here", None) == tmp_path / "here", "nothing is lost by beginning again"
+    (tmp_path / "here" / "metrics.csv").write_text("epoch\n1\n")
     with pytest.raises(TrainError, match="already holds a run"):
         open_run_folder(world, "name", "here", None)
     assert open_run_folder(world, "name", None, "here") == tmp_path / "here"

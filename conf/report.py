@@ -1,0 +1,100 @@
+"""What a training says before it begins and shows when it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from conf.entry import to_yaml
+from conf.schema import TrainConfig
+from data import Annotations, ImageSource, TrainBatchSampler, summarise
+from models import Head, LossConfig
+from train_utils.coco_eval import CocoResult, format_table
+from train_utils.detections import Detections
+from train_utils.distributed import World
+from train_utils.log import RunLog
+from train_utils.numerics import weights_dtype
+from train_utils.plots import draw_curves, draw_detections
+from train_utils.run_state import RunState
+
+
+def announce(
+    log: RunLog,
+    folder: Path,
+    config: TrainConfig,
+    world: World,
+    dtype: torch.dtype | None,
+    train_set: Annotations,
+    val_set: Annotations,
+    sampler: TrainBatchSampler,
+    heads: Sequence[Head],
+) -> None:
+    """Say what is about to happen: the facts that follow from the configuration."""
+    anchors = np.array(sorted({anchor for head in heads for anchor in head.anchors}))
+    # Darknet's loss gives every box its best anchor, so there is no overlap below which one is lost.
+    min_iou = config.loss.anchor_iou if isinstance(config.loss, LossConfig) else None
+    for split, part in (("train", train_set), ("val", val_set)):
+        summary = summarise(part, config.train.image_size, anchors, min_iou)
+        log.line(f"{split}: {summary.line()}")
+        log.line(summary.warning() if split == "train" else None)
+        for skipped in part.skipped:
+            log.line(f"{split}: {skipped}")
+    log.line(
+        f"{world.world_size} process(es) on {world.device.type} ({world.launcher}, {world.backend}), forward pass in "
+        f"{str(dtype or weights_dtype(config.train.precision.value)).removeprefix('torch.')}"
+    )
+    log.line(
+        f"{config.train.epochs} epochs x {sampler.steps_per_epoch} steps x {config.train.batch_size} images "
+        f"({world.world_size} processes x {sampler.device_batch_size} images x {sampler.accumulate} passes), "
+        f"run folder {folder}"
+    )
+
+
+def save_config(path: Path, config: TrainConfig) -> None:
+    """Write the resolved configuration; one that was there and differs is kept beside it under the time of now."""
+    text = to_yaml(config)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        path.rename(path.with_name(f"config_until_{time.strftime('%Y-%m-%d_%H-%M-%S')}.yaml"))
+    path.write_text(text, encoding="utf-8")
+
+
+def finish(
+    log: RunLog,
+    folder: Path,
+    config: TrainConfig,
+    state: RunState,
+    val_set: Annotations,
+    scores: CocoResult,
+    detections: Detections,
+) -> None:
+    """Show what the training gave: the table of the last evaluation, the curves, detections beside the labels."""
+    log.line(format_table(scores))
+    log.line(
+        f"best AP {state.best:.4f} after epoch {state.best_epoch}: python eval.py ckpt={folder}/checkpoints/best.pt"
+    )
+    if config.logger.pictures:
+        draw_curves(folder / "metrics.csv", folder / "curves.png")
+        draw_detections(detection_pairs(config, val_set, detections), val_set.names, folder / "val_detections.jpg")
+
+
+def detection_pairs(
+    config: TrainConfig, val_set: Annotations, detections: Detections, count: int = 8
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The first images of the validation set with labels and detections, as plots.draw_detections takes them."""
+    images = ImageSource(val_set, config.data.on_error)
+    for i in range(min(count, len(val_set))):
+        image = images.read(i)
+        if image is None:  # left out by data.on_error=skip
+            continue
+        classes, boxes_xyxy = val_set.training_boxes(i)
+        found = detections[detections["image_id"] == val_set.image_ids[i]]
+        boxes = np.concatenate([found["box_xywh"][:, :2], found["box_xywh"][:, :2] + found["box_xywh"][:, 2:]], axis=1)
+        yield (
+            image,
+            np.concatenate([boxes_xyxy, classes[:, None]], axis=1),
+            np.concatenate([boxes, found["score"][:, None], found["class"][:, None]], axis=1),
+        )

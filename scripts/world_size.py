@@ -1,0 +1,108 @@
+"""Train the same few steps on 1, 2 and 4 processes and print by how much the weights differ.
+
+    python -m scripts.world_size [key=value ...]
+
+Each training is `train.py` under torchrun: yolov3-spp at width 0.125 on drawn shapes, 20 steps of 8 mosaics of changing
+sizes, in float64 and float32, as one pass and as two accumulated passes a step. The epoch has images left that fill no
+step. What is named on the command line is handed on to train.py, after the options below.
+
+All begin with the weights of 40 steps on one process, at the rates with which the burn-in of a run on COCO begins. At
+random weights the gradient of so deep a network in float32 is several per cent off that in float64, whatever the number
+of processes, and larger steps multiply what rounding does (docs/results.md).
+
+The difference of two tensors is max |a - b| / max |a|, the figure that of the tensor where it is largest.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from train_utils.checkpoint import load_checkpoint
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PRECISIONS = ("float64", "float32")
+PASSES = (1, 2)  # of one step
+PROCESSES = (1, 2, 4)
+BATCH_SIZE = 8
+OPTIONS = (
+    "data=shapes", "data.shapes={train_images: 165, val_images: 4, image_size: 128, seed: 0}", "data.workers=1",
+    "model=yolov3-spp", "model.width=0.125", "train.epochs=1", f"train.batch_size={BATCH_SIZE}",
+    "train.image_size=128", "train.multi_scale=[0.75,1.25]", "train.device=cpu", "train.check_sync_every=1",
+    "optim.lr=0.00002", "optim.burn_in_bias_lr=0.00002", "evaluate.confidence=0.1", "logger.pictures=false",
+)  # fmt: skip
+START = ("train.epochs=2", "optim.lr=0.001", "optim.burn_in_bias_lr=0.001", "optim.ema_decay=0.8")
+HEADER = ("precision", "passes", "processes", "parameters", "average", "batch norm", "momentum", "seconds")
+
+
+def largest_difference(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    """Of tensors by name, the largest max |a - b| / max |a|; 0 for tensors that are 0 in both."""
+    assert some.keys() == others.keys()
+    return max(
+        float((one - others[name]).abs().max() / one.abs().max().clamp(min=1e-300))
+        for name, one in ((name, tensor.double()) for name, tensor in some.items())
+    )
+
+
+def parts_of(state: dict[str, object]) -> dict[str, dict[str, Tensor]]:
+    """What is compared of a checkpoint: tensors by name, by the columns of the table."""
+    model, average, optimizer = state["model"], state["ema"], state["optimizer"]
+    assert isinstance(model, dict) and isinstance(average, dict) and isinstance(optimizer, dict)
+    return {
+        "parameters": {name: tensor for name, tensor in model.items() if "running" not in name},
+        "average": average,
+        "batch norm": {name: tensor for name, tensor in model.items() if "running" in name},
+        "momentum": {str(key): buffers["momentum_buffer"] for key, buffers in optimizer["state"].items()},
+    }
+
+
+def train(folder: Path, name: str, processes: int, options: Sequence[str]) -> tuple[Path, float]:
+    """Train once below ``folder``: the checkpoint, and the seconds that it took."""
+    places = (f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", f"run_dir={folder / name}")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command = [*launch, str(REPOSITORY / "train.py"), *OPTIONS, *places, *options]
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
+    return folder / name / "checkpoints" / "last.pt", time.perf_counter() - started
+
+
+def rows(folder: Path, options: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The rows of the table, each as soon as it is known."""
+    start, _ = train(folder, "start", 1, (*START, *options))
+    for precision in PRECISIONS:
+        for passes in PASSES:
+            one: dict[str, dict[str, Tensor]] = {}
+            for processes in PROCESSES:
+                given = (
+                    f"train.precision={precision}",
+                    f"train.device_batch_size={BATCH_SIZE // (passes * processes)}",
+                    f"model.weights={start}",
+                )
+                name = f"{precision}_{passes}_{processes}"
+                checkpoint, seconds = train(folder, name, processes, (*given, *options))
+                parts = parts_of(load_checkpoint(checkpoint))
+                one = one or parts
+                differences = [f"{largest_difference(one[part], parts[part]):.1e}" for part in one]
+                yield precision, str(passes), str(processes), *differences, f"{seconds:.0f}"
+
+
+def main(options: Sequence[str]) -> None:
+    """Print the table: how far each training is from that on one process."""
+    if wrong := [option for option in options if "=" not in option]:
+        sys.exit(f"{' '.join(wrong)}: options are key=value, those of train.py. {__doc__}")
+    print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for row in rows(Path(folder), options):
+            print(f"| {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

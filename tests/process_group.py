@@ -1,0 +1,71 @@
+"""Groups of real processes that run a function of a test together over gloo, each with one thread."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+SECONDS = 120
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_group(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
+    """What ``function(*arguments)``, defined in a module, returns on each of ``world_size`` ranks.
+
+    The environment is that of torchrun, so ``init_distributed_mode`` finds the others. All processes are forked from
+    a server that has imported the project once and computed nothing.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train", "torch._dynamo"])  # DDP imports the latter, for seconds
+    results: multiprocessing.Queue[tuple[int, bool, Any]] = context.Queue()
+    port = free_port()
+    processes = [
+        context.Process(target=_run_one, args=(rank, world_size, port, results, function, arguments), daemon=True)
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    found: dict[int, Any] = {}
+    try:
+        while len(found) < world_size:
+            rank, succeeded, result = results.get(timeout=SECONDS)
+            assert succeeded, f"rank {rank}: {result}"
+            found[rank] = result
+    except queue.Empty:
+        raise AssertionError(f"only ranks {sorted(found)} of {world_size} answered within {SECONDS} s") from None
+    finally:
+        for process in processes:
+            process.join(0 if len(found) < world_size else 10)
+            process.kill()
+    return [found[rank] for rank in range(world_size)]
+
+
+def _run_one(
+    rank: int, world_size: int, port: int, results: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    from train_utils.distributed import shutdown
+
+    for key in [key for key in os.environ if key.startswith("SLURM")]:
+        del os.environ[key]
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    os.environ |= {key: str(value) for key, value in place.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    try:
+        results.put((rank, True, function(*arguments)))
+    except Exception:
+        results.put((rank, False, traceback.format_exc()))
+    shutdown()

@@ -1,0 +1,79 @@
+"""Drawn sets of boxes for the tests of scoring, and what plain pycocotools makes of their files."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from train_utils.coco_backends import BACKENDS
+from train_utils.detections import Detections, GroundTruth, make_detections
+
+INSTALLED = [name for name, backend in BACKENDS.items() if importlib.util.find_spec(backend.module) is not None]
+CATEGORY_IDS = [3, 7, 8, 90]  # with gaps, as in COCO
+NAMES = ["cell", "dog", "no boxes", "crowd only"]
+
+
+def draw(seed: int = 0, images: int = 12) -> tuple[GroundTruth, Detections]:
+    """Boxes of all sizes with crowds and mask areas; detections near them, with ties, duplicates, > 100 on an image."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 9, images)
+    counts[3] = 0
+    total = int(counts.sum())
+    classes = rng.choice([0, 1, 3], total, p=[0.6, 0.3, 0.1])
+    boxes = np.concatenate([rng.uniform(0, 300, (total, 2)), rng.uniform(5, 200, (total, 2))], axis=1).round(2)
+    truth = GroundTruth(
+        image_ids=rng.permutation(1000)[:images],
+        sizes=np.full((images, 2), 500),
+        offsets=np.concatenate([[0], np.cumsum(counts)]),
+        boxes_xywh=boxes,
+        classes=classes,
+        crowd=(classes == 3) | (rng.random(total) < 0.1),
+        areas=boxes[:, 2] * boxes[:, 3] * rng.uniform(0.4, 1, total),
+        names=NAMES,
+    )
+    found = []
+    for image, image_id in enumerate(truth.image_ids.tolist()):
+        mine = slice(truth.offsets[image], truth.offsets[image + 1])
+        near = np.repeat(truth.boxes_xywh[mine], 4, axis=0)
+        far = rng.uniform(5, 200, (150 if image == 1 else 5, 4))
+        xywh = np.concatenate([near * rng.normal(1, 0.06, near.shape), far])
+        kinds = np.concatenate([np.repeat(truth.classes[mine], 4), rng.integers(0, 4, len(far))])
+        scores = rng.integers(1, 20, len(xywh)) / 20  # many equal ones
+        found.append(make_detections(image_id, kinds, scores, np.c_[xywh[:, :2], xywh[:, :2] + xywh[:, 2:]]))
+    return truth, np.concatenate(found)
+
+
+def write_coco(truth: GroundTruth, path: Path) -> None:
+    image_ids = np.repeat(truth.image_ids, np.diff(truth.offsets))
+    annotations = [
+        {
+            "id": number + 1,
+            "image_id": int(image_ids[number]),
+            "category_id": CATEGORY_IDS[truth.classes[number]],
+            "bbox": truth.boxes_xywh[number].tolist(),
+            "area": float(truth.areas[number]),
+            "iscrowd": int(truth.crowd[number]),
+        }
+        for number in range(len(truth.classes))
+    ]
+    images = [{"id": int(image_id), "height": 500, "width": 500} for image_id in truth.image_ids]
+    categories = [{"id": number, "name": name} for number, name in zip(CATEGORY_IDS, NAMES, strict=True)]
+    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+
+
+def plain_pycocotools(annotations: Path, results: Path) -> Any:
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(str(annotations))
+        evaluation = COCOeval(truth, truth.loadRes(str(results)), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation

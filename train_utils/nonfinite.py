@@ -1,0 +1,143 @@
+"""What happens to a step whose loss or gradient is not finite: it leaves no trace in the model, but one on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from train_utils.distributed import World
+from train_utils.errors import TrainError
+
+MAX_DUMPS = 5  # batches that are kept for a look, of one run
+FOLDER = "nonfinite"
+HELP = "a lower optim.lr, a longer optim.burn_in_epochs, optim.clip_norm=10, or train.precision=float32"
+
+
+class NonFiniteGuard:
+    """Takes back what a bad step did to batch-norm statistics, keeps its batch, and gives up after too many in a row.
+
+    ``folder`` is the run folder; ``limit`` steps in a row may be skipped (0: none), then ``roll_back`` is called, which
+    takes up the last checkpoint and says so, or TrainError is raised where there is none.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        folder: Path | None,
+        limit: int,
+        say: Callable[[str], None],
+        file_name: Callable[[int], str] = str,
+        roll_back: Callable[[], str] | None = None,
+    ) -> None:
+        self.in_a_row = 0
+        self._world, self._folder, self._limit, self._say = world, folder, limit, say
+        self._file_name, self._roll_back = file_name, roll_back
+        self._dumps = 0
+        self._rolled_back_at: int | None = None
+        self._before: list[Tensor] = []
+
+    def begin_step(self, model: nn.Module) -> None:
+        """Note the buffers of the plain model before the step."""
+        buffers = list(model.buffers())
+        if not self._before:
+            self._before = [buffer.clone() for buffer in buffers]
+        elif buffers:
+            torch._foreach_copy_(self._before, buffers)
+
+    def skip(
+        self,
+        model: nn.Module,
+        step: int,
+        batches: Sequence[Any],
+        losses: dict[str, float],
+        forward: Callable[[Any], object],
+    ) -> None:
+        """Undo step ``step`` (from 0) in the plain model's buffers and record it; all processes call this together.
+
+        ``forward`` runs the network on a batch, to find the layer. Raises TrainError after more than ``limit`` such
+        steps in a row.
+        """
+        layer = None
+        if self._dumps < MAX_DUMPS:
+            self._dumps += 1
+            layer = first_nonfinite_layer(model, batches, forward)
+            self._dump(model, step, batches, losses, layer)
+        with torch.no_grad():
+            for buffer, before in zip(model.buffers(), self._before, strict=True):
+                buffer.copy_(before)
+        self.in_a_row += 1
+        named = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
+        where = f", first in {layer}" if layer is not None else ""
+        kept = f"; its batch is in {self._folder / FOLDER}" if self._folder is not None else ""
+        self._say(f"step {step}: loss or gradient is not finite ({named}{where}): update skipped{kept}")
+        if self.in_a_row <= self._limit:
+            return
+        if self._roll_back is None or self._rolled_back_at == step - self.in_a_row:
+            again = "" if self._roll_back is None else ", again right after a return to the last checkpoint"
+            raise TrainError(
+                f"the loss is no longer finite at step {step} ({named}), {self.in_a_row} step(s) in a row{again}. "
+                f"fix: {HELP}"
+            )
+        self.in_a_row, self._rolled_back_at = 0, step
+        self._say(self._roll_back())
+
+    def good(self) -> None:
+        """The step was one like any other."""
+        self.in_a_row = 0
+
+    def _dump(
+        self, model: nn.Module, step: int, batches: Sequence[Any], losses: dict[str, float], layer: str | None
+    ) -> None:
+        """Write this process's batches with all that may explain them, as plain data for torch.load."""
+        if self._folder is None:
+            return
+        norms = {
+            name: float(torch.linalg.vector_norm(parameter.grad.double()))
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        content = {
+            "step": step,
+            "losses": losses,
+            "layer": layer,
+            "gradient_norms": norms,
+            "images": [batch.images.cpu() for batch in batches],
+            "targets": [batch.targets.cpu() for batch in batches],
+            "files": [[self._file_name(index) for index in batch.indices.tolist()] for batch in batches],
+        }
+        path = self._folder / FOLDER / f"step_{step:08d}_rank_{self._world.rank}.pt"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(content, path)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            self._say(f"cannot write {path} ({str(error).splitlines()[0]}): the batch is not kept")
+
+
+@torch.no_grad()
+def first_nonfinite_layer(model: nn.Module, batches: Sequence[Any], forward: Callable[[Any], object]) -> str | None:
+    """The name of the first module in a forward pass that gives a value that is not finite; None: only gradients do.
+
+    All batches are run whatever is found, since synchronised batch norms need every process.
+    """
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.is_floating_point() and not output.isfinite().all():
+                found.append(name)
+
+        return hook
+
+    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    handles = [module.register_forward_hook(watch(name)) for name, module in leaves]
+    try:
+        for batch in batches:
+            forward(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None

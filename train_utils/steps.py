@@ -1,0 +1,87 @@
+"""What all processes decide together once in every optimiser step, and who asks for it.
+
+A signal, a clock or a bad batch concerns one process first. Acting on it alone would leave the others waiting in a
+collective, so each step ends with one small exchange, and all act alike.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+from train_utils.distributed import max_over_ranks
+
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+SECONDS_BEFORE_RETRY = 30.0  # after a checkpoint that could not be written
+
+
+class StopRequest:
+    """Whether a signal asked this process to stop: USR1 and TERM as SLURM sends them, or Ctrl-C.
+
+    As a context it takes over the signals, in the main thread, where alone that is possible. The handlers set a flag
+    and nothing else. A second Ctrl-C ends the program at once.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = self.signal or signal.Signals(number)
+
+
+class Decision(NamedTuple):
+    """What all processes do in this step."""
+
+    skip: bool  # its update, since a loss or a gradient is not finite on one of them
+    stop: signal.Signals | None  # after it
+    save: bool  # a checkpoint after it
+
+
+class StepDecisions:
+    """Finds the common decision of each step.
+
+    ``save_every_steps`` and ``save_every_minutes`` space the checkpoints (0: no such rule); ``retry`` says whether the
+    last one could not be written. Both clocks are those of the first process.
+    """
+
+    def __init__(
+        self,
+        stop: StopRequest,
+        save_every_steps: int,
+        save_every_minutes: float,
+        retry: Callable[[], bool],
+    ) -> None:
+        self._stop = stop
+        self._every_steps, self._every_seconds = save_every_steps, 60 * save_every_minutes
+        self._retry = retry
+        self._last_save = time.monotonic()
+
+    def saved(self) -> None:
+        """A checkpoint has just been asked for."""
+        self._last_save = time.monotonic()
+
+    def decide(self, finite: bool, steps_done: int) -> Decision:
+        """The decision of the step that makes ``steps_done`` steps in all; every process must call it alike."""
+        due = self._every_steps > 0 and steps_done % self._every_steps == 0
+        skip, stop, save = max_over_ranks([not finite, self._stop.signal or 0, due or self._is_time()])
+        return Decision(bool(skip), signal.Signals(stop) if stop else None, bool(save))
+
+    def _is_time(self) -> bool:
+        waited = time.monotonic() - self._last_save
+        return (0 < self._every_seconds <= waited) or (waited > SECONDS_BEFORE_RETRY and self._retry())
