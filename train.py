@@ -10,6 +10,7 @@ What a run leaves is in runs/<name>/<date_time>/.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from conf.build import build_model, describe_network
 from conf.entry import continue_run, layered, run, to_dictionary
-from conf.report import announce, finish, save_config
+from conf.report import announce, finish, save_config, tell_places
 from conf.schema import OnNonFinite, TrainConfig
 from data import (
     Annotations,
@@ -40,19 +41,20 @@ from train_utils.distributed import (
     World,
     barrier,
     broadcast_module,
+    choose_fixed_workspace,
     convert_sync_batchnorm,
     init_distributed_mode,
     wrap_ddp,
 )
 from train_utils.engine import EpochResult, rehearse, train_one_epoch
-from train_utils.log import MetricsCsv, Progress, RunLog
+from train_utils.log import MetricsCsv, Progress, RunLog, log_warnings
 from train_utils.nonfinite import NonFiniteGuard
 from train_utils.numerics import autocast_dtype, keep_freed_memory, seed_everything, weights_dtype
 from train_utils.optim import Schedule, WeightAverage, make_optimizer, make_scheduler
 from train_utils.plots import draw_targets
 from train_utils.run_folder import open_run_folder
 from train_utils.run_state import LOSS_NAMES, RunState, read_run
-from train_utils.steps import StepDecisions, StopRequest
+from train_utils.steps import StepDecisions, StopRequest, ask_for_requeue
 
 COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: the same in every repetition of a run
 TIME_COLUMNS = ("epoch", "seconds", "images_per_second", "waiting")  # of times.csv
@@ -61,12 +63,14 @@ SHOWN = ("epoch", "step", *LOSS_NAMES, "AP", "AP50", "AP75", "seconds", "images_
 
 def train(config: TrainConfig) -> dict[str, float]:
     """Train as configured; the best epoch's figures on the first process, {} on the others."""
-    with StopRequest() as stop:
+    with StopRequest() as stop, warnings.catch_warnings():
         return train_until(config, stop)
 
 
 def train_until(config: TrainConfig, stop: StopRequest) -> dict[str, float]:
     """``train`` until it is over or a stop is requested."""
+    if config.train.deterministic:
+        choose_fixed_workspace()
     world = init_distributed_mode(config.train.device.value, config.train.timeout_seconds)
     seed_everything(config.train.seed, config.train.deterministic, config.train.cudnn_benchmark)
     if world.device.type == "cpu":
@@ -79,11 +83,17 @@ def train_until(config: TrainConfig, stop: StopRequest) -> dict[str, float]:
     check_same_classes(train_set, val_set)
     model, weights_note = build_model(config.model, len(train_set.names))
     micro_batch = saved.get("micro_batch") if saved is not None else None
+    if config.dry_run:
+        tell_places(
+            config, world, train_set, val_set, make_sampler(config, train_set, model.max_stride, world, micro_batch)
+        )
+        return {}
     dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world, micro_batch)
     size = config.evaluate.image_size or config.train.image_size
     evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, config.logger.lines_per_epoch)
     folder = open_run_folder(world, config.name, config.run_dir, config.resume)
     log = RunLog(folder, world.is_main)
+    log_warnings(log, "deterministic")  # where train.deterministic cannot be kept, torch names the operator
     announce(log, folder, config, world, dtype, train_set, val_set, sampler, model.heads)
     if saved is None:
         log.line(weights_note)
@@ -189,19 +199,21 @@ def train_until(config: TrainConfig, stop: StopRequest) -> dict[str, float]:
         stopped_by = stopped_by or decisions.decide(True, state.step).stop
         if evaluation is not None and state.epoch - state.best_epoch >= patience:
             log.line(f"no better AP in {patience} epochs: the training ends here (train.patience)")
+            stopped_by = None
             break
     writer.close()
-    if stopped_by is not None:
+    if stopped_by is not None and state.epoch < config.train.epochs:
         log.line(f"stopped at step {state.step} by {stopped_by.name}; resume={folder} goes on from there")
+        ask_for_requeue(world, stopped_by)
     elif evaluation is not None:
         finish(log, folder, config, state, val_set, evaluation.scores, evaluation.detections)
     return state.best_figures
 
 
-def make_train_loader(
+def make_sampler(
     config: TrainConfig, train_set: Annotations, stride: int, world: World, micro_batch: int | None = None
-) -> tuple[TrainDataset, TrainBatchSampler, DataLoader[Batch]]:
-    """The training batches of this process. The global batch is decided first, then dealt to the processes.
+) -> TrainBatchSampler:
+    """The images of each step of this process. The global batch is decided first, then dealt to the processes.
 
     ``micro_batch``, of a run that goes on, is its number of images in one forward pass over all processes: it is kept
     where ``train.device_batch_size`` leaves a choice, since batch norm depends on it.
@@ -213,7 +225,7 @@ def make_train_loader(
             limit = micro_batch // world.world_size
         device_batch_size = fitting_device_batch_size(config.train.batch_size, world.world_size, limit)
     low, high = config.train.multi_scale
-    sampler = TrainBatchSampler(
+    return TrainBatchSampler(
         num_images=len(train_set),
         batch_size=config.train.batch_size,
         device_batch_size=device_batch_size,
@@ -225,6 +237,13 @@ def make_train_loader(
         image_sizes=train_set.sizes if config.train.rect else None,
         tile_pool=config.augment.tile_pool,
     )
+
+
+def make_train_loader(
+    config: TrainConfig, train_set: Annotations, stride: int, world: World, micro_batch: int | None = None
+) -> tuple[TrainDataset, TrainBatchSampler, DataLoader[Batch]]:
+    """The training batches of this process, as ``make_sampler`` deals them."""
+    sampler = make_sampler(config, train_set, stride, world, micro_batch)
     images = open_images(train_set, config.data, world)
     dataset = TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images)
     return dataset, sampler, make_loader(dataset, sampler, config.data.workers, world.device.type == "cuda")

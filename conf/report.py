@@ -15,7 +15,7 @@ from data import Annotations, ImageSource, TrainBatchSampler, summarise
 from models import Head, LossConfig
 from train_utils.coco_eval import CocoResult, format_table
 from train_utils.detections import Detections
-from train_utils.distributed import World
+from train_utils.distributed import World, describe_place, gather_arrays
 from train_utils.log import RunLog
 from train_utils.numerics import weights_dtype
 from train_utils.plots import draw_curves, draw_detections
@@ -52,6 +52,21 @@ def announce(
         f"({world.world_size} processes x {sampler.device_batch_size} images x {sampler.accumulate} passes), "
         f"run folder {folder}"
     )
+
+
+def tell_places(
+    config: TrainConfig, world: World, train_set: Annotations, val_set: Annotations, sampler: TrainBatchSampler
+) -> None:
+    """For ``dry_run``: one line of every process, in the order of their ranks, printed by the first."""
+    gpu = f" {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
+    line = (
+        f"{describe_place()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
+        f"{len(train_set.names)} classes, {len(val_set)} validation images), batch of {config.train.batch_size} images "
+        f"= {world.world_size} processes x {sampler.device_batch_size} images x {sampler.accumulate} passes"
+    )
+    lines = gather_arrays(np.frombuffer(line.encode(), np.uint8))
+    for each in lines or ():
+        print(each.tobytes().decode(), flush=True)
 
 
 def save_config(path: Path, config: TrainConfig) -> None:

@@ -184,6 +184,7 @@ class TrainConfig:
     run_dir: str | None  # null: runs/<name>/<date_time>, or runs/<name>/slurm-<job id> under SLURM
     resume: str | None  # run folder to continue; auto: the one of run_dir, of the SLURM job or the newest of this name
     resume_force: bool  # continue even where other options or data make it another training
+    dry_run: bool  # say what each process found out: its place, device, data and share of a step; then end
     debug: bool  # show tracebacks of user errors too
     data: DataConfig
     model: ModelConfig

@@ -52,14 +52,14 @@ def train_rank(rank: int, world_size: int, port: int, output: str, options: list
     shutdown()
 
 
-def start(run: Path, world_size: int) -> list[Any]:
+def start(run: Path, world_size: int, *more: str) -> list[Any]:
     """The processes of a training in ``run``, forked from a server that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train", "torch._dynamo"])  # DDP imports the latter, for seconds
     places = [f"data.root={run.parent / 'shapes'}", f"data.index_dir={run.parent / 'index'}", f"run_dir={run}"]
     port, output = free_port(), f"{run}.txt"
     processes = [
-        context.Process(target=train_rank, args=(rank, world_size, port, output, [*OPTIONS, *places]))
+        context.Process(target=train_rank, args=(rank, world_size, port, output, [*OPTIONS, *places, *more]))
         for rank in range(world_size)
     ]
     for process in processes:
@@ -85,13 +85,31 @@ def begun(run: Path) -> int:
     return log.read_text().count("process(es) on") if log.exists() else 0
 
 
-def kill_once(run: Path, world_size: int, generator: random.Random, longest: float) -> str:
-    """Start or resume the training and kill one of its processes some moment later; what happened."""
+def start_and_wait(run: Path, world_size: int, *more: str) -> list[Any]:
+    """``start``, and wait until the training has begun."""
     before = begun(run)
-    processes = start(run, world_size)
+    processes = start(run, world_size, *more)
     until = time.monotonic() + PATIENCE
     while begun(run) == before and time.monotonic() < until and all(p.is_alive() for p in processes):
         time.sleep(0.005)
+    return processes
+
+
+def stamp(path: Path) -> int:
+    """Changes with every file that takes the place of ``path``."""
+    with contextlib.suppress(FileNotFoundError):  # between two renames
+        return path.stat().st_mtime_ns
+    return 0
+
+
+def kill_once(run: Path, world_size: int, generator: random.Random, longest: float, *more: str) -> str:
+    """Start or resume the training and kill one of its processes some checkpoints and a moment later; what happened."""
+    processes = start_and_wait(run, world_size, *more)
+    steps, last = generator.randrange(4), run / "checkpoints" / "last.pt"
+    for _ in range(steps):
+        before = stamp(last)
+        while stamp(last) == before and all(p.is_alive() for p in processes):
+            time.sleep(0.002)
     delay = generator.uniform(0, longest)
     time.sleep(delay)
     victim = generator.randrange(world_size)
@@ -99,9 +117,10 @@ def kill_once(run: Path, world_size: int, generator: random.Random, longest: flo
         return "over" if finish(processes, PATIENCE) else "failed"
     os.kill(processes[victim].pid, signal.SIGKILL)
     writing = any((run / "checkpoints").glob("*.tmp"))
-    finish(processes, 5)
+    finish(processes, 1)
     step = load_last(run)[0]["step"] if any((run / "checkpoints").glob("*.pt")) else 0
-    return f"rank {victim} after {delay:.2f} s, {'while a checkpoint was written, ' if writing else ''}last step {step}"
+    moment = ", in a write" if writing else ""
+    return f"rank {victim}, {steps} checkpoints and {delay:.2f} s after the start{moment}: last step {step}"
 
 
 def differences(one: Any, other: Any, key: str = "") -> list[str]:
@@ -116,17 +135,19 @@ def differences(one: Any, other: Any, key: str = "") -> list[str]:
     return [] if same else [key]
 
 
-def compare(folder: Path, world_size: int, kills: int, seed: int, longest: float = 1.5) -> tuple[list[str], list[str]]:
+def compare(
+    folder: Path, world_size: int, kills: int, seed: int, longest: float, *more: str
+) -> tuple[list[str], list[str]]:
     """What happened at each of the kills, and what differs in the end from a training that nobody disturbed."""
     generator = random.Random(seed)
     whole, killed = folder / f"whole_{world_size}", folder / f"killed_{world_size}"
-    assert finish(start(whole, world_size), 10 * PATIENCE), Path(f"{whole}.txt").read_text()[-3000:]
+    assert finish(start(whole, world_size, *more), 10 * PATIENCE), Path(f"{whole}.txt").read_text()[-3000:]
     events = []
     while len(events) < kills:
-        events.append(kill_once(killed, world_size, generator, longest))
+        events.append(kill_once(killed, world_size, generator, longest, *more))
         if events[-1] in ("over", "failed"):
             break
-    assert finish(start(killed, world_size), 10 * PATIENCE), Path(f"{killed}.txt").read_text()[-3000:]
+    assert finish(start(killed, world_size, *more), 10 * PATIENCE), Path(f"{killed}.txt").read_text()[-3000:]
     expected, found = load_last(whole)[0], load_last(killed)[0]
     wrong = [line for key in expected if key != "config" for line in differences(expected[key], found[key], key)]
     if (whole / "metrics.csv").read_bytes() != (killed / "metrics.csv").read_bytes():
@@ -141,7 +162,7 @@ def main(arguments: list[str]) -> None:
         folder = Path(values.get("folder", temporary))
         folder.mkdir(parents=True, exist_ok=True)
         for world_size in map(int, values["processes"].split(",")):
-            events, wrong = compare(folder, world_size, int(values["kills"]), int(values["seed"]))
+            events, wrong = compare(folder, world_size, int(values["kills"]), int(values["seed"]), 0.3)
             print(f"{world_size} process(es), {len(events)} kills:", *events, sep="\n  ")
             print("  no difference" if not wrong else f"  different: {', '.join(wrong)}", flush=True)
 

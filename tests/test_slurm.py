@@ -3,64 +3,200 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
-import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from data import ShapesConfig, ensure_shapes
+from tests.kill_resume import differences
+from tests.slurm_jobs import REPOSITORY, Job, answer, slurm_is_up, submit, until
+from train_utils.checkpoint import load_last
+from train_utils.coco_eval import FIGURES
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-SECONDS = 240.0
-
-
-def answer(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-
-
-def slurm_is_up() -> bool:
-    if shutil.which("sinfo") is None:
-        return False
-    nodes = subprocess.run(["sinfo", "-h", "-t", "idle", "-N"], capture_output=True, text=True, timeout=30)
-    return nodes.returncode == 0 and len(nodes.stdout.split("\n")) > 2
-
+SHAPES = ShapesConfig(train_images=128, val_images=6, image_size=64, seed=0)
+STEPS = 32  # of two epochs
+TWO_BY_TWO = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]  # the nodes' GPUs are stand-ins
+ONE = ["--nodes=1", "--gpus-per-node=0"]
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.slurm,
-    pytest.mark.skipif(not slurm_is_up(), reason="no SLURM with two idle nodes"),
+    pytest.mark.skipif(not slurm_is_up(), reason="no SLURM with two nodes"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("script", "shape"),
-    [("train.sbatch", ["--gpus-per-node=2"]), ("train_srun.sbatch", ["--ntasks-per-node=2", "--gpus-per-node=2"])],
-)
-def test_two_nodes_of_two_processes_train_one_run(script: str, shape: list[str], tmp_path: Path) -> None:
-    """From another folder, with spaces in an option's value; the nodes' GPUs are stand-ins, so on the CPU."""
-    ensure_shapes(tmp_path / "drawn shapes", ShapesConfig(train_images=16, val_images=5, image_size=64, seed=0))
-    job = answer(
-        "sbatch", "--parsable", "--nodes=2", "--cpus-per-task=2", f"--chdir={tmp_path}", f"--output={tmp_path}/job.out",
-        f"--export=ALL,REPO={REPOSITORY},PYTHON={sys.executable},OMP_NUM_THREADS=1", *shape,
-        str(REPOSITORY / "scripts" / "slurm" / script), "data=shapes", f"data.root='{tmp_path}/drawn shapes'",
-        "data.shapes={train_images: 16, val_images: 5, image_size: 64, seed: 0}", "data.workers=0",
-        f"data.index_dir={tmp_path}/index", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64",
-        "train.batch_size=8", "train.epochs=1", "train.device=cpu", f"run_dir={tmp_path}/run", "logger.pictures=false",
-    ).strip()  # fmt: skip
-    end = time.monotonic() + SECONDS
-    state = ""
-    while state not in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT") and time.monotonic() < end:
-        time.sleep(1)
-        found = re.search(r"JobState=(\w+)", answer("scontrol", "show", "job", job))
-        state = found[1] if found else ""
-    if state in ("RUNNING", "PENDING"):
-        answer("scancel", job)
-    said = (tmp_path / "job.out").read_text()
-    assert state == "COMPLETED", said
-    assert said.count("4 processes x 2 images x 1 passes") == 1, "the processes did not form one run"
-    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-        assert [row["step"] for row in csv.DictReader(file)] == ["2"]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder whose path has a space."""
+    path = tmp_path_factory.mktemp("with space") / "a b"
+    ensure_shapes(path / "shapes", SHAPES)
+    return path
+
+
+def options(folder: Path, *more: str) -> list[str]:
+    shapes = f"{{train_images: {SHAPES.train_images}, val_images: {SHAPES.val_images}, image_size: 64, seed: 0}}"
+    return [
+        "data=shapes", f"data.root='{folder}/shapes'", f"data.shapes={shapes}", "data.workers=1",
+        "data.index_dir=index", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64",
+        "train.multi_scale=[0.5, 1.5]",
+        "train.batch_size=8", "train.epochs=2", "train.device=cpu", "evaluate.every=0", "logger.pictures=false",
+        "logger.lines_per_epoch=16", *more,
+    ]  # fmt: skip
+
+
+def run_of(job: Job) -> Path:
+    return job.folder / "runs" / "shapes" / f"slurm-{job.number}"
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    """The run of a job that nothing disturbs."""
+    job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder))
+    assert job.end() == "COMPLETED", job.output
+    assert job.output.count("4 processes x 2 images x 1 passes") == 1, "the processes did not form one run"
+    assert job.fact("Restarts") == "0" and f"epoch 2  step {STEPS}" in job.output
+    return run_of(job)
+
+
+def assert_same_run(job: Job, whole: Path, stopped_by: str) -> None:
+    """The job was stopped once within an epoch, requeued, and ended as if it had not been."""
+    assert job.fact("Restarts") == "1"
+    stops = re.findall(r"^stopped at step (\d+) by (\w+)", job.output, re.MULTILINE)
+    assert len(stops) == 1 and stops[0][1] == stopped_by and int(stops[0][0]) % (STEPS // 2) != 0, stops
+    assert job.output.count("is requeued") == 1 and "killed by signal" not in job.output
+    expected, found = load_last(whole)[0], load_last(run_of(job))[0]
+    assert [line for key in expected if key != "config" for line in differences(expected[key], found[key], key)] == []
+    assert (run_of(job) / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    assert not list((job.folder / "runs").glob(".requeue*"))
+
+
+def test_a_job_that_receives_usr1_in_mid_epoch_is_requeued_and_ends_with_the_same_weights(
+    folder: Path, whole: Path
+) -> None:
+    """With one srun task for each process; the other launcher made the undisturbed run."""
+    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder))
+    job.wait_for("epoch 1/2  2/16")
+    answer("scancel", "--batch", "--signal=USR1", job.number)  # as --signal=B:USR1@120 does before the time limit
+    job.restart_now()
+    assert job.end() == "COMPLETED", job.output
+    assert_same_run(job, whole, "SIGUSR1")
+
+
+def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(folder: Path, whole: Path) -> None:
+    """With torchrun, whose agents receive SIGTERM, too, and end with code 1."""
+    job = submit("train.sbatch", folder, [*TWO_BY_TWO, "--partition=preempt"], options(folder))
+    job.wait_for("epoch 1/2  2/16")
+    answer("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    job.restart_now()
+    assert job.end() == "COMPLETED", job.output
+    assert_same_run(job, whole, "SIGTERM")
+
+
+def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(folder: Path) -> None:
+    """The last task's job number is that of the whole array."""
+    sweep = folder / "sweep.txt"
+    sweep.write_text(
+        "# one line for each task\noptim.lr=0.001\n\noptim.lr=0.002 train.multi_scale='[1.0, 1.0]'\n"
+        "optim.lr=0.003 train.epochs=2 \"name='$(date) x'\"\n"
+    )
+    array = submit(
+        "array.sbatch",
+        folder,
+        [*ONE, "--array=0-2", f"--output={folder}/job-%A_%a.out"],
+        ["sweep.txt", "--", *options(folder, "train.epochs=1")],
+    )
+    tasks = [Job(f"{array.number}_{task}", folder) for task in range(3)]
+    tasks[2].wait_for("epoch 1/2  2/16")
+    answer("scancel", "--batch", "--signal=USR1", tasks[2].number)
+    tasks[2].restart_now()
+    assert [task.end() for task in tasks] == ["COMPLETED"] * 3, [task.output for task in tasks]
+    assert [task.fact("Restarts") for task in tasks] == ["0", "0", "1"]
+    names = ["shapes", "shapes", "$(date) x"]
+    runs = [folder / "runs" / name / f"slurm-{task.number}" for name, task in zip(names, tasks, strict=True)]
+    configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in runs]
+    assert [config["optim"]["lr"] for config in configs] == [0.001, 0.002, 0.003]
+    assert [config["train"]["multi_scale"] for config in configs] == [[0.5, 1.5], [1.0, 1.0], [0.5, 1.5]]
+    assert [load_last(run)[0]["epoch"] for run in runs] == [1, 1, 2]
+
+
+def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> None:
+    job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500"))
+    job.wait_for("epoch 1/500  2/16")
+    assert len(job.processes()) >= 8, "torchrun, training and workers should be there"
+    answer("scancel", job.number)
+    until(lambda: not job.processes(), lambda: f"left behind: {job.processes()}", 30)
+    assert job.end() == "CANCELLED" and job.fact("Restarts") == "0"
+    assert "stopped at step" in job.output and load_last(run_of(job))[0]["step"] > 0
+
+
+def test_a_rank_that_fails_ends_the_job_and_is_told_once(folder: Path) -> None:
+    """A picture that only one rank reads is broken after the index was built."""
+    broken = sorted((folder / "shapes").rglob("train/*.jpg"))[100]
+    good = broken.read_bytes()
+    try:
+        broken.write_bytes(b"no picture")
+        job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, "augment=none"))
+        assert job.end() == "FAILED"
+    finally:
+        broken.write_bytes(good)
+    errors = [line for line in job.output.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1 and broken.name in errors[0] and "fix:" in errors[0], job.output
+    assert job.fact("ExitCode") != "0:0" and job.fact("Restarts") == "0"
+
+
+def test_arguments_reach_the_programs_as_they_were_written(folder: Path) -> None:
+    """With a stand-in for Python that prints them; an exit code of its own is the job's."""
+    stand_in = folder / "print arguments"
+    stand_in.write_text('#!/bin/bash\nprintf \'<%s>\' "$OMP_NUM_THREADS" "$@"\necho\nexit 7\n')
+    stand_in.chmod(0o755)
+    words = ["a=[1, 2]", 'b={x: 1, y: "q r"}', "", "$HOME *", "c='d'"]
+    asked = {
+        ("train_srun.sbatch", *words): [*words, "resume=auto"],
+        ("train.sbatch", "resume=x y"): ["resume=x y"],
+        ("eval.sbatch", "ckpt=a b"): ["ckpt=a b"],
+        ("array.sbatch", "a=b c"): ["a=b c", "train.seed=1", "resume=auto"],
+        ("array.sbatch", "a=1", "b='c  d' $HOME", "--", "e f"): ["e f", "b=c  d", "$HOME", "resume=auto"],
+        ("array.sbatch", "a=1", "--", "e f"): None,
+    }
+    jobs = []
+    for script, *arguments in asked:
+        array = ["--array=1"] if script == "array.sbatch" else []
+        shape = [*ONE, *array, f"--output={folder}/job-%j.out"]
+        jobs.append(submit(script, folder, shape, arguments, str(stand_in)))
+    for job, (script, *_), expected in zip(jobs, asked, asked.values(), strict=True):
+        assert job.end() == "FAILED"
+        program = "eval.py" if script == "eval.sbatch" else "train.py"
+        line = "".join(f"<{word}>" for word in [f"{REPOSITORY}/{program}", *(expected or [])])
+        if expected is None:
+            assert "task 1 has no options" in job.output and job.fact("ExitCode") == "1:0"
+        else:
+            assert job.output.startswith("<1>") and f"{line}\n" in job.output, job.output
+            assert job.fact("ExitCode") == "7:0", job.output
+
+
+def test_evaluation_as_a_job_gives_the_figures_of_the_training(folder: Path, whole: Path) -> None:
+    """On a node without GPUs, where the tasks of a node say how many processes torchrun starts."""
+    shape = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0"]
+    job = submit("eval.sbatch", folder, shape, [f"ckpt='{whole}/checkpoints/last.pt'", "out=scored"])
+    assert job.end() == "COMPLETED", job.output
+    with (whole / "metrics.csv").open(newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    figures = json.loads((folder / "scored" / "figures.json").read_text())
+    assert figures == {name: float(last[name]) for name in FIGURES}
+
+
+def test_dry_run_tells_the_place_of_every_rank_and_leaves_nothing(folder: Path) -> None:
+    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, "dry_run=true", "name=dry"))
+    assert job.end() == "COMPLETED", job.output
+    lines = [line for line in job.output.splitlines() if line.startswith("rank ")]
+    port = 20000 + int(job.number) % 10000
+    assert [line.split(", device")[0] for line in lines] == [
+        f"rank {rank} of 4: local rank {rank % 2}, node node{rank // 2 + 1}, meets at node1:{port} (srun)"
+        for rank in range(4)
+    ], job.output
+    assert all("device cpu" in line and "128 training images" in line for line in lines)
+    assert all("batch of 8 images = 4 processes x 2 images x 1 passes" in line for line in lines)
+    assert not (folder / "runs" / "dry").exists()

@@ -13,8 +13,12 @@ from train_utils.world import World
 
 def convert_sync_batchnorm(model: nn.Module, world: World, stack_over_ranks: Stack) -> nn.Module:
     """The model, changed in place, with batch-norm statistics over all processes: torch's SyncBatchNorm on CUDA, which
-    exists there only, else GlobalBatchNorm2d with ``stack_over_ranks``. Names and state dict stay as they are."""
-    if world.world_size == 1:
+    exists there only, else GlobalBatchNorm2d with ``stack_over_ranks``. Names and state dict stay as they are.
+
+    On a CPU this holds for one process, too: torch's own kernel has statistics that are off by 1e-5 there (docs/
+    results.md), which the network multiplies, so one process would train another model than two.
+    """
+    if world.device.type == "cuda" and world.world_size == 1:
         return model
     if world.device.type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)

@@ -8,9 +8,11 @@ what it was given, so callers need no second path.
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,10 +27,10 @@ from train_utils.launch_environment import Launch, strip_local_rank
 from train_utils.world import World
 
 __all__ = [
-    "World", "barrier", "broadcast_module", "broadcast_text", "convert_sync_batchnorm", "environment_rank",
-    "environment_world_size", "gather_arrays", "init_distributed_mode", "max_over_ranks", "no_sync",
-    "should_report_error", "shutdown", "slurm_job_name", "stack_over_ranks", "strip_local_rank", "sum_over_ranks",
-    "torch_distributed_zero_first", "unwrap", "wrap_ddp",
+    "World", "barrier", "broadcast_module", "broadcast_text", "choose_fixed_workspace", "convert_sync_batchnorm",
+    "describe_place", "environment_rank", "environment_world_size", "gather_arrays", "init_distributed_mode",
+    "max_over_ranks", "no_sync", "requeue_file", "should_report_error", "shutdown", "slurm_job_name",
+    "stack_over_ranks", "strip_local_rank", "sum_over_ranks", "torch_distributed_zero_first", "unwrap", "wrap_ddp",
 ]  # fmt: skip
 
 JOIN_SECONDS = 120.0  # for all processes to meet: they start together, torch's half an hour only delays the message
@@ -47,6 +49,22 @@ def environment_world_size() -> int:
 def slurm_job_name() -> str | None:
     """``<job>`` or ``<array job>_<task>`` under SLURM, the same after a requeue; None elsewhere."""
     return launch_environment.slurm_job_name(os.environ)
+
+
+def requeue_file() -> Path | None:
+    """The file by which a run asks its SLURM job script to be requeued; None without such a script."""
+    return launch_environment.requeue_file(os.environ)
+
+
+def describe_place() -> str:
+    """Rank, local rank, node, and where the processes meet, in one line; after ``init_distributed_mode``."""
+    launch = launch_environment.read_launch(os.environ)
+    return launch_environment.describe_launch(launch, os.environ, socket.gethostname())
+
+
+def choose_fixed_workspace() -> None:
+    """Give cuBLAS workspace of a fixed size, which it needs to add in one order each time; before CUDA is used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def init_distributed_mode(device: str, timeout_seconds: float) -> World:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from train_utils.errors import DistributedError
 
@@ -74,6 +75,19 @@ def slurm_job_name(environment: Mapping[str, str]) -> str | None:
     """``<job>``, or ``<array job>_<task>`` inside a job array: the name that stays the same when a job is requeued."""
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
+
+
+def requeue_file(environment: Mapping[str, str]) -> Path | None:
+    """The file by which a run asks its job script to be requeued; None where no script offers to do that."""
+    return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
+
+
+def describe_launch(launch: Launch, environment: Mapping[str, str], host: str) -> str:
+    """One line: rank, node and meeting point. SLURM's name of the node comes before that of ``host``, which nodes may
+    share."""
+    node = environment.get("SLURMD_NODENAME") or host
+    meeting = f", meets at {launch.address}:{launch.port} ({launch.launcher})" if launch.world_size > 1 else ""
+    return f"rank {launch.rank} of {launch.world_size}: local rank {launch.local_rank}, node {node}{meeting}"
 
 
 def strip_local_rank(arguments: list[str]) -> tuple[list[str], int | None]:

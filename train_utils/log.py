@@ -7,8 +7,10 @@ import os
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -35,6 +37,21 @@ class RunLog:
             # Opened for each line: nothing is lost in a kill, and a log that was moved away does no harm.
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+
+def log_warnings(log: RunLog, about: str) -> None:
+    """Until the end of the ``warnings.catch_warnings()`` around it, write warnings about ``about`` to the run's log."""
+    before = warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
+        if about in str(message):
+            log.line(f"warning: {str(message).splitlines()[0]}")
+        else:
+            before(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 class MetricsCsv:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
-from train_utils.distributed import max_over_ranks
+from train_utils.distributed import World, max_over_ranks, requeue_file
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 SECONDS_BEFORE_RETRY = 30.0  # after a checkpoint that could not be written
@@ -43,6 +43,16 @@ class StopRequest:
         if number == signal.SIGINT and self.signal is not None:
             raise KeyboardInterrupt
         self.signal = self.signal or signal.Signals(number)
+
+
+def ask_for_requeue(world: World, stopped_by: signal.Signals) -> None:
+    """Tell the SLURM job script, by the file it named, that this run has more to do; Ctrl-C is no such request.
+
+    To be called last of all, when the checkpoint is on the disk: the requeue ends the job.
+    """
+    path = requeue_file()
+    if world.is_main and path is not None and stopped_by != signal.SIGINT:
+        path.write_text(f"{stopped_by.name}\n", encoding="utf-8")
 
 
 class Decision(NamedTuple):

@@ -17,6 +17,9 @@ from torch.autograd.function import once_differentiable
 Stack = Callable[[Tensor], Tensor]  # a tensor of one shape on all ranks -> (ranks, *shape), the same on all ranks
 
 
+POSITIONS = (2, 3)  # of (batch, channels, rows, columns)
+
+
 class Statistics(NamedTuple):
     """Of a map (batch, channels, rows, columns), over all ranks."""
 
@@ -71,10 +74,19 @@ def global_statistics(x: Tensor, like: Tensor, stack_over_ranks: Stack) -> Stati
     Merged by the formula of Chan et al. 1979, which loses no digits where the mean is large. ``like``: a tensor
     (channels,) in the format of the parameters. Raises ValueError where all ranks together have one value a channel.
     """
-    # With running statistics of float32 (unused at momentum 0), those of a bfloat16 map are float32, too.
-    mean, variance = torch.batch_norm_update_stats(x, torch.zeros_like(like), torch.ones_like(like), 0.0)
-    count = x.new_full(mean.shape, x.numel() // x.shape[1], dtype=torch.float64)
-    means, variances, counts = stack_over_ranks(torch.stack((mean.double(), variance.double(), count))).unbind(1)
+    # Image by image in the format of the parameters, over images in float64: then the dealing of images to ranks has no
+    # say in the statistics but in digits that float32 does not have.
+    per_image = x.numel() // (x.shape[0] * x.shape[1])
+    image_means = x.sum(POSITIONS, dtype=like.dtype, keepdim=True) / per_image
+    centred = x - image_means
+    image_means = image_means.flatten(1).double()
+    shifts = centred.sum(POSITIONS).double() / per_image  # what rounding left of the means
+    squares = centred.square_().sum(POSITIONS).double() - per_image * shifts.square()
+    image_means += shifts
+    mean = image_means.mean(0)
+    squares = squares.sum(0) + per_image * (image_means - mean).square().sum(0)
+    count = torch.full_like(mean, per_image * x.shape[0])
+    means, variances, counts = stack_over_ranks(torch.stack((mean, squares / count, count))).unbind(1)
     total = float(counts[:, 0].sum())
     if total <= 1:
         raise ValueError(f"batch norm needs more than one value for each channel over all ranks, got {tuple(x.shape)}")
@@ -99,13 +111,14 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
-        # The kernel gives this rank's part of the sums of grad * normalised x and of grad, with the statistics given.
-        _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-            grad, x, weight, None, None, mean, scale, True, ctx.eps, [False, True, True]
+        centred = x - mean.view(1, -1, 1, 1)
+        parts = torch.stack(
+            (
+                centred.mul_(grad).sum(POSITIONS).double().sum(0) * scale.double(),
+                grad.sum(POSITIONS, dtype=weight.dtype).double().sum(0),
+            )
         )
-        if grad.dtype != weight.dtype:  # of bfloat16 in channels_last the kernel sums in bfloat16
-            grad_bias = grad.sum((0, 2, 3), dtype=weight.dtype)
-        parts = torch.stack((grad_weight.double(), grad_bias.double()))
+        grad_weight, grad_bias = parts.to(weight.dtype)
         of_weight, of_bias = ctx.stack_over_ranks(parts).sum(0) / ctx.elements
         # d loss / dx = factor * (grad - of_bias - (x - mean) * scale * of_weight) as grad * a + x * b + c
         factor, scale64 = (weight * scale).double(), scale.double()

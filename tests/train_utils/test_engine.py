@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.process_group import run_group
 from tests.train_utils.test_optim import CONFIG
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.engine import detect, train_one_epoch
@@ -103,7 +104,7 @@ def trained(
         save=lambda: None,
         check_sync_every=0,
     )
-    assert state.step == 24 // size // accumulate and state.seen == 24
+    assert state.step == 24 // size // accumulate and state.seen == 24 * world.world_size
     assert 0 <= result.waiting < 1 and result.stopped_by is None
     return state
 
@@ -160,6 +161,25 @@ def test_a_bad_step_leaves_no_trace_but_its_batch(world: World, tmp_path: Path) 
     assert math.isnan(kept["gradient_norms"]["second.weight"]) and math.isnan(kept["losses"]["loss"])
     with pytest.raises(TrainError, match="no longer finite at step 1"):
         trained(world, 8, 1, model=Explosive(), limit=0, say=said.append)
+
+
+def train_with_a_bad_batch_on_rank_one(folder: Path) -> tuple[int, list[str]]:
+    """How many updates this rank made, and what it said."""
+    world = init_distributed_mode("cpu", 60)
+    said: list[str] = []
+    torch.manual_seed(3)
+    model = Explosive() if world.rank == 1 else network()
+    state = trained(world, 8, 1, model=model, folder=folder, limit=1, say=said.append)
+    return state.average.updates, said
+
+
+@pytest.mark.slow
+def test_all_ranks_skip_what_is_bad_on_one(tmp_path: Path) -> None:
+    (first, said), (second, also_said) = run_group(train_with_a_bad_batch_on_rank_one, 2, tmp_path)
+    assert first == second == 2, "of three steps one is skipped, by both"
+    assert len(said) == len(also_said) == 1 and "nan" not in said[0] and "nan" in also_said[0]
+    names = sorted(path.name for path in (tmp_path / "nonfinite").iterdir())
+    assert names == ["step_00000001_rank_0.pt", "step_00000001_rank_1.pt"]
 
 
 def test_after_too_many_bad_steps_the_training_rolls_back_once(world: World) -> None:

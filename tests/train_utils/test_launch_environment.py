@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from train_utils.errors import DistributedError
 from train_utils.launch_environment import (
     ALONE,
+    describe_launch,
     expand_hostlist,
     expand_tasks_per_node,
     peek_rank,
     peek_world_size,
     read_launch,
+    requeue_file,
     slurm_job_name,
     strip_local_rank,
 )
@@ -184,3 +188,17 @@ def test_strip_local_rank() -> None:
     for broken in (["--local_rank"], ["--local-rank=x"]):
         with pytest.raises(DistributedError, match="needs a number"):
             strip_local_rank(broken)
+
+
+def test_requeue_file_is_there_only_where_the_job_script_names_one() -> None:
+    assert requeue_file(SRUN) is None and requeue_file(SRUN | {"REQUEUE_FILE": ""}) is None
+    assert requeue_file(SRUN | {"REQUEUE_FILE": "/a b/x"}) == Path("/a b/x")
+
+
+def test_launch_in_words_names_the_node_as_slurm_does() -> None:
+    """Nodes of a simulated cluster share one host name."""
+    assert describe_launch(ALONE, {}, "host") == "rank 0 of 1: local rank 0, node host"
+    environment = SRUN | {"SLURMD_NODENAME": "gpu09"}
+    assert describe_launch(read_launch(environment), environment, "host") == (
+        "rank 2 of 3: local rank 0, node gpu09, meets at gpu08:23456 (srun)"
+    )

@@ -6,13 +6,14 @@ import csv
 import io
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from train_utils import log
 from train_utils.errors import TrainError
-from train_utils.log import MetricsCsv, Progress, RunLog
+from train_utils.log import MetricsCsv, Progress, RunLog, log_warnings
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -107,3 +108,14 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.show(4, loss=0.5)
     progress.close()
     assert "epoch" in terminal.getvalue() and "4/4" in terminal.getvalue()
+
+
+def test_warnings_about_a_subject_go_to_the_log(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        log_warnings(RunLog(tmp_path, is_main=True), "deterministic")
+        warnings.warn("scatter does not have a deterministic implementation, but you set ...\nmore", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    log = (tmp_path / "train.log").read_text()
+    assert "warning: scatter does not have a deterministic" in log and "something else" not in log
+    assert [str(other.message) for other in others] == ["something else"]

@@ -106,6 +106,21 @@ def test_a_large_mean_costs_no_digits() -> None:
         torch.testing.assert_close(running_var.double(), expected, rtol=1e-3, atol=0)
 
 
+def test_statistics_are_exact_to_rounding_in_either_memory_format() -> None:
+    """torch's kernel for channels_last adds up a channel in one float32: off by 1e-5 at this size."""
+    x = torch.randn(8, CHANNELS, 48, 48) * 2 + 5
+    weight = torch.randn(8, CHANNELS, 48, 48)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        found = {}
+        for dtype in (torch.float32, torch.float64):
+            norm = GlobalBatchNorm2d(nn.BatchNorm2d(CHANNELS, momentum=1.0).to(dtype), lambda tensor: tensor[None])
+            (norm(x.to(dtype).to(memory_format=layout)) * weight.to(dtype)).sum().backward()
+            found[dtype] = [norm.running_mean, norm.running_var, norm.weight.grad, norm.bias.grad]
+        for one, other in zip(found[torch.float32], found[torch.float64], strict=True):
+            assert one is not None and other is not None
+            torch.testing.assert_close(one.double(), other, rtol=2e-6, atol=2e-4)
+
+
 def test_one_value_over_all_ranks_is_refused_and_two_are_enough() -> None:
     x = torch.randn(1, CHANNELS, 1, 1)
     with pytest.raises(ValueError, match=r"more than one value for each channel over all ranks"):
@@ -123,8 +138,6 @@ def test_a_converted_network_keeps_names_tensors_and_frozen_layers() -> None:
     model.freeze(3)
     before = dict(model.state_dict(keep_vars=True))
     measured = own_statistics(model)
-    assert convert_sync_batchnorm(model, world(1), lambda tensor: tensor[None]) is model
-    assert not any(isinstance(module, GlobalBatchNorm2d) for module in model.modules()), "changed in one process"
     assert convert_sync_batchnorm(model, world(2), lambda tensor: tensor[None]) is model
     after = model.state_dict(keep_vars=True)
     assert list(after) == list(before) and all(after[name] is before[name] for name in before)
