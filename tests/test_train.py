@@ -127,6 +127,21 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tm
     assert "changed: train.timeout_seconds: 1800.0 -> 9" in log and "changed: train.epochs: 1 -> 2" in log
 
 
+def test_a_dry_run_says_what_it_found_and_leaves_nothing(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(options(shapes, tmp_path / "run", "dry_run=true"))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rank ")]
+    for text in (
+        "rank 0 of 1",
+        "device cpu",
+        "18 training images",
+        "batch of 8 images = 1 processes x 4 images x 2 pass",
+    ):
+        assert text in line
+    assert not (tmp_path / "run").exists()
+
+
 def test_patience_ends_a_training_that_does_not_get_better(shapes: Path, tmp_path: Path) -> None:
     still = ["optim.lr=1e-9", "optim.burn_in_bias_lr=0", "optim.ema_decay=0", "model.freeze=22", "train.patience=2"]
     train(options(shapes, tmp_path / "run", "train.epochs=9", "logger.pictures=false", *still))
