@@ -97,6 +97,7 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(folder: Path
     assert_same_run(job, whole, "SIGTERM")
 
 
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(folder: Path) -> None:
     """The last task's job number is that of the whole array."""
     sweep = folder / "sweep.txt"
@@ -124,6 +125,7 @@ def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(f
     assert [load_last(run)[0]["epoch"] for run in runs] == [1, 1, 2]
 
 
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> None:
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500"))
     job.wait_for("epoch 1/500  2/16")
@@ -179,6 +181,7 @@ def test_arguments_reach_the_programs_as_they_were_written(folder: Path) -> None
             assert job.fact("ExitCode") == "7:0", job.output
 
 
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_evaluation_as_a_job_gives_the_figures_of_the_training(folder: Path, whole: Path) -> None:
     """On a node without GPUs, where the tasks of a node say how many processes torchrun starts."""
     shape = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0"]
