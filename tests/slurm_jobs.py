@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SECONDS = 400.0  # for whatever a test waits for, on a busy machine
+SECONDS = 400.0  # a job of four processes imports torch four times, beside other tests
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
 

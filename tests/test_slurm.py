@@ -74,6 +74,12 @@ def assert_same_run(job: Job, whole: Path, stopped_by: str) -> None:
     assert not list((job.folder / "runs").glob(".requeue*"))
 
 
+def test_a_job_trains_on_two_nodes(whole: Path) -> None:
+    """One torchrun on each, with two processes."""
+    assert load_last(whole)[0]["world_size"] == 4 and (whole / "train.log").is_file()
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_a_job_that_receives_usr1_in_mid_epoch_is_requeued_and_ends_with_the_same_weights(
     folder: Path, whole: Path
 ) -> None:
