@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -54,6 +54,16 @@ class Batch:
         return Batch(
             **{field.name: getattr(self, field.name).to(device, non_blocking=non_blocking) for field in fields(self)}
         )
+
+    def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
+        # From a worker only the images travel as shared memory: for each such tensor the training process asks the
+        # worker, which is busy with the next batch.
+        small = [getattr(self, field.name).numpy() for field in fields(self)[1:]]
+        return _receive, (self.images, *small)
+
+
+def _receive(images: Tensor, *small: np.ndarray) -> Batch:
+    return Batch(images, *map(torch.from_numpy, small))
 
 
 class Tile(NamedTuple):

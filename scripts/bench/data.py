@@ -45,7 +45,7 @@ BATCH_SIZE = 16
 ROUNDS = 7
 LOADER_ROUNDS = 4
 LOADED_BATCHES = 40
-SLOWER = 1.5  # times what the loader needs for a batch: a step that it can feed
+SLOWER = (1.5, 2.0)  # times what the loader needs for a batch: steps that it can feed
 
 
 class CountingSource(ImageSource):
@@ -176,19 +176,20 @@ def compare_modes(bench: Bench) -> None:
 def compare_loaders(bench: Bench) -> None:
     """Print what a second worker brings, and how long a step that is slower than the loader waits for its batch."""
     seconds: dict[int, list[float]] = {1: [], 2: []}
-    waits = []
+    waits: dict[float, list[float]] = {slower: [] for slower in SLOWER}
     for _ in range(LOADER_ROUNDS):
         for workers, found in seconds.items():
             found.append(load(bench, workers, 0.0)[0])
-        step = SLOWER * seconds[2][-1]
-        total, waited = load(bench, 2, step)
-        waits.append(waited / total)
+        for slower, shares in waits.items():
+            total, waited = load(bench, 2, slower * seconds[2][-1])
+            shares.append(waited / total)
     ratios = [one / two for one, two in zip(seconds[1], seconds[2], strict=True)]
     print(f"{'loader':42s} images/s")
     for workers, found in seconds.items():
         print(f"{workers} worker(s), best round {BATCH_SIZE / min(found):31.1f}")
     print(f"2 workers against 1, round by round: {' '.join(f'{ratio:.2f}' for ratio in ratios)}")
-    print(f"waiting in a step of {SLOWER} times the loader's: {' '.join(f'{wait:.1%}' for wait in waits)}")
+    for slower, shares in waits.items():
+        print(f"waiting in a step of {slower} times the loader's: {' '.join(f'{share:.1%}' for share in shares)}")
 
 
 def load(bench: Bench, workers: int, step_seconds: float) -> tuple[float, float]:
@@ -201,9 +202,10 @@ def load(bench: Bench, workers: int, step_seconds: float) -> tuple[float, float]
     started, waited = time.perf_counter(), 0.0
     for _ in range(LOADED_BATCHES):
         asked = time.perf_counter()
-        next(batches)
+        batch = next(batches)
         waited += time.perf_counter() - asked
         time.sleep(step_seconds)
+        del batch  # giving its pages back is no waiting, and falls into the step of a training as well
     return (time.perf_counter() - started) / LOADED_BATCHES, waited / LOADED_BATCHES
 
 
