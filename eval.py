@@ -10,7 +10,6 @@ The figures are the same to the last bit on any number of processes.
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,47 +18,33 @@ import torch
 from torch import Tensor
 
 from conf.build import build_model, complete_from_checkpoint, image_size_of, model_from_checkpoint
+from conf.build_data import open_images, open_split
 from conf.entry import ConfigError, run
 from conf.schema import EvalConfig, EvalTask, EvaluateConfig
 from data import (
     Annotations,
     Batch,
-    CachedImages,
     DataConfig,
     EvalBatchSampler,
     EvalDataset,
-    ImageCache,
-    ImageSource,
     Letterbox,
     Request,
-    build_image_cache,
     cut_at_edges,
     eval_batches,
-    kept_cache_name,
     make_loader,
-    open_annotations,
 )
 from models import Darknet, Postprocess
 from train_utils.checkpoint import load_checkpoint
 from train_utils.coco_eval import ABSENT, OPERATING_POINT, CocoResult, format_table, score
 from train_utils.curve_plots import draw_class_curves
 from train_utils.detections import MAX_CLASSES, Detections, GroundTruth, pack, to_coco_json, unpack
-from train_utils.distributed import (
-    World,
-    barrier,
-    broadcast_text,
-    gather_arrays,
-    init_distributed_mode,
-    torch_distributed_zero_first,
-)
+from train_utils.distributed import World, gather_arrays, init_distributed_mode
 from train_utils.engine import detect
 from train_utils.log import Progress
 from train_utils.operating_points import class_curves
 from train_utils.result_files import write_json
 from train_utils.run_folder import open_folder
 from train_utils.speed import measure_speed
-
-MEMORY_FILES = Path("/dev/shm")
 
 
 def evaluate(config: EvalConfig) -> dict[str, float]:
@@ -75,7 +60,9 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
     annotations = open_split(config.data, "val", world)
     model = load_model(config, annotations, world).to(world.device)
     image_size = config.evaluate.image_size or image_size_of(model.cfg)
-    evaluator = Evaluator(annotations, config.evaluate, image_size, model, config.data, world)
+    evaluator = Evaluator(
+        annotations, config.evaluate, image_size, model, config.data, world, timeout_seconds=config.timeout_seconds
+    )
     if config.task == EvalTask.speed:
         return time_stages(evaluator, model.eval(), config.evaluate.batch_size)
     evaluation = evaluator(model)
@@ -136,6 +123,7 @@ class Evaluator:
         data: DataConfig,
         world: World,
         lines: int = 5,
+        timeout_seconds: float = 0.0,
     ) -> None:
         if image_size % model.max_stride:
             nearest = max(1, round(image_size / model.max_stride)) * model.max_stride
@@ -143,7 +131,7 @@ class Evaluator:
                 f"evaluate.image_size={image_size} is no multiple of the network's largest stride "
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
-        self.world, self.lines, self.config = world, lines, config
+        self.annotations, self.world, self.lines, self.config = annotations, world, lines, config
         self.image_size, self.stride = image_size, model.max_stride
         assert len(annotations.names) <= MAX_CLASSES, "classes travel in two bytes"
         self.ground_truth = GroundTruth(
@@ -160,7 +148,8 @@ class Evaluator:
         images = open_images(annotations, data, world)
         self.dataset = EvalDataset(annotations, images, config.upscale, config.resize)
         self.num_images = sum(len(batch) for batch in sampler)
-        self.loader = make_loader(self.dataset, sampler, data.workers, world.device.type == "cuda")
+        cuda = world.device.type == "cuda"
+        self.loader = make_loader(self.dataset, sampler, data.workers, cuda, timeout_seconds)
         self.postprocess = Postprocess(
             model.heads,
             confidence=config.confidence,
@@ -216,37 +205,6 @@ def time_stages(evaluator: Evaluator, model: torch.nn.Module, batch_size: int) -
         print(speed.line(), flush=True)
         figures |= {f"{stage}_ms_batch{size}": value for stage, value in speed.milliseconds.items()}
     return figures
-
-
-def open_split(config: DataConfig, split: str, world: World) -> Annotations:
-    """The index of one split; the first process of each node builds it if need be, the others wait and map the same."""
-    with torch_distributed_zero_first(world):
-        return open_annotations(config, split)
-
-
-def open_images(annotations: Annotations, config: DataConfig, world: World) -> ImageSource:
-    """The images of a split, read from their files, or with ``data.cache`` decoded once for all processes of a node.
-
-    In memory the cache's file has a name of this run's own and is unlinked as soon as everyone has it open, so that
-    nothing stays when the run ends in whatever way. On a disk it stays for the next run.
-    """
-    images = ImageSource(annotations, config.on_error)
-    if config.cache == ImageCache.none:
-        return images
-    on_disk = config.cache == ImageCache.disk
-    if on_disk:
-        path = Path(config.index_dir).absolute() / kept_cache_name(annotations, config.on_error)
-    else:
-        path = MEMORY_FILES / f"hydra-yolov3-spp-{broadcast_text(uuid.uuid4().hex)}"
-    try:
-        with torch_distributed_zero_first(world):
-            build_image_cache(images, path, config.cache)
-            cache = CachedImages(path, annotations)
-        barrier()
-    finally:
-        if world.is_local_main and not on_disk:
-            path.unlink(missing_ok=True)
-    return ImageSource(annotations, config.on_error, cache)
 
 
 def _short(names: list[str]) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from conf.build import Detector, model_or_checkpoint, open_detector
 from conf.entry import ConfigError, run
-from conf.schema import ExportConfig, ExportFormat
+from conf.schema_inference import ExportConfig, ExportFormat
 from data.shapes import draw_image
 from data.transforms import letterbox
 from models.export import DetectorGraph, FixedSuppression

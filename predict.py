@@ -19,7 +19,7 @@ from torch import Tensor
 
 from conf.build import Detector, model_or_checkpoint, open_detector
 from conf.entry import ConfigError, run
-from conf.schema import PredictConfig
+from conf.schema_inference import PredictConfig
 from data import Frame, FrameBatch, FrameBatches, Medium, cut_at_edges, find_media
 from models import Postprocess
 from train_utils.coco_eval import make_detections
@@ -64,7 +64,7 @@ def predict(config: PredictConfig) -> Path:
     network = Timed(make_network(config, detector, world))
     started = time.perf_counter()
     with writer.drawn:
-        for batch, detections in forward_all(network, frames, list, world.device):
+        for batch, detections in forward_all(network, frames, list, world.device, "batch_size"):
             for frame, found in found_on_frames(batch, detections):
                 writer.add(frame, found)
             progress.advance(len(batch.frames))

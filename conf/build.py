@@ -10,13 +10,20 @@ from typing import Any
 
 from torch.nn import BatchNorm2d
 
-from conf.entry import ConfigError, layered
-from conf.schema import ModelConfig
+from conf.entry import ConfigError, layered, to_dictionary
+from conf.schema import ModelConfig, TrainConfig
+from data import Annotations
 from models import (
     WEIGHTS_VERSION,
     Cfg,
     Darknet,
+    DarknetLoss,
+    DarknetLossConfig,
+    Head,
+    LossConfig,
+    LossSection,
     WeightsReport,
+    YoloLoss,
     load_cfg,
     load_darknet_weights,
     load_foreign_state_dict,
@@ -208,3 +215,24 @@ def _read_names(path: Path) -> tuple[list[str], list[int] | None]:
     if not names:
         raise ConfigError(f"names={path} holds no names. {fix}")
     return names, ids
+
+
+def make_loss(heads: Sequence[Head], config: LossSection) -> YoloLoss | DarknetLoss:
+    """The loss that ``loss=`` chose."""
+    if isinstance(config, DarknetLossConfig):
+        return DarknetLoss(heads, config)
+    assert isinstance(config, LossConfig)
+    return YoloLoss(heads, config)
+
+
+def describe(config: TrainConfig, model: Darknet, train_set: Annotations, micro_batch: int) -> dict[str, Any]:
+    """What a checkpoint says about itself, so that nothing else is needed to use it."""
+    return {
+        "network": describe_network(model, config.model),
+        "names": list(train_set.names),
+        "category_ids": train_set.category_ids.tolist(),
+        "config": to_dictionary(config),
+        "weights_version": list(WEIGHTS_VERSION),
+        "micro_batch": micro_batch,
+        "data": {"images": len(train_set), "boxes": len(train_set.classes)},
+    }

@@ -25,8 +25,12 @@ from data import DataError
 from models import ModelError
 from train_utils.checkpoint import CheckpointError
 from train_utils.distributed import (
+    allowed_restarts,
     environment_rank,
     environment_world_size,
+    job_folder_name,
+    let_others_hear,
+    name_lost_peers,
     should_report_error,
     shutdown,
     strip_local_rank,
@@ -74,7 +78,7 @@ def run(
                 named = [override.partition("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
                 return program(to_plain(cfg, schema, complete, named))
             except BaseException as error:  # kept for below: Hydra would add a line of its own
-                failures.append(error)
+                failures.append(name_lost_peers(error))
 
         main()
         if failures:
@@ -90,6 +94,7 @@ def run(
     except Exception:
         if should_report_error():
             traceback.print_exc()
+        let_others_hear()
         sys.exit(1)
     shutdown()
 
@@ -129,9 +134,10 @@ def to_plain(
 def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """With ``resume=<run folder>`` the configuration of that run, but for what the command line names; else ``given``.
 
-    ``resume=auto`` stands for the folder of ``run_dir``, of the SLURM job, or the newest one of this name; where that
-    holds no checkpoint yet, a run begins. Raises ConfigError where a folder holds no run.
+    ``resume=auto`` stands for the folder of ``run_dir``, of the SLURM job or torchrun's run, or the newest one of this
+    name; where that holds no checkpoint yet, a run begins. Raises ConfigError where a folder holds no run.
     """
+    given = _with_restarts(given)
     if given.get("resume") == "auto":
         found = find_run(given["name"], given["run_dir"])
         given = given | {"resume": str(found) if found else None, "run_dir": None if found else given["run_dir"]}
@@ -152,6 +158,23 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
         OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), merge=False, force_add=True)
     saved.run_dir, saved.resume = None, given["resume"]
     return _to_dictionary(saved)
+
+
+def _with_restarts(given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` with ``resume=auto`` where torchrun may start the run again and the user did not say otherwise.
+
+    Not only when it does: on other nodes than that of the failure, its count of restarts may still be 0. The run's id
+    names its folder, so nothing foreign can be taken up. Raises ConfigError where torchrun was given no id.
+    """
+    restarts = allowed_restarts()
+    if given.get("resume") is not None or restarts == 0:
+        return given
+    if given.get("run_dir") is None and job_folder_name() is None:
+        raise ConfigError(
+            f"torchrun may restart this training {restarts} times and would not find its folder again. "
+            "fix: torchrun --rdzv-id=<a name for this run>, run_dir=<folder>, or --max-restarts=0"
+        )
+    return given | {"resume": "auto"}
 
 
 def layered(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -236,4 +259,5 @@ def _report(message: str, debug: bool) -> None:
         if debug:
             traceback.print_exc()
         print(f"error: {message}", file=sys.stderr, flush=True)
+    let_others_hear()
     sys.exit(USAGE_EXIT_CODE)

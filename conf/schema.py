@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from data import AugmentConfig, DataConfig, OnError, Resize
+from data import AugmentConfig, DataConfig, Resize
 from models import DarknetLossConfig, LossConfig, LossSection
-from models.export_files import OPSETS
 from train_utils.coco_backends import choose_backend
 from train_utils.optim import OptimConfig
+
+AUTO = "auto"  # of train.device_batch_size
 
 
 class Device(StrEnum):
@@ -85,10 +86,12 @@ class TrainSection:
 
     epochs: int
     batch_size: int  # images in one optimiser step, over all processes
-    device_batch_size: int | None  # images in one forward pass of one process; null: the most that divide the step
-    max_device_batch_size: int  # evenly, up to this many; what is left of a step is accumulated
+    device_batch_size: Any  # images in one forward pass of one process, a number that divides the step evenly; the rest
+    # of a step is accumulated. null: the most up to max_device_batch_size; auto: the most that the memory holds
+    max_device_batch_size: int
     image_size: int  # side in pixels of the square that training images fill
-    multi_scale: list[float]  # [low, high]: each step's size is drawn from image_size times this range
+    multi_scale: list[float]  # [low, high]: each step's size is drawn from image_size times this range, the first
+    # step has the largest
     rect: bool  # the images of a step are of like aspect and fill a rectangle of it instead of a square
     repeat_threshold: float  # images of classes that fewer than this share of the images show come more often; 0: none
     seed: int
@@ -113,9 +116,11 @@ class TrainSection:
         for key in ("epochs", "batch_size", "max_device_batch_size", "image_size"):
             if getattr(self, key) < 1:
                 raise ValueError(f"train.{key} must be 1 or more, got {getattr(self, key)}")
-        if self.device_batch_size is not None and self.device_batch_size < 1:
+        images = self.device_batch_size
+        if images not in (None, AUTO) and not (type(images) is int and images >= 1):
             raise ValueError(
-                f"train.device_batch_size must be 1 or more, or null to derive it, got {self.device_batch_size}"
+                f"train.device_batch_size must be 1 or more, {AUTO} to find what the memory holds, or null to derive "
+                f"it, got {images}"
             )
         for key in ("save_every_steps", "save_every_minutes", "max_nonfinite_steps", "patience"):
             if getattr(self, key) < 0:
@@ -182,7 +187,7 @@ class TrainConfig:
 
     name: str  # first folder below runs/
     run_dir: str | None  # null: runs/<name>/<date_time>, or runs/<name>/slurm-<job id> under SLURM
-    resume: str | None  # run folder to continue; auto: the one of run_dir, of the SLURM job or the newest of this name
+    resume: str | None  # run folder to continue; auto: of run_dir, this SLURM or torchrun job, or the name's newest
     resume_force: bool  # continue even where other options or data make it another training
     dry_run: bool  # say what each process found out: its place, device, data and share of a step; then end
     debug: bool  # show tracebacks of user errors too
@@ -226,94 +231,3 @@ class EvalConfig:
     data: DataConfig
     model: ModelConfig
     evaluate: EvaluateConfig
-
-
-@dataclass
-class PredictConfig:
-    """Everything that predict.py reads; either ``ckpt``, or ``model`` with its weights and ``names``."""
-
-    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
-    model: ModelConfig | None
-    names: str | None  # class names of Darknet weights: a text file, one a line, or a COCO json with categories
-    source: str  # a picture, a video, a folder, a pattern in quotes, or a .txt that lists pictures and videos
-    out: str | None  # folder for the results; null: runs/predict/<date_time>
-    on_error: OnError  # of a picture or video that cannot be read
-    image_size: int | None  # longest side in pixels; null: that of the checkpoint or of the .cfg
-    resize: Resize  # as evaluate.resize
-    rect: bool  # as evaluate.rect
-    batch_size: int | None  # pictures in one forward pass, results do not depend on it; null: 8 on a GPU, else 1
-    confidence: float  # detections at or below this score are dropped
-    nms_iou: float
-    max_detections: int  # kept for each picture
-    multi_label: bool  # one box may be reported with several classes
-    draw: bool  # copies of the pictures and videos with boxes
-    save_json: bool  # detections.json (COCO results) and images.json
-    save_txt: bool  # labels/*.txt of pictures (YOLO)
-    device: Device
-    workers: int  # threads that read, and as many that draw and write
-    debug: bool
-
-    def __post_init__(self) -> None:
-        if self.ckpt is not None and self.model is not None:
-            raise ValueError("ckpt and model exclude one another: a checkpoint holds its network. fix: leave one out")
-        if self.ckpt is not None and self.names is not None:
-            raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
-        for key in ("image_size", "batch_size"):
-            if getattr(self, key) is not None and getattr(self, key) < 1:
-                raise ValueError(f"{key} must be 1 or more, or null, got {getattr(self, key)}")
-        for key in ("max_detections", "workers"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be 1 or more, got {getattr(self, key)}")
-        for key in ("confidence", "nms_iou"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"{key} must lie in 0..1, got {getattr(self, key)}")
-
-
-class ExportFormat(StrEnum):
-    """Files that export.py writes: ONNX, or an archive of torch.export."""
-
-    onnx = "onnx"
-    torch = "torch"
-
-
-@dataclass
-class ExportConfig:
-    """Everything that export.py reads; ``model`` is None with a checkpoint, which holds its own."""
-
-    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
-    model: ModelConfig | None  # with model.weights, instead of ckpt
-    names: str | None  # text file of class names, one a line, for Darknet weights
-    format: ExportFormat
-    out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2
-    image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
-    batch_size: int
-    dynamic_batch: bool  # the file takes any batch size
-    dynamic_size: bool  # the file takes any multiples of the network's stride as height and width
-    opset: int  # of ONNX
-    nms: bool  # detections instead of all boxes and scores
-    confidence: float  # with nms: only scores above it are detections
-    nms_iou: float
-    max_detections: int  # room for each image
-    candidates: int  # best-scored boxes of each image that enter suppression
-    tolerance: float  # largest difference between file and network, of scores and of corners as a share of the image
-    debug: bool
-
-    def __post_init__(self) -> None:
-        if self.ckpt is not None and (self.model is not None or self.names is not None):
-            raise ValueError("ckpt excludes model and names: a checkpoint holds its own. fix: leave them out")
-        sides = self.image_size if isinstance(self.image_size, list) else [self.image_size] * 2
-        known = self.image_size is None or (len(sides) == 2 and all(type(side) is int and side > 0 for side in sides))
-        if not known:
-            raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {self.image_size}")
-        if self.opset not in OPSETS:
-            raise ValueError(f"opset must lie in {OPSETS[0]}..{OPSETS[-1]}, which are tested, got {self.opset}")
-        for key in ("batch_size", "max_detections"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be 1 or more, got {getattr(self, key)}")
-        if not self.tolerance > 0:
-            raise ValueError(f"tolerance must be above 0, got {self.tolerance}")
-        if self.candidates < self.max_detections:
-            raise ValueError(f"candidates={self.candidates} must not be below max_detections={self.max_detections}")
-        for key in ("confidence", "nms_iou"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"{key} must lie in 0..1, got {getattr(self, key)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import cv2
@@ -12,9 +13,32 @@ import torch
 from torch.utils.data import DataLoader
 
 from data.dataset import Batch, EvalDataset, TrainDataset
+from data.errors import DataError
 from data.samplers import EvalBatchSampler, TrainBatchSampler
 
 PREFETCHED_BATCHES = 4  # per worker
+PATIENCE = 0.8  # part of the time-out: sooner than other ranks give up in an exchange, so that the cause is told
+
+
+class BatchLoader(DataLoader[Batch]):
+    """A torch loader that raises DataError where its workers hang."""
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        batches = super().__iter__()
+        while True:
+            try:
+                batch = next(batches, None)
+            except RuntimeError as error:
+                if not (self.timeout and "timed out" in str(error)):
+                    raise
+                _kill(batches)
+                raise DataError(
+                    f"the {self.num_workers} worker process(es) gave no batch for {self.timeout:g} s. fix: look for a "
+                    "disk that does not answer, or too few data.workers; where that is no fault, a longer time-out"
+                ) from error
+            if batch is None:
+                return
+            yield batch
 
 
 def make_loader(
@@ -22,9 +46,13 @@ def make_loader(
     batch_sampler: TrainBatchSampler | EvalBatchSampler,
     workers: int,
     pin_memory: bool,
-) -> DataLoader[Batch]:
-    """A loader that yields ``Batch``; ``workers`` processes (0: none) live as long as it does."""
-    return DataLoader(
+    timeout_seconds: float = 0.0,
+) -> BatchLoader:
+    """A loader that yields ``Batch``; ``workers`` processes (0: none) live as long as it does.
+
+    Where they give no batch for the larger part of ``timeout_seconds`` (0: as long as it takes), a DataError ends it.
+    """
+    return BatchLoader(
         dataset,
         batch_sampler=batch_sampler,
         num_workers=workers,
@@ -36,7 +64,19 @@ def make_loader(
         generator=torch.Generator(),  # for seeds of workers that nobody uses: the global one stays as it is
         persistent_workers=workers > 0,
         prefetch_factor=PREFETCHED_BATCHES if workers else None,
+        timeout=PATIENCE * timeout_seconds if workers else 0,
     )
+
+
+def _kill(batches: Any) -> None:
+    """End the workers of a loader's iterator: one that hangs may not hear SIGTERM, and the exit would wait for it."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error for each
+    try:
+        for worker in batches._workers:
+            worker.kill()
+            worker.join()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def _identity(batch: Any) -> Any:

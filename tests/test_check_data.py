@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from conf.entry import compose, run
+from conf.report import announce
 from conf.schema import TrainConfig
 from conf.schema_tools import CheckDataConfig
 from data import DataFormat, open_annotations
 from models import Darknet, zoo_cfg
 from scripts.check_data import check, main
 from tests.data.drawn_set import DrawnSet
-from train import announce
 from train_utils.log import RunLog
 
 VOID = {"meta", "img"}

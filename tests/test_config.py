@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conf.build import complete_from_checkpoint
-from conf.entry import CONF_DIR, compose, continue_run, run, to_dictionary, to_yaml
+from conf.entry import CONF_DIR, ConfigError, compose, continue_run, run, to_dictionary, to_yaml
 from conf.messages import full_keys
 from conf.schema import EvalConfig, TrainConfig
 from eval import evaluate
@@ -142,3 +142,29 @@ def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacke
     assert config["train"]["epochs"] == 7 and config["data"]["name"] == "bccd", "not those of the command line"
     assert config["train"]["max_device_batch_size"] == now["train"]["max_device_batch_size"]
     assert config["resume"] == str(tmp_path) and config["run_dir"] is None
+
+
+def test_a_training_that_torchrun_may_start_again_goes_on_in_its_own_folder_and_in_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a node whose own count of restarts is 0."""
+    now = to_dictionary(compose("train", TrainConfig, ["experiment=quickstart"]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    own, foreign = (tmp_path / "runs" / now["name"] / name for name in ("torchrun-7", "newer"))
+    for folder in (own, foreign):
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.yaml").write_text(json.dumps(now))
+    (foreign / "checkpoints" / "last.pt").write_text("")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    assert continue_run(now, [])["resume"] is None, "there is no checkpoint to go on from"
+    (own / "checkpoints" / "last.pt").write_text("")
+    assert continue_run(now, [])["resume"] == str(own)
+    assert continue_run(now | {"resume": str(foreign)}, ["resume"])["resume"] == str(foreign), "the user decides"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with pytest.raises(ConfigError, match=r"restart this training 3 times .* fix: torchrun --rdzv-id="):
+        continue_run(now, [])
+    assert continue_run(now | {"run_dir": str(own)}, ["run_dir"])["resume"] == str(own)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    assert continue_run(now, [])["resume"] is None, "nothing is started again"

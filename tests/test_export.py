@@ -15,7 +15,8 @@ import torch
 import export as program
 from conf.build import build_model, describe_network, model_or_checkpoint
 from conf.entry import compose, run
-from conf.schema import ExportConfig, TrainConfig
+from conf.schema import TrainConfig
+from conf.schema_inference import ExportConfig
 from export import export
 from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
 from models.export import DetectorGraph

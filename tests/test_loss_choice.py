@@ -11,14 +11,14 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from conf.build import complete_from_checkpoint
+from conf.build import complete_from_checkpoint, make_loss
 from conf.entry import ConfigError, compose, continue_run, layered, to_dictionary, to_plain, to_yaml
 from conf.messages import explain
 from conf.schema import CHOICES, EvalConfig, TrainConfig
 from eval import evaluate
 from models import DarknetLoss, DarknetLossConfig, Head, LossConfig, YoloLoss
 from models.darknet_loss import BoxLoss
-from train import make_loss, train
+from train import train
 
 HEAD = Head(layer=1, stride=32, anchors=((9.0, 9.0),), num_classes=1, all_anchors=((9.0, 9.0),), mask=(0,))
 

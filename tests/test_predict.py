@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from conf.build import build_model, describe_network, model_from_checkpoint, model_or_checkpoint
+from conf.build_data import open_split
 from conf.entry import compose, run, to_dictionary
-from conf.schema import PredictConfig, TrainConfig
+from conf.schema import TrainConfig
+from conf.schema_inference import PredictConfig
 from data import ShapesConfig, cut_at_edges, ensure_shapes
-from eval import Evaluator, open_split
+from eval import Evaluator
 from models.weights import head_layers
 from predict import predict
 from tests.data.test_media import picture, video

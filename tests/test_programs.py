@@ -13,10 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from conf.build import complete_from_checkpoint
+from conf.entry import compose
+from conf.schema import EvalConfig
 from data import ShapesConfig, ensure_shapes
+from eval import evaluate
+from tests.process_group import run_group
 from train import COLUMNS
 from train_utils.coco_eval import FIGURES
 
@@ -94,23 +100,28 @@ def test_training_on_two_processes_leaves_one_whole_run_folder(folder: Path, tra
     assert "APm" in trained.out, "no table at the end"
 
 
+def score_here(folder: Path, threads: int, options: list[str]) -> None:
+    """The part of this rank in one evaluation."""
+    os.chdir(folder)
+    torch.set_num_threads(threads)
+    evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
+
+
 def test_a_checkpoint_scores_the_same_to_the_last_bit_on_any_number_of_processes(
     folder: Path, trained: Finished
 ) -> None:
-    """Also on another number of threads: one process takes both cores, the launcher gives each process one."""
-    last = rows(folder / "run" / "metrics.csv")[-1]
-    saved = []
-    for processes in (0, 2, 3):
-        done = start(folder, "eval.py", "ckpt=run/checkpoints/last.pt", f"out=eval{processes}", processes=processes)
-        assert done.code == 0, done.err
-        saved.append(results(folder / f"eval{processes}"))
+    """Also with another number of threads, in batches of another size, and from another folder."""
+    last, saved = rows(folder / "run" / "metrics.csv")[-1], []
+    for processes, threads in ((1, 2), (2, 1), (3, 1)):
+        out = folder / f"eval{processes}"
+        run_group(score_here, processes, folder, threads, ["ckpt=run/checkpoints/last.pt", f"out={out}"])
+        saved.append(results(out))
     assert saved[0] == saved[1] == saved[2]
     figures = json.loads(saved[0][0])
     assert figures == {name: float(last[name]) for name in FIGURES}, "not what training measured"
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    options = ["ckpt=../run/checkpoints/last.pt", "out=eval7", "evaluate.batch_size=7"]
-    done = start(elsewhere, "eval.py", *options)
+    done = start(elsewhere, "eval.py", "ckpt=../run/checkpoints/last.pt", "out=eval7", "evaluate.batch_size=7")
     assert done.code == 0, done.err
     assert results(elsewhere / "eval7") == saved[0], "depends on the folder or the batch size"
 

@@ -17,8 +17,9 @@ from tests.slurm_jobs import REPOSITORY, Job, answer, slurm_is_up, submit, until
 from train_utils.checkpoint import load_last
 from train_utils.coco_eval import FIGURES
 
-SHAPES = ShapesConfig(train_images=128, val_images=6, image_size=64, seed=0)
-STEPS = 32  # of two epochs
+SHAPES = ShapesConfig(train_images=384, val_images=6, image_size=64, seed=0)
+STEPS = 96  # of two epochs: signals take a second or two to arrive
+BEGUN = "epoch 1/2  3/48"
 TWO_BY_TWO = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]  # the nodes' GPUs are stand-ins
 ONE = ["--nodes=1", "--gpus-per-node=0"]
 
@@ -85,7 +86,7 @@ def test_a_job_that_receives_usr1_in_mid_epoch_is_requeued_and_ends_with_the_sam
 ) -> None:
     """With one srun task for each process; the other launcher made the undisturbed run."""
     job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder))
-    job.wait_for("epoch 1/2  2/16")
+    job.wait_for(BEGUN)
     answer("scancel", "--batch", "--signal=USR1", job.number)  # as --signal=B:USR1@120 does before the time limit
     job.restart_now()
     assert job.end() == "COMPLETED", job.output
@@ -96,7 +97,7 @@ def test_a_job_that_receives_usr1_in_mid_epoch_is_requeued_and_ends_with_the_sam
 def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(folder: Path, whole: Path) -> None:
     """With torchrun, whose agents receive SIGTERM, too, and end with code 1."""
     job = submit("train.sbatch", folder, [*TWO_BY_TWO, "--partition=preempt"], options(folder))
-    job.wait_for("epoch 1/2  2/16")
+    job.wait_for(BEGUN)
     answer("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     job.restart_now()
     assert job.end() == "COMPLETED", job.output
@@ -118,7 +119,7 @@ def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(f
         ["sweep.txt", "--", *options(folder, "train.epochs=1")],
     )
     tasks = [Job(f"{array.number}_{task}", folder) for task in range(3)]
-    tasks[2].wait_for("epoch 1/2  2/16")
+    tasks[2].wait_for(BEGUN)
     answer("scancel", "--batch", "--signal=USR1", tasks[2].number)
     tasks[2].restart_now()
     assert [task.end() for task in tasks] == ["COMPLETED"] * 3, [task.output for task in tasks]
@@ -134,12 +135,32 @@ def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(f
 @pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> None:
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500"))
-    job.wait_for("epoch 1/500  2/16")
+    job.wait_for(BEGUN.replace("/2 ", "/500 "))
     assert len(job.processes()) >= 8, "torchrun, training and workers should be there"
     answer("scancel", job.number)
     until(lambda: not job.processes(), lambda: f"left behind: {job.processes()}", 30)
     assert job.end() == "CANCELLED" and job.fact("Restarts") == "0"
     assert "stopped at step" in job.output and load_last(run_of(job))[0]["step"] > 0
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) -> None:
+    """Its slurmd is killed, which SLURM notices after SlurmdTimeout. Checkpoints are those of the clock: no signal
+    reaches the training in time to save another."""
+    pattern = "slurmd -N node2"
+    job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500", "train.save_every_steps=5"))
+    try:
+        job.wait_for(BEGUN.replace("/2 ", "/500 "))
+        answer("pkill", "-KILL", "-f", pattern)
+        until(lambda: job.fact("JobState") != "RUNNING", lambda: f"still running: {job.output}", 120)
+        until(lambda: not job.processes(), lambda: f"left behind: {job.processes()}", 60)
+        assert job.fact("JobState") == "PENDING" and job.fact("Restarts") == "1"
+        assert "DUE TO NODE FAILURE" in job.output, job.output
+        assert load_last(run_of(job))[0]["step"] >= 5
+    finally:
+        answer("scancel", job.number)
+        answer(*pattern.split())
+        until(lambda: "idle" in answer("sinfo", "-h", "-n", "node2", "-o", "%t"), lambda: "node2 is away", 60)
 
 
 def test_a_rank_that_fails_ends_the_job_and_is_told_once(folder: Path) -> None:
@@ -209,6 +230,6 @@ def test_dry_run_tells_the_place_of_every_rank_and_leaves_nothing(folder: Path) 
         f"rank {rank} of 4: local rank {rank % 2}, node node{rank // 2 + 1}, meets at node1:{port} (srun)"
         for rank in range(4)
     ], job.output
-    assert all("device cpu" in line and "128 training images" in line for line in lines)
+    assert all("device cpu" in line and "384 training images" in line for line in lines)
     assert all("batch of 8 images = 4 processes x 2 images x 1 passes" in line for line in lines)
     assert not (folder / "runs" / "dry").exists()

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from conf.build_data import make_train_loader, open_split
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Batch, ShapesConfig, ensure_shapes
-from eval import open_split
 from scripts.world_size import largest_difference, parts_of
 from tests.process_group import run_group
-from train import make_train_loader, train
+from train import train
 from train_utils.checkpoint import load_checkpoint
 from train_utils.distributed import init_distributed_mode
 from train_utils.world import World
@@ -121,3 +121,12 @@ def test_samples_depend_neither_on_processes_nor_on_workers(folder: Path) -> Non
                     torch.equal(image, its_image) and torch.equal(targets, its_targets)
                     for its_image, its_targets in other
                 )
+
+
+@pytest.mark.slow
+def test_patience_ends_all_processes_together(folder: Path) -> None:
+    """Only the first process has the figures; AP stays 0 at this learning rate."""
+    run_dir = folder / "patience"
+    still = ["model=yolov3-tiny", "model.width=0.125", "train.epochs=6", "train.patience=1", "optim.lr=1e-9"]
+    run_group(train_here, 2, folder, run_dir, [*still, "train.timeout_seconds=20", "evaluate.every=1"])
+    assert load_checkpoint(run_dir / "checkpoints" / "last.pt")["epoch"] == 2

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train_utils.sync_batchnorm import GlobalBatchNorm2d, Stack
+from train_utils.wait_clock import WaitClock
 from train_utils.world import World
 
 
@@ -53,6 +55,39 @@ def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
     # training, and those of rank 0 are kept. (As an argument this would also leave out the first time.)
     wrapped.broadcast_buffers = False
     return wrapped
+
+
+def time_waiting(model: nn.Module, clock: WaitClock) -> None:
+    """Have ``clock`` count what a model of ``wrap_ddp`` waits for other processes in forward and backward passes.
+
+    Whoever runs the backward pass calls ``clock.end`` behind it. Values stay as they are to the last bit.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    for module in model.modules():
+        if isinstance(module, GlobalBatchNorm2d):
+            module.stack_over_ranks = clock.timed(module.stack_over_ranks)
+        elif isinstance(module, nn.SyncBatchNorm):
+            _time_layer(module, clock)
+    # The gradient that comes last is that of the first layer; what is not summed by then, the process has to wait for.
+    first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+    first.register_post_accumulate_grad_hook(clock.begin)
+
+
+def _time_layer(layer: nn.Module, clock: WaitClock) -> None:
+    """Count both passes of a layer that exchanges something in the middle of its computation."""
+
+    def after(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        clock.end()
+        if output.requires_grad and inputs[0].requires_grad:
+            output.register_hook(lambda _: clock.begin())  # its gradient is there: the backward pass of the layer
+            inputs[0].register_hook(lambda _: clock.end())
+
+    def before(*_: Any) -> None:
+        clock.begin()
+
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

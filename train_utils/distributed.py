@@ -22,18 +22,26 @@ from torch.distributed.rendezvous import rendezvous
 
 from train_utils import data_parallel, launch_environment, store
 from train_utils.data_parallel import no_sync, unwrap, wrap_ddp
+from train_utils.devices import choose_device, device_conflict
 from train_utils.errors import DistributedError
-from train_utils.launch_environment import Launch, strip_local_rank
+from train_utils.file_systems import place_on_disk
+from train_utils.launch_environment import Launch, describe_launch, read_launch, strip_local_rank
+from train_utils.lost_peers import Lookout
+from train_utils.meeting import Meeting, Member, meet
+from train_utils.orphans import watch_parent
 from train_utils.world import World
 
 __all__ = [
-    "World", "barrier", "broadcast_module", "broadcast_text", "choose_fixed_workspace", "convert_sync_batchnorm",
-    "describe_place", "environment_rank", "environment_world_size", "gather_arrays", "init_distributed_mode",
-    "max_over_ranks", "no_sync", "requeue_file", "should_report_error", "shutdown", "slurm_job_name",
-    "stack_over_ranks", "strip_local_rank", "sum_over_ranks", "torch_distributed_zero_first", "unwrap", "wrap_ddp",
+    "World", "allowed_restarts", "barrier", "broadcast_module", "broadcast_text", "choose_fixed_workspace",
+    "convert_sync_batchnorm", "describe_place", "environment_rank", "environment_world_size", "gather_arrays",
+    "init_distributed_mode", "job_folder_name", "let_others_hear", "max_over_ranks", "name_lost_peers", "no_sync",
+    "requeue_file", "should_report_error", "shutdown", "stack_over_ranks", "strip_local_rank", "sum_over_ranks",
+    "torch_distributed_zero_first", "unwrap", "wrap_ddp",
 ]  # fmt: skip
 
 JOIN_SECONDS = 120.0  # for all processes to meet: they start together, torch's half an hour only delays the message
+
+_lookout: Lookout | None = None  # of the process group
 
 
 def environment_rank() -> int:
@@ -46,9 +54,14 @@ def environment_world_size() -> int:
     return launch_environment.peek_world_size(os.environ)
 
 
-def slurm_job_name() -> str | None:
-    """``<job>`` or ``<array job>_<task>`` under SLURM, the same after a requeue; None elsewhere."""
-    return launch_environment.slurm_job_name(os.environ)
+def job_folder_name() -> str | None:
+    """The name of a run folder that stays the same when SLURM or torchrun start the run again; None elsewhere."""
+    return launch_environment.job_folder_name(os.environ)
+
+
+def allowed_restarts() -> int:
+    """How often torchrun may start this run again."""
+    return launch_environment.allowed_restarts(os.environ)
 
 
 def requeue_file() -> Path | None:
@@ -58,8 +71,7 @@ def requeue_file() -> Path | None:
 
 def describe_place() -> str:
     """Rank, local rank, node, and where the processes meet, in one line; after ``init_distributed_mode``."""
-    launch = launch_environment.read_launch(os.environ)
-    return launch_environment.describe_launch(launch, os.environ, socket.gethostname())
+    return describe_launch(read_launch(os.environ), os.environ, socket.gethostname())
 
 
 def choose_fixed_workspace() -> None:
@@ -74,14 +86,17 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     collective, and the start too where it is below JOIN_SECONDS. Raises DistributedError, with the same sentence on
     all processes, when one of them has no device of its own.
     """
-    launch = launch_environment.read_launch(os.environ)
-    chosen, problem = _choose_device(device, launch)
+    global _lookout
+    launch = read_launch(os.environ)
+    chosen, problem = choose_device(device, launch)
     num_nodes, backend = 1, "none"
+    if launch_environment.has_agent(os.environ):
+        watch_parent()
     if launch.world_size > 1:
         seconds = min(timeout_seconds, JOIN_SECONDS)
-        meeting = _join(launch, seconds)
+        meeting, members = _join(launch, seconds)
         with store.lost_store_as_error():
-            problem = problem or _device_conflict(meeting, launch, chosen)
+            problem = problem or device_conflict(meeting, launch, chosen)
         num_nodes = store.agree(meeting, launch.rank, launch.world_size, launch.local_rank == 0, problem, seconds)
         backend = "nccl" if chosen.type == "cuda" else "gloo"
     elif problem is not None:
@@ -97,6 +112,8 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
             timeout=timedelta(seconds=timeout_seconds),
             device_id=chosen if backend == "nccl" else None,  # connects now, where an error is still easy to read
         )
+        place, own = f"{launch.address}:{launch.port}", not launch_environment.agent_holds_store(os.environ)
+        _lookout = Lookout(_group_store().clone(), launch.rank, members, place, own, timeout_seconds)
     return World(
         rank=launch.rank,
         local_rank=launch.local_rank,
@@ -112,6 +129,10 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
 
 def shutdown() -> None:
     """Leave the process group, if there is one."""
+    global _lookout
+    if _lookout is not None:
+        _lookout.close()
+        _lookout = None
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -119,29 +140,38 @@ def shutdown() -> None:
 def should_report_error() -> bool:
     """Whether this process is the one that tells the user: the first of all to ask, whichever hits the error first.
 
-    Without a process group (before, after, single) it is rank 0. Where the store of the group is gone, the process
-    that held it has ended and said why, or its launcher has: False.
+    Without a process group (before, after, single) it is rank 0; where the store of the group is out of reach and no
+    error was reported before, the first of each node. ``let_others_hear`` is to be called when the error is told.
     """
-    if not dist.is_initialized():
-        return environment_rank() == 0
-    try:
-        return store.claim_report(_group_store(), dist.get_rank())
-    except dist.DistError:
-        return False
+    return _lookout.claim() if _lookout is not None else environment_rank() == 0
 
 
-def torch_distributed_zero_first(world: World) -> AbstractContextManager[None]:
-    """Run the body first on local rank 0 of every node, then on all others: one builds a cache, the rest open it.
+def let_others_hear() -> None:
+    """After ``should_report_error``: wait, for seconds at most, until this process may end with what others need."""
+    if _lookout is not None:
+        _lookout.let_others_hear()
 
-    The others wait on the group's store, not in a collective, so no NCCL time-out runs and a leader may take hours.
-    If a leader's body raises, every other process raises DistributedError with the leader's sentence; if a leader
-    gives no sign of life for store.DEAD_SECONDS, or the store is gone, every other process raises DistributedError
-    too. No process leaves before all leaders are done. All processes must enter the sections in the same order.
+
+def name_lost_peers(error: BaseException) -> BaseException:
+    """DistributedError that names the missing ranks where ``error`` is the loss of another process or a time-out of a
+    collective; any other error as it is. Takes seconds, for the answers of those who live."""
+    return error if _lookout is None else _lookout.explain(error, (dist.DistError,))
+
+
+def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContextManager[None]:
+    """Run the body first on one process of those that share a disk, then on all others: one builds, the rest open.
+
+    That process is local rank 0 of each node or, with the ``folders`` where the body writes, of the first of the nodes
+    that see the same ones: a file in them tells. The others wait on the group's store, not in a collective, so no NCCL
+    time-out runs and a leader may take hours. If a leader's body raises, every other process raises DistributedError
+    with the leader's sentence; if a leader gives no sign of life for store.DEAD_SECONDS, or the store is gone, every
+    other process raises DistributedError too. No process leaves before all leaders are done. All processes must enter
+    the sections in the same order.
     """
     if world.world_size == 1:
         return nullcontext()
     place = store.Place(world.rank, world.world_size, world.node_rank, world.num_nodes, world.is_local_main)
-    return store.leaders_first(_group_store(), place)
+    return store.leaders_first(_group_store(), place_on_disk(_group_store(), place, folders))
 
 
 def barrier() -> None:
@@ -227,21 +257,8 @@ def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:
     return gathered
 
 
-def _choose_device(requested: str, launch: Launch) -> tuple[torch.device, str | None]:
-    """The device of this process, and what is wrong with it."""
-    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu"), None
-    if not torch.cuda.is_available():
-        return torch.device("cpu"), (
-            f"a CUDA device was asked for, but torch {torch.__version__} finds none on rank {launch.rank}. "
-            "fix: train.device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
-        )
-    # Tasks that see only their own GPU (srun --gpus-per-task=1) all call it 0.
-    return torch.device("cuda", launch.local_rank % torch.cuda.device_count()), None
-
-
-def _join(launch: Launch, seconds: float) -> dist.Store:
-    """The store where all processes meet: torchrun's own, else one that rank 0 opens."""
+def _join(launch: Launch, seconds: float) -> tuple[dist.Store, Meeting]:
+    """The store where all processes meet, torchrun's own or one that rank 0 opens, and who they are."""
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = launch.address, str(launch.port)
     try:
         meeting, _, _ = next(rendezvous("env://", launch.rank, launch.world_size, timeout=timedelta(seconds=seconds)))
@@ -251,25 +268,10 @@ def _join(launch: Launch, seconds: float) -> dist.Store:
             f"within {seconds:g} s ({str(error).splitlines()[0]}). fix: start all of them, with one MASTER_ADDR and "
             "MASTER_PORT that every node can reach and no other program uses"
         ) from error
+    host = launch_environment.node_name(os.environ, socket.gethostname())
+    found = meet(meeting, Member(launch.rank, launch.node_rank, host), launch.world_size, seconds)
     # Processes that torchrun restarts may get the store of those that died, with all that they left in it.
-    return dist.PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", meeting)
-
-
-def _device_conflict(meeting: dist.Store, launch: Launch, device: torch.device) -> str | None:
-    """What keeps this process and the others from working together on their devices."""
-    first = meeting.compare_set("device", "", device.type).decode()
-    if first != device.type:
-        return (
-            f"rank {launch.rank} would run on {device.type} and others on {first}. "
-            "fix: train.device=cpu, or GPUs on all nodes"
-        )
-    if device.type == "cuda" and meeting.add(f"gpu/{torch.cuda.get_device_properties(device).uuid}", 1) > 1:
-        return (
-            f"rank {launch.rank} would share {device} of node {launch.node_rank} with another process: "
-            f"{launch.local_world_size} processes see {torch.cuda.device_count()} GPU(s) there. "
-            "fix: start one process for each GPU, or train.device=cpu"
-        )
-    return None
+    return dist.PrefixStore(f"start/{found.number}", meeting), found
 
 
 def _group_store() -> dist.Store:

@@ -4,41 +4,28 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from train_utils.batch_types import ImageBatch, NetworkInput
 from train_utils.coco_eval import Detections, make_detections
-from train_utils.distributed import World, no_sync, sum_over_ranks
+from train_utils.distributed import World, sum_over_ranks
 from train_utils.log import Progress
+from train_utils.memory import detection_pass
 from train_utils.nonfinite import NonFiniteGuard
 from train_utils.optim import Schedule
+from train_utils.optimiser_step import OptimiserStep
 from train_utils.run_state import LOSS_NAMES, RunState
 from train_utils.steps import StepDecisions
+from train_utils.stragglers import RankTimes
 from train_utils.sync_guard import check_in_sync
-
-
-class NetworkInput(Protocol):
-    """What a forward pass needs of a batch."""
-
-    images: Tensor  # uint8 (B, 3, H, W)
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> NetworkInput: ...
-
-
-class ImageBatch(NetworkInput, Protocol):
-    """What the loops need of a batch: see data.Batch."""
-
-    targets: Tensor  # float32 (T, 6): image in the batch, class, cx, cy, w, h in pixels
-    indices: Tensor  # int64 (B,) positions in the data set
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> ImageBatch: ...
-
+from train_utils.wait_clock import WaitClock
 
 BatchType = TypeVar("BatchType", bound=ImageBatch)
 InputType = TypeVar("InputType", bound=NetworkInput)
@@ -50,8 +37,13 @@ class EpochResult(NamedTuple):
     lr: float  # of the convolution weights, at the last step
     losses: dict[str, float]  # means over the epoch and all ranks, by LOSS_NAMES
     images_per_second: float
-    waiting: float  # share of the time that this process waited for batches
+    times: RankTimes  # of this process
     stopped_by: signal.Signals | None
+
+    @property
+    def waiting(self) -> float:
+        """Share of the time that this process waited for batches."""
+        return self.times.shares()["data"]
 
 
 class Waiting(Generic[BatchType]):
@@ -88,6 +80,7 @@ def train_one_epoch(
     decisions: StepDecisions,
     save: Callable[[], None],
     check_sync_every: int,
+    clock: WaitClock,
 ) -> EpochResult:
     """Train over what ``loader`` has left of an epoch, ``accumulate`` micro-batches to an optimiser step.
 
@@ -95,63 +88,26 @@ def train_one_epoch(
     network takes. The update is that of the mean loss over the step's global batch, whatever the number of processes.
     A step with a loss or gradient that is not finite changes nothing (see ``guard``). ``save`` is called where
     ``decisions`` say so, on all processes. Every ``check_sync_every`` steps (0: never) they compare what they train.
-    Raises TrainError when that differs, or ``guard`` gives up.
+    ``clock`` counts the waiting for other processes where data_parallel.time_waiting has been called with it and
+    ``model``. Raises TrainError when what is trained differs, or ``guard`` gives up.
     """
     model.train()
-    optimizer, scaler = state.optimizer, state.scaler
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    clock.restart()
+    step = OptimiserStep(
+        model, loss, state, schedule, world, accumulate, autocast_dtype, to_input, guard, decisions, clock
+    )
     images_done, started = 0, time.perf_counter()
     waiting = Waiting(loader)
-    step_sums = torch.zeros_like(state.loss_sums)
-    batches: list[ImageBatch] = []
     stopped_by = None
-
-    def forward(network: nn.Module, batch: ImageBatch) -> list[Tensor]:
-        with torch.autocast(world.device.type, autocast_dtype, enabled=autocast_dtype is not None):
-            maps: list[Tensor] = network(to_input(batch))
-        return maps
-
-    for micro_batch, on_host in enumerate(waiting, start=1):
-        if not batches:
-            guard.begin_step(state.model)
-            schedule.apply(optimizer, state.step)
-        batch = on_host.to(world.device, non_blocking=True)
-        batches.append(batch)
-        with no_sync(model, len(batches) == accumulate):
-            parts = loss(
-                forward(model, batch),
-                batch.targets,
-                objectness_ratio=schedule.burn_in(state.step),
-                sum_over_ranks=sum_over_ranks,
-                world_size=world.world_size,
-            )
-            scaler.scale(parts.total / accumulate).backward()
-        step_sums += torch.stack([part.detach().double() for part in parts])
+    for micro_batch, batch in enumerate(waiting, start=1):
+        step.add(batch)
         images_done += len(batch.indices) * world.world_size
-        if len(batches) < accumulate:
+        if not step.full:
             continue
-        norm, finite = gradient_norm(parameters, step_sums, state, schedule.config.clip_norm is not None)
-        decision = decisions.decide(finite, state.step + 1)
-        if decision.skip:
-            losses = dict(zip(LOSS_NAMES, (step_sums / accumulate).tolist(), strict=True))
-            guard.skip(state.model, state.step, batches, losses, lambda batch: forward(state.model, batch))
-        else:
-            guard.good()
-            if schedule.config.clip_norm is not None:
-                nn.utils.clip_grads_with_norm_(parameters, schedule.config.clip_norm, norm)
-            scaler.step(optimizer)
-            scaler.update()
-            state.average.update(state.model)
-            state.loss_sums += step_sums / accumulate
-            state.loss_steps += 1
-        optimizer.zero_grad(set_to_none=True)
-        lr = optimizer.param_groups[0]["lr"]
-        state.scheduler.step()
-        state.step += 1
-        state.seen += world.world_size * sum(len(batch.indices) for batch in batches)
-        step_sums.zero_()
-        batches.clear()
-        check_in_sync(state.model, world, state.step, lr, check_sync_every)
+        lr = state.optimizer.param_groups[0]["lr"]
+        decision = step.update()
+        with clock:
+            check_in_sync(state.model, world, state.step, lr, check_sync_every)
         if decision.save or decision.stop:
             save()
             decisions.saved()
@@ -161,13 +117,11 @@ def train_one_epoch(
         if progress.due(micro_batch):
             seconds = time.perf_counter() - started
             progress.show(micro_batch, **_means(state, 1), lr=lr, images_per_second=images_done / seconds)
-    seconds = time.perf_counter() - started
+    times = RankTimes(time.perf_counter() - started, waiting.seconds, clock.seconds)
     progress.close()
     # Not the optimiser's: where a run goes on behind the last step of an epoch, that is the next one's already.
     lr = schedule.config.lr * schedule.weight_lr_factor(max(0, state.step - 1))
-    return EpochResult(
-        lr, _means(state, world.world_size), images_done / seconds, waiting.seconds / seconds, stopped_by
-    )
+    return EpochResult(lr, _means(state, world.world_size), images_done / times.seconds, times, stopped_by)
 
 
 def rehearse(
@@ -194,23 +148,6 @@ def rehearse(
     parts = loss(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=sum_over_ranks, world_size=world.world_size)
     parts.total.backward()
     optimizer.zero_grad(set_to_none=True)
-
-
-def gradient_norm(
-    parameters: Sequence[nn.Parameter], losses: Tensor, state: RunState, unscaled: bool
-) -> tuple[Tensor, bool]:
-    """The norm of all gradients together, and whether it and this process's ``losses`` are finite.
-
-    Gradients are the same on all ranks, losses are not. With a scaler, which skips steps with overflown gradients by
-    itself, only the losses count; ``unscaled`` takes its factor out of the gradients first.
-    """
-    if unscaled:
-        state.scaler.unscale_(state.optimizer)
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    finite = losses.isfinite().all()
-    if not state.scaler.is_enabled():
-        finite = finite & norm.isfinite()
-    return norm, bool(finite)  # waits for the device
 
 
 def _means(state: RunState, world_size: int) -> dict[str, float]:
@@ -255,15 +192,19 @@ def forward_all(
     loader: Iterable[InputType],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
+    batch_key: str = "evaluate.batch_size",
 ) -> Iterator[tuple[InputType, list[Tensor]]]:
     """Each batch with its detections, in order; ``model`` is on ``device`` and in evaluation mode.
 
     On a CPU a convolution's last bits depend on the number of threads that share it. So there each batch is computed
     by one thread, and the threads work on different batches side by side: the same figures on any number of cores.
+
+    Raises TrainError where memory runs out; ``batch_key`` is the option that it names beside the image size.
     """
 
     def forward(batch: InputType) -> tuple[InputType, list[Tensor]]:
-        with torch.inference_mode():  # thread-local, so it is entered here
+        # The mode is thread-local, so it is entered here.
+        with torch.inference_mode(), detection_pass(device, batch.images.shape, batch_key):
             images = batch.to(device, non_blocking=True).images.float().div_(255)
             return batch, postprocess(model(images))
 

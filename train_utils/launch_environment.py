@@ -77,15 +77,50 @@ def slurm_job_name(environment: Mapping[str, str]) -> str | None:
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
 
 
+def job_folder_name(environment: Mapping[str, str]) -> str | None:
+    """The name of a run's folder that stays the same when the run is started again: ``slurm-<job>``, or
+    ``torchrun-<run id>`` where torchrun may restart it and has an id (``--rdzv-id``, by itself on one machine)."""
+    job, run = slurm_job_name(environment), _run_id(environment)
+    if job is not None:
+        return f"slurm-{job}"
+    if allowed_restarts(environment) == 0 or run is None:
+        return None
+    return f"torchrun-{re.sub(r'[^0-9A-Za-z_.-]', '_', run)}"
+
+
+def allowed_restarts(environment: Mapping[str, str]) -> int:
+    """How often torchrun may start this run again (``--max-restarts``); 0 under other launchers."""
+    return _integer(environment, "TORCHELASTIC_MAX_RESTARTS", default=0)
+
+
+def has_agent(environment: Mapping[str, str]) -> bool:
+    """Whether a torchrun started this process and watches over it; variables set by hand are none."""
+    return "TORCHELASTIC_RUN_ID" in environment
+
+
+def agent_holds_store(environment: Mapping[str, str]) -> bool:
+    """Whether the processes meet in the store of torchrun itself, which outlives rank 0."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def node_name(environment: Mapping[str, str], host: str) -> str:
+    """SLURM's name of this node, else ``host``, which nodes of a simulated cluster share."""
+    return environment.get("SLURMD_NODENAME") or host
+
+
+def _run_id(environment: Mapping[str, str]) -> str | None:
+    run = environment.get("TORCHELASTIC_RUN_ID", "none")
+    return None if run in ("", "none") else run
+
+
 def requeue_file(environment: Mapping[str, str]) -> Path | None:
     """The file by which a run asks its job script to be requeued; None where no script offers to do that."""
     return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
 
 
 def describe_launch(launch: Launch, environment: Mapping[str, str], host: str) -> str:
-    """One line: rank, node and meeting point. SLURM's name of the node comes before that of ``host``, which nodes may
-    share."""
-    node = environment.get("SLURMD_NODENAME") or host
+    """One line: rank, node and meeting point."""
+    node = node_name(environment, host)
     meeting = f", meets at {launch.address}:{launch.port} ({launch.launcher})" if launch.world_size > 1 else ""
     return f"rank {launch.rank} of {launch.world_size}: local rank {launch.local_rank}, node {node}{meeting}"
 

@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,27 @@ class RunLog:
     def __init__(self, run_dir: Path | None, is_main: bool) -> None:
         self._is_main = is_main
         self._path = run_dir / "train.log" if run_dir is not None else None
+        self._failed = False
 
     def line(self, text: str | None) -> None:
-        """Write ``text``, with the time in the file; None and empty text are left out."""
+        """Write ``text``, with the time in the file; None and empty text are left out.
+
+        A file that cannot be written, as on a full disk, is told once on the terminal, and ends nothing.
+        """
         if not self._is_main or not text:
             return
         tqdm.write(text)  # keeps clear of a progress bar
         sys.stdout.flush()
-        if self._path is not None:
+        if self._path is None:
+            return
+        try:
             # Opened for each line: nothing is lost in a kill, and a log that was moved away does no harm.
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        except OSError as error:
+            if not self._failed:
+                _warn(f"cannot write {self._path} ({error.strerror}): lines are shown here only while that lasts")
+            self._failed = True
 
 
 def log_warnings(log: RunLog, about: str) -> None:
@@ -63,18 +74,33 @@ class MetricsCsv:
         Rows of a file with other columns keep what they have in common. Raises TrainError when it cannot be written.
         """
         self._path, self._columns, self._is_main = path, list(columns), is_main
+        self._waiting: list[Mapping[str, object]] = []  # rows that could not be written
         if is_main:
             rows = self._read_until(epochs_done) if epochs_done > 0 and path.exists() else []
             self._write(rows)
 
     def write(self, row: Mapping[str, object]) -> None:
-        """Append a row; a column without a value stays empty."""
+        """Append a row; a column without a value stays empty.
+
+        Where the file cannot be written, as on a full disk, a warning is shown and the row waits for the next one.
+        """
         if not self._is_main:
             return
         unknown = set(row) - set(self._columns)
         assert not unknown, f"no columns {sorted(unknown)} in {self._path}"
-        with self._path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
+        self._waiting.append(row)
+        whole = None
+        try:
+            whole = self._path.stat().st_size
+            with self._path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._columns).writerows(self._waiting)
+        except OSError as error:
+            if whole is not None:
+                with suppress(OSError):
+                    os.truncate(self._path, whole)  # no half row
+            _warn(f"cannot write {self._path} ({error.strerror}): {len(self._waiting)} row(s) wait for the next one")
+            return
+        self._waiting.clear()
 
     def _read_until(self, epochs_done: int) -> list[dict[str, str]]:
         text = self._path.read_text(encoding="utf-8")
@@ -140,6 +166,10 @@ class Progress:
         """Take the bar off the terminal."""
         if self._bar is not None:
             self._bar.close()
+
+
+def _warn(text: str) -> None:
+    tqdm.write(f"warning: {text}", file=sys.stderr)
 
 
 def _memory_gb() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train_utils.distributed import World
+from train_utils.distributed import World, max_over_ranks
 from train_utils.errors import TrainError
 
 MAX_DUMPS = 5  # batches that are kept for a look, of one run
@@ -79,11 +80,21 @@ class NonFiniteGuard:
         if self._roll_back is None or self._rolled_back_at == step - self.in_a_row:
             again = "" if self._roll_back is None else ", again right after a return to the last checkpoint"
             raise TrainError(
-                f"the loss is no longer finite at step {step} ({named}), {self.in_a_row} step(s) in a row{again}. "
-                f"fix: {HELP}"
+                f"the loss is no longer finite at step {step}{self._culprits(losses)} ({named}), {self.in_a_row} "
+                f"step(s) in a row{again}. fix: {HELP}"
             )
         self.in_a_row, self._rolled_back_at = 0, step
         self._say(self._roll_back())
+
+    def _culprits(self, losses: dict[str, float]) -> str:
+        """The ranks whose own losses are not finite, and whose losses follow; all processes call this together."""
+        rank, world_size = self._world.rank, self._world.world_size
+        bad = not all(map(math.isfinite, losses.values()))
+        flags = max_over_ranks([int(bad and number == rank) for number in range(world_size)])
+        ranks = ", ".join(str(number) for number in range(world_size) if flags[number])
+        if world_size == 1:
+            return ""
+        return f" on rank {ranks}; losses of rank {rank}" if ranks else f" (a gradient of all); losses of rank {rank}"
 
     def good(self) -> None:
         """The step was one like any other."""

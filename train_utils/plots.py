@@ -14,6 +14,7 @@ matplotlib.use("Agg")  # no display is needed
 from matplotlib import pyplot as plt
 
 from train_utils.drawing import draw_boxes
+from train_utils.errors import TrainError
 
 CURVE_GROUPS = (
     ("loss", ("loss", "loss_box", "loss_objectness", "loss_classification")),
@@ -42,7 +43,10 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
 
 
 def save_sheet(images: Sequence[np.ndarray], columns: int, out: Path, cell: int = 400) -> None:
-    """Save RGB images side by side as one picture, each scaled into a square of ``cell`` pixels on grey."""
+    """Save RGB images side by side as one picture, each scaled into a square of ``cell`` pixels on grey.
+
+    Raises TrainError where it cannot be written.
+    """
     rows = -(-len(images) // columns)
     sheet = np.full((rows * cell, columns * cell, 3), 114, np.uint8)
     for i, image in enumerate(images):
@@ -52,7 +56,7 @@ def save_sheet(images: Sequence[np.ndarray], columns: int, out: Path, cell: int 
         y, x = i // columns * cell, i % columns * cell
         sheet[y : y + small.shape[0], x : x + small.shape[1]] = small
     if not cv2.imwrite(str(out), sheet[..., ::-1]):
-        raise OSError(f"could not write {out}")
+        raise TrainError(f"cannot write the picture {out}. fix: free some space there, or choose another folder")
 
 
 def draw_targets(images: np.ndarray, targets: np.ndarray, names: Sequence[str], out: Path, count: int = 16) -> None:

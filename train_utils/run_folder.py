@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from train_utils.distributed import World, broadcast_text, slurm_job_name
-from train_utils.errors import TrainError
+from train_utils.distributed import World, broadcast_text, job_folder_name
+from train_utils.errors import CheckpointError, TrainError
 
 
 def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | None) -> Path:
     """The run's folder, the same on every process: ``resume``, else ``run_dir``, else ``runs/<name>/slurm-<job id>``
-    under SLURM and ``runs/<name>/<date_time>`` elsewhere. Makes it, with ``checkpoints/`` inside.
+    under SLURM, ``runs/<name>/torchrun-<run id>`` where torchrun may restart the run, and ``runs/<name>/<date_time>``
+    elsewhere. Makes it, with ``checkpoints/`` inside.
 
     Raises TrainError on all processes when it cannot be written or already holds another run.
     """
@@ -34,8 +35,8 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
 
 
 def find_run(name: str, run_dir: str | None) -> Path | None:
-    """The folder that ``resume=auto`` means, where it holds a checkpoint: ``run_dir``, else that of the SLURM job, else
-    the newest of ``runs/<name>``."""
+    """The folder that ``resume=auto`` means, where it holds a checkpoint: ``run_dir``, else that of the SLURM job or of
+    torchrun's run, else the newest of ``runs/<name>``."""
     own = Path(run_dir).resolve() if run_dir is not None else _job_folder(name)
     folders = [own] if own is not None else Path("runs", name).resolve().glob("*/")
     runs = [folder for folder in folders if (folder / "config.yaml").is_file() and _checkpoints(folder)]
@@ -43,8 +44,8 @@ def find_run(name: str, run_dir: str | None) -> Path | None:
 
 
 def _job_folder(name: str) -> Path | None:
-    job = slurm_job_name()
-    return Path("runs", name, f"slurm-{job}").resolve() if job is not None else None
+    own = job_folder_name()
+    return Path("runs", name, own).resolve() if own is not None else None
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -68,12 +69,13 @@ def open_folder(world: World, folder: Path, key: str) -> Path:
 
 
 def on_main(world: World, function: Callable[[], str]) -> str:
-    """The text that ``function`` returns on the first process, on every process; its TrainError likewise."""
+    """The text that ``function`` returns on the first process, on every process; its error, where that is one for
+    users, likewise, as TrainError."""
     text = error = ""
     if world.is_main:
         try:
             text = function()
-        except TrainError as failure:
+        except (TrainError, CheckpointError) as failure:
             error = str(failure)
     error = broadcast_text(error)
     if error:

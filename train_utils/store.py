@@ -39,13 +39,18 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among the nodes; the leader of a node is its local rank 0."""
+    """Where a process stands among the nodes, or groups of nodes; the leader of a node is its local rank 0."""
 
     rank: int
     world_size: int
     node_rank: int
     num_nodes: int
     leads: bool
+    led_by: tuple[int, ...] = ()  # of groups: the first node of each
+
+    def node(self, group: int) -> int:
+        """The node whose first process leads a group."""
+        return self.led_by[group] if self.led_by else group
 
 
 @contextmanager
@@ -150,8 +155,8 @@ def _wait_for_leaders(store: Store, section: str, place: Place) -> None:
                 beats, last_change = seen, now
             elif now - last_change > DEAD_SECONDS:
                 sentence = (
-                    f"the first process of node {watched} gave no sign of life for {DEAD_SECONDS:g} s while others "
-                    "waited for it. fix: look at its output, and for a lack of memory on its node"
+                    f"the first process of node {place.node(watched)} gave no sign of life for {DEAD_SECONDS:g} s "
+                    "while others waited for it. fix: look at its output, and for a lack of memory on its node"
                 )
                 store.compare_set(f"{section}/failure", "", sentence)
             time.sleep(pause)

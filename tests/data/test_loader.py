@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from data import (
     AugmentConfig,
     Batch,
+    DataError,
     EvalBatchSampler,
     EvalDataset,
     MultiScale,
@@ -71,10 +73,28 @@ def test_an_error_in_a_worker_reaches_the_training_process(coco_set, no_augment:
     (coco_set.root / "images" / "12.png").write_bytes(b"no image")
     dataset = TrainDataset(source.annotations, no_augment, 0, 1, source)
     sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
-    batches = iter(make_loader(dataset, sampler, 1, pin_memory=False))
+    loader = make_loader(dataset, sampler, 1, pin_memory=False)
     with pytest.raises(ValueError, match=r"12.png is not an image .* fix: "):
-        list(batches)
-    batches._shutdown_workers()  # left to the garbage collector, torch waits 5 s for a worker that had an error
+        list(loader)
+    loader._iterator._shutdown_workers()  # else torch waits 5 s for a worker that had an error
+
+
+class Stuck(TrainDataset):
+    """A set whose worker stops for good, so that no other signal than SIGKILL reaches it."""
+
+    def __getitems__(self, requests: Any) -> Batch:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return super().__getitems__(requests)
+
+
+def test_a_worker_that_hangs_ends_the_epoch_with_a_sentence(coco_set, no_augment: AugmentConfig) -> None:
+    source = coco_set.source()
+    dataset = Stuck(source.annotations, no_augment, 0, 1, source)
+    sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
+    loader = make_loader(dataset, sampler, 1, pin_memory=False, timeout_seconds=1)
+    with pytest.raises(DataError, match=r"gave no batch for 0.8 s. fix: "):
+        next(iter(loader))
+    assert not any(worker.is_alive() for worker in loader._iterator._workers)
 
 
 PROGRAM = """
@@ -93,7 +113,7 @@ sampler = TrainBatchSampler(40, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
 loader = make_loader(TrainDataset(source.annotations, NO_AUGMENT, 0, 1, source), sampler, 2, False)
 batches = iter(loader)
 next(batches)
-print(*(worker.pid for worker in batches._workers), flush=True)
+print(*(worker.pid for worker in loader._iterator._workers), flush=True)
 sys.stdin.readline()
 print(1 + sum(1 for _ in batches), flush=True)
 batches = iter(loader)  # left open: the end of the program has to cope with it

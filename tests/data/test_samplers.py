@@ -84,6 +84,17 @@ def test_one_size_in_all_micro_batches_of_a_step() -> None:
     assert len(set.union(*sizes)) > 1
 
 
+def test_the_first_step_of_a_training_has_the_largest_size_on_any_number_of_ranks() -> None:
+    """Lack of memory shows at once; a run that goes on within or behind the first epoch draws what it would have."""
+    for world_size, device_batch_size in ((1, 3), (2, 3), (3, 4), (2, 6)):
+        passes = 12 // (world_size * device_batch_size)
+        drawn = [{(r.height, r.width) for r in batch} for batch in micro_batches(world_size, device_batch_size)]
+        assert all(sizes == {(128, 128)} for sizes in drawn[:passes])
+        assert {(128, 128)} != set().union(*drawn[passes:])
+        later = micro_batches(world_size, device_batch_size, epoch=1)[0]
+        assert {(r.height, r.width) for r in later} == {MultiScale(96, 0.5, 1.5, 32, 5).size(8)}
+
+
 def test_multi_scale() -> None:
     sizes = MultiScale(416, 0.67, 1.5, 32, seed=1)
     drawn = [sizes.size(step) for step in range(2000)]

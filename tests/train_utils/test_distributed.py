@@ -167,7 +167,7 @@ def test_a_killed_holder_of_the_store_ends_all_at_once(tmp_path: Path) -> None:
     for report in reports.values():
         assert report["error"].startswith("lost the other processes")
         assert report["seconds"] < 20  # 0.5 and some; without the broken connection it would be DEAD_SECONDS
-        assert report["reports"] is False
+        assert report["reports"] is True, "it was killed and could not say why"
 
 
 @pytest.mark.slow

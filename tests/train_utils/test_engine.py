@@ -23,6 +23,7 @@ from train_utils.nonfinite import NonFiniteGuard
 from train_utils.optim import Schedule, WeightAverage, make_optimizer, make_scheduler
 from train_utils.run_state import RunState
 from train_utils.steps import StepDecisions, StopRequest
+from train_utils.wait_clock import WaitClock
 
 
 @dataclass
@@ -103,6 +104,7 @@ def trained(
         decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
         save=lambda: None,
         check_sync_every=0,
+        clock=WaitClock(world.device),
     )
     assert state.step == 24 // size // accumulate and state.seen == 24 * world.world_size
     assert 0 <= result.waiting < 1 and result.stopped_by is None

@@ -9,9 +9,13 @@ import pytest
 from train_utils.errors import DistributedError
 from train_utils.launch_environment import (
     ALONE,
+    agent_holds_store,
+    allowed_restarts,
     describe_launch,
     expand_hostlist,
     expand_tasks_per_node,
+    has_agent,
+    job_folder_name,
     peek_rank,
     peek_world_size,
     read_launch,
@@ -179,6 +183,18 @@ def test_job_name() -> None:
     assert slurm_job_name({"SLURM_JOB_ID": "9"}) == "9"
     array = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "2"}
     assert slurm_job_name(array) == "10_2"
+
+
+def test_a_run_that_is_started_again_keeps_its_folder() -> None:
+    elastic = TORCHRUN | {"TORCHELASTIC_RUN_ID": "a/b 1", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    assert job_folder_name(elastic) == "torchrun-a_b_1"
+    assert job_folder_name(elastic | {"TORCHELASTIC_RESTART_COUNT": "2"}) == "torchrun-a_b_1"
+    assert job_folder_name(elastic | {"SLURM_JOB_ID": "9"}) == "slurm-9"
+    assert job_folder_name(elastic | {"TORCHELASTIC_MAX_RESTARTS": "0"}) is None, "it is not started again"
+    assert job_folder_name(elastic | {"TORCHELASTIC_RUN_ID": "none"}) is None, "torchrun's word for no id"
+    assert (allowed_restarts(elastic), allowed_restarts(TORCHRUN), allowed_restarts({})) == (3, 0, 0)
+    assert agent_holds_store({"TORCHELASTIC_USE_AGENT_STORE": "True"}) and not agent_holds_store({})
+    assert has_agent(elastic) and not has_agent(TORCHRUN), "variables set by hand"
 
 
 def test_strip_local_rank() -> None:

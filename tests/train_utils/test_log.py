@@ -56,6 +56,30 @@ def test_metrics_go_on_after_the_resumed_epoch(tmp_path: Path) -> None:
     assert rows(path) == []
 
 
+def test_a_full_disk_delays_rows_and_loses_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, kept = tmp_path / "m.csv", tmp_path / "kept.csv"
+    metrics = MetricsCsv(path, ("epoch", "loss"), is_main=True)
+    metrics.write({"epoch": 1, "loss": 0.5})
+    path.rename(kept)
+    path.symlink_to("/dev/full")
+    for epoch in (2, 3):
+        metrics.write({"epoch": epoch, "loss": 0.25})
+    assert capsys.readouterr().err.count(f"warning: cannot write {path} (No space left on device)") == 2
+    path.unlink()
+    kept.rename(path)
+    metrics.write({"epoch": 4, "loss": 0.1})
+    assert [row["epoch"] for row in rows(path)] == ["1", "2", "3", "4"] and capsys.readouterr().err == ""
+
+
+def test_a_full_disk_does_not_end_a_run_by_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.log").symlink_to("/dev/full")
+    run_log = RunLog(tmp_path, is_main=True)
+    run_log.line("one")
+    run_log.line("two")
+    shown = capsys.readouterr()
+    assert shown.out == "one\ntwo\n" and shown.err.count("No space left on device") == 1, "told once"
+
+
 def test_metrics_of_other_processes_touch_nothing(tmp_path: Path) -> None:
     MetricsCsv(tmp_path / "m.csv", ("epoch",), is_main=False).write({"epoch": 1})
     assert list(tmp_path.iterdir()) == []

@@ -29,6 +29,9 @@ def test_run_folders_of_one_second_stay_apart_and_slurm_jobs_have_their_own(
     world = init_distributed_mode("cpu", 60)
     folders = {open_run_folder(world, "name", None, None) for _ in range(3)}
     assert len(folders) == 3 and all(folder.parent == tmp_path / "runs" / "name" for folder in folders)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    assert open_run_folder(world, "name", None, None) == tmp_path / "runs" / "name" / "torchrun-7"
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     assert open_run_folder(world, "name", None, None) == tmp_path / "runs" / "name" / "slurm-41"
     assert open_run_folder(world, "name", "here", None) == tmp_path / "here"

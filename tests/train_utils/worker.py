@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,7 @@ def killed_leader(world: World, folder: Path) -> dict[str, Any]:
 
 def killed_holder(world: World, folder: Path) -> dict[str, Any]:
     """Rank 0, which holds the store, is killed as the leader of all."""
+    tempfile.tempdir = str(folder)  # where survivors without a store settle who speaks
     started = time.monotonic()
     try:
         with torch_distributed_zero_first(world):

@@ -1,0 +1,109 @@
+"""From the configuration to data: the splits, their images, and the training batches of each process."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from torch.utils.data import DataLoader
+
+from conf.schema import AUTO, TrainConfig
+from data import (
+    Annotations,
+    Batch,
+    CachedImages,
+    DataConfig,
+    DataFormat,
+    ImageCache,
+    ImageSource,
+    MultiScale,
+    TrainBatchSampler,
+    TrainDataset,
+    build_image_cache,
+    fitting_device_batch_size,
+    kept_cache_name,
+    make_loader,
+    open_annotations,
+    repeat_factors,
+)
+from train_utils.distributed import World, barrier, broadcast_text, torch_distributed_zero_first
+
+MEMORY_FILES = Path("/dev/shm")
+
+
+def open_split(config: DataConfig, split: str, world: World) -> Annotations:
+    """The index of one split; one process for each disk builds it if need be, the others wait and map the same."""
+    written = [Path(config.index_dir)] + ([Path(config.root)] if config.format == DataFormat.shapes else [])
+    with torch_distributed_zero_first(world, *written):
+        return open_annotations(config, split)
+
+
+def open_images(annotations: Annotations, config: DataConfig, world: World) -> ImageSource:
+    """The images of a split, read from their files, or with ``data.cache`` decoded once for all processes of a node.
+
+    In memory the cache's file has a name of this run's own and is unlinked as soon as everyone has it open, so that
+    nothing stays when the run ends in whatever way. On a disk it stays for the next run.
+    """
+    images = ImageSource(annotations, config.on_error)
+    if config.cache == ImageCache.none:
+        return images
+    on_disk = config.cache == ImageCache.disk
+    if on_disk:
+        path = Path(config.index_dir).absolute() / kept_cache_name(annotations, config.on_error)
+    else:
+        path = MEMORY_FILES / f"hydra-yolov3-spp-{broadcast_text(uuid.uuid4().hex)}"
+    try:
+        with torch_distributed_zero_first(world, path.parent):
+            build_image_cache(images, path, config.cache)
+            cache = CachedImages(path, annotations)
+        barrier()
+    finally:
+        if world.is_local_main and not on_disk:
+            path.unlink(missing_ok=True)
+    return ImageSource(annotations, config.on_error, cache)
+
+
+def make_sampler(
+    config: TrainConfig, train_set: Annotations, stride: int, world: World, micro_batch: int | None = None
+) -> TrainBatchSampler:
+    """The images of each step of this process. The global batch is decided first, then dealt to the processes.
+
+    ``micro_batch`` is the number of images in one forward pass over all processes of a run that goes on, or what
+    auto_batch.probed_micro_batch found: it is kept where ``train.device_batch_size`` leaves a choice, since batch norm
+    depends on it.
+    """
+    device_batch_size = config.train.device_batch_size
+    if device_batch_size in (None, AUTO):
+        limit = config.train.max_device_batch_size
+        if micro_batch is not None and micro_batch % world.world_size == 0:
+            limit = micro_batch // world.world_size
+        device_batch_size = fitting_device_batch_size(config.train.batch_size, world.world_size, limit)
+    return TrainBatchSampler(
+        num_images=len(train_set),
+        batch_size=config.train.batch_size,
+        device_batch_size=device_batch_size,
+        world_size=world.world_size,
+        rank=world.rank,
+        seed=config.train.seed,
+        sizes=training_sizes(config, stride),
+        factors=repeat_factors(train_set, config.train.repeat_threshold) if config.train.repeat_threshold else None,
+        image_sizes=train_set.sizes if config.train.rect else None,
+        tile_pool=config.augment.tile_pool,
+    )
+
+
+def training_sizes(config: TrainConfig, stride: int) -> MultiScale:
+    """The image size of each step, in multiples of the network's largest ``stride``."""
+    low, high = config.train.multi_scale
+    return MultiScale(config.train.image_size, low, high, stride, config.train.seed)
+
+
+def make_train_loader(
+    config: TrainConfig, train_set: Annotations, stride: int, world: World, micro_batch: int | None = None
+) -> tuple[TrainDataset, TrainBatchSampler, DataLoader[Batch]]:
+    """The training batches of this process, as ``make_sampler`` deals them."""
+    sampler = make_sampler(config, train_set, stride, world, micro_batch)
+    images = open_images(train_set, config.data, world)
+    dataset = TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images)
+    cuda, seconds = world.device.type == "cuda", config.train.timeout_seconds
+    return dataset, sampler, make_loader(dataset, sampler, config.data.workers, cuda, seconds)

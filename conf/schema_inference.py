@@ -1,0 +1,102 @@
+"""Types of the configurations of predict.py and export.py (see conf/schema.py, which holds those of training)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from conf.schema import Device, ModelConfig
+from data import OnError, Resize
+from models.export_files import OPSETS
+
+
+@dataclass
+class PredictConfig:
+    """Everything that predict.py reads; either ``ckpt``, or ``model`` with its weights and ``names``."""
+
+    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    model: ModelConfig | None
+    names: str | None  # class names of Darknet weights: a text file, one a line, or a COCO json with categories
+    source: str  # a picture, a video, a folder, a pattern in quotes, or a .txt that lists pictures and videos
+    out: str | None  # folder for the results; null: runs/predict/<date_time>
+    on_error: OnError  # of a picture or video that cannot be read
+    image_size: int | None  # longest side in pixels; null: that of the checkpoint or of the .cfg
+    resize: Resize  # as evaluate.resize
+    rect: bool  # as evaluate.rect
+    batch_size: int | None  # pictures in one forward pass, results do not depend on it; null: 8 on a GPU, else 1
+    confidence: float  # detections at or below this score are dropped
+    nms_iou: float
+    max_detections: int  # kept for each picture
+    multi_label: bool  # one box may be reported with several classes
+    draw: bool  # copies of the pictures and videos with boxes
+    save_json: bool  # detections.json (COCO results) and images.json
+    save_txt: bool  # labels/*.txt of pictures (YOLO)
+    device: Device
+    workers: int  # threads that read, and as many that draw and write
+    debug: bool
+
+    def __post_init__(self) -> None:
+        if self.ckpt is not None and self.model is not None:
+            raise ValueError("ckpt and model exclude one another: a checkpoint holds its network. fix: leave one out")
+        if self.ckpt is not None and self.names is not None:
+            raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
+        for key in ("image_size", "batch_size"):
+            if getattr(self, key) is not None and getattr(self, key) < 1:
+                raise ValueError(f"{key} must be 1 or more, or null, got {getattr(self, key)}")
+        for key in ("max_detections", "workers"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be 1 or more, got {getattr(self, key)}")
+        for key in ("confidence", "nms_iou"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"{key} must lie in 0..1, got {getattr(self, key)}")
+
+
+class ExportFormat(StrEnum):
+    """Files that export.py writes: ONNX, or an archive of torch.export."""
+
+    onnx = "onnx"
+    torch = "torch"
+
+
+@dataclass
+class ExportConfig:
+    """Everything that export.py reads; ``model`` is None with a checkpoint, which holds its own."""
+
+    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    model: ModelConfig | None  # with model.weights, instead of ckpt
+    names: str | None  # text file of class names, one a line, for Darknet weights
+    format: ExportFormat
+    out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2
+    image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
+    batch_size: int
+    dynamic_batch: bool  # the file takes any batch size
+    dynamic_size: bool  # the file takes any multiples of the network's stride as height and width
+    opset: int  # of ONNX
+    nms: bool  # detections instead of all boxes and scores
+    confidence: float  # with nms: only scores above it are detections
+    nms_iou: float
+    max_detections: int  # room for each image
+    candidates: int  # best-scored boxes of each image that enter suppression
+    tolerance: float  # largest difference between file and network, of scores and of corners as a share of the image
+    debug: bool
+
+    def __post_init__(self) -> None:
+        if self.ckpt is not None and (self.model is not None or self.names is not None):
+            raise ValueError("ckpt excludes model and names: a checkpoint holds its own. fix: leave them out")
+        sides = self.image_size if isinstance(self.image_size, list) else [self.image_size] * 2
+        known = self.image_size is None or (len(sides) == 2 and all(type(side) is int and side > 0 for side in sides))
+        if not known:
+            raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {self.image_size}")
+        if self.opset not in OPSETS:
+            raise ValueError(f"opset must lie in {OPSETS[0]}..{OPSETS[-1]}, which are tested, got {self.opset}")
+        for key in ("batch_size", "max_detections"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be 1 or more, got {getattr(self, key)}")
+        if not self.tolerance > 0:
+            raise ValueError(f"tolerance must be above 0, got {self.tolerance}")
+        if self.candidates < self.max_detections:
+            raise ValueError(f"candidates={self.candidates} must not be below max_detections={self.max_detections}")
+        for key in ("confidence", "nms_iou"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"{key} must lie in 0..1, got {getattr(self, key)}")

@@ -1,0 +1,185 @@
+"""Who is named when a process is lost: by lookouts on a store in memory, and by real processes that are killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.process_group import free_port
+from tests.train_utils.test_meeting import MemoryStore
+from train_utils import lost_peers
+from train_utils.errors import DistributedError
+from train_utils.lost_peers import Lookout, loss_in
+from train_utils.meeting import Meeting, Member
+
+MEETING = Meeting(1, "token", tuple(Member(rank, rank // 2, "ab"[rank // 2]) for rank in range(4)))
+RESET = RuntimeError("[/x/gloo/transport/tcp/pair.cc:1] Read error [::1]:5: Connection reset by peer. This is. More\nx")
+REASON = "Read error [::1]:5: Connection reset by peer"
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(lost_peers, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(lost_peers, "QUICK_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(lost_peers, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def lookouts(store: MemoryStore, *ranks: int, end: Any = None) -> list[Lookout]:
+    return [Lookout(store, rank, MEETING, "10.0.0.1:5", True, 30, end or (lambda: None)) for rank in ranks]
+
+
+def explain_all(watching: list[Lookout]) -> list[str]:
+    """What each says of the loss, all at about the same time; those that are not to report say so."""
+    found: dict[int, str] = {}
+
+    def ask(number: int, lookout: Lookout) -> None:
+        found[number] = str(lookout.explain(RESET, ()))
+        lookout.let_others_hear()
+
+    threads = [threading.Thread(target=ask, args=pair) for pair in enumerate(watching)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.01)
+    for thread in threads:
+        thread.join()
+    return [found[number] for number in range(len(watching))]
+
+
+def test_errors_that_are_no_loss_stay_as_they_are() -> None:
+    (lookout,) = lookouts(MemoryStore(), 0)
+    error = ValueError("gloo/")
+    assert lookout.explain(error, ()) is error
+    lookout.close()
+    wrapped = DistributedError("outer")
+    wrapped.__cause__ = RESET
+    assert loss_in(wrapped, ()) == loss_in(RESET, ()) == REASON
+    assert loss_in(RuntimeError("the loss is lost"), ()) is None
+    assert loss_in(KeyError("anything"), (KeyError,)) == "'anything'"
+
+
+def test_the_rank_without_a_sign_of_life_is_named_by_one_survivor() -> None:
+    said = explain_all(lookouts(MemoryStore(), 0, 1, 3))
+    assert said[0] == f"lost rank 2 (node 1, b): no sign of life after a collective failed ({REASON}). {lost_peers.FIX}"
+    assert said[1:] == [f"lost another process ({REASON}), as was reported"] * 2
+
+
+def test_a_rank_that_lives_but_does_not_come_is_named_as_late() -> None:
+    store = MemoryStore()
+    watching = lookouts(store, 0, 1, 2, 3)
+    said = explain_all(watching[:3])
+    assert said[0].startswith("rank 3 (node 1, b) did not come to a collective within 30 s, though alive")
+    again = explain_all(watching)
+    assert again[3].startswith("lost another process"), "it hears that the error is told"
+
+
+def test_the_error_of_another_rank_is_told_once_even_where_the_store_ends_with_it() -> None:
+    store = MemoryStore()
+    first, second = lookouts(store, 0, 1)
+    assert first.claim() and first.claim()
+    os.kill(os.getpid(), signal.SIGTERM)  # by a launcher that saw another process end; it must not cut this one short
+    first.let_others_hear()
+    store.blocked.set()
+    assert not second.claim()
+
+
+def test_without_the_store_one_process_of_each_node_names_the_other_node() -> None:
+    store = MemoryStore()
+    watching = lookouts(store, 2, 3)
+    time.sleep(0.1)
+    store.blocked.set()
+    said = explain_all(watching)
+    assert said[0] == (
+        f"rank 2 (node 1, b) can reach neither the meeting point 10.0.0.1:5 nor ranks 0, 1 (node 0, a) ({REASON}). "
+        f"{lost_peers.FIX}"
+    )
+    assert said[1].startswith("lost another process")
+
+
+def test_the_loss_of_the_store_within_a_node_is_that_of_the_rank_that_held_it() -> None:
+    store = MemoryStore()
+    watching = lookouts(store, 1)
+    time.sleep(0.1)
+    store.blocked.set()
+    (sentence,) = explain_all(watching)
+    assert sentence.startswith(f"lost rank 0 (node 0, a), which held the meeting point 10.0.0.1:5 ({REASON}). fix:")
+
+
+def test_a_process_that_stays_behind_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost_peers, "END_SECONDS", 0.1)
+    store, ended = MemoryStore(), threading.Event()
+    lookouts(store, 1, end=ended.set)
+    (reporter,) = lookouts(store, 0, end=lambda: pytest.fail("ended the one that reports"))
+    assert not ended.wait(0.3) and reporter.claim()
+    assert ended.wait(5)
+
+
+def exchange(rank: int, world_size: int, port: int, how: str, folder: str, found: Any) -> None:
+    """Sum numbers until a rank is struck, then report the error."""
+    from train_utils import distributed
+
+    for key in [key for key in os.environ if key.startswith("SLURM")]:
+        del os.environ[key]
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    os.environ |= {key: str(value) for key, value in place.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    tempfile.tempdir = folder
+    distributed.init_distributed_mode("cpu", 4)
+    started = time.monotonic()
+    try:
+        for step in range(10**6):
+            if step == 3 and rank == (0 if how == "holder" else world_size - 1):
+                if how == "error":
+                    raise ValueError("a bad image")
+                os.kill(os.getpid(), signal.SIGSTOP if how == "stopped" else signal.SIGKILL)
+            started = time.monotonic()
+            distributed.sum_over_ranks(torch.ones(1))
+    except Exception as error:
+        named = distributed.name_lost_peers(error)
+        if distributed.should_report_error():
+            found.put((rank, f"{type(named).__name__}: {named}", time.monotonic() - started))
+        distributed.let_others_hear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "stopped", "holder", "error"])
+def test_survivors_name_the_rank_once_and_end(how: str, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train", "torch._dynamo"])  # as other tests do: one server serves all
+    found: Any = context.Queue()
+    port = free_port()
+    processes = [context.Process(target=exchange, args=(rank, 3, port, how, str(tmp_path), found)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    try:
+        rank, sentence, seconds = found.get(timeout=120)
+        for process in processes if how != "stopped" else processes[:2]:
+            process.join(30)
+            assert not process.is_alive()
+        with pytest.raises(queue.Empty):
+            found.get(timeout=0.2)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    if how == "error":
+        assert (rank, sentence) == (2, "ValueError: a bad image")
+    elif how == "holder":
+        assert sentence.startswith("DistributedError: lost rank 0 (node 0, ") and "which held the meeting" in sentence
+    else:
+        assert rank in (0, 1) and sentence.startswith("DistributedError: lost rank 2 (node 0, "), sentence
+        assert seconds < 30  # 4 for the time-out, 4 for answers, and some where the machine is busy

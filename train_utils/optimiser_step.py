@@ -1,0 +1,123 @@
+"""One update of the weights: micro-batches in, and what all processes decide about it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from train_utils.batch_types import ImageBatch
+from train_utils.distributed import World, no_sync, sum_over_ranks
+from train_utils.memory import training_pass
+from train_utils.nonfinite import NonFiniteGuard
+from train_utils.optim import Schedule
+from train_utils.run_state import LOSS_NAMES, RunState
+from train_utils.steps import Decision, StepDecisions
+from train_utils.wait_clock import WaitClock
+
+
+@dataclass
+class OptimiserStep:
+    """Makes one step after another: ``add`` micro-batches until it is ``full``, then ``update``.
+
+    ``model`` is ``state.model``, wrapped or not; see engine.train_one_epoch.
+    """
+
+    model: nn.Module
+    loss: Callable[..., Any]
+    state: RunState
+    schedule: Schedule
+    world: World
+    accumulate: int
+    autocast_dtype: torch.dtype | None
+    to_input: Callable[[Any], Tensor]
+    guard: NonFiniteGuard
+    decisions: StepDecisions
+    clock: WaitClock
+    batches: list[ImageBatch] = field(default_factory=list)  # of the step under way, on the device
+
+    def __post_init__(self) -> None:
+        self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
+        self.sums = torch.zeros_like(self.state.loss_sums)
+        self._sum_over_ranks = self.clock.timed(sum_over_ranks)
+
+    @property
+    def full(self) -> bool:
+        """Whether all micro-batches of the step are here."""
+        return len(self.batches) == self.accumulate
+
+    def add(self, on_host: ImageBatch) -> None:
+        """Forward and backward pass of one micro-batch; with the last one of a step the gradients travel."""
+        state = self.state
+        if not self.batches:
+            self.guard.begin_step(state.model)
+            self.schedule.apply(state.optimizer, state.step)
+        batch = on_host.to(self.world.device, non_blocking=True)
+        self.batches.append(batch)
+        with training_pass(self.world.device, batch.images.shape, self.accumulate), no_sync(self.model, self.full):
+            parts = self.loss(
+                self.forward(self.model, batch),
+                batch.targets,
+                objectness_ratio=self.schedule.burn_in(state.step),
+                sum_over_ranks=self._sum_over_ranks,
+                world_size=self.world.world_size,
+            )
+            state.scaler.scale(parts.total / self.accumulate).backward()
+            self.clock.end()  # begun where the last gradient was there
+        self.sums += torch.stack([part.detach().double() for part in parts])
+
+    def forward(self, network: nn.Module, batch: ImageBatch) -> list[Tensor]:
+        """Raw maps of a batch on the device."""
+        with torch.autocast(self.world.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            maps: list[Tensor] = network(self.to_input(batch))
+        return maps
+
+    def update(self) -> Decision:
+        """Change the weights, or leave the step out where a loss or gradient of any process is not finite."""
+        state, clip_norm = self.state, self.schedule.config.clip_norm
+        optimizer = state.optimizer
+        norm, finite = gradient_norm(self.parameters, self.sums, state, clip_norm is not None)
+        self.clock.read_device()
+        with self.clock:
+            decision = self.decisions.decide(finite, state.step + 1)
+        if decision.skip:
+            losses = dict(zip(LOSS_NAMES, (self.sums / self.accumulate).tolist(), strict=True))
+            self.guard.skip(
+                state.model, state.step, self.batches, losses, lambda batch: self.forward(state.model, batch)
+            )
+        else:
+            self.guard.good()
+            if clip_norm is not None:
+                nn.utils.clip_grads_with_norm_(self.parameters, clip_norm, norm)
+            state.scaler.step(optimizer)
+            state.scaler.update()
+            state.average.update(state.model)
+            state.loss_sums += self.sums / self.accumulate
+            state.loss_steps += 1
+        optimizer.zero_grad(set_to_none=True)
+        state.scheduler.step()
+        state.step += 1
+        state.seen += self.world.world_size * sum(len(batch.indices) for batch in self.batches)
+        self.sums.zero_()
+        self.batches.clear()
+        return decision
+
+
+def gradient_norm(
+    parameters: Sequence[nn.Parameter], losses: Tensor, state: RunState, unscaled: bool
+) -> tuple[Tensor, bool]:
+    """The norm of all gradients together, and whether it and this process's ``losses`` are finite.
+
+    Gradients are the same on all ranks, losses are not. With a scaler, which skips steps with overflown gradients by
+    itself, only the losses count; ``unscaled`` takes its factor out of the gradients first.
+    """
+    if unscaled:
+        state.scaler.unscale_(state.optimizer)
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    finite = losses.isfinite().all()
+    if not state.scaler.is_enabled():
+        finite = finite & norm.isfinite()
+    return norm, bool(finite)  # waits for the device
