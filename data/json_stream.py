@@ -158,4 +158,5 @@ class _Reader:
     def fail(self, message: str, position: int | None = None) -> NoReturn:
         """Raises the error at a position in the window, by default the current one."""
         place = self._position if position is None else position
-        raise json.JSONDecodeError(f"{message} at character {self._before + place} of the file", self._text, place)
+        what = message.removesuffix(" at")  # "Unterminated string starting at"
+        raise json.JSONDecodeError(f"{what} at character {self._before + place} of the file", self._text, place)

@@ -8,7 +8,6 @@ Every step writes a checkpoint, so many of the kills fall into one. All processe
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -22,7 +21,7 @@ import torch
 
 from conf.entry import compose
 from conf.schema import TrainConfig
-from tests.process_group import free_port
+from tests.process_group import fork_context, free_port
 from train import complete, train
 from train_utils.checkpoint import load_last
 from train_utils.distributed import shutdown
@@ -54,8 +53,7 @@ def train_rank(rank: int, world_size: int, port: int, output: str, options: list
 
 def start(run: Path, world_size: int, *more: str) -> list[Any]:
     """The processes of a training in ``run``, forked from a server that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "torch._dynamo"])  # DDP imports the latter, for seconds
+    context = fork_context()
     places = [f"data.root={run.parent / 'shapes'}", f"data.index_dir={run.parent / 'index'}", f"run_dir={run}"]
     port, output = free_port(), f"{run}.txt"
     processes = [

@@ -10,7 +10,6 @@ a patch in one process (tests/fault_list.py): the program knows nothing of it.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import re
 import signal
@@ -28,7 +27,7 @@ import train
 from conf.entry import run
 from conf.schema import TrainConfig
 from tests.fault_list import FAULTS, strike
-from tests.process_group import free_port
+from tests.process_group import fork_context, free_port
 
 LONGEST = 90.0  # seconds that a training may take here before it counts as hanging
 OPTIONS = (
@@ -86,8 +85,7 @@ def train_rank(rank: int, port: int, name: str, folder: Path, options: Sequence[
 def strike_down(name: str, folder: Path) -> Outcome:
     """Train in ``folder`` with the fault ``name`` and wait until both processes have ended, at most LONGEST."""
     folder.mkdir(parents=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "torch._dynamo"])
+    context = fork_context()
     places = (f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", f"run_dir={folder / 'run'}")
     options, port = (*OPTIONS, *places, *FAULTS[name].options), free_port()
     ranks = [context.Process(target=train_rank, args=(rank, port, name, folder, options)) for rank in range(2)]

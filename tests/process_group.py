@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.context
 import os
 import queue
 import socket
@@ -22,18 +23,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def fork_context() -> multiprocessing.context.ForkServerContext:
+    """Where processes come from that have imported the project once and computed nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train", "torch._dynamo"])  # DDP imports the latter, for seconds
+    return context
+
+
 def run_group(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
     """What ``function(*arguments)``, defined in a module, returns on each of ``world_size`` ranks.
 
-    The environment is that of torchrun, so ``init_distributed_mode`` finds the others. All processes are forked from
-    a server that has imported the project once and computed nothing.
+    The environment is that of torchrun, so ``init_distributed_mode`` finds the others.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "torch._dynamo"])  # DDP imports the latter, for seconds
+    context = fork_context()
     results: multiprocessing.Queue[tuple[int, bool, Any]] = context.Queue()
     port = free_port()
     processes = [
-        context.Process(target=_run_one, args=(rank, world_size, port, results, function, arguments), daemon=True)
+        context.Process(target=_run_one, args=(rank, world_size, port, results, function, arguments))
         for rank in range(world_size)
     ]
     for process in processes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import queue
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.process_group import free_port
+from tests.process_group import fork_context, free_port
 from tests.train_utils.test_meeting import MemoryStore
 from train_utils import lost_peers
 from train_utils.errors import DistributedError
@@ -158,8 +157,7 @@ def exchange(rank: int, world_size: int, port: int, how: str, folder: str, found
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "stopped", "holder", "error"])
 def test_survivors_name_the_rank_once_and_end(how: str, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "torch._dynamo"])  # as other tests do: one server serves all
+    context = fork_context()
     found: Any = context.Queue()
     port = free_port()
     processes = [context.Process(target=exchange, args=(rank, 3, port, how, str(tmp_path), found)) for rank in range(3)]

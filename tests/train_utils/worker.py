@@ -168,6 +168,15 @@ SCENARIOS: dict[str, Callable[[World, Path], dict[str, Any]]] = {
 }
 
 
+def run_in(environment: dict[str, str], *arguments: str) -> None:
+    """``main`` in a forked process that is to have this environment."""
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = arguments
+    torch.set_num_threads(1)
+    main()
+
+
 def main() -> None:
     """Join, run the scenario, write the report."""
     (folder, scenario, *rest), local_rank = strip_local_rank(sys.argv[1:])
