@@ -163,6 +163,7 @@ def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) 
         until(lambda: "idle" in answer("sinfo", "-h", "-n", "node2", "-o", "%t"), lambda: "node2 is away", 60)
 
 
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_a_rank_that_fails_ends_the_job_and_is_told_once(folder: Path) -> None:
     """A picture that only one rank reads is broken after the index was built."""
     broken = sorted((folder / "shapes").rglob("train/*.jpg"))[100]

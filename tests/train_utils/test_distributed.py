@@ -118,8 +118,10 @@ def test_one_process_needs_no_group(alone: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_everything_under_torchrun(alone: dict[str, Any], tmp_path: Path) -> None:
-    reports = run_launcher("everything", tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node=3")
+def test_everything_on_three_processes(alone: dict[str, Any], tmp_path: Path) -> None:
+    """With torchrun's variables; itself is in the test of a restart and in tests/test_programs.py."""
+    port = free_port()
+    reports = run_together("everything", tmp_path, [by_hand(rank, 3, port) for rank in range(3)])
     assert list(reports) == [0, 1, 2]
     check_exchange(reports, "torchrun")
     for report in reports.values():
@@ -127,16 +129,6 @@ def test_everything_under_torchrun(alone: dict[str, Any], tmp_path: Path) -> Non
         assert before == alone["weights"][0]  # those of rank 0, not of another seed
         assert after == pytest.approx(alone["weights"][1], abs=1e-14)
         assert after != before
-
-
-@pytest.mark.slow
-def test_exchange_under_launch(tmp_path: Path) -> None:
-    """With --use-env; tests/test_programs.py starts a training without."""
-    options = [f"--master-port={free_port()}", "--nproc-per-node=2", "--use-env"]
-    reports = run_launcher("exchange", tmp_path, "torch.distributed.launch", *options)
-    assert list(reports) == [0, 1]
-    check_exchange(reports, "torchrun")
-    assert [report["local_rank_argument"] for report in reports.values()] == [None, None]
 
 
 @pytest.mark.slow
