@@ -72,8 +72,7 @@ def train_until(config: TrainConfig, stop: StopRequest) -> dict[str, float]:
         choose_fixed_workspace()
     world = init_distributed_mode(config.train.device.value, config.train.timeout_seconds)
     seed_everything(config.train.seed, config.train.deterministic, config.train.cudnn_benchmark)
-    if world.device.type == "cpu":
-        keep_freed_memory()
+    keep_freed_memory()
     dtype = autocast_dtype(config.train.precision.value, world.device)
 
     # Data and network: all that can be wrong with them shows before a run folder is made.

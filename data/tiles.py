@@ -1,7 +1,8 @@
 """Draws images where a matrix maps them, as few pixels of them as the canvas shows.
 
 An image that stays upright and starts at a whole pixel of the canvas is resized; any other is warped, which takes three
-to five times as long. Both sample the image at the same points: pixel centres of the canvas, linearly interpolated.
+to five times as long. Both sample the image at the same points, to 1/32 pixel: pixel centres of the canvas, linearly
+interpolated.
 OpenCV's warps put whole numbers at pixel centres; ``warp_into`` converts.
 """
 
@@ -17,30 +18,23 @@ from data.geometry import Image, Matrix, Size, corner_points, inverse, is_uprigh
 
 WHOLE = 1e-6  # pixels: a coordinate so close to a whole number is one
 MARGIN = 2  # source pixels that interpolation may reach beyond the last point shown
+PRECISION = 1 / 32  # pixels: of the points at which OpenCV's own warps sample
+SEARCHED = 32  # pixels: with one more in 16 whole to that precision, most searches end long before
 
 
 class Span(NamedTuple):
     """One axis of an upright tile: which pixels of the image become which pixels of the canvas.
 
-    ``length`` pixels of the image, from its edge at ``edge`` inwards, are scaled by ``factor``. Of the result,
-    ``skipped`` pixels lie before the canvas, whose pixels ``start..stop`` show the next ones.
+    The image's pixels ``source`` are scaled by ``factor``, counted from their first or, ``from_end``, from their last.
+    Of the result the pixels ``resized`` are those of the canvas at ``shown``, in reverse where ``reversed``.
     """
 
-    edge: int  # 0, or the number of pixels of the image
-    length: int
+    source: slice
+    from_end: bool
     factor: float
-    skipped: int
-    start: int
-    stop: int
-    grows: bool  # whether the canvas's pixels count up from the edge inwards
-
-    def source(self) -> slice:
-        """The image's pixels that are resized."""
-        return slice(self.edge - self.length, self.edge) if self.edge else slice(0, self.length)
-
-    def resized(self) -> slice:
-        """The pixels of the result that are shown."""
-        return slice(self.skipped, self.skipped + self.stop - self.start)
+    resized: slice
+    shown: slice
+    reversed: bool
 
 
 class UprightTile(NamedTuple):
@@ -52,19 +46,18 @@ class UprightTile(NamedTuple):
     @property
     def last_row(self) -> int:
         """How many of the image's first rows are needed."""
-        return self.rows.edge or self.rows.length
+        return int(self.rows.source.stop)
 
     def draw(self, canvas: Image, image: Image) -> None:
         """Draws the image, or as many rows of it as are needed, onto the canvas."""
         rows, columns = self.rows, self.columns
-        part = image[rows.source(), columns.source()]
-        # Both before and after, the edge is turned to the top left, where a resize begins to count.
-        if (code := _flip_code(rows.edge > 0, columns.edge > 0)) is not None:
-            part = np.asarray(cv2.flip(part, code), dtype=np.uint8)
+        part = image[rows.source, columns.source]
+        if (code := _flip_code(rows.from_end, columns.from_end)) is not None:
+            part = np.asarray(cv2.flip(part, code), dtype=np.uint8)  # a resize counts from the top left
         resized = cv2.resize(part, None, fx=columns.factor, fy=rows.factor, interpolation=cv2.INTER_LINEAR)
-        resized = resized[rows.resized(), columns.resized()]
-        shown = canvas[rows.start : rows.stop, columns.start : columns.stop]
-        if (code := _flip_code(not rows.grows, not columns.grows)) is not None:
+        resized = resized[rows.resized, columns.resized]
+        shown = canvas[rows.shown, columns.shown]
+        if (code := _flip_code(rows.reversed, columns.reversed)) is not None:
             cv2.flip(resized, code, dst=shown)
         else:
             shown[:] = resized
@@ -105,24 +98,43 @@ def _misses(factor: float, shift: float, side: int, canvas_side: int) -> bool:
 def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | None:
     """The axis of an upright tile, from the edge nearest to the canvas that lands on a whole pixel of it."""
     found: Span | None = None
-    for edge in (0, side):
-        position = factor * edge + shift
+    least_skipped = math.inf
+    for at_end in (False, True):
+        position = factor * side + shift if at_end else shift
         begin = round(position)
         if abs(position - begin) > WHOLE:
             continue
-        grows = (edge == 0) == (factor > 0)
-        before, room = (-begin, canvas_side - begin) if grows else (begin - canvas_side, begin)
-        if before < 0:
-            before = 0
-        if found is not None and before >= found.skipped:
+        grows = at_end == (factor < 0)  # whether the canvas's pixels count up from this edge inwards
+        skipped, room = max(0, -begin if grows else begin - canvas_side), canvas_side - begin if grows else begin
+        if skipped >= least_skipped:
             continue
         size = abs(factor)
         length = min(side, math.ceil(room / size) + MARGIN)
-        shown = min(room, round(length * size))  # rounded as OpenCV does, half to even
-        if shown > before:
-            start, stop = (begin + before, begin + shown) if grows else (begin - shown, begin - before)
-            found = Span(edge, length, size, before, start, stop, grows)
+        whole = _whole_length(length, side, size) if at_end else None
+        scaled = round((whole or length) * size)  # rounded as OpenCV does, half to even
+        stop = min(room, scaled)
+        if stop > skipped:
+            least_skipped = skipped
+            shown = slice(begin + skipped, begin + stop) if grows else slice(begin - stop, begin - skipped)
+            if whole is not None:
+                resized = slice(scaled - stop, scaled - skipped)
+                found = Span(slice(side - whole, side), False, scaled / whole, resized, shown, factor < 0)
+            else:
+                source = slice(side - length, side) if at_end else slice(0, length)
+                found = Span(source, at_end, size, slice(skipped, stop), shown, not grows)
     return found
+
+
+def _whole_length(length: int, side: int, factor: float) -> int | None:
+    """So many pixels of the image, a few more than ``length``, that they scale to a whole number of pixels.
+
+    A resize that counts from the first of them meets the image's last edge, too, and the image need not be flipped.
+    """
+    for longer in range(length, min(side, length + SEARCHED) + 1):
+        scaled = longer * factor
+        if abs(scaled - round(scaled)) <= PRECISION:
+            return longer
+    return None
 
 
 def _flip_code(vertically: bool, horizontally: bool) -> int | None:

@@ -59,11 +59,11 @@ def seed_everything(seed: int, deterministic: bool, cudnn_benchmark: bool) -> No
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep memory that it frees for its next allocation, where the C library is glibc.
+    """Let this process, and loader workers forked from it, keep memory that they free for their next allocation.
 
-    Activations of a training step on a CPU are freed and asked for again in every step; by default glibc returns them
-    to the system each time, and faulting the pages in again cost a third of a step (docs/results.md). Values are not
-    changed.
+    Activations of a training step on a CPU, and decoded images, are freed and asked for again in every step; by default
+    glibc returns them to the system each time, and faulting the pages in again cost a third of a step on a CPU and a
+    tenth of a sample with a tile pool (docs/results.md). Values are not changed. Nothing happens without glibc.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

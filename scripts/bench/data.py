@@ -2,8 +2,9 @@
 
     python -m scripts.bench.data data.root=/data/coco [key=value ...]     # keys as for train.py
 
-The samples are those of the augmentation that is configured. All modes take turns in each of several rounds; ratios are
-those of medians.
+The samples are those of the augmentation that is configured, in batches as training makes them. A small set is listed
+many times over: as in a large one, the images of a batch are then seldom the same, which would be decoded once. All
+modes take turns in each of several rounds; ratios are those of medians.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import cv2
@@ -40,23 +42,37 @@ from data import (
 )
 from data.images import AS_STORED
 from data.reference_path import reference_sample
+from train_utils.numerics import keep_freed_memory
 
 BATCH_SIZE = 16
 ROUNDS = 7
 LOADER_ROUNDS = 4
 LOADED_BATCHES = 40
+LISTED = 100_000  # images, as a large training set has them
 SLOWER = (1.5, 2.0)  # times what the loader needs for a batch: steps that it can feed
 
 
-class CountingSource(ImageSource):
-    """Counts the images that are decoded, and how much of them."""
+class RepeatedSource(ImageSource):
+    """The images of a set that is listed many times over; counts those that are decoded, and how much of them."""
 
     images, share = 0, 0.0
 
     def read(self, index: int, rows: int | None = None) -> np.ndarray | None:
+        index %= len(self.annotations)
         self.images += 1
         self.share += 1 if rows is None else min(1, rows / self.annotations.sizes[index, 0])
         return super().read(index, rows)
+
+
+def repeated(annotations: Annotations, times: int) -> Annotations:
+    """The images and boxes so many times over, for training samples alone: without names and outlines."""
+    ends = annotations.offsets[-1] * np.arange(times)[:, None] + annotations.offsets[1:]
+    lists = ("image_ids", "sizes", "boxes_xywh", "classes", "crowd", "areas")
+    return replace(
+        annotations,
+        offsets=np.concatenate([[0], ends.reshape(-1)]),
+        **{name: np.concatenate([getattr(annotations, name)] * times) for name in lists},
+    )
 
 
 class Bench:
@@ -65,14 +81,16 @@ class Bench:
     def __init__(self, config: TrainConfig, cache_path: Path) -> None:
         self.config = config
         self.side = config.train.image_size
-        self.annotations: Annotations = open_annotations(config.data, "train")
-        self.files = ImageSource(self.annotations, config.data.on_error)
+        listed = open_annotations(config.data, "train")
+        self.samples = len(listed) // BATCH_SIZE * BATCH_SIZE  # of one measurement
+        self.annotations = repeated(listed, -(-LISTED // len(listed)))
+        self.files = RepeatedSource(listed, config.data.on_error)
         build_image_cache(self.files, cache_path, ImageCache.ram)
-        self.cached = ImageSource(self.annotations, config.data.on_error, CachedImages(cache_path, self.annotations))
+        self.cached = RepeatedSource(listed, config.data.on_error, CachedImages(cache_path, listed))
         self.epochs = iter(range(10**9))
 
-    def modes(self) -> dict[str, Callable[[], int]]:
-        """By name, a function that makes an epoch of samples and returns their number."""
+    def modes(self) -> dict[str, Callable[[], None]]:
+        """By name, a function that makes ``samples`` samples."""
         modes = {"plain reference path": self.reference}
         if data.jpeg.simplejpeg is not None:
             modes["default, by OpenCV alone"] = lambda: self.opencv_alone(self.files, Colour.cpu)
@@ -86,7 +104,7 @@ class Bench:
             "cached, colour on the device": lambda: self.fused(self.cached, Colour.device),
         }
 
-    def batches(self, tile_pool: int = 0, epochs_in_one: int = 1) -> TrainBatchSampler:
+    def batches(self, tile_pool: int = 0) -> TrainBatchSampler:
         """The requests of another epoch each time."""
         sampler = TrainBatchSampler(
             num_images=len(self.annotations),
@@ -96,7 +114,6 @@ class Bench:
             rank=0,
             seed=0,
             sizes=MultiScale(self.side, 1, 1, 32, 0),
-            factors=np.full(len(self.annotations), float(epochs_in_one)) if epochs_in_one > 1 else None,
             tile_pool=tile_pool,
         )
         sampler.set_epoch(next(self.epochs))
@@ -105,22 +122,23 @@ class Bench:
     def dataset(self, images: ImageSource, colour: Colour) -> TrainDataset:
         return TrainDataset(self.annotations, replace(self.config.augment, colour=colour), 0, 10**9, images)
 
-    def fused(self, images: ImageSource, colour: Colour, tile_pool: int = 0) -> int:
-        dataset, samples = self.dataset(images, colour), 0
-        for requests in self.batches(tile_pool):
-            # In a small set the random tiles of a batch are often the same images, which would be decoded once: so a
-            # batch of one, but for a pool, whose point is just that.
-            for batch in [requests] if tile_pool else [[request] for request in requests]:
-                samples += len(dataset.__getitems__(batch).indices)
-        return samples
+    def requests(self, tile_pool: int = 0) -> Iterator[list[Request]]:
+        """So many of them as make one measurement."""
+        return islice(self.batches(tile_pool), self.samples // BATCH_SIZE)
 
-    def opencv_alone(self, images: ImageSource, colour: Colour) -> int:
+    def fused(self, images: ImageSource, colour: Colour, tile_pool: int = 0) -> None:
+        dataset = self.dataset(images, colour)
+        for requests in self.requests(tile_pool):
+            dataset.__getitems__(requests)
+
+    def opencv_alone(self, images: ImageSource, colour: Colour) -> None:
         with without_simplejpeg():
-            return self.fused(images, colour)
+            self.fused(images, colour)
 
-    def reference(self) -> int:
+    def reference(self) -> None:
         dataset = self.dataset(self.files, Colour.cpu)
-        return sum(len(self.reference_batch(dataset, requests)) for requests in self.batches())
+        for requests in self.requests():
+            self.reference_batch(dataset, requests)
 
     def reference_batch(self, dataset: TrainDataset, requests: list[Request]) -> torch.Tensor:
         """A batch as the published systems make it: each sample turned to planes, then all of them stacked."""
@@ -133,7 +151,8 @@ class Bench:
         return torch.stack(samples)
 
     def read_file(self, index: int) -> np.ndarray:
-        return np.asarray(cv2.imread(str(self.annotations.path(index)), AS_STORED), dtype=np.uint8)
+        path = self.files.annotations.path(index % len(self.files.annotations))
+        return np.asarray(cv2.imread(str(path), AS_STORED), dtype=np.uint8)
 
 
 @contextmanager
@@ -152,8 +171,8 @@ def compare_modes(bench: Bench) -> None:
     for _ in range(ROUNDS):
         for name, make in modes.items():
             started = time.process_time()
-            samples = make()
-            times[name].append((time.process_time() - started) / samples * 1000)
+            make()
+            times[name].append((time.process_time() - started) / bench.samples * 1000)
     medians = {name: statistics.median(found) for name, found in times.items()}
     base = medians["plain reference path"]
     print(f"{'one sample':42s} {'ms':>7s} {'speed':>7s}   fastest round against fastest")
@@ -165,10 +184,10 @@ def compare_modes(bench: Bench) -> None:
     shares = ", ".join(f"{name} {value / medians['default']:.0%}" for name, value in parts.items())
     print(f"default: {shares}")
     for name, tile_pool in (("default", 0), ("tiles from a pool", BATCH_SIZE)):
-        counting = CountingSource(bench.annotations, bench.config.data.on_error)
-        samples = bench.fused(counting, Colour.device, tile_pool)
+        counting = RepeatedSource(bench.files.annotations, bench.config.data.on_error)
+        bench.fused(counting, Colour.device, tile_pool)
         print(
-            f"{name}: {counting.images / samples:.2f} images decoded for a sample, "
+            f"{name}: {counting.images / bench.samples:.2f} images decoded for a sample, "
             f"{counting.share / counting.images:.0%} of their rows needed"
         )
 
@@ -195,8 +214,7 @@ def compare_loaders(bench: Bench) -> None:
 def load(bench: Bench, workers: int, step_seconds: float) -> tuple[float, float]:
     """Seconds for a batch and seconds waited for it, on average, once all workers are under way."""
     dataset = bench.dataset(bench.files, bench.config.augment.colour)
-    repeats = -(-2 * LOADED_BATCHES * BATCH_SIZE // len(bench.annotations))
-    batches = iter(make_loader(dataset, bench.batches(epochs_in_one=repeats), workers, pin_memory=False))
+    batches = iter(make_loader(dataset, bench.batches(), workers, pin_memory=False))
     for _ in range(2 * workers):
         next(batches)
     started, waited = time.perf_counter(), 0.0
@@ -213,11 +231,12 @@ def main(overrides: list[str]) -> None:
     """Measure and print everything for one configuration."""
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
+    keep_freed_memory()  # as training does
     config = compose("train", TrainConfig, ["data=coco", *overrides])
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         bench = Bench(config, Path(folder) / "cache")
         print(
-            f"{len(bench.annotations)} images of {config.data.root}, {bench.side} px, OpenCV {cv2.__version__}, "
+            f"{len(bench.files.annotations)} images of {config.data.root}, {bench.side} px, OpenCV {cv2.__version__}, "
             f"simplejpeg {'not installed' if data.jpeg.simplejpeg is None else 'installed'}"
         )
         compare_modes(bench)
