@@ -67,11 +67,15 @@ class RepeatedSource(ImageSource):
 def repeated(annotations: Annotations, times: int) -> Annotations:
     """The images and boxes so many times over, for training samples alone: without names and outlines."""
     ends = annotations.offsets[-1] * np.arange(times)[:, None] + annotations.offsets[1:]
-    lists = ("image_ids", "sizes", "boxes_xywh", "classes", "crowd", "areas")
     return replace(
         annotations,
+        image_ids=np.concatenate([annotations.image_ids] * times),
+        sizes=np.concatenate([annotations.sizes] * times),
         offsets=np.concatenate([[0], ends.reshape(-1)]),
-        **{name: np.concatenate([getattr(annotations, name)] * times) for name in lists},
+        boxes_xywh=np.concatenate([annotations.boxes_xywh] * times),
+        classes=np.concatenate([annotations.classes] * times),
+        crowd=np.concatenate([annotations.crowd] * times),
+        areas=np.concatenate([annotations.areas] * times),
     )
 
 
