@@ -41,7 +41,7 @@ from train_utils.distributed import (
     convert_sync_batchnorm,
     init_distributed_mode,
     max_over_ranks,
-    wrap_ddp,
+    wrap_model,
 )
 from train_utils.engine import EpochResult, rehearse, train_one_epoch
 from train_utils.log import MetricsCsv, Progress, RunLog, log_warnings
@@ -102,7 +102,7 @@ def train_until(config: TrainConfig, stop: StopRequest) -> dict[str, float]:
 
     schedule = Schedule(config.optim, sampler.steps_per_epoch, sampler.steps_per_epoch * config.train.epochs)
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
-    wrapped = wrap_ddp(state.model, world)
+    wrapped = wrap_model(state.model, world, by_image=config.train.deterministic)
     loss = make_loss(model.heads, config.loss)
     if saved is not None:
         rehearse(wrapped, loss, state.optimizer, 2 * model.max_stride, world, dtype)

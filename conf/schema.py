@@ -100,7 +100,7 @@ class TrainSection:
     channels_last: bool
     sync_bn: bool  # batch-norm statistics over all processes
     cudnn_benchmark: bool
-    deterministic: bool
+    deterministic: bool  # the same bits again; on a CPU at any number of processes
     best_only: bool  # write checkpoints/best.pt only, not last.pt in every epoch
     save_every_steps: int  # write last.pt within an epoch, too: after so many steps each time; 0: no such rule
     save_every_minutes: float  # the same by the clock

@@ -103,7 +103,7 @@ class DarknetLoss:
         """The loss of one micro-batch; arguments as for YoloLoss.
 
         objectness_ratio is not used: in Darknet the objectness target of a positive is 1. sum_over_ranks is called
-        exactly once, with the number of images, by which the sums are divided.
+        exactly once, with the number of images, by which the sums are divided; world_size plays no part.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
             images = sum_over_ranks(targets.new_full((1,), len(raw_maps[0]), dtype=torch.float32))
@@ -111,7 +111,7 @@ class DarknetLoss:
                 self._head_terms(head, anchors, raw, targets.float())
                 for head, anchors, raw in zip(self.heads, self._anchors(targets.device), raw_maps, strict=True)
             ]
-            share = world_size / images[0]
+            share = 1 / images[0]
             box, objectness, classification = (torch.stack(parts).sum() * share for parts in zip(*terms, strict=True))
         total = box + objectness + classification
         return LossParts(total, box.detach(), objectness.detach(), classification.detach())

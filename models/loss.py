@@ -106,8 +106,8 @@ class YoloLoss:
         objectness_ratio: how far the objectness target of a positive is its IoU (1) rather than 1 (0).
         sum_over_ranks: sums a tensor over all ranks; called exactly once, with or without targets, so that ranks
             stay in step. Positives are averaged over the global micro-batch, so a rank that holds few of them gives
-            each the weight it would have in one process.
-        world_size: multiplies those terms, because data-parallel training averages gradients over the ranks.
+            each the weight it would have in one process. The shares of all ranks add up to the loss.
+        world_size: the number of ranks, with as many images each, by which what is averaged over cells is divided.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
             anchors = self._anchors(targets.device)
@@ -116,9 +116,9 @@ class YoloLoss:
                 for head, head_anchors, raw in zip(self.heads, anchors, raw_maps, strict=True)
             ]
             counts = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
-            shares = world_size / counts.clamp(min=1)  # a head without positives has zero terms, not 0 / 0
+            shares = 1 / counts.clamp(min=1)  # a head without positives has zero terms, not 0 / 0
             terms = [
-                self._head_terms(head, raw, assignment, share, objectness_ratio)
+                self._head_terms(head, raw, assignment, share, objectness_ratio, world_size)
                 for head, raw, assignment, share in zip(self.heads, raw_maps, assigned, shares, strict=True)
             ]
         box, objectness, classification = (torch.stack(summands).sum() for summands in zip(*terms, strict=True))
@@ -148,7 +148,7 @@ class YoloLoss:
         )
 
     def _head_terms(
-        self, head: Head, raw: Tensor, assigned: _Assignment, share: Tensor, objectness_ratio: float
+        self, head: Head, raw: Tensor, assigned: _Assignment, share: Tensor, objectness_ratio: float, world_size: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Box, objectness and class term of one head, without gains; `share` is the weight of one positive."""
         config = self.config
@@ -164,7 +164,8 @@ class YoloLoss:
         quality = 1 - objectness_ratio + objectness_ratio * iou.detach().clamp(min=0)
         targets = _objectness_targets(raw, assigned, quality)
         logits = at_least_float32(raw[..., 4])
-        objectness = self._cross_entropy(logits, targets, config.objectness_positive_weight).mean()
+        objectness = self._cross_entropy(logits, targets, config.objectness_positive_weight).sum()
+        objectness = objectness / (logits.numel() * world_size)
 
         # Also with one class: decoding multiplies by its probability, as Darknet does, so it must be learnt.
         wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from train_utils.image_sums import GradientSums, ImageSummed, use_image_sums
 from train_utils.sync_batchnorm import GlobalBatchNorm2d, Stack
 from train_utils.wait_clock import WaitClock
 from train_utils.world import World
@@ -42,8 +44,11 @@ def own_statistics(model: nn.Module) -> set[str]:
     }
 
 
-def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
-    """The model with gradients averaged over all processes."""
+def wrap_model(model: nn.Module, world: World, by_image: bool, sum_over_ranks: Callable[[Tensor], Tensor]) -> nn.Module:
+    """The model with gradients of all processes. ``by_image`` (on a CPU): with the same bits at any number of them."""
+    if by_image and world.device.type == "cpu":
+        sums = GradientSums()
+        return ImageSummed(use_image_sums(model, sums), sums, sum_over_ranks)
     if world.world_size == 1:
         return model
     wrapped = DistributedDataParallel(
@@ -58,20 +63,23 @@ def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
 
 
 def time_waiting(model: nn.Module, clock: WaitClock) -> None:
-    """Have ``clock`` count what a model of ``wrap_ddp`` waits for other processes in forward and backward passes.
+    """Have ``clock`` count what a model of ``wrap_model`` waits for other processes in forward and backward passes.
 
     Whoever runs the backward pass calls ``clock.end`` behind it. Values stay as they are to the last bit.
     """
-    if not isinstance(model, DistributedDataParallel):
+    if isinstance(model, ImageSummed):
+        model.sum_over_ranks = clock.timed(model.sum_over_ranks)
+    elif not isinstance(model, DistributedDataParallel):
         return
     for module in model.modules():
         if isinstance(module, GlobalBatchNorm2d):
             module.stack_over_ranks = clock.timed(module.stack_over_ranks)
         elif isinstance(module, nn.SyncBatchNorm):
             _time_layer(module, clock)
-    # The gradient that comes last is that of the first layer; what is not summed by then, the process has to wait for.
-    first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
-    first.register_post_accumulate_grad_hook(clock.begin)
+    if isinstance(model, DistributedDataParallel):
+        # The gradient that comes last is that of the first layer; what is not summed by then has to be waited for.
+        first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+        first.register_post_accumulate_grad_hook(clock.begin)
 
 
 def _time_layer(layer: nn.Module, clock: WaitClock) -> None:
@@ -91,10 +99,22 @@ def _time_layer(layer: nn.Module, clock: WaitClock) -> None:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside ``wrap_ddp``, whose state dict has no ``module.`` in its names."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    """The model inside ``wrap_model``, whose state dict has no ``module.`` in its names."""
+    return model.module if isinstance(model, (DistributedDataParallel, ImageSummed)) else model
 
 
-def no_sync(model: nn.Module, last: bool) -> AbstractContextManager[None]:
+def loss_factor(model: nn.Module, world: World) -> int:
+    """What a rank multiplies its share of the loss by before it calls backward: DDP averages over the ranks."""
+    return world.world_size if isinstance(model, DistributedDataParallel) else 1
+
+
+@contextmanager
+def gradient_exchange(model: nn.Module, last: bool) -> Iterator[None]:
     """Context of one micro-batch's forward and backward: gradients travel with the ``last`` one of a step only."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
+    if isinstance(model, DistributedDataParallel) and not last:
+        with model.no_sync():
+            yield
+        return
+    yield
+    if isinstance(model, ImageSummed) and last:
+        model.finish()

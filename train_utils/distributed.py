@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 from train_utils import data_parallel, launch_environment, store
-from train_utils.data_parallel import no_sync, unwrap, wrap_ddp
+from train_utils.data_parallel import gradient_exchange, loss_factor, unwrap
 from train_utils.devices import choose_device, device_conflict
 from train_utils.errors import DistributedError
 from train_utils.file_systems import place_on_disk
@@ -34,9 +34,9 @@ from train_utils.world import World
 __all__ = [
     "World", "allowed_restarts", "barrier", "broadcast_module", "broadcast_text", "choose_fixed_workspace",
     "convert_sync_batchnorm", "describe_place", "environment_rank", "environment_world_size", "gather_arrays",
-    "init_distributed_mode", "job_folder_name", "let_others_hear", "max_over_ranks", "name_lost_peers", "no_sync",
-    "requeue_file", "should_report_error", "shutdown", "stack_over_ranks", "strip_local_rank", "sum_over_ranks",
-    "torch_distributed_zero_first", "unwrap", "wrap_ddp",
+    "gradient_exchange", "init_distributed_mode", "job_folder_name", "let_others_hear", "loss_factor",
+    "max_over_ranks", "name_lost_peers", "requeue_file", "should_report_error", "shutdown", "stack_over_ranks",
+    "strip_local_rank", "sum_over_ranks", "torch_distributed_zero_first", "unwrap", "wrap_model",
 ]  # fmt: skip
 
 JOIN_SECONDS = 120.0  # for all processes to meet: they start together, torch's half an hour only delays the message
@@ -208,8 +208,16 @@ def stack_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:
-    """The model, changed in place, with batch-norm statistics over all processes; to be called before ``wrap_ddp``."""
+    """The model, changed in place, with batch-norm statistics over all processes; comes before ``wrap_model``."""
     return data_parallel.convert_sync_batchnorm(model, world, stack_over_ranks)
+
+
+def wrap_model(model: nn.Module, world: World, by_image: bool = False) -> nn.Module:
+    """The model, changed in place and wrapped, with gradients of all processes; the plain one for a single process.
+
+    ``by_image``: on a CPU, with gradients that have the same bits at any number of processes (image_sums.py).
+    """
+    return data_parallel.wrap_model(model, world, by_image, sum_over_ranks)
 
 
 def broadcast_text(text: str | None) -> str:

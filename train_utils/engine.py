@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from train_utils.batch_types import ImageBatch, NetworkInput
 from train_utils.coco_eval import Detections, make_detections
@@ -137,7 +138,7 @@ def rehearse(
     DDP puts gradients in other buckets after its first backward pass. With three or more processes it then adds in
     another order, so a run that goes on must have made that pass too, to be the same run to the last bit.
     """
-    if world.world_size == 1:
+    if not isinstance(model, DistributedDataParallel):
         return
     model.train()
     parameter = next(model.parameters())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from train_utils.batch_types import ImageBatch
-from train_utils.distributed import World, no_sync, sum_over_ranks
+from train_utils.distributed import World, gradient_exchange, loss_factor, sum_over_ranks
 from train_utils.memory import training_pass
 from train_utils.nonfinite import NonFiniteGuard
 from train_utils.optim import Schedule
@@ -57,7 +57,8 @@ class OptimiserStep:
             self.schedule.apply(state.optimizer, state.step)
         batch = on_host.to(self.world.device, non_blocking=True)
         self.batches.append(batch)
-        with training_pass(self.world.device, batch.images.shape, self.accumulate), no_sync(self.model, self.full):
+        exchange = gradient_exchange(self.model, self.full)
+        with training_pass(self.world.device, batch.images.shape, self.accumulate), exchange:
             parts = self.loss(
                 self.forward(self.model, batch),
                 batch.targets,
@@ -65,9 +66,11 @@ class OptimiserStep:
                 sum_over_ranks=self._sum_over_ranks,
                 world_size=self.world.world_size,
             )
-            state.scaler.scale(parts.total / self.accumulate).backward()
+            share = parts.total * (loss_factor(self.model, self.world) / self.accumulate)
+            state.scaler.scale(share).backward()
             self.clock.end()  # begun where the last gradient was there
-        self.sums += torch.stack([part.detach().double() for part in parts])
+        # So that the mean over the ranks is the loss.
+        self.sums += torch.stack([part.detach().double() for part in parts]) * self.world.world_size
 
     def forward(self, network: nn.Module, batch: ImageBatch) -> list[Tensor]:
         """Raw maps of a batch on the device."""

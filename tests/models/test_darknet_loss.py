@@ -128,7 +128,7 @@ def test_order_of_targets_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("name", ["yolov3", "yolov4-csp", "truth_thresh"])
-def test_ranks_average_to_the_whole_batch(name: str) -> None:
+def test_the_ranks_shares_add_up_to_the_whole_batch(name: str) -> None:
     heads = CASES[name]
     maps, targets = [raw.requires_grad_() for raw in random_maps(4, heads)], random_targets(30, 4)
     targets[:, 0] = torch.where(torch.arange(30) < 27, targets[:, 0] % 2, targets[:, 0] % 2 + 2)  # 27 on rank 0, 3 on 1
@@ -147,9 +147,9 @@ def test_ranks_average_to_the_whole_batch(name: str) -> None:
 
     totals = [loss(*share, sum_over_ranks=all_reduce, world_size=2).total for share in shares]
     assert [count.tolist() for count in counts] == [[2], [2]]  # one call each
-    mean = (totals[0] + totals[1]) / 2  # what data-parallel training follows
-    torch.testing.assert_close(mean, whole.total)
-    for one, other in zip(torch.autograd.grad(mean, maps), gradients, strict=True):
+    total = totals[0] + totals[1]
+    torch.testing.assert_close(total, whole.total)
+    for one, other in zip(torch.autograd.grad(total, maps), gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 

@@ -114,7 +114,7 @@ def test_targets_that_fit_no_anchor_have_no_box_term() -> None:
     assert parts.box == 0 and parts.classification == 0
 
 
-def test_ranks_average_to_the_whole_batch() -> None:
+def test_the_ranks_shares_add_up_to_the_whole_batch() -> None:
     maps, targets = [raw.requires_grad_() for raw in random_maps(4)], random_targets(30, 4)
     targets[:, 0] = torch.where(torch.arange(30) < 27, targets[:, 0] % 2, targets[:, 0] % 2 + 2)  # 27 on rank 0, 3 on 1
     loss = YoloLoss(HEADS, CONFIG)
@@ -136,9 +136,9 @@ def test_ranks_average_to_the_whole_batch() -> None:
         loss(*share, sum_over_ranks=record)
     assert len(counts) == 2  # one call each
     totals = [loss(*share, sum_over_ranks=lambda _: counts[0] + counts[1], world_size=2).total for share in shares]
-    mean = (totals[0] + totals[1]) / 2  # what data-parallel training follows
-    torch.testing.assert_close(mean, whole.total)
-    for one, other in zip(torch.autograd.grad(mean, maps), gradients, strict=True):
+    total = totals[0] + totals[1]
+    torch.testing.assert_close(total, whole.total)
+    for one, other in zip(torch.autograd.grad(total, maps), gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 

@@ -30,15 +30,15 @@ from train_utils.distributed import (
     environment_rank,
     environment_world_size,
     gather_arrays,
+    gradient_exchange,
     init_distributed_mode,
-    no_sync,
     should_report_error,
     shutdown,
     strip_local_rank,
     sum_over_ranks,
     torch_distributed_zero_first,
     unwrap,
-    wrap_ddp,
+    wrap_model,
 )
 from train_utils.errors import DistributedError
 
@@ -100,12 +100,12 @@ def train(world: World) -> list[list[float]]:
     model = convert_sync_batchnorm(layers, world)
     broadcast_module(model)
     before = numbers()
-    wrapped = wrap_ddp(model, world)
+    wrapped = wrap_model(model, world)
     assert unwrap(wrapped) is model
     inputs = torch.linspace(-1, 1, IMAGES * 3, dtype=torch.float64).reshape(MICRO_BATCHES, -1, 3)
     for _ in range(2):
         for number, micro_batch in enumerate(inputs):
-            with no_sync(wrapped, last=number == MICRO_BATCHES - 1):
+            with gradient_exchange(wrapped, last=number == MICRO_BATCHES - 1):
                 wrapped(micro_batch[world.rank :: world.world_size]).square().mean().backward()
         with torch.no_grad():
             for parameter in model.parameters():
