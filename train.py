@@ -251,7 +251,7 @@ class Training:
 
     def evaluate(self) -> Evaluation | None:
         """Score the averaged weights where that is due after this epoch."""
-        if not is_due(self.state.epoch, self.config.evaluate.every, self.config.train.epochs):
+        if not self.config.evaluate.is_due(self.state.epoch, self.config.train.epochs):
             return None
         average = self.state.average.module
         broadcast_module(average)  # without SyncBatchNorm each process averaged its own statistics
@@ -284,11 +284,6 @@ def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: S
     batch = dataset.__getitems__(next(iter(sampler)))
     pictures = (batch.network_input() * 255).round().byte().numpy()
     draw_targets(pictures, batch.targets.numpy(), names, path)
-
-
-def is_due(epoch: int, every: int, epochs: int) -> bool:
-    """Whether to evaluate after ``epoch`` (from 1): every ``every`` epochs (0: never) and always after the last."""
-    return epoch == epochs or (every > 0 and epoch % every == 0)
 
 
 def complete(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:

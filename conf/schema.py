@@ -172,6 +172,10 @@ class EvaluateConfig:
         if self.every < 0:
             raise ValueError(f"evaluate.every must be 0 or more epochs, got {self.every}")
 
+    def is_due(self, epoch: int, epochs: int) -> bool:
+        """Whether to evaluate after ``epoch`` (from 1): always after the last of the ``epochs``."""
+        return epoch == epochs or (self.every > 0 and epoch % self.every == 0)
+
 
 @dataclass
 class LoggerConfig:

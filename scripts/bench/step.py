@@ -1,4 +1,4 @@
-"""Seconds of a training step on this machine's CPU, for the options that change its speed and not its meaning.
+"""Seconds of a training step on this machine's CPU, for what changes its speed and not its meaning.
 
     python -m scripts.bench.step [model] [image size] [batch size] [rounds]
 
@@ -11,20 +11,35 @@ import multiprocessing
 import statistics
 import sys
 import time
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from models import Darknet, IouKind, LossConfig, YoloLoss, zoo_cfg
-from train_utils.numerics import keep_freed_memory
+from train_utils.distributed import convert_sync_batchnorm, gradient_exchange, init_distributed_mode, wrap_model
+from train_utils.numerics import has_native_bfloat16, keep_freed_memory
 
-# name: (bfloat16, channels_last, memory kept between steps)
+
+class Variant(NamedTuple):
+    """What a step is made with."""
+
+    bfloat16: bool = False
+    channels_last: bool = False
+    keep: bool = False  # memory between steps
+    global_norm: bool = False  # train.sync_bn
+    by_image: bool = False  # train.deterministic
+
+
 VARIANTS = {
-    "float32": (False, False, False),
-    "float32, memory kept": (False, False, True),
-    "float32, channels_last, memory kept": (False, True, True),
-    "bfloat16, memory kept": (True, False, True),
-    "bfloat16, channels_last": (True, True, False),
-    "bfloat16, channels_last, memory kept": (True, True, True),
+    "float32": Variant(),
+    "float32, memory kept": Variant(keep=True),
+    "float32, channels_last, memory kept": Variant(channels_last=True, keep=True),
+    "the same, sync_bn": Variant(channels_last=True, keep=True, global_norm=True),
+    "the same, sync_bn, deterministic": Variant(channels_last=True, keep=True, global_norm=True, by_image=True),
+    "bfloat16, memory kept": Variant(bfloat16=True, keep=True),
+    "bfloat16, channels_last": Variant(bfloat16=True, channels_last=True),
+    "bfloat16, channels_last, memory kept": Variant(bfloat16=True, channels_last=True, keep=True),
 }
 WARM_UP, COUNTED = 3, 6
 
@@ -33,26 +48,31 @@ def measure(
     variant: str, model_name: str, image_size: int, batch_size: int, results: multiprocessing.Queue[float]
 ) -> None:
     """Put the median seconds of a step (forward, loss, backward, update) into ``results``."""
-    bfloat16, channels_last, keep = VARIANTS[variant]
-    if keep:
+    chosen = VARIANTS[variant]
+    if chosen.keep:
         keep_freed_memory()
     torch.manual_seed(0)
-    model = Darknet(zoo_cfg(model_name), num_classes=3)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    model = model.to(memory_format=layout)
+    darknet = Darknet(zoo_cfg(model_name), num_classes=3)
+    layout = torch.channels_last if chosen.channels_last else torch.contiguous_format
+    model: nn.Module = darknet.to(memory_format=layout)
+    world = init_distributed_mode("cpu", 60)
+    if chosen.global_norm:
+        model = convert_sync_batchnorm(model, world)
+    model = wrap_model(model, world, chosen.by_image)
     images = torch.rand(batch_size, 3, image_size, image_size).to(memory_format=layout)
     targets = torch.rand(8 * batch_size, 6) * image_size / 2
     targets[:, 0] = torch.arange(8 * batch_size) % batch_size
     targets[:, 1] = torch.arange(8 * batch_size) % 3
     config = LossConfig("yolov3", 3.54, 64.3, 37.4, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0)
-    loss = YoloLoss(model.heads, config)
+    loss = YoloLoss(darknet.heads, config)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
     seconds = []
     for _ in range(WARM_UP + COUNTED):
         started = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            raw_maps = model(images)
-        loss(raw_maps, targets).total.backward()
+        with gradient_exchange(model, last=True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=chosen.bfloat16):
+                raw_maps = model(images)
+            loss(raw_maps, targets).total.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         seconds.append(time.perf_counter() - started)
@@ -62,9 +82,12 @@ def measure(
 def main(model_name: str = "yolov3-tiny", image_size: str = "320", batch_size: str = "16", rounds: str = "3") -> None:
     """Measure all variants and print their medians and ratios."""
     context = multiprocessing.get_context("spawn")
-    seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+    here = [
+        name for name, variant in VARIANTS.items() if has_native_bfloat16(torch.device("cpu")) or not variant.bfloat16
+    ]
+    seconds: dict[str, list[float]] = {variant: [] for variant in here}
     for _ in range(int(rounds)):
-        for variant in VARIANTS:
+        for variant in here:
             results: multiprocessing.Queue[float] = context.Queue()
             arguments = (variant, model_name, int(image_size), int(batch_size), results)
             process = context.Process(target=measure, args=arguments)

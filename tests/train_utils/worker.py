@@ -21,6 +21,7 @@ from torch import nn
 
 from train_utils import store
 from train_utils.coco_eval import make_detections
+from train_utils.data_parallel import time_waiting
 from train_utils.distributed import (
     World,
     barrier,
@@ -41,13 +42,16 @@ from train_utils.distributed import (
     wrap_model,
 )
 from train_utils.errors import DistributedError
+from train_utils.wait_clock import WaitClock
 
 IMAGES, MICRO_BATCHES = 12, 2
 
 
 def everything(world: World, folder: Path) -> dict[str, Any]:
     """Each function once; all processes pass through all of it. (DDP costs each of them seconds of importing.)"""
-    return {"weights": train(world)} | exchange(world, folder)
+    weights = train(world, timed=True)
+    assert weights == train(world, timed=False), "a clock changes no bit"
+    return {"weights": weights} | exchange(world, folder)
 
 
 def exchange(world: World, folder: Path) -> dict[str, Any]:
@@ -89,7 +93,7 @@ def gather(world: World) -> list[Any]:
     return [[array.tolist() for array in numbers], pairs, [array.tolist() for array in empty]]
 
 
-def train(world: World) -> list[list[float]]:
+def train(world: World, timed: bool) -> list[list[float]]:
     """Parameters before and after two steps of two micro-batches each, of one global batch whatever the world size."""
 
     def numbers() -> list[float]:
@@ -102,11 +106,15 @@ def train(world: World) -> list[list[float]]:
     before = numbers()
     wrapped = wrap_model(model, world)
     assert unwrap(wrapped) is model
+    clock = WaitClock(world.device)
+    if timed:
+        time_waiting(wrapped, clock)
     inputs = torch.linspace(-1, 1, IMAGES * 3, dtype=torch.float64).reshape(MICRO_BATCHES, -1, 3)
     for _ in range(2):
         for number, micro_batch in enumerate(inputs):
             with gradient_exchange(wrapped, last=number == MICRO_BATCHES - 1):
                 wrapped(micro_batch[world.rank :: world.world_size]).square().mean().backward()
+                clock.end()
         with torch.no_grad():
             for parameter in model.parameters():
                 assert parameter.grad is not None
