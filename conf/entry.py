@@ -9,8 +9,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -195,10 +196,20 @@ def to_dictionary(config: Any) -> dict[str, Any]:
 def _register(name: str, schema: type) -> None:
     """Make the types known to Hydra under the names by which the YAML files ask for them."""
     store = ConfigStore.instance()
-    store.store(name=f"{name}_schema", node=schema)
+    store.store(name=f"{name}_schema", node=_with_sections(schema))
     for section, choices in CHOICES.items():
         for choice, kind in choices.items():
             store.store(name=f"{choice}_{section}_schema", node=kind)
+
+
+def _with_sections(schema: type) -> DictConfig:
+    """The empty typed tree with all its sections, so that a key can be given where its section is a checkpoint's."""
+    tree: DictConfig = OmegaConf.structured(schema)
+    for key, kind in get_type_hints(schema).items():
+        if is_dataclass(kind) and key not in CHOICES:
+            assert isinstance(kind, type)
+            tree[key] = _with_sections(kind)
+    return tree
 
 
 def _check_choices(cfg: DictConfig) -> None:
@@ -248,8 +259,10 @@ def _to_dictionary(tree: Any) -> dict[str, Any]:
 
 
 def _drop_missing(tree: Any) -> Any:
+    """The tree without the values that nobody gave, and without the sections that held nothing else."""
     if isinstance(tree, dict):
-        return {key: _drop_missing(value) for key, value in tree.items() if value != "???"}
+        kept = {key: _drop_missing(value) for key, value in tree.items() if value != "???"}
+        return {key: value for key, value in kept.items() if value != {} or tree[key] == {}}
     return tree
 
 

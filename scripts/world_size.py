@@ -65,7 +65,16 @@ def parts_of(state: dict[str, object]) -> dict[str, dict[str, Tensor]]:
 def train(folder: Path, name: str, processes: int, options: Sequence[str]) -> tuple[Path, float]:
     """Train once below ``folder``: the checkpoint, and the seconds that it took."""
     places = (f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", f"run_dir={folder / name}")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    # One process alone would take all cores, and the last bits of a convolution depend on the number of its threads.
+    launch = [
+        "env",
+        "OMP_NUM_THREADS=1",
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={processes}",
+    ]
     command = [*launch, str(REPOSITORY / "train.py"), *OPTIONS, *places, *options]
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True)

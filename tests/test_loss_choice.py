@@ -15,6 +15,7 @@ from conf.build import complete_from_checkpoint, make_loss
 from conf.entry import ConfigError, compose, continue_run, layered, to_dictionary, to_plain, to_yaml
 from conf.messages import explain
 from conf.schema import CHOICES, EvalConfig, TrainConfig
+from data import OnError
 from eval import evaluate
 from models import DarknetLoss, DarknetLossConfig, Head, LossConfig, YoloLoss
 from models.darknet_loss import BoxLoss
@@ -132,5 +133,6 @@ def test_a_run_with_darknets_loss_trains_resumes_and_is_evaluated(tmp_path: Path
     with (run_dir / "metrics.csv").open(newline="") as file:
         epochs = list(csv.DictReader(file))
     assert [row["epoch"] for row in epochs] == ["1", "2"] and all(float(row["loss_box"]) > 0 for row in epochs)
-    config = compose("eval", EvalConfig, [f"ckpt={run_dir}"], complete_from_checkpoint)
+    config = compose("eval", EvalConfig, [f"ckpt={run_dir}", "data.on_error=skip"], complete_from_checkpoint)
+    assert config.data.on_error == OnError.skip and config.data.name == "shapes", "one key over the checkpoint's data"
     assert evaluate(config).keys() >= {"AP", "AP50"}
