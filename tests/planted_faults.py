@@ -29,6 +29,7 @@ from conf.schema import TrainConfig
 from tests.fault_list import FAULTS, strike
 from tests.process_group import fork_context, free_port
 
+WORKERS_NOTICE = 7.0  # seconds: a loader worker looks every five whether its parent is still there
 LONGEST = 90.0  # seconds that a training may take here before it counts as hanging
 OPTIONS = (
     "data=shapes", "data.shapes={train_images: 32, val_images: 8, image_size: 64, seed: 0}", "data.workers=1",
@@ -102,8 +103,9 @@ def strike_down(name: str, folder: Path) -> Outcome:
         os.kill(ranks[1].pid or 0, signal.SIGKILL)  # only somebody else can end it
         ranks[1].join()
     codes = [process.exitcode for process in ranks]
-    time.sleep(0.5)  # for workers to see that their parent is gone
-    left = members({process.pid for process in ranks if not process.is_alive()})
+    ended, until = {process.pid for process in ranks if not process.is_alive()}, time.monotonic() + WORKERS_NOTICE
+    while (left := members(ended)) and time.monotonic() < until:
+        time.sleep(0.1)
     for number in members({process.pid for process in ranks}):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(number.split()[0]), signal.SIGKILL)
