@@ -133,3 +133,19 @@ def test_a_copy_does_not_share_its_sums() -> None:
     assert all((parameter.grad == 0).all() for parameter in copied.parameters())
     wrapped.finish()
     assert wrapped.module[0].weight.grad.abs().sum() > 0
+
+
+def test_under_autocast_maps_are_bfloat16_and_gradients_those_of_the_float32_weights() -> None:
+    torch.manual_seed(0)
+    plain = nn.Conv2d(8, 16, 3, padding=1)
+    imagewise = ImagewiseConv2d(copy.deepcopy(plain), GradientSums())
+    x, weights = torch.randn(4, 8, 12, 12), torch.randn(4, 16, 12, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = imagewise(x)
+        assert y.dtype == torch.bfloat16
+        torch.testing.assert_close(y, plain(x), rtol=2e-2, atol=2e-2)
+        (of_x, of_parameters), (expected_x, expected) = gradients(imagewise, x, weights), gradients(plain, x, weights)
+    torch.testing.assert_close(of_x, expected_x, rtol=2e-2, atol=2e-2)
+    for one, other in zip(of_parameters, expected, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=0.5)
