@@ -164,7 +164,8 @@ def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) 
         answer("pkill", "-KILL", "-f", pattern)
         until(lambda: job.fact("JobState") != "RUNNING", lambda: f"still running: {job.output}", 120)
         until(lambda: not training(job), lambda: f"left behind: {training(job)}", 60)
-        assert job.fact("JobState") == "PENDING" and job.fact("Restarts") == "1"
+        until(lambda: job.fact("JobState") == "PENDING", lambda: f"it is {job.fact('JobState')}", 120)
+        assert job.fact("Restarts") == "1"
         assert "DUE TO NODE FAILURE" in job.output, job.output
         assert load_last(run_of(job))[0]["step"] >= 5
     finally:
