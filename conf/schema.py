@@ -107,7 +107,7 @@ class TrainSection:
     max_nonfinite_steps: int  # so many steps in a row may be skipped because loss or gradient is not finite,
     on_nonfinite: OnNonFinite  # what happens then
     patience: int  # stop after so many epochs without a better AP; 0: never
-    timeout_seconds: float  # how long a process waits for the others before it gives up
+    timeout_seconds: float  # within which a process that waits for lost ones gives up, tells it and ends
     check_sync_every: int  # steps between comparisons of all processes' weights; 0: never
 
     def __post_init__(self) -> None:

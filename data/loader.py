@@ -17,7 +17,7 @@ from data.errors import DataError
 from data.samplers import EvalBatchSampler, TrainBatchSampler
 
 PREFETCHED_BATCHES = 4  # per worker
-PATIENCE = 0.8  # part of the time-out: sooner than other ranks give up in an exchange, so that the cause is told
+PATIENCE = 0.4  # part of the time-out: sooner than other ranks give up in an exchange, so that the cause is told
 
 
 class BatchLoader(DataLoader[Batch]):
@@ -50,7 +50,7 @@ def make_loader(
 ) -> BatchLoader:
     """A loader that yields ``Batch``; ``workers`` processes (0: none) live as long as it does.
 
-    Where they give no batch for the larger part of ``timeout_seconds`` (0: as long as it takes), a DataError ends it.
+    Where they give no batch for PATIENCE of ``timeout_seconds`` (0: as long as it takes), a DataError ends it.
     """
     return BatchLoader(
         dataset,

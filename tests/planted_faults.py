@@ -34,7 +34,7 @@ LONGEST = 90.0  # seconds that a training may take here before it counts as hang
 OPTIONS = (
     "data=shapes", "data.shapes={train_images: 32, val_images: 8, image_size: 64, seed: 0}", "data.workers=1",
     "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.multi_scale=[1.0,1.0]",
-    "train.batch_size=4", "train.epochs=2", "train.device=cpu", "train.timeout_seconds=15", "evaluate.every=1",
+    "train.batch_size=4", "train.epochs=2", "train.device=cpu", "train.timeout_seconds=30", "evaluate.every=1",
     "evaluate.batch_size=2", "logger.pictures=false",
 )  # fmt: skip
 TOLD = re.compile(r"^error:|^warning:|Training goes on|is slow and costs|^stopped at step")

@@ -130,5 +130,5 @@ def test_patience_ends_all_processes_together(folder: Path) -> None:
     """Only the first process has the figures; AP stays 0 at this learning rate."""
     run_dir = folder / "patience"
     still = ["model=yolov3-tiny", "model.width=0.125", "train.epochs=6", "train.patience=1", "optim.lr=1e-9"]
-    run_group(train_here, 2, folder, run_dir, [*still, "train.timeout_seconds=20", "evaluate.every=1"])
+    run_group(train_here, 2, folder, run_dir, [*still, "train.timeout_seconds=34", "evaluate.every=1"])
     assert load_checkpoint(run_dir / "checkpoints" / "last.pt")["epoch"] == 2

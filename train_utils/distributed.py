@@ -26,7 +26,7 @@ from train_utils.devices import choose_device, device_conflict
 from train_utils.errors import DistributedError
 from train_utils.file_systems import place_on_disk
 from train_utils.launch_environment import Launch, describe_launch, read_launch, strip_local_rank
-from train_utils.lost_peers import Lookout
+from train_utils.lost_peers import Lookout, collective_seconds
 from train_utils.meeting import Meeting, Member, meet
 from train_utils.orphans import watch_parent
 from train_utils.world import World
@@ -82,9 +82,9 @@ def choose_fixed_workspace() -> None:
 def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     """Find out how this process was launched, choose its device and join the others.
 
-    ``device`` is "auto" (CUDA where there is a GPU), "cpu" or "cuda". ``timeout_seconds`` bounds every later
-    collective, and the start too where it is below JOIN_SECONDS. Raises DistributedError, with the same sentence on
-    all processes, when one of them has no device of its own.
+    ``device`` is "auto" (CUDA where there is a GPU), "cpu" or "cuda". ``timeout_seconds`` bounds the start, where it is
+    below JOIN_SECONDS, and later what a process needs to notice that others are lost, to tell it and to end. Raises
+    DistributedError, with the same sentence on all processes, when one of them has no device of its own.
     """
     global _lookout
     launch = read_launch(os.environ)
@@ -104,16 +104,17 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if backend != "none":
+        seconds = collective_seconds(timeout_seconds)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
             store=meeting,
             rank=launch.rank,
             world_size=launch.world_size,
-            timeout=timedelta(seconds=timeout_seconds),
+            timeout=timedelta(seconds=seconds),
             device_id=chosen if backend == "nccl" else None,  # connects now, where an error is still easy to read
         )
         place, own = f"{launch.address}:{launch.port}", not launch_environment.agent_holds_store(os.environ)
-        _lookout = Lookout(_group_store().clone(), launch.rank, members, place, own, timeout_seconds)
+        _lookout = Lookout(_group_store().clone(), launch.rank, members, place, own, seconds)
     return World(
         rank=launch.rank,
         local_rank=launch.local_rank,

@@ -28,8 +28,15 @@ from train_utils.store import Store, claim_report
 
 LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2  # between two looks at the store; the latter after an error
 ANSWER_SECONDS = 4.0  # for the answers of those who live; a few looks
+TELL_SECONDS = 14.0  # from the end of a collective's time-out to that of the process, at most
 END_SECONDS = 25.0  # for a process to end by itself when another reports the error that ends the run
 FIX = "fix: look at their output and their machines; a training goes on from its last checkpoint with resume=auto"
+
+
+def collective_seconds(timeout_seconds: float) -> float:
+    """The time-out of collectives with which a process that lost others has told it and ended within
+    ``timeout_seconds``."""
+    return max(timeout_seconds - TELL_SECONDS, timeout_seconds / 2)
 
 
 class Lookout:

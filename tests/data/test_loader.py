@@ -91,7 +91,7 @@ def test_a_worker_that_hangs_ends_the_epoch_with_a_sentence(coco_set, no_augment
     source = coco_set.source()
     dataset = Stuck(source.annotations, no_augment, 0, 1, source)
     sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
-    loader = make_loader(dataset, sampler, 1, pin_memory=False, timeout_seconds=1)
+    loader = make_loader(dataset, sampler, 1, pin_memory=False, timeout_seconds=2)
     with pytest.raises(DataError, match=r"gave no batch for 0.8 s. fix: "):
         next(iter(loader))
     assert not any(worker.is_alive() for worker in loader._iterator._workers)
