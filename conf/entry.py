@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.messages import explain, foreign_flag_message, is_foreign_flag, sentence
+from conf.messages import explain, foreign_flag_message, is_foreign_flag, null_sections, sentence
 from conf.schema import CHOICES
 from data import DataError
 from models import ModelError
@@ -44,6 +44,7 @@ Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
 CONF_DIR = Path(__file__).parent
 USAGE_EXIT_CODE = 2
+OMEGACONF_NULL_SECTION = "Unexpected type for root"  # of its AssertionError
 
 
 class ConfigError(ValueError):
@@ -88,15 +89,16 @@ def run(
         _report(sentence(error), debug)
     except (HydraException, OmegaConfBaseException) as error:
         _report(explain(error, schema), debug)
+    except AssertionError as error:
+        if not str(error).startswith(OMEGACONF_NULL_SECTION):
+            _report_bug()
+        _report(null_sections(sys.argv[1:], schema), debug)
     except KeyboardInterrupt:
         if environment_rank() == 0:
             print("stopped by Ctrl-C", file=sys.stderr)
         sys.exit(130)
     except Exception:
-        if should_report_error():
-            traceback.print_exc()
-        let_others_hear()
-        sys.exit(1)
+        _report_bug()
     shutdown()
 
 
@@ -266,7 +268,15 @@ def _drop_missing(tree: Any) -> Any:
     return tree
 
 
-def _report(message: str, debug: bool) -> None:
+def _report_bug() -> NoReturn:
+    """Print the traceback of the exception that is being handled, on one process only."""
+    if should_report_error():
+        traceback.print_exc()
+    let_others_hear()
+    sys.exit(1)
+
+
+def _report(message: str, debug: bool) -> NoReturn:
     """Print one error sentence, on one process only, and end with the code of a usage error."""
     if should_report_error():
         if debug:

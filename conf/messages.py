@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -108,6 +109,26 @@ def explain(error: Exception, schema: Any) -> str:
     if full_key:
         return f"{full_key}: {first_line}"
     return first_line if isinstance(cause, OmegaConfBaseException) else " ".join(text.split())
+
+
+def null_sections(overrides: Sequence[str], schema: Any) -> str:
+    """One sentence for options of a section that is null here, over which OmegaConf ends in an AssertionError."""
+    keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
+    within = [(key, section) for section in _optional_sections(schema) for key in keys if key.startswith(f"{section}.")]
+    named = " and ".join(key for key, _ in within) or "an option"
+    sections = sorted({section for _, section in within})
+    where = f"in {' and '.join(sections)}, which is null here" if sections else "in a section that is null here"
+    group = sections[0].split(".")[0] if sections else "data"
+    return f"{named} lies {where}. fix: choose what has it, such as {group}={'shapes' if group == 'data' else 'yolov3'}"
+
+
+def _optional_sections(schema: Any, prefix: str = "") -> list[str]:
+    found = []
+    for name, kind in get_type_hints(schema).items():
+        found += [prefix + name for part in get_args(kind) if is_dataclass(part) and type(None) in get_args(kind)]
+        if is_dataclass(kind):
+            found += _optional_sections(kind, f"{prefix}{name}.")
+    return found
 
 
 def sentence(error: Exception) -> str:

@@ -58,6 +58,10 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("--epochs=3", "--epochs is no option: options are key=value here. fix: train.epochs=..."),
         ("data.root=a=b", "quote a value"),
         ("train.epochs", "write key=value"),
+        (
+            "data.shapes.seed=1",
+            "data.shapes.seed lies in data.shapes, which is null here. fix: choose what has it, such as data=shapes",
+        ),
         ("model.width=0", "model.width must be above 0"),
         ("evaluate.backend=coco", "evaluate.backend must be auto, hotcoco or faster-coco-eval or pycocotools"),
         ("evaluate.rect_pad=-1", "evaluate.rect_pad must lie in 0..8 strides"),
