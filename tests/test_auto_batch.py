@@ -13,10 +13,11 @@ import torch
 
 from conf import auto_batch
 from conf.build import build_model
-from conf.entry import ConfigError, compose
+from conf.entry import ConfigError
 from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
 from tests.process_group import run_group
+from tests.small_run import small_run
 from train import train
 from train_utils.batch_probe import CPU_SHARE
 from train_utils.distributed import World
@@ -25,27 +26,27 @@ from train_utils.run_state import read_run
 
 HERE = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
 PAIR = replace(HERE, world_size=2, local_world_size=2, launcher="torchrun", backend="gloo")
+SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)
 
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("auto") / "shapes"
-    ensure_shapes(path, ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0))
+    ensure_shapes(path, SHAPES)
     return path
 
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
-    return compose(
-        "train",
-        TrainConfig,
-        [
-            "data=shapes", f"data.root={shapes}", f"data.index_dir={shapes.parent / 'index'}", "data.workers=0",
-            "data.shapes={train_images: 18, val_images: 5, image_size: 64, seed: 0}", "model=yolov3-tiny",
-            "model.width=0.125", "train.image_size=64", "train.multi_scale=[0.5,1.5]", "train.batch_size=8",
-            "train.device=cpu", "train.device_batch_size=auto", "train.epochs=1", "evaluate.every=0",
-            "logger.pictures=false", f"run_dir={run_dir}", *more,
-        ],
-    )  # fmt: skip
+    return small_run(
+        shapes,
+        SHAPES,
+        run_dir,
+        "train.multi_scale=[0.5,1.5]",
+        "train.batch_size=8",
+        "train.device_batch_size=auto",
+        "train.epochs=1",
+        *more,
+    )
 
 
 def memory_for(config: TrainConfig, images: int, world: World = HERE) -> int:

@@ -9,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from conf.entry import compose
 from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
+from tests.small_run import small_run
 from train import train
 from train_utils.checkpoint import load_last
 from train_utils.steps import Decision, StepDecisions
 
 STEPS = 2  # of each of two epochs
+SHAPES = ShapesConfig(train_images=8, val_images=2, image_size=64, seed=0)
 
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("requeue") / "shapes"
-    ensure_shapes(path, ShapesConfig(train_images=8, val_images=2, image_size=64, seed=0))
+    ensure_shapes(path, SHAPES)
     return path
 
 
@@ -35,16 +36,7 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
-    return compose(
-        "train",
-        TrainConfig,
-        [
-            "data=shapes", f"data.root={shapes}", f"data.index_dir={shapes.parent / 'index'}", "data.workers=0",
-            "data.shapes={train_images: 8, val_images: 2, image_size: 64, seed: 0}", "model=yolov3-tiny",
-            "model.width=0.125", "train.image_size=64", "train.batch_size=4", "train.epochs=2", "evaluate.every=0",
-            "logger.pictures=false", f"run_dir={run_dir}", *more,
-        ],
-    )  # fmt: skip
+    return small_run(shapes, SHAPES, run_dir, "train.batch_size=4", "train.epochs=2", *more)
 
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:

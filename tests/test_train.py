@@ -20,6 +20,7 @@ from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, ModelError, zoo_cfg
 from models.weights import weight_tensors
+from tests.small_run import small_run
 from train import train
 from train_utils import checkpoint_writer
 from train_utils.checkpoint import load_checkpoint, load_last
@@ -28,25 +29,28 @@ from train_utils.errors import CheckpointError, TrainError
 from train_utils.run_state import read_run
 from train_utils.steps import StepDecisions
 
+SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)
+
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("train") / "shapes"
-    ensure_shapes(path, ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0))
+    ensure_shapes(path, SHAPES)
     return path
 
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
-    return compose(
-        "train",
-        TrainConfig,
-        [
-            "data=shapes", f"data.root={shapes}", f"data.index_dir={shapes.parent / 'index'}", "data.workers=0",
-            "data.shapes={train_images: 18, val_images: 5, image_size: 64, seed: 0}", "model=yolov3-tiny",
-            "model.width=0.125", "train.image_size=64", "train.batch_size=8", "train.device_batch_size=4",
-            "train.epochs=3", "evaluate.every=1", f"run_dir={run_dir}", *more,
-        ],
-    )  # fmt: skip
+    return small_run(
+        shapes,
+        SHAPES,
+        run_dir,
+        "train.batch_size=8",
+        "train.device_batch_size=4",
+        "train.epochs=3",
+        "evaluate.every=1",
+        "logger.pictures=true",
+        *more,
+    )
 
 
 def write_darknet(model: Darknet, path: Path) -> Path:

@@ -1,0 +1,24 @@
+"""The options of a training of seconds, for tests of what happens around it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from conf.entry import compose
+from conf.schema import TrainConfig
+from data import ShapesConfig
+
+
+def small_run(root: Path, shapes: ShapesConfig, run_dir: Path, *more: str) -> TrainConfig:
+    """yolov3-tiny at width 0.125 on the drawn shapes in ``root``, at 64 pixels, without workers or pictures."""
+    drawn = ", ".join(f"{key}: {value}" for key, value in asdict(shapes).items())
+    return compose(
+        "train",
+        TrainConfig,
+        [
+            "data=shapes", f"data.root={root}", f"data.index_dir={root.parent / 'index'}", "data.workers=0",
+            f"data.shapes={{{drawn}}}", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64",
+            "train.device=cpu", "evaluate.every=0", "logger.pictures=false", f"run_dir={run_dir}", *more,
+        ],
+    )  # fmt: skip
