@@ -12,6 +12,7 @@ waits for it without a deadline.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import re
 import signal
@@ -29,7 +30,7 @@ from train_utils.store import Store, claim_report
 LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2  # between two looks at the store; the latter after an error
 ANSWER_SECONDS = 4.0  # for the answers of those who live; a few looks
 TELL_SECONDS = 14.0  # from the end of a collective's time-out to that of the process, at most
-END_SECONDS = 25.0  # for a process to end by itself when another reports the error that ends the run
+END_SECONDS = 12.0  # for a process to end by itself when another reports the error that ends the run
 FIX = "fix: look at their output and their machines; a training goes on from its last checkpoint with resume=auto"
 
 
@@ -55,10 +56,10 @@ class Lookout:
         place: str,
         rank_0_holds_it: bool,
         seconds: float,
-        end: Callable[[], None] = lambda: os._exit(1),
+        end: Callable[[], None] | None = None,  # end_now
     ) -> None:
         self._store, self._rank, self._meeting, self._seconds = store, rank, meeting, seconds
-        self._place, self._rank_0_holds_it, self._end = place, rank_0_holds_it, end
+        self._place, self._rank_0_holds_it, self._end = place, rank_0_holds_it, end or end_now
         self._reporter: int | None = None  # the rank that tells the user
         self._answered: set[int] = set()  # ranks that answered to it
         self._failed: set[int] = set()  # ranks that met an error as well
@@ -187,6 +188,14 @@ class Lookout:
         except FileExistsError:
             return False
         return True
+
+
+def end_now() -> None:
+    """End this process, wherever it hangs, and its loader workers, which may be why: one that is stopped or waits for a
+    disk would stay behind."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(1)
 
 
 def loss_in(error: BaseException | None, kinds: tuple[type[BaseException], ...]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import queue
 import signal
@@ -181,3 +182,34 @@ def test_survivors_name_the_rank_once_and_end(how: str, tmp_path: Path) -> None:
     else:
         assert rank in (0, 1) and sentence.startswith("DistributedError: lost rank 2 (node 0, "), sentence
         assert seconds < 30  # 4 for the time-out, 4 for answers, and some where the machine is busy
+
+
+def _stop_a_child_and_end(told: Any) -> None:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    os.kill(child.pid or 0, signal.SIGSTOP)
+    told.put(child.pid)
+    time.sleep(0.5)
+    lost_peers.end_now()
+
+
+def test_a_process_that_is_ended_takes_its_hanging_worker_along() -> None:
+    context = fork_context()
+    told: multiprocessing.Queue[int] = context.Queue()
+    process = context.Process(target=_stop_a_child_and_end, args=(told,))
+    process.start()
+    worker = told.get(timeout=60)
+    process.join(30)
+    assert process.exitcode == 1
+    until = time.monotonic() + 5
+    while _lives(worker) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _lives(worker)
+
+
+def _lives(process: int) -> bool:
+    """Whether it runs or is stopped; one that nobody has asked about its end yet does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
