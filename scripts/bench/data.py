@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -79,6 +81,16 @@ def repeated(annotations: Annotations, times: int) -> Annotations:
     )
 
 
+Batches = list[list[Request]]
+
+
+class Mode(NamedTuple):
+    """A way to make samples, and the size of its pool of tiles."""
+
+    make: Callable[[Batches], None]
+    tile_pool: int = 0
+
+
 class Bench:
     """The modes to compare, on the images of one training set."""
 
@@ -93,19 +105,19 @@ class Bench:
         self.cached = RepeatedSource(listed, config.data.on_error, CachedImages(cache_path, listed))
         self.epochs = iter(range(10**9))
 
-    def modes(self) -> dict[str, Callable[[], None]]:
-        """By name, a function that makes ``samples`` samples."""
-        modes = {"plain reference path": self.reference}
+    def modes(self) -> dict[str, Mode]:
+        """By name, how samples are made."""
+        modes = {"plain reference path": Mode(self.reference)}
         if data.jpeg.simplejpeg is not None:
-            modes["default, by OpenCV alone"] = lambda: self.opencv_alone(self.files, Colour.cpu)
-            modes["colour on the device, by OpenCV alone"] = lambda: self.opencv_alone(self.files, Colour.device)
+            modes["default, by OpenCV alone"] = Mode(partial(self.opencv_alone, self.files, Colour.cpu))
+            modes["colour on the device, by OpenCV alone"] = Mode(partial(self.opencv_alone, self.files, Colour.device))
         return modes | {
-            "default": lambda: self.fused(self.files, Colour.cpu),
-            "colour on the device": lambda: self.fused(self.files, Colour.device),
-            "tiles from a pool": lambda: self.fused(self.files, Colour.cpu, BATCH_SIZE),
-            "tiles from a pool, colour on the device": lambda: self.fused(self.files, Colour.device, BATCH_SIZE),
-            "cached": lambda: self.fused(self.cached, Colour.cpu),
-            "cached, colour on the device": lambda: self.fused(self.cached, Colour.device),
+            "default": Mode(partial(self.fused, self.files, Colour.cpu)),
+            "colour on the device": Mode(partial(self.fused, self.files, Colour.device)),
+            "tiles from a pool": Mode(partial(self.fused, self.files, Colour.cpu), BATCH_SIZE),
+            "tiles from a pool, colour on the device": Mode(partial(self.fused, self.files, Colour.device), BATCH_SIZE),
+            "cached": Mode(partial(self.fused, self.cached, Colour.cpu)),
+            "cached, colour on the device": Mode(partial(self.fused, self.cached, Colour.device)),
         }
 
     def batches(self, tile_pool: int = 0) -> TrainBatchSampler:
@@ -126,22 +138,22 @@ class Bench:
     def dataset(self, images: ImageSource, colour: Colour) -> TrainDataset:
         return TrainDataset(self.annotations, replace(self.config.augment, colour=colour), 0, 10**9, images)
 
-    def requests(self, tile_pool: int = 0) -> Iterator[list[Request]]:
-        """So many of them as make one measurement."""
-        return islice(self.batches(tile_pool), self.samples // BATCH_SIZE)
+    def requests(self, tile_pool: int) -> Batches:
+        """``samples`` samples as batches, made before the clock runs: the start of an epoch is shared by all of it."""
+        return list(islice(self.batches(tile_pool), self.samples // BATCH_SIZE))
 
-    def fused(self, images: ImageSource, colour: Colour, tile_pool: int = 0) -> None:
+    def fused(self, images: ImageSource, colour: Colour, batches: Batches) -> None:
         dataset = self.dataset(images, colour)
-        for requests in self.requests(tile_pool):
+        for requests in batches:
             dataset.__getitems__(requests)
 
-    def opencv_alone(self, images: ImageSource, colour: Colour) -> None:
+    def opencv_alone(self, images: ImageSource, colour: Colour, batches: Batches) -> None:
         with without_simplejpeg():
-            self.fused(images, colour)
+            self.fused(images, colour, batches)
 
-    def reference(self) -> None:
+    def reference(self, batches: Batches) -> None:
         dataset = self.dataset(self.files, Colour.cpu)
-        for requests in self.requests():
+        for requests in batches:
             self.reference_batch(dataset, requests)
 
     def reference_batch(self, dataset: TrainDataset, requests: list[Request]) -> torch.Tensor:
@@ -173,9 +185,10 @@ def compare_modes(bench: Bench) -> None:
     modes = bench.modes()
     times: dict[str, list[float]] = {name: [] for name in modes}
     for _ in range(ROUNDS):
-        for name, make in modes.items():
+        for name, mode in modes.items():
+            batches = bench.requests(mode.tile_pool)
             started = time.process_time()
-            make()
+            mode.make(batches)
             times[name].append((time.process_time() - started) / bench.samples * 1000)
     medians = {name: statistics.median(found) for name, found in times.items()}
     base = medians["plain reference path"]
@@ -189,7 +202,7 @@ def compare_modes(bench: Bench) -> None:
     print(f"default: {shares}")
     for name, tile_pool in (("default", 0), ("tiles from a pool", BATCH_SIZE)):
         counting = RepeatedSource(bench.files.annotations, bench.config.data.on_error)
-        bench.fused(counting, Colour.device, tile_pool)
+        bench.fused(counting, Colour.device, bench.requests(tile_pool))
         print(
             f"{name}: {counting.images / bench.samples:.2f} images decoded for a sample, "
             f"{counting.share / counting.images:.0%} of their rows needed"
