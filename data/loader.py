@@ -38,7 +38,9 @@ class BatchLoader(DataLoader[Batch]):
                 ) from error
             if batch is None:
                 return
-            yield batch
+            passed_on = [batch]
+            del batch  # kept here it would be freed, which takes milliseconds, while the next one is waited for
+            yield passed_on.pop()
 
 
 def make_loader(

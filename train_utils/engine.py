@@ -62,7 +62,9 @@ class Waiting(Generic[BatchType]):
             self.seconds += time.perf_counter() - asked
             if batch is None:
                 return
-            yield batch
+            passed_on = [batch]
+            del batch  # kept here it would be freed while the next one is waited for
+            yield passed_on.pop()
 
 
 def train_one_epoch(

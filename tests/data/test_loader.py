@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,17 @@ def test_an_error_in_a_worker_reaches_the_training_process(coco_set, no_augment:
     with pytest.raises(ValueError, match=r"12.png is not an image .* fix: "):
         list(loader)
     loader._iterator._shutdown_workers()  # else torch waits 5 s for a worker that had an error
+
+
+def test_a_batch_is_freed_as_soon_as_its_user_lets_it_go(coco_set, no_augment: AugmentConfig) -> None:
+    source = coco_set.source()
+    dataset = TrainDataset(source.annotations, no_augment, 0, 1, source)
+    sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
+    batches = iter(make_loader(dataset, sampler, 0, pin_memory=False))
+    batch = next(batches)
+    images = weakref.ref(batch.images)
+    del batch
+    assert images() is None
 
 
 class Stuck(TrainDataset):
