@@ -66,15 +66,8 @@ def train(folder: Path, name: str, processes: int, options: Sequence[str]) -> tu
     """Train once below ``folder``: the checkpoint, and the seconds that it took."""
     places = (f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", f"run_dir={folder / name}")
     # One process alone would take all cores, and the last bits of a convolution depend on the number of its threads.
-    launch = [
-        "env",
-        "OMP_NUM_THREADS=1",
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={processes}",
-    ]
+    launch = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "torch.distributed.run"]
+    launch += ["--standalone", f"--nproc-per-node={processes}"]
     command = [*launch, str(REPOSITORY / "train.py"), *OPTIONS, *places, *options]
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True)

@@ -37,16 +37,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
-    return small_run(
-        shapes,
-        SHAPES,
-        run_dir,
-        "train.multi_scale=[0.5,1.5]",
-        "train.batch_size=8",
-        "train.device_batch_size=auto",
-        "train.epochs=1",
-        *more,
-    )
+    own = ("train.multi_scale=[0.5,1.5]", "train.batch_size=8", "train.device_batch_size=auto", "train.epochs=1")
+    return small_run(shapes, SHAPES, run_dir, *own, *more)
 
 
 def memory_for(config: TrainConfig, images: int, world: World = HERE) -> int:

@@ -170,9 +170,7 @@ def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) 
         assert load_last(run_of(job))[0]["step"] >= 5
     finally:
         answer("scancel", job.number)
-        subprocess.run(
-            ["pkill", "-KILL", "-f", f"rdzv-id={job.number} "]
-        )  # the torchrun of node2, where it still waits
+        subprocess.run(["pkill", "-KILL", "-f", f"rdzv-id={job.number} "])  # of node2, where it still waits
         answer(*pattern.split())
         until(lambda: "idle" in answer("sinfo", "-h", "-n", "node2", "-o", "%t"), lambda: "node2 is away", 60)
 

@@ -40,17 +40,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
-    return small_run(
-        shapes,
-        SHAPES,
-        run_dir,
-        "train.batch_size=8",
-        "train.device_batch_size=4",
-        "train.epochs=3",
-        "evaluate.every=1",
-        "logger.pictures=true",
-        *more,
-    )
+    own = ("train.batch_size=8", "train.device_batch_size=4", "train.epochs=3", "evaluate.every=1")
+    return small_run(shapes, SHAPES, run_dir, *own, "logger.pictures=true", *more)
 
 
 def write_darknet(model: Darknet, path: Path) -> Path:
