@@ -35,7 +35,8 @@ def decode_rows(data: bytes, frame_end: int, height: int, rows: int) -> Image | 
     rows += CHROMA_ROWS
     whole = rows >= height
     if not whole:
-        data = b"".join((data[: position + 5], struct.pack(">H", rows), data[position + 7 :]))
+        view = memoryview(data)  # its slices are no copies
+        data = b"".join((view[: position + 5], struct.pack(">H", rows), view[position + 7 :]))
     try:
         # Strict would take what follows the last row for damage.
         image = simplejpeg.decode_jpeg(data, "RGB", strict=whole)

@@ -43,6 +43,7 @@ from data import (
     open_annotations,
 )
 from data.images import AS_STORED
+from data.loader import PREFETCHED_BATCHES
 from data.reference_path import reference_sample
 from train_utils.numerics import keep_freed_memory
 
@@ -229,11 +230,12 @@ def compare_loaders(bench: Bench) -> None:
 
 
 def load(bench: Bench, workers: int, step_seconds: float) -> tuple[float, float]:
-    """Seconds for a batch and seconds waited for it, on average, once all workers are under way."""
+    """Seconds for a batch and seconds waited for it, on average, once the workers are as far ahead as they get."""
     dataset = bench.dataset(bench.files, bench.config.augment.colour)
     batches = iter(make_loader(dataset, bench.batches(), workers, pin_memory=False))
-    for _ in range(2 * workers):
+    for _ in range(PREFETCHED_BATCHES * workers):  # the first come at once, or none would be made ahead
         next(batches)
+        time.sleep(step_seconds)
     started, waited = time.perf_counter(), 0.0
     for _ in range(LOADED_BATCHES):
         asked = time.perf_counter()
