@@ -91,7 +91,7 @@ def _check_image(source: ImageSource, index: int, facts: ImageFacts) -> None:
 
 def _has_other_size(annotations: Annotations, index: int) -> bool:
     try:
-        header, _ = read_header_of(str(annotations.path(index)))
+        header, _ = read_header_of(annotations.path(index))
     except OSError:
         return False
     height, width = annotations.sizes[index].tolist()

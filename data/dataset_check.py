@@ -164,7 +164,7 @@ def _compare_images(
         for split in (*SPLITS, BOTH):
             shown = [(place(first), place(second)) for first, second in found[split][:REPORTED_FINDINGS]]
             name = f"{kind}, once in each set" if split == BOTH else kind
-            sentences = [" and ".join(str(splits[part].path(index)) for part, index in pair) for pair in shown]
+            sentences = [" and ".join(splits[part].path(index) for part, index in pair) for pair in shown]
             issues.add(split, name, sentences, len(found[split]))
             pairs += shown
     return pairs
@@ -181,4 +181,4 @@ def _joined(facts: Iterable[ImageFacts]) -> ImageFacts:
 
 
 def _paths(annotations: Annotations, indices: list[int]) -> list[str]:
-    return [str(annotations.path(index)) for index in indices]
+    return [annotations.path(index) for index in indices]

@@ -18,7 +18,7 @@ except ImportError:
     simplejpeg = None  # the extra is not installed
 
 HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81, table B.1)
-CHROMA_ROWS = 2  # the upsampling of the colours of a row looks at the next pair of rows
+CHROMA_ROWS = 2  # where colours have half the rows, the upsampling of one looks at the next pair of rows
 
 
 def decode_rows(data: bytes, frame_end: int, height: int, rows: int) -> Image | None:
@@ -32,7 +32,8 @@ def decode_rows(data: bytes, frame_end: int, height: int, rows: int) -> Image | 
     position = _frame_position(data, frame_end)
     if position is None:
         return None
-    rows += CHROMA_ROWS
+    if data[position + 11] & 15 > 1:  # vertical sampling of the brightness
+        rows += CHROMA_ROWS
     whole = rows >= height
     if not whole:
         view = memoryview(data)  # its slices are no copies

@@ -17,7 +17,7 @@ import numpy as np
 from data.geometry import Image, Matrix, Size, corner_points, inverse, is_upright, project
 
 WHOLE = 1e-6  # pixels: a coordinate so close to a whole number is one
-MARGIN = 2  # source pixels that interpolation may reach beyond the last point shown
+MARGIN = 1  # source pixels that interpolation may reach beyond the one at the last point shown
 PRECISION = 1 / 32  # pixels: of the points at which OpenCV's own warps sample
 SEARCHED = 32  # pixels: with one more in 16 whole to that precision, most searches end long before
 

@@ -169,7 +169,7 @@ class Bench:
 
     def read_file(self, index: int) -> np.ndarray:
         path = self.files.annotations.path(index % len(self.files.annotations))
-        return np.asarray(cv2.imread(str(path), AS_STORED), dtype=np.uint8)
+        return np.asarray(cv2.imread(path, AS_STORED), dtype=np.uint8)
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def test_bccd_as_json_as_xml_and_as_txt(
 def as_txt(annotations: Annotations, root: Path, config: DataConfig) -> DataConfig:
     """A YOLO set of the same pictures: a list of them where they are, through a folder that has labels beside it."""
     (root / "labels").mkdir(parents=True)
-    (root / "images").symlink_to(annotations.path(0).parent, target_is_directory=True)
+    (root / "images").symlink_to(Path(annotations.path(0)).parent, target_is_directory=True)
     for index in range(len(annotations)):
         height, width = annotations.sizes[index].tolist()
         rows = slice(annotations.offsets[index], annotations.offsets[index + 1])
@@ -94,8 +94,10 @@ def as_txt(annotations: Annotations, root: Path, config: DataConfig) -> DataConf
             f"{c} {x:.6f} {y:.6f} {w:.6f} {h:.6f}\n"
             for c, (x, y, w, h) in zip(annotations.classes[rows], boxes, strict=True)
         ]
-        (root / "labels" / f"{annotations.path(index).stem}.txt").write_text("".join(lines))
-    (root / "list.txt").write_text("".join(f"images/{annotations.path(i).name}\n" for i in range(len(annotations))))
+        (root / "labels" / f"{Path(annotations.path(index)).stem}.txt").write_text("".join(lines))
+    (root / "list.txt").write_text(
+        "".join(f"images/{Path(annotations.path(i)).name}\n" for i in range(len(annotations)))
+    )
     (root / "data.yaml").write_text(f"train: list.txt\nval: list.txt\nnames: {annotations.names}\n")
     part = SplitConfig("data.yaml", ".")
     return replace(config, format=DataFormat.yolo, root=str(root), train=part, val=part)
@@ -121,8 +123,8 @@ def test_voc_is_2007_and_2012_in_their_official_folders(tmp_path: Path, data_con
         f"VOC{year}/JPEGImages/{stem}.jpg"
         for year, stem in (("2007", "a"), ("2007", "b"), ("2012", "a"), ("2012", "e"))
     ]
-    assert all(train.path(index).is_file() for index in range(4)) and train.image_ids.tolist() == [1, 2, 3, 4]
-    assert [val.path(index).name for index in range(2)] == ["c.jpg", "d.jpg"]
+    assert all(Path(train.path(index)).is_file() for index in range(4)) and train.image_ids.tolist() == [1, 2, 3, 4]
+    assert [Path(val.path(index)).name for index in range(2)] == ["c.jpg", "d.jpg"]
     assert len(train.names) == 20 and train.names[train.classes[0]] == "cat"
     assert train.boxes_xywh.tolist() == [[15, 10, 30, 20]] * 4
     label = tmp_path / "VOCdevkit" / "VOC2012" / "Annotations" / "e.xml"

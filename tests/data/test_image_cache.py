@@ -53,7 +53,7 @@ def test_a_kept_cache_belongs_to_these_very_files(coco_set) -> None:
     annotations = coco_set.open()
     name = kept_cache_name(annotations, OnError.stop)
     assert kept_cache_name(coco_set.open(), OnError.stop) == name != kept_cache_name(annotations, OnError.skip)
-    path = annotations.path(3)
+    path = Path(annotations.path(3))
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(content)  # the very same pixels, but that is not known without reading them

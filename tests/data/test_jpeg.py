@@ -20,7 +20,7 @@ def picture(height: int, width: int) -> np.ndarray:
     return (np.stack(planes, axis=2) + noise).clip(0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize("sampling", [0x111111, 0x211111, 0x221111])
+@pytest.mark.parametrize("sampling", [0x111111, 0x211111, 0x121111, 0x221111, 0x411111])
 @pytest.mark.parametrize("progressive", [0, 1])
 @pytest.mark.parametrize("size", [(97, 131), (240, 160), (33, 40)])
 def test_rows_are_those_of_opencv(sampling: int, progressive: int, size: tuple[int, int]) -> None:

@@ -38,12 +38,12 @@ def test_any_name_that_a_file_can_have(yolo_set: YoloSet) -> None:
     (yolo_set.root / "list.txt").write_bytes(b"".join(b"images/%s.jpg\n" % name for name in odd))
     listed = yolo_set.open("list.txt")
     assert len(folder) == 3 + len(odd) and len(listed) == len(odd)
-    assert [os.fsencode(listed.path(index).stem) for index in range(len(odd))] == odd
+    assert [os.fsencode(Path(listed.path(index)).stem) for index in range(len(odd))] == odd
     source = ImageSource(listed, yolo_set.config("list.txt").on_error)
     for index in range(len(odd)):
         image = source.read(index)
         assert image is not None and image.shape == (40, 60, 3) and len(listed.training_boxes(index)[1]) == 1
-    picture = listed.path(2)
+    picture = Path(listed.path(2))
     picture.unlink()
     with pytest.raises(DataError, match=r"images/latin-\\udce9\\udcff\.jpg does not exist any more"):
         source.read(2)

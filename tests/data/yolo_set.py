@@ -53,7 +53,7 @@ def assert_whole(annotations: Annotations, stems: str = "abc") -> None:
     assert annotations.image_ids.tolist() == list(range(1, len(stems) + 1))
     for index, stem in enumerate(stems):
         height, width = SIZES[stem]
-        assert annotations.path(index).is_file() and annotations.sizes[index].tolist() == [height, width]
+        assert Path(annotations.path(index)).is_file() and annotations.sizes[index].tolist() == [height, width]
         classes, boxes = annotations.training_boxes(index)
         assert classes.tolist() == ["abc".index(stem)]
         assert boxes.tolist() == [[0.375 * width, 0.25 * height, 0.625 * width, 0.75 * height]]
