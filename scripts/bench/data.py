@@ -3,8 +3,8 @@
     python -m scripts.bench.data data.root=/data/coco [key=value ...]     # keys as for train.py
 
 The samples are those of the augmentation that is configured, in batches as training makes them. A small set is listed
-many times over: as in a large one, the images of a batch are then seldom the same, which would be decoded once. All
-modes take turns in each of several rounds; ratios are those of medians.
+many times over: as in a large one, the images of a batch are then seldom the same, which would be decoded once; "as
+listed" is the set as it is. All modes take turns in each of several rounds; ratios are those of medians.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from data.reference_path import reference_sample
 from train_utils.numerics import keep_freed_memory
 
 BATCH_SIZE = 16
-ROUNDS = 7
+ROUNDS = 15
 LOADER_ROUNDS = 4
 LOADED_BATCHES = 40
 LISTED = 100_000  # images, as a large training set has them
@@ -86,10 +86,11 @@ Batches = list[list[Request]]
 
 
 class Mode(NamedTuple):
-    """A way to make samples, and the size of its pool of tiles."""
+    """A way to make samples, the size of its pool of tiles, and whether it is of the set as it is listed."""
 
     make: Callable[[Batches], None]
     tile_pool: int = 0
+    as_listed: bool = False
 
 
 class Bench:
@@ -98,12 +99,12 @@ class Bench:
     def __init__(self, config: TrainConfig, cache_path: Path) -> None:
         self.config = config
         self.side = config.train.image_size
-        listed = open_annotations(config.data, "train")
-        self.samples = len(listed) // BATCH_SIZE * BATCH_SIZE  # of one measurement
-        self.annotations = repeated(listed, -(-LISTED // len(listed)))
-        self.files = RepeatedSource(listed, config.data.on_error)
+        self.listed = open_annotations(config.data, "train")
+        self.samples = len(self.listed) // BATCH_SIZE * BATCH_SIZE  # of one measurement
+        self.annotations = repeated(self.listed, -(-LISTED // len(self.listed)))
+        self.files = RepeatedSource(self.listed, config.data.on_error)
         build_image_cache(self.files, cache_path, ImageCache.ram)
-        self.cached = RepeatedSource(listed, config.data.on_error, CachedImages(cache_path, listed))
+        self.cached = RepeatedSource(self.listed, config.data.on_error, CachedImages(cache_path, self.listed))
         self.epochs = iter(range(10**9))
 
     def modes(self) -> dict[str, Mode]:
@@ -114,17 +115,21 @@ class Bench:
             modes["colour on the device, by OpenCV alone"] = Mode(partial(self.opencv_alone, self.files, Colour.device))
         return modes | {
             "default": Mode(partial(self.fused, self.files, Colour.cpu)),
+            "default, as listed": Mode(partial(self.fused, self.files, Colour.cpu, as_listed=True), as_listed=True),
             "colour on the device": Mode(partial(self.fused, self.files, Colour.device)),
+            "colour on the device, as listed": Mode(
+                partial(self.fused, self.files, Colour.device, as_listed=True), as_listed=True
+            ),
             "tiles from a pool": Mode(partial(self.fused, self.files, Colour.cpu), BATCH_SIZE),
             "tiles from a pool, colour on the device": Mode(partial(self.fused, self.files, Colour.device), BATCH_SIZE),
             "cached": Mode(partial(self.fused, self.cached, Colour.cpu)),
             "cached, colour on the device": Mode(partial(self.fused, self.cached, Colour.device)),
         }
 
-    def batches(self, tile_pool: int = 0) -> TrainBatchSampler:
+    def batches(self, tile_pool: int = 0, as_listed: bool = False) -> TrainBatchSampler:
         """The requests of another epoch each time."""
         sampler = TrainBatchSampler(
-            num_images=len(self.annotations),
+            num_images=len(self.listed if as_listed else self.annotations),
             batch_size=BATCH_SIZE,
             device_batch_size=BATCH_SIZE,
             world_size=1,
@@ -136,15 +141,16 @@ class Bench:
         sampler.set_epoch(next(self.epochs))
         return sampler
 
-    def dataset(self, images: ImageSource, colour: Colour) -> TrainDataset:
-        return TrainDataset(self.annotations, replace(self.config.augment, colour=colour), 0, 10**9, images)
+    def dataset(self, images: ImageSource, colour: Colour, as_listed: bool = False) -> TrainDataset:
+        annotations = self.listed if as_listed else self.annotations
+        return TrainDataset(annotations, replace(self.config.augment, colour=colour), 0, 10**9, images)
 
-    def requests(self, tile_pool: int) -> Batches:
+    def requests(self, tile_pool: int, as_listed: bool = False) -> Batches:
         """``samples`` samples as batches, made before the clock runs: the start of an epoch is shared by all of it."""
-        return list(islice(self.batches(tile_pool), self.samples // BATCH_SIZE))
+        return list(islice(self.batches(tile_pool, as_listed), self.samples // BATCH_SIZE))
 
-    def fused(self, images: ImageSource, colour: Colour, batches: Batches) -> None:
-        dataset = self.dataset(images, colour)
+    def fused(self, images: ImageSource, colour: Colour, batches: Batches, as_listed: bool = False) -> None:
+        dataset = self.dataset(images, colour, as_listed)
         for requests in batches:
             dataset.__getitems__(requests)
 
@@ -187,7 +193,7 @@ def compare_modes(bench: Bench) -> None:
     times: dict[str, list[float]] = {name: [] for name in modes}
     for _ in range(ROUNDS):
         for name, mode in modes.items():
-            batches = bench.requests(mode.tile_pool)
+            batches = bench.requests(mode.tile_pool, mode.as_listed)
             started = time.process_time()
             mode.make(batches)
             times[name].append((time.process_time() - started) / bench.samples * 1000)
