@@ -167,14 +167,14 @@ class ResultWriter:
 
 
 def summary(writer: ResultWriter, frames: FrameBatches, network: Timed, seconds: float) -> str:
-    """The closing line. Reading, network and writing run side by side, so their times add up to more than the whole."""
+    """The closing line. Reading, network and writing run side by side: their times may add up to more."""
     count = len(writer.results)
     found = sum(len(result.detections) for result in writer.results)
     milliseconds = [f"{1000 * part / max(1, count):.1f}" for part in (seconds, frames.seconds, network.seconds)]
     left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
     return (
-        f"{count} images, {found} detections{left_out}, in {writer.out}; ms per image: {milliseconds[0]} in all, "
-        f"{milliseconds[1]} reading, {milliseconds[2]} network and NMS"
+        f"{count} images, {found} detections{left_out}, in {writer.out}; ms per image: {milliseconds[0]} from start to "
+        f"end; in threads side by side {milliseconds[1]} reading, {milliseconds[2]} network and NMS"
     )
 
 
