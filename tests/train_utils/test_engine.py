@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from tests.process_group import run_group
 from tests.train_utils.test_optim import CONFIG
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.engine import detect, train_one_epoch
+from train_utils.engine import Waiting, detect, train_one_epoch
 from train_utils.errors import TrainError
 from train_utils.log import Progress
 from train_utils.nonfinite import NonFiniteGuard
@@ -193,6 +194,14 @@ def test_after_too_many_bad_steps_the_training_rolls_back_once(world: World) -> 
         trained(world, 4, 1, broken, limit=1, say=said.append, roll_back=lambda: "rolled back")
     assert [line for line in said if "skipped" not in line] == ["rolled back"]
     assert len(said) == 5, "two steps, the return, two steps"
+
+
+def test_a_batch_is_not_kept_while_the_next_is_waited_for() -> None:
+    batches = iter(Waiting(torch.zeros(1) for _ in range(2)))
+    batch = next(batches)
+    kept = weakref.ref(batch)
+    del batch
+    assert kept() is None
 
 
 def test_detections_do_not_depend_on_the_number_of_threads(world: World) -> None:
