@@ -58,6 +58,9 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
         raise ConfigError("task=speed times one process. fix: start it without a launcher")
     out = open_folder(world, Path(config.out), "out") if config.out is not None else None
     annotations = open_split(config.data, "val", world)
+    if world.is_main:
+        for said in (*annotations.skipped, *annotations.notes):
+            print(f"val: {said}", flush=True)
     model = load_model(config, annotations, world).to(world.device)
     image_size = config.evaluate.image_size or image_size_of(model.cfg)
     evaluator = Evaluator(

@@ -41,8 +41,8 @@ def announce(
         summary = summarise(part, config.train.image_size, anchors, min_iou)
         log.line(f"{split}: {summary.line()}")
         log.line(summary.warning() if split == "train" else None)
-        for skipped in part.skipped:
-            log.line(f"{split}: {skipped}")
+        for said in (*part.skipped, *part.notes):
+            log.line(f"{split}: {said}")
     log.line(
         f"{world.world_size} process(es) on {world.device.type} ({world.launcher}, {world.backend}), forward pass in "
         f"{str(dtype or weights_dtype(config.train.precision.value)).removeprefix('torch.')}"

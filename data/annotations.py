@@ -20,7 +20,7 @@ from data.errors import DataError
 from data.index_cache import build_index, find_index, index_key, load_index
 from data.outlines import Outlines
 from data.shapes import ensure_shapes
-from data.source import Files, Findings
+from data.source import Files, Findings, Source
 from data.voc import locate_voc
 from data.yolo import locate_yolo
 
@@ -50,6 +50,7 @@ class Annotations:
     names: list[str]  # (C,)
     image_root: Path
     skipped: list[str]  # what was left out of the source, in words; empty when nothing was
+    notes: list[str]  # what was not taken as it stands, in words
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -110,11 +111,11 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     except OSError as error:
         raise _unreadable(error, root) from error
     arrays, about = load_index(folder)
-    return Annotations(**arrays, names=about["names"], image_root=files.image_root, skipped=about["skipped"])
+    return Annotations(**arrays, **about, image_root=files.image_root)
 
 
-def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings]:
-    """A split read anew from its sources, and all that is wrong with them, whatever ``data.on_error`` says.
+def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings, Findings]:
+    """A split read anew from its sources, all that is wrong with them whatever ``data.on_error`` says, and its notes.
 
     No index is used or written; the arrays are in memory. Raises ``DataError`` where the sources as a whole are missing
     or broken.
@@ -122,10 +123,10 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
     root = _root(config, split)
     try:
         files = _locate(config, split, root)
-        columns, names, findings = _read(replace(config, on_error=OnError.skip), split, files)
+        columns, about, source = _read(replace(config, on_error=OnError.skip), split, files)
     except OSError as error:
         raise _unreadable(error, root) from error
-    return Annotations(**columns, names=names, image_root=files.image_root, skipped=findings.report()), findings
+    return Annotations(**columns, **about, image_root=files.image_root), source.findings, source.notes
 
 
 def _root(config: DataConfig, split: str) -> Path:
@@ -161,12 +162,12 @@ def _locate(config: DataConfig, split: str, root: Path) -> Files:
 
 def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: str) -> Path:
     """Reads and checks the sources and writes their index; returns its folder."""
-    columns, names, findings = _read(config, split, files)
-    return build_index(index_dir, key, columns, {"names": names, "skipped": findings.report()})
+    columns, about, _ = _read(config, split, files)
+    return build_index(index_dir, key, columns, about)
 
 
-def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], list[str], Findings]:
-    """The columns of the index, the class names, and what was left out."""
+def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], dict[str, Any], Source]:
+    """The columns of the index, what else it holds as plain data, and the source with its findings."""
     source = files.read()
     columns = check_source(source, split, skip=config.on_error == OnError.skip)
     names = list(source.categories.values())
@@ -174,7 +175,8 @@ def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any],
         columns["classes"] = np.zeros_like(columns["classes"])
         columns["category_ids"] = columns["category_ids"][:1]
         names = [SINGLE_CLASS_NAME]
-    return columns, names, source.findings
+    about = {"names": names, "skipped": source.findings.report(), "notes": source.notes.told()}
+    return columns, about, source
 
 
 def check_same_classes(train: Annotations, val: Annotations) -> None:

@@ -74,8 +74,10 @@ def check_dataset(
     splits: dict[str, Annotations] = {}
     facts: list[ImageFacts] = []
     for split in SPLITS:
-        annotations, findings = read_annotations(config, split)
+        annotations, findings, taken = read_annotations(config, split)
         splits[split] = annotations
+        for kind, count in taken.counts.items():
+            notes.add(split, kind, taken.by_kind[kind], count)
         _check_labels(split, annotations, findings, problems, notes)
     for split, annotations in splits.items():
         facts.append(check_images(annotations, threads, progress(split, len(annotations))))

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from data.errors import DataError
 from data.parallel import in_chunks
 
-FORMAT_VERSION = 3  # of the columns and of the checks that made them: raise it when either changes
+FORMAT_VERSION = 4  # of the columns and of the checks that made them: raise it when either changes
 COLUMNS = (
     "name_bytes",
     "name_offsets",

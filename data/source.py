@@ -47,6 +47,10 @@ class Findings:
         """Lines for the log about what was left out; empty when nothing was."""
         return [f"left out: {self.summary()}", *self.examples] if self.counts else []
 
+    def told(self) -> list[str]:
+        """A line for each kind, with its first entry: what the log says of entries that were taken."""
+        return [f"{kind} ({count}), first: {self.by_kind[kind][0]}" for kind, count in self.counts.items()]
+
 
 @dataclass
 class Source:
@@ -66,6 +70,7 @@ class Source:
     box_name: Callable[[int], str]  # how a message calls the box at a position, such as "annotation 17"
     findings: Findings  # entries that the reader itself could not take
     outlines: Outlines | None = None  # of the M boxes, where they were asked for and the format has them
+    notes: Findings = field(default_factory=Findings)  # entries that were taken, but not as they stand
 
 
 @dataclass

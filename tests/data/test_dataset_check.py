@@ -254,7 +254,7 @@ def test_a_set_that_is_not_there_is_an_error(drawn: DrawnSet) -> None:
 
 def test_figures_equal_those_counted_by_hand(drawn: DrawnSet) -> None:
     drawn.json["train"]["annotations"][0] |= {"iscrowd": 1}
-    annotations, findings = read_annotations(drawn.config(DataFormat.coco), "train")
+    annotations, findings, _ = read_annotations(drawn.config(DataFormat.coco), "train")
     assert not findings.counts
     figures = statistics(annotations, 256, [8, 64], np.array([[80.0, 48.0]]), 0.2)  # boxes are doubled: 80 x 48
     assert (figures["boxes"], figures["crowds"], figures["recall"], figures["mean_best_iou"]) == (9, 1, 1.0, 1.0)
@@ -267,7 +267,7 @@ def test_figures_equal_those_counted_by_hand(drawn: DrawnSet) -> None:
 
 def test_an_index_and_the_check_read_the_same(drawn: DrawnSet, tmp_path: Path) -> None:
     config = replace(drawn.config(DataFormat.coco), index_dir=str(tmp_path / "index"))
-    anew, _ = read_annotations(config, "train")
+    anew, *_ = read_annotations(config, "train")
     assert not (tmp_path / "index").exists()
     opened = open_annotations(config, "train")
     for key in ("name_bytes", "image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas"):
@@ -275,7 +275,7 @@ def test_an_index_and_the_check_read_the_same(drawn: DrawnSet, tmp_path: Path) -
 
 
 def test_facts_do_not_depend_on_threads(drawn: DrawnSet) -> None:
-    annotations, _ = read_annotations(drawn.config(DataFormat.coco), "train")
+    annotations, *_ = read_annotations(drawn.config(DataFormat.coco), "train")
     cut(drawn)
     done: list[int] = []
     one, four = (check_images(annotations, threads, done.append) for threads in (1, 4))
@@ -288,7 +288,7 @@ def test_facts_do_not_depend_on_threads(drawn: DrawnSet) -> None:
 
 def test_the_summary_of_a_training(drawn: DrawnSet) -> None:
     drawn.json["train"]["images"].append(drawn.json["train"]["images"][0] | {"id": 50})  # without boxes
-    annotations, _ = read_annotations(drawn.config(DataFormat.coco), "train")
+    annotations, *_ = read_annotations(drawn.config(DataFormat.coco), "train")
     good = summarise(annotations, 128, np.array([[40.0, 24.0]]), 0.2)
     counts = "6 images (1 without boxes), 10 boxes, 2 classes"
     assert good.line() == f"{counts}, recall of the anchors 1.0000 at IoU 0.2" and good.warning() is None
