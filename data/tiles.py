@@ -71,7 +71,8 @@ class WarpedTile(NamedTuple):
 
     def draw(self, canvas: Image, image: Image) -> None:
         """Draws the image, or as many rows of it as are needed, onto the canvas."""
-        warp_into(canvas, image, self.matrix)
+        # How many more there are follows from the other samples of a batch, and the last bit of a warp from its source.
+        warp_into(canvas, image[: self.last_row], self.matrix)
 
 
 def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> UprightTile | WarpedTile | None:
