@@ -47,7 +47,7 @@ from train_utils.engine import EpochResult, rehearse, train_one_epoch
 from train_utils.log import MetricsCsv, Progress, RunLog, log_warnings
 from train_utils.nonfinite import NonFiniteGuard
 from train_utils.numerics import autocast_dtype, keep_freed_memory, seed_everything, weights_dtype
-from train_utils.optim import Schedule, WeightAverage, make_optimizer, make_scheduler
+from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.plots import draw_targets
 from train_utils.run_folder import on_main, open_run_folder
 from train_utils.run_state import LOSS_NAMES, RunState, read_run
@@ -131,19 +131,18 @@ def start_state(
 
     Optimiser, average and checkpoints hold the plain model; only the training loop sees the wrapper.
     """
+    micro_batch = sampler.device_batch_size * world.world_size
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model = model.to(world.device, weights_dtype(config.train.precision.value)).to(memory_format=layout)
     broadcast_module(model)
     if config.train.sync_bn:
         convert_sync_batchnorm(model, world)
-    optimizer = make_optimizer(model, config.optim)
     state = RunState(
         model=model,
         average=WeightAverage(model, schedule),
-        optimizer=optimizer,
-        scheduler=make_scheduler(optimizer, schedule),
+        optimizer=make_optimizer(model, config.optim),
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
-        description=describe(config, model, train_set, sampler.device_batch_size * world.world_size),
+        description=describe(config, model, train_set, micro_batch, sampler.steps_per_epoch),
         seen=model.seen,
     )
     state.loss_sums = state.loss_sums.to(world.device)

@@ -225,7 +225,9 @@ def make_loss(heads: Sequence[Head], config: LossSection) -> YoloLoss | DarknetL
     return YoloLoss(heads, config)
 
 
-def describe(config: TrainConfig, model: Darknet, train_set: Annotations, micro_batch: int) -> dict[str, Any]:
+def describe(
+    config: TrainConfig, model: Darknet, train_set: Annotations, micro_batch: int, steps_per_epoch: int
+) -> dict[str, Any]:
     """What a checkpoint says about itself, so that nothing else is needed to use it."""
     return {
         "network": describe_network(model, config.model),
@@ -234,5 +236,6 @@ def describe(config: TrainConfig, model: Darknet, train_set: Annotations, micro_
         "config": to_dictionary(config),
         "weights_version": list(WEIGHTS_VERSION),
         "micro_batch": micro_batch,
+        "steps_per_epoch": steps_per_epoch,
         "data": {"images": len(train_set), "boxes": len(train_set.classes)},
     }

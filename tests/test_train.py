@@ -26,6 +26,7 @@ from train_utils import checkpoint_writer
 from train_utils.checkpoint import load_checkpoint, load_last
 from train_utils.coco_eval import FIGURES
 from train_utils.errors import CheckpointError, TrainError
+from train_utils.optim import Decay
 from train_utils.run_state import read_run
 from train_utils.steps import StepDecisions
 
@@ -116,10 +117,16 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tm
     for text in ("train.epochs: 1 -> 2", "train.seed: 0 -> 3", "one forward pass over all processes: 4 -> 8", "fix:"):
         assert text in str(refused.value)
     assert "timeout" not in str(refused.value), "that option has no say in the weights"
-    train(replace(other, resume_force=True))
-    assert load_last(run)[0]["epoch"] == 2
+    smaller = replace(other.train, batch_size=4, device_batch_size=4)
+    optim = replace(config.optim, lr=0.02, burn_in_max_fraction=0.0, decay=Decay.constant)
+    train(replace(other, train=smaller, optim=optim, resume_force=True))
+    state = load_last(run)[0]
+    assert (state["epoch"], state["step"]) == (2, 8), "epochs of 2 steps, then of 4"
+    assert [group["lr"] for group in state["optimizer"]["param_groups"]] == [0.02] * 3
+    assert [float(row["lr"]) for row in rows(run)][1] == 0.02
     log = (run / "train.log").read_text()
     assert "changed: train.timeout_seconds: 1800.0 -> 9" in log and "changed: train.epochs: 1 -> 2" in log
+    assert "after epoch 1, step 4," in log and "steps before the next one: 2 -> 4" in log
 
 
 def test_a_dry_run_says_what_it_found_and_leaves_nothing(
@@ -167,7 +174,7 @@ def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> N
     for every in (0, 1):
         train(options(shapes, tmp_path / str(every), f"evaluate.every={every}", "logger.pictures=false"))
     one, other = (load_last(tmp_path / name)[0] for name in ("0", "1"))
-    for part in ("model", "ema", "optimizer", "scheduler", "rng", "seen"):
+    for part in ("model", "ema", "optimizer", "rng", "seen"):
         assert_same(one[part], other[part], part)
 
 

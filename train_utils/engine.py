@@ -122,8 +122,7 @@ def train_one_epoch(
             progress.show(micro_batch, **_means(state, 1), lr=lr, images_per_second=images_done / seconds)
     times = RankTimes(time.perf_counter() - started, waiting.seconds, clock.seconds)
     progress.close()
-    # Not the optimiser's: where a run goes on behind the last step of an epoch, that is the next one's already.
-    lr = schedule.config.lr * schedule.weight_lr_factor(max(0, state.step - 1))
+    lr = state.optimizer.param_groups[0]["lr"]
     return EpochResult(lr, _means(state, world.world_size), images_done / times.seconds, times, stopped_by)
 
 

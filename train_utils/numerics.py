@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from train_utils.errors import TrainError
 
@@ -56,6 +57,17 @@ def seed_everything(seed: int, deterministic: bool, cudnn_benchmark: bool) -> No
     torch.backends.cudnn.benchmark = cudnn_benchmark
     torch.backends.cudnn.deterministic = deterministic
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+def cuda_generator() -> Tensor:
+    """State (uint8) of the CUDA generator of this process, which dropout draws from; empty where CUDA is not used."""
+    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else torch.empty(0, dtype=torch.uint8)
+
+
+def set_cuda_generator(state: Tensor) -> None:
+    """Take up what ``cuda_generator`` gave; an empty state, or a process without CUDA, changes nothing."""
+    if torch.cuda.is_initialized() and len(state):
+        torch.cuda.set_rng_state(state)
 
 
 def keep_freed_memory() -> None:

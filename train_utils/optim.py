@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
+
+from train_utils.errors import CheckpointError
 
 
 class Decay(StrEnum):
@@ -112,9 +113,15 @@ class Schedule:
         return self.config.ema_decay * (1 - math.exp(-updates / ramp))
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Write the step's momentum and weight decay into ``make_optimizer``'s groups (LambdaLR writes the rates)."""
+        """Write all that the options say of this step into ``make_optimizer``'s groups, whatever they held before.
+
+        A checkpoint brings the groups of its own run along: what is not written here would outlive a changed option.
+        """
         for group in optimizer.param_groups:
+            factor = self.bias_lr_factor if group["name"] == "bias" else self.weight_lr_factor
+            group["lr"] = self.config.lr * factor(step)
             group["momentum"] = self.momentum(step)
+            group["nesterov"] = True  # here, since torch's constructor wants a momentum above 0 for it
             if group["name"] == "convolution":
                 group["weight_decay"] = self.weight_decay(step)
 
@@ -125,29 +132,54 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.SGD:
 
     Weight decay on batch-norm weights and biases would pull scales and offsets that have no reason to be small.
     """
-    groups: dict[str, list[nn.Parameter]] = {"convolution": [], "norm": [], "bias": []}
-    for module in model.modules():
+    groups: dict[str, dict[str, nn.Parameter]] = {"convolution": {}, "norm": {}, "bias": {}}
+    for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
                 kind = "bias" if name == "bias" else "convolution" if isinstance(module, nn.Conv2d) else "norm"
-                groups[kind].append(parameter)
+                groups[kind][f"{path}.{name}"] = parameter
     return torch.optim.SGD(
-        [{"params": parameters, "name": name, "weight_decay": 0.0} for name, parameters in groups.items()],
+        [
+            {"params": list(named.values()), "names": list(named), "name": kind, "weight_decay": 0.0}
+            for kind, named in groups.items()
+        ],
         lr=config.lr,
-        momentum=config.burn_in_momentum,
-        nesterov=config.momentum > 0 and config.burn_in_momentum > 0,
     )
 
 
-def make_scheduler(optimizer: torch.optim.Optimizer, schedule: Schedule, step: int = 0) -> LambdaLR:
-    """LambdaLR over the groups of ``make_optimizer``; ``step`` is the optimiser step to continue from."""
-    factor_of = {"bias": schedule.bias_lr_factor}
-    factors: list[Callable[[int], float] | Any] = [
-        factor_of.get(group["name"], schedule.weight_lr_factor) for group in optimizer.param_groups
-    ]
-    for group in optimizer.param_groups:
-        group.setdefault("initial_lr", schedule.config.lr)
-    return LambdaLR(optimizer, factors, last_epoch=step - 1)
+def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Take up the momentum in a saved state of ``make_optimizer``, with the memory layout of each parameter.
+
+    Parameters are matched by name, so others may be frozen now; one that was frozen starts without momentum. Raises
+    CheckpointError where the state has no names, as in earlier versions, and another number of parameters.
+    """
+    own = optimizer.state_dict()["param_groups"]
+    before = saved["param_groups"]
+    if not all("names" in group for group in before):
+        if [len(group["params"]) for group in own] != [len(group["params"]) for group in before]:
+            raise CheckpointError(
+                "an earlier version of this program wrote the checkpoint; it does not say which layers were frozen. "
+                "fix: model.freeze as it was"
+            )
+        before = [group | {"names": names["names"]} for group, names in zip(before, own, strict=True)]
+    momentum = {
+        name: saved["state"][number]
+        for group in before
+        for name, number in zip(group["names"], group["params"], strict=True)
+        if number in saved["state"]
+    }
+    state = {
+        number: momentum[name]
+        for group in own
+        for name, number in zip(group["names"], group["params"], strict=True)
+        if name in momentum
+    }
+    groups = [group | {key: mine[key] for key in ("params", "names")} for group, mine in zip(before, own, strict=True)]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for parameter, values in optimizer.state.items():
+        for key, value in values.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:  # files hold plain row-major tensors
+                values[key] = torch.empty_like(parameter).copy_(value)
 
 
 class WeightAverage:

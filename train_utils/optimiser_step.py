@@ -101,7 +101,6 @@ class OptimiserStep:
             state.loss_sums += self.sums / self.accumulate
             state.loss_steps += 1
         optimizer.zero_grad(set_to_none=True)
-        state.scheduler.step()
         state.step += 1
         state.seen += self.world.world_size * sum(len(batch.indices) for batch in self.batches)
         self.sums.zero_()

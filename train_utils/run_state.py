@@ -16,7 +16,8 @@ from train_utils.checkpoint import FOLDER, load_last
 from train_utils.checkpoint_writer import CheckpointWriter, Target
 from train_utils.distributed import World, gather_arrays
 from train_utils.errors import CheckpointError
-from train_utils.optim import WeightAverage
+from train_utils.numerics import cuda_generator, set_cuda_generator
+from train_utils.optim import WeightAverage, restore_optimizer
 
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 
@@ -36,13 +37,12 @@ class RunState:
     """The objects that training changes, and its counters.
 
     ``description`` is what never changes: the network's cfg and shape, class names, resolved configuration, size of
-    the data set and of a micro-batch. With it a checkpoint needs nothing beside it.
+    the data set, of an epoch and of a micro-batch. With it a checkpoint needs nothing beside it.
     """
 
     model: nn.Module  # the plain model, never a DDP wrapper
     average: WeightAverage
     optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
     scaler: torch.amp.GradScaler
     description: dict[str, Any]
     epoch: int = 0  # epochs finished
@@ -70,8 +70,9 @@ class RunState:
     def to_plain(self) -> dict[str, Any] | None:
         """The state as plain data on the first process, None on the others, which all take part in collecting it."""
         generators = gather_arrays(torch.get_rng_state().numpy())
+        on_cuda = gather_arrays(cuda_generator().numpy())
         sums = gather_arrays(self.loss_sums.cpu().numpy())
-        if generators is None or sums is None:
+        if generators is None or on_cuda is None or sums is None:
             return None
         return {
             **self.description,
@@ -85,11 +86,11 @@ class RunState:
             "ema": self.average.module.state_dict(),
             "ema_updates": self.average.updates,
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
             "scaler": self.scaler.state_dict(),
             "loss_sums": torch.from_numpy(np.stack(sums)),
             "loss_steps": self.loss_steps,
             "rng": [torch.from_numpy(np.array(state)) for state in generators],
+            "cuda_rng": [torch.from_numpy(np.array(state)) for state in on_cuda],
             "world_size": len(generators),
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
         }
@@ -114,8 +115,7 @@ class RunState:
         """
         self._check(state, folder, force)
         self.restore_weights(state)
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.epoch, self.step, self.seen = state["epoch"], state["step"], images_seen(state)
+        self.epoch, self.step, self.seen = state["epoch"], self._same_place(state, folder), images_seen(state)
         self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
         self.loss_steps = state.get("loss_steps", 0)
         sums = state.get("loss_sums", torch.zeros(1, len(LOSS_NAMES), dtype=torch.float64))
@@ -123,21 +123,38 @@ class RunState:
         self.loss_sums = (sums[world.rank] if same_ranks and len(sums) > 1 else sums.mean(0)).to(world.device)
         if same_ranks:
             torch.set_rng_state(state["rng"][world.rank])
+            if "cuda_rng" in state:  # not in those of earlier versions
+                set_cuda_generator(state["cuda_rng"][world.rank])
         changed = changed_values(state["config"], self.description["config"])
+        if self.step != state["step"]:
+            changed.append(f"steps before the next one: {state['step']} -> {self.step}, the same place in the data")
         first = f"resumed {folder} after epoch {self.epoch}, step {self.step}, best AP {self.best:.4f}"
         return "\n".join([first, *(f"changed: {line}" for line in changed)])
+
+    def _same_place(self, state: dict[str, Any], folder: Path) -> int:
+        """How many of today's steps lead to where a checkpoint stands; a forced resume may have other epochs."""
+        now = self.description["steps_per_epoch"]
+        before = state.get("steps_per_epoch", now)  # earlier versions did not say
+        done = state["step"] - state["epoch"] * before
+        if not 0 <= done <= before:
+            raise CheckpointError(
+                f"resume={folder}: an earlier version of this program wrote its checkpoint, which does not say how "
+                "many steps an epoch had. fix: train.batch_size and data as they were"
+            )
+        return int(state["epoch"] * now + done * now // before)
 
     def restore_weights(self, state: dict[str, Any]) -> None:
         """Take weights, average, optimiser and scaler from the content of a checkpoint, but no counters."""
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+        restore_optimizer(self.optimizer, state["optimizer"])
+        if state["scaler"]:  # empty where the precision was another one
+            self.scaler.load_state_dict(state["scaler"])
 
     def _check(self, state: dict[str, Any], folder: Path, force: bool) -> None:
-        state["network"].pop("seen", None)
-        for key in ("network", "names"):
-            if state[key] != self.description[key]:
+        network = {key: value for key, value in state["network"].items() if key != "seen"}  # of earlier versions
+        for key, before in (("network", network), ("names", state["names"])):
+            if before != self.description[key]:
                 raise CheckpointError(
                     f"resume={folder}: its {key} differs from the one configured now. fix: resume with the options of "
                     f"{folder / 'config.yaml'}, or start a new run with model.weights={folder / 'checkpoints/best.pt'}"

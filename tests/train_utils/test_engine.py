@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,57 +15,27 @@ import torch
 from torch import Tensor, nn
 
 from tests.process_group import run_group
-from tests.train_utils.test_optim import CONFIG
+from tests.train_utils.small_training import (
+    CONFIG,
+    Batch,
+    Parts,
+    batches,
+    mean_loss,
+    network,
+    new_state,
+    train_epoch,
+)
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.engine import Waiting, detect, train_one_epoch
+from train_utils.engine import Waiting, detect
 from train_utils.errors import TrainError
 from train_utils.log import Progress
-from train_utils.nonfinite import NonFiniteGuard
-from train_utils.optim import Schedule, WeightAverage, make_optimizer, make_scheduler
+from train_utils.optim import Schedule
 from train_utils.run_state import RunState
-from train_utils.steps import StepDecisions, StopRequest
-from train_utils.wait_clock import WaitClock
-
-
-@dataclass
-class Batch:
-    images: Tensor
-    targets: Tensor
-    indices: Tensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        return self
-
-
-class Parts(NamedTuple):
-    total: Tensor
-    box: Tensor
-    objectness: Tensor
-    classification: Tensor
-
-
-def mean_loss(raw_maps: Tensor, targets: Tensor, **_: Any) -> Parts:
-    """A mean over the images, as the detection loss is one over the micro-batch."""
-    value = raw_maps.square().mean()
-    return Parts(value, value.detach(), value.detach(), value.detach())
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
     return init_distributed_mode("cpu", 60)
-
-
-def batches(size: int, count: int) -> list[Batch]:
-    images = torch.randint(0, 256, (count, 3, 16, 16), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-    return [
-        Batch(images[start : start + size], torch.zeros(0, 6), torch.arange(start, start + size))
-        for start in range(0, count, size)
-    ]
-
-
-def network() -> nn.Module:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.LeakyReLU(0.1), nn.Conv2d(8, 4, 3))
 
 
 def trained(
@@ -78,35 +48,10 @@ def trained(
     **guard: Any,
 ) -> RunState:
     """A small network after one epoch of 24 images."""
-    model = model or network()
     config = replace(CONFIG, clip_norm=clip, lr=0.1)
     schedule = Schedule(config, steps_per_epoch=3, total_steps=6)
-    optimizer = make_optimizer(model, config)
-    state = RunState(
-        model=model,
-        average=WeightAverage(model, schedule),
-        optimizer=optimizer,
-        scheduler=make_scheduler(optimizer, schedule),
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
-        description={},
-    )
-    result = train_one_epoch(
-        model=model,
-        loss=loss,
-        loader=batches(size, 24),
-        state=state,
-        schedule=schedule,
-        world=world,
-        accumulate=accumulate,
-        autocast_dtype=None,
-        to_input=lambda batch: batch.images.float().div_(255),
-        progress=Progress(24 // size, "train", enabled=False),
-        guard=NonFiniteGuard(world, guard.pop("folder", None), guard.pop("limit", 0), guard.pop("say", print), **guard),
-        decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
-        save=lambda: None,
-        check_sync_every=0,
-        clock=WaitClock(world.device),
-    )
+    state = new_state(model or network(), schedule)
+    result = train_epoch(world, state, schedule, batches(size, 24), accumulate, loss, **guard)
     assert state.step == 24 // size // accumulate and state.seen == 24 * world.world_size
     assert 0 <= result.waiting < 1 and result.stopped_by is None
     return state

@@ -9,24 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from train_utils.optim import Decay, OptimConfig, Schedule, WeightAverage, make_optimizer, make_scheduler
-
-CONFIG = OptimConfig(
-    lr=0.01,
-    final_lr_ratio=0.05,
-    decay=Decay.cosine,
-    momentum=0.937,
-    weight_decay=5e-4,
-    burn_in_epochs=3,
-    burn_in_min_steps=0,
-    burn_in_max_fraction=1.0,
-    burn_in_bias_lr=0.1,
-    burn_in_momentum=0.9,
-    clip_norm=None,
-    ema_decay=0.9999,
-    ema_ramp_steps=2000,
-    ema_max_fraction=1.0,
-)
+from tests.train_utils.small_training import CONFIG
+from train_utils.optim import Decay, Schedule, WeightAverage, make_optimizer
 
 
 def small_model() -> nn.Module:
@@ -50,8 +34,8 @@ def test_rates_during_and_after_burn_in() -> None:
     schedule = Schedule(CONFIG, steps_per_epoch=10, total_steps=100)
     assert schedule.burn_in_steps == 30
     optimizer = make_optimizer(small_model(), CONFIG)
-    scheduler = make_scheduler(optimizer, schedule)
     for step in range(100):
+        schedule.apply(optimizer, step)
         cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / 99)) / 2
         done = min(1, (step + 1) / 30)
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
@@ -59,8 +43,6 @@ def test_rates_during_and_after_burn_in() -> None:
         assert rates["bias"] == pytest.approx(0.1 * (1 - done) + 0.01 * cosine * done)
         assert schedule.momentum(step) == pytest.approx(0.9 + 0.037 * done)
         assert schedule.weight_decay(step) == pytest.approx(5e-4 * done)
-        optimizer.step()
-        scheduler.step()
     assert schedule.lr_factor(99) == pytest.approx(0.05)
 
 
@@ -76,18 +58,6 @@ def test_burn_in_never_swallows_a_short_training() -> None:
     config = replace(CONFIG, burn_in_min_steps=500, burn_in_max_fraction=0.1)
     assert Schedule(config, 13, 520).burn_in_steps == 52
     assert Schedule(config, 1000, 300_000).burn_in_steps == 3000
-
-
-def test_scheduler_made_at_a_step_goes_on_as_if_it_had_stepped_there() -> None:
-    schedule = Schedule(CONFIG, steps_per_epoch=10, total_steps=100)
-    optimizer = make_optimizer(small_model(), CONFIG)
-    scheduler = make_scheduler(optimizer, schedule)
-    for _ in range(17):
-        optimizer.step()
-        scheduler.step()
-    late = make_optimizer(small_model(), CONFIG)
-    make_scheduler(late, schedule, step=17)
-    assert [g["lr"] for g in late.param_groups] == pytest.approx([g["lr"] for g in optimizer.param_groups])
 
 
 def test_average_follows_its_formula_and_copies_counters() -> None:

@@ -1,0 +1,120 @@
+"""A network of two layers, its state, and epochs of the real loop on images of noise: a training of milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from train_utils.distributed import World
+from train_utils.engine import EpochResult, train_one_epoch
+from train_utils.log import Progress
+from train_utils.nonfinite import NonFiniteGuard
+from train_utils.optim import Decay, OptimConfig, Schedule, WeightAverage, make_optimizer
+from train_utils.run_state import RunState
+from train_utils.steps import StepDecisions, StopRequest
+from train_utils.wait_clock import WaitClock
+
+CONFIG = OptimConfig(
+    lr=0.01,
+    final_lr_ratio=0.05,
+    decay=Decay.cosine,
+    momentum=0.937,
+    weight_decay=5e-4,
+    burn_in_epochs=3,
+    burn_in_min_steps=0,
+    burn_in_max_fraction=1.0,
+    burn_in_bias_lr=0.1,
+    burn_in_momentum=0.9,
+    clip_norm=None,
+    ema_decay=0.9999,
+    ema_ramp_steps=2000,
+    ema_max_fraction=1.0,
+)
+
+
+@dataclass
+class Batch:
+    images: Tensor
+    targets: Tensor
+    indices: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return self
+
+
+class Parts(NamedTuple):
+    total: Tensor
+    box: Tensor
+    objectness: Tensor
+    classification: Tensor
+
+
+def mean_loss(raw_maps: Tensor, targets: Tensor, **_: Any) -> Parts:
+    """A mean over the images, as the detection loss is one over the micro-batch."""
+    value = raw_maps.square().mean()
+    return Parts(value, value.detach(), value.detach(), value.detach())
+
+
+def batches(size: int, count: int) -> list[Batch]:
+    images = torch.randint(0, 256, (count, 3, 16, 16), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    return [
+        Batch(images[start : start + size], torch.zeros(0, 6), torch.arange(start, start + size))
+        for start in range(0, count, size)
+    ]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.LeakyReLU(0.1), nn.Conv2d(8, 4, 3))
+
+
+def network_with_norm() -> nn.Module:
+    """One that has all three groups of parameters, and buffers."""
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
+    return layers.to(memory_format=torch.channels_last)
+
+
+def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = None) -> RunState:
+    """A training at its start; ``loss_scale`` is that of float16, as a GPU would have it."""
+    options = asdict(schedule.config) | {"decay": schedule.config.decay.value}
+    return RunState(
+        model=model,
+        average=WeightAverage(model, schedule),
+        optimizer=make_optimizer(model, schedule.config),
+        scaler=torch.amp.GradScaler("cpu", init_scale=loss_scale or 1.0, enabled=loss_scale is not None),
+        description={"network": {}, "names": [], "config": {"optim": options}, "steps_per_epoch": 3},
+    )
+
+
+def train_epoch(
+    world: World,
+    state: RunState,
+    schedule: Schedule,
+    loader: Sequence[Batch],
+    accumulate: int = 1,
+    loss: Any = mean_loss,
+    **guard: Any,
+) -> EpochResult:
+    """One epoch of the real loop over ``loader``; ``guard`` are arguments of NonFiniteGuard."""
+    return train_one_epoch(
+        model=state.model,
+        loss=loss,
+        loader=loader,
+        state=state,
+        schedule=schedule,
+        world=world,
+        accumulate=accumulate,
+        autocast_dtype=None,
+        to_input=lambda batch: batch.images.float().div_(255),
+        progress=Progress(len(loader), "train", enabled=False),
+        guard=NonFiniteGuard(world, guard.pop("folder", None), guard.pop("limit", 0), guard.pop("say", print), **guard),
+        decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
+        save=lambda: None,
+        check_sync_every=0,
+        clock=WaitClock(world.device),
+    )
