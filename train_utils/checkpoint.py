@@ -80,21 +80,36 @@ def peek_config(path: Path) -> dict[str, Any]:
 
 
 def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
-    """The newest intact state of a run folder, and one line if that is not the newest one written.
+    """The state of a run folder with the most epochs and steps, and one line where it is not simply ``last.pt``.
 
-    A kill or a full disk while saving leaves ``last.pt`` intact, or absent with ``last.previous.pt`` in its place; a
-    failing disk may leave it damaged. Raises CheckpointError when neither can be read.
+    A run with ``train.best_only`` leaves a ``last.pt`` behind only where it was stopped, so ``best.pt`` may be newer.
+    Damaged files are passed over. Raises CheckpointError where none can be read.
     """
-    last, best = run_dir / FOLDER / "last.pt", run_dir / FOLDER / "best.pt"
-    if not last.exists() and not previous_path(last).exists() and best.exists():
-        return load_checkpoint(best), f"going on from {best}, since the run kept no other checkpoint"
-    try:
-        return load_checkpoint(last), None
-    except CheckpointError as error:
-        previous = previous_path(last)
-        if not previous.exists():
-            raise
-        return load_checkpoint(previous), f"going on from {previous}, since {error}"
+    last = run_dir / FOLDER / "last.pt"
+    files = [file for file in (last, previous_path(last), last.with_name("best.pt")) if file.exists()]
+    if not files:
+        raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: name the folder of a run")
+    progress, damaged = {}, []
+    for file in files:
+        try:
+            state = _content(file, mapped=True)["state"]
+            progress[file] = (state["epoch"], state["step"])
+        except CheckpointError as error:
+            damaged.append(error)
+    for file in sorted(progress, key=progress.__getitem__, reverse=True):  # stable: last.pt comes first among equals
+        try:
+            state = load_checkpoint(file)
+        except CheckpointError as error:
+            damaged.append(error)
+            continue
+        if file == last and not damaged:
+            return state, None
+        why = [_without_fix(error) for error in damaged] or ["which has the most steps"]
+        return state, f"going on from {file}, {'since ' if damaged else ''}{'; '.join(why)}"
+    raise CheckpointError(
+        f"no checkpoint of {run_dir} can be read: {'; '.join(map(_without_fix, damaged))}. fix: start a new run, or "
+        "copy an intact one there"
+    )
 
 
 def previous_path(path: Path) -> Path:
@@ -216,6 +231,10 @@ def _sync_folder(folder: Path) -> None:
 def _free_bytes(path: Path) -> str:
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     return f"{shutil.disk_usage(folder).free:,}"
+
+
+def _without_fix(error: CheckpointError) -> str:
+    return str(error).partition(". fix:")[0]
 
 
 def _first_sentence(error: Exception) -> str:

@@ -6,7 +6,6 @@ import enum
 import os
 import pickle
 import resource
-import shutil
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from train_utils.checkpoint import load_checkpoint, load_last, previous_path, save_checkpoint
+from train_utils.checkpoint import load_checkpoint, load_last, save_checkpoint
 from train_utils.errors import CheckpointError
 
 
@@ -179,21 +178,60 @@ def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-def test_the_previous_one_stands_in(tmp_path: Path) -> None:
-    last = tmp_path / "checkpoints" / "last.pt"
-    for epoch in range(3):
-        save_checkpoint(last, {"epoch": epoch}, keep_previous=True)
-    assert load_last(tmp_path) == ({"epoch": 2}, None)
-    shutil.copy(last, tmp_path / "good.pt")
-    last.write_bytes(last.read_bytes()[:100])
+NAMES = ("last", "last.previous", "best")
+
+
+@pytest.mark.parametrize(
+    "steps", [(3, None, 28), (28, None, 3), (3, 2, 28), (3, 2, 3), (None, 2, 2), (None, None, 1), (3, 3, None)]
+)
+@pytest.mark.parametrize("damaged", [(), ("last",), ("best",), ("last", "last.previous"), ("best", "last")])
+def test_the_most_steps_that_can_be_read_win(
+    steps: tuple[int | None, ...], damaged: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Among equals last.pt; the line says what is odd, and nothing where nothing is."""
+    folder, good = tmp_path / "checkpoints", []
+    for name, step in zip(NAMES, steps, strict=True):
+        if step is None:
+            continue
+        save_checkpoint(folder / f"{name}.pt", {"epoch": step // 2, "step": step, "name": name})
+        if name in damaged:
+            content = (folder / f"{name}.pt").read_bytes()
+            (folder / f"{name}.pt").write_bytes(content[: len(content) // 2])
+        else:
+            good.append((-step, NAMES.index(name), name))
+    if not good:
+        with pytest.raises(CheckpointError) as caught:
+            load_last(tmp_path)
+        there = [name for name, step in zip(NAMES, steps, strict=True) if step is not None]
+        assert all(f"{name}.pt is damaged" in str(caught.value) for name in there)
+        assert " try " not in str(caught.value), "every file was tried"
+        return
     state, message = load_last(tmp_path)
-    assert state == {"epoch": 1}
-    assert message is not None and "last.previous.pt" in message and "damaged" in message
-    last.unlink()  # killed between the two renames
-    assert load_last(tmp_path)[0] == {"epoch": 1}
-    previous_path(last).write_bytes(b"")
-    with pytest.raises(CheckpointError):
-        load_last(tmp_path)
+    assert state["name"] == min(good)[-1]
+    broken = [name for name, step in zip(NAMES, steps, strict=True) if step is not None and name in damaged]
+    if state["name"] == "last" and not broken:
+        assert message is None
+    else:
+        assert message is not None and f"{state['name']}.pt" in message
+        assert all(f"{name}.pt is damaged" in message for name in broken) and "fix:" not in message
+
+
+def test_epochs_count_before_steps_which_a_forced_resume_may_have_changed(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "checkpoints" / "best.pt", {"epoch": 3, "step": 300})
+    save_checkpoint(tmp_path / "checkpoints" / "last.pt", {"epoch": 4, "step": 200})  # with twice the batch
+    assert load_last(tmp_path) == ({"epoch": 4, "step": 200}, None)
+
+
+def test_a_flipped_bit_in_the_newest_file_leaves_the_one_before(tmp_path: Path) -> None:
+    """The step can still be read, the digest is wrong."""
+    last = tmp_path / "checkpoints" / "last.pt"
+    for step in (1, 2):
+        save_checkpoint(last, {"epoch": 0, "step": step, "weights": torch.full((1000,), 0.1)}, keep_previous=True)
+    content = bytearray(last.read_bytes())
+    content[content.index(torch.full((9,), 0.1).numpy().tobytes())] ^= 1
+    last.write_bytes(content)
+    state, message = load_last(tmp_path)
+    assert state["step"] == 1 and message is not None and "last.pt is damaged" in message
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
