@@ -13,6 +13,7 @@ from data import (
     Batch,
     CachedImages,
     DataConfig,
+    DataError,
     DataFormat,
     ImageCache,
     ImageSource,
@@ -48,6 +49,10 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     if config.cache == ImageCache.none:
         return images
     on_disk = config.cache == ImageCache.disk
+    if not on_disk and not MEMORY_FILES.is_dir():
+        raise DataError(
+            f"data.cache=ram needs the memory file system {MEMORY_FILES}, which this system lacks. fix: data.cache=disk"
+        )
     if on_disk:
         path = Path(config.index_dir).absolute() / kept_cache_name(annotations, config.on_error)
     else:

@@ -17,7 +17,7 @@ from data.checks import check_source
 from data.coco import read_coco
 from data.config import DataConfig, DataFormat, OnError, SplitConfig
 from data.errors import DataError
-from data.index_cache import build_index, find_index, index_key, load_index
+from data.index_cache import build_index, find_index, index_key, load_index, map_again, mapped_file
 from data.outlines import Outlines
 from data.shapes import ensure_shapes
 from data.source import Files, Findings, Source
@@ -54,6 +54,13 @@ class Annotations:
 
     def __len__(self) -> int:
         return len(self.image_ids)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker maps the files of the index itself: the arrays of a large set would be copied into each.
+        return {key: mapped_file(value) or value for key, value in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({key: map_again(value) for key, value in state.items()})
 
     def file_name(self, index: int) -> str:
         """The name of an image, relative to ``image_root``; absolute where the image does not lie below."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from data.errors import DataError
 from data.geometry import Image
 from data.headers import read_header_of
 from data.images import ImageSource
+from data.parallel import usable_cores
 
 UNREADABLE = "images that cannot be read"
 WRONG_SIZE = "images of another size than annotated"
@@ -59,7 +59,7 @@ def check_images(annotations: Annotations, threads: int | None, advance: Callabl
             _check_image(source, index, facts)
         return len(indices)
 
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or usable_cores()
     waiting: deque[Future[int]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, count, CHUNK):

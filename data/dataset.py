@@ -91,6 +91,7 @@ class TrainDataset(Dataset[Batch]):
         self.annotations = annotations
         self.augment = augment
         self.seed = seed
+        self.epochs = epochs
         self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
         self.images = images
         self._labels = Labels(annotations)
@@ -99,6 +100,10 @@ class TrainDataset(Dataset[Batch]):
 
     def __len__(self) -> int:
         return len(self.annotations)
+
+    def __reduce__(self) -> tuple[Callable[..., TrainDataset], tuple[Any, ...]]:
+        # For spawned workers: what is made from the annotations is made again from the files that they map.
+        return type(self), (self.annotations, self.augment, self.seed, self.epochs, self.images)
 
     def __getitem__(self, request: Request) -> Batch:
         return self.__getitems__([request])

@@ -22,10 +22,12 @@ from data.annotations import Annotations
 from data.config import ImageCache, OnError
 from data.errors import DataError
 from data.index_cache import stamp_files
+from data.parallel import usable_cores
 
 if TYPE_CHECKING:
     from data.images import ImageSource
 
+ZEROS = bytes(1 << 20)  # written where the system cannot reserve room in a file
 CACHE_VERSION = 1  # of the layout of the file, and of how images are decoded: raise it when either changes
 
 
@@ -41,11 +43,15 @@ class CachedImages:
     """The images of a finished cache file. Once it is open everywhere the file may be unlinked."""
 
     def __init__(self, path: Path, annotations: Annotations) -> None:
+        self._made_of = path, annotations
         self._sizes = annotations.sizes
         self._starts = _starts(annotations)
         pixels = np.memmap(path, dtype=np.uint8, mode="r")
         assert len(pixels) == self._starts[-1], f"{path} was made from other annotations"
         self._bytes = pixels.view(np.ndarray)
+
+    def __reduce__(self) -> tuple[type[CachedImages], tuple[Path, Annotations]]:
+        return CachedImages, self._made_of  # a spawned worker maps the file itself
 
     def read(self, index: int) -> NDArray[np.uint8] | None:
         """The image (h, w, 3), read-only, or ``None`` where it could not be read when the cache was built."""
@@ -76,7 +82,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
                 target[starts[index] : starts[index + 1]] = image.reshape(-1)
                 target[index] = 1
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # OpenCV decodes outside the interpreter's lock
+        with ThreadPoolExecutor(usable_cores()) as pool:  # OpenCV decodes outside the interpreter's lock
             count = len(annotations)
             for _ in tqdm(pool.map(fill, range(count)), "decoding images", count, disable=None, leave=False):
                 pass
@@ -102,7 +108,11 @@ def _reserve(path: Path, size: int, kind: ImageCache) -> None:
                 "are free. fix: data.cache=none"
             )
         with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                for start in range(0, size, len(ZEROS)):
+                    file.write(ZEROS[: size - start])
     except OSError as error:
         raise DataError(
             f"data.cache={kind} cannot write {size / 2**30:.1f} GiB to {path.parent} ({error.strerror}). "

@@ -184,6 +184,24 @@ def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays, about
 
 
+class MappedFile(NamedTuple):
+    """Stands for an array that is the whole of a file of an index."""
+
+    path: Path
+
+
+def mapped_file(value: object) -> MappedFile | None:
+    """The file that an array of ``load_index`` maps; None for anything else."""
+    if isinstance(value, np.ndarray) and isinstance(value.base, np.memmap) and value.base.shape == value.shape:
+        return MappedFile(Path(str(value.base.filename)))
+    return None
+
+
+def map_again(value: Any) -> Any:
+    """The array of a MappedFile; anything else as it is."""
+    return _map(value.path) if isinstance(value, MappedFile) else value
+
+
 def _map(path: Path) -> NDArray[np.generic]:
     # An ndarray over the mapped pages: np.memmap's own indexing costs a Python call for each slice.
     mapped: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,9 @@ from data.dataset import Batch, EvalDataset, TrainDataset
 from data.errors import DataError
 from data.samplers import EvalBatchSampler, TrainBatchSampler
 
+# Forked workers share the pages of the index and start in milliseconds; they never touch CUDA. The system libraries of
+# macOS do not outlive a fork.
+START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 PREFETCHED_BATCHES = 4  # per worker
 PATIENCE = 0.4  # part of the time-out: sooner than other ranks give up in an exchange, so that the cause is told
 
@@ -61,8 +65,7 @@ def make_loader(
         collate_fn=_identity,  # __getitems__ gives whole batches
         pin_memory=pin_memory,
         worker_init_fn=_start_worker,
-        # Forked workers share the pages of the index and start in milliseconds; they never touch CUDA.
-        multiprocessing_context="fork" if workers else None,
+        multiprocessing_context=START_METHOD if workers else None,
         generator=torch.Generator(),  # for seeds of workers that nobody uses: the global one stays as it is
         persistent_workers=workers > 0,
         prefetch_factor=PREFETCHED_BATCHES if workers else None,
@@ -91,16 +94,18 @@ def _start_worker(worker: int) -> None:
     Ctrl-C and SLURM's signals reach every process of a job. The training process answers them, and still needs its
     workers for the rest of the step; they end with it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     # SIGTERM cannot be ignored: it is also how the training process, at its own exit, ends a worker that is left over.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_obey_parent, args=(os.getppid(),), daemon=True).start()
+    if hasattr(signal, "sigwaitinfo"):  # elsewhere nobody tells who sent it, and it ends the worker
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey_parent, args=(os.getppid(),), daemon=True).start()
     cv2.setNumThreads(0)
 
 
 def _obey_parent(parent: int) -> None:
     """Ends this worker when its parent sends SIGTERM, and swallows those of all others."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+    while hasattr(signal, "sigwaitinfo") and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)

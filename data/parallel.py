@@ -18,6 +18,11 @@ CHUNK = 256  # items handled at a time: handing over each by itself would cost m
 MAX_THREADS = 32
 
 
+def usable_cores() -> int:
+    """The cores that this process may use: on Linux those that a scheduler left to it, elsewhere all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
     """The content of a file, at most ``limit`` bytes. Raises ``OSError``.
 
@@ -51,7 +56,7 @@ def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], what: st
             bar.update(len(chunks[done]))
             done += 1
             yield result
-        with ThreadPoolExecutor(min(MAX_THREADS, 4 * (os.cpu_count() or 1))) as pool:
+        with ThreadPoolExecutor(min(MAX_THREADS, 4 * usable_cores())) as pool:
             futures = [pool.submit(function, chunk) for chunk in chunks[done:]]
             try:
                 for chunk, future in zip(chunks[done:], futures, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import resource
 import sys
 import time
 import warnings
@@ -17,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 from train_utils.errors import TrainError
+from train_utils.memory import process_peak
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a bar: reading a loss waits for the device
 
@@ -145,7 +145,7 @@ class Progress:
     def show(self, done: int, **figures: float) -> None:
         """Say that ``done`` units are finished, with the figures so far."""
         self._done, self._last_update = done, time.monotonic()
-        text = "  ".join([*(f"{name} {value:.4g}" for name, value in figures.items()), f"memory {_memory_gb():.1f} GB"])
+        text = "  ".join([*(f"{name} {value:.4g}" for name, value in figures.items()), *_memory()])
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(done - self._bar.n)
@@ -172,8 +172,7 @@ def _warn(text: str) -> None:
     tqdm.write(f"warning: {text}", file=sys.stderr)
 
 
-def _memory_gb() -> float:
-    """Largest memory so far in 10**9 bytes: of the GPU where one is in use, else of this process."""
-    if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # Linux counts in KiB
+def _memory() -> list[str]:
+    """The largest memory so far, of the GPU where one is in use, else of this process; empty where it is not known."""
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else process_peak()
+    return [] if peak is None else [f"memory {peak / 1e9:.1f} GB"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -70,12 +69,21 @@ def gib(amount: float) -> str:
     return f"{amount / GIB:.2f} GiB"
 
 
-def peak_and_total(device: torch.device) -> tuple[int, int]:
+def peak_and_total(device: torch.device) -> tuple[int | None, int]:
     """The most bytes that this process has had at a time, and those there are: of the GPU, or of the node (cgroup)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, total_memory()
+    return process_peak(), total_memory()
+
+
+def process_peak() -> int | None:
+    """The most bytes of memory that this process has had at a time; None where the system does not count them."""
+    with suppress(ImportError):
+        import resource  # not every system has it
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return None
 
 
 def total_memory(root: Path = Path("/")) -> int:
@@ -113,7 +121,7 @@ def out_of_memory_sentence(device: torch.device, kind: str, shape: Sequence[int]
             fix += ", or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
     return (
         f"out of memory on {device} in a {kind} pass of {images} x {height} x {width} (images x height x width): "
-        f"the peak was {gib(peak)} of {gib(total)}{more}. fix: {fix}"
+        f"{f'the peak was {gib(peak)} of' if peak is not None else 'it has'} {gib(total)}{more}. fix: {fix}"
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from train_utils.distributed import World, max_over_ranks, requeue_file
 
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGUSR1", "SIGTERM", "SIGINT") if hasattr(signal, name))
 SECONDS_BEFORE_RETRY = 30.0  # after a checkpoint that could not be written
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import resource
 import sys
 import time
 import warnings
@@ -28,9 +27,11 @@ from torch.utils.data import DataLoader, Dataset
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, open_annotations
+from train_utils.memory import process_peak
 
 FILES_PER_FOLDER = 10_000
 WORKERS = (1, 8)
+MEMORY_ROWS = Path("/proc/self/smaps_rollup")
 
 
 def write_set(folder: Path, images: int, boxes: int) -> None:
@@ -74,11 +75,11 @@ def write_set(folder: Path, images: int, boxes: int) -> None:
 
 def build(config: DataConfig) -> dict[str, float]:
     """Seconds and peak memory of the first opening, which builds."""
-    before = peak_bytes()
+    before = process_peak() or 0
     started = time.perf_counter()
     open_annotations(config, "train")
     seconds = time.perf_counter() - started
-    return {"build_seconds": seconds, "peak_gib": peak_bytes() / 2**30, "before_gib": before / 2**30}
+    return {"build_seconds": seconds, "peak_gib": (process_peak() or 0) / 2**30, "before_gib": before / 2**30}
 
 
 def reopen(config: DataConfig) -> dict[str, float]:
@@ -120,13 +121,8 @@ def walk(config: DataConfig, workers: int, share: float) -> dict[str, float]:
 
 def private_bytes() -> int:
     """Memory of this process alone: pages that it wrote to. Those of mapped files are the system's to drop."""
-    rows = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    rows = MEMORY_ROWS.read_text().splitlines()
     return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith("Private_Dirty"))
-
-
-def peak_bytes() -> int:
-    """The most memory that this process had, mapped files included."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def alone(function: Callable[..., dict[str, float]], *arguments: object) -> dict[str, float]:
@@ -137,6 +133,8 @@ def alone(function: Callable[..., dict[str, float]], *arguments: object) -> dict
 
 def main(arguments: list[str]) -> None:
     """Measure and print."""
+    if not MEMORY_ROWS.exists():
+        sys.exit(f"error: there is no {MEMORY_ROWS} to tell the memory of workers. fix: measure on Linux")
     values = dict(argument.split("=", 1) for argument in arguments)
     folder, images, boxes = Path(values["folder"]), int(values["images"]), int(values["boxes"])
     if not folder.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,8 +12,15 @@ import pytest
 from data import CachedImages, DataError, ImageCache, ImageSource, OnError, build_image_cache, kept_cache_name
 
 
-def test_cached_images_equal_the_files(coco_set, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reserves", [True, False])
+def test_cached_images_equal_the_files(
+    reserves: bool, coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a system that cannot reserve room in a file: the room is taken by writing."""
     source = coco_set.source()
+    if not reserves:
+        monkeypatch.delattr(os, "posix_fallocate")
+        monkeypatch.setattr("data.image_cache.ZEROS", bytes(1000))
     path = tmp_path / "images"
     build_image_cache(source, path, ImageCache.ram)
     cached = ImageSource(source.annotations, OnError.stop, CachedImages(path, source.annotations))

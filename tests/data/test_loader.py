@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,12 +21,18 @@ from torch import Tensor
 from data import (
     AugmentConfig,
     Batch,
+    CachedImages,
     DataError,
     EvalBatchSampler,
     EvalDataset,
+    ImageCache,
+    ImageSource,
     MultiScale,
+    OnError,
+    Request,
     TrainBatchSampler,
     TrainDataset,
+    build_image_cache,
     eval_batches,
     make_loader,
 )
@@ -51,6 +59,29 @@ def test_workers_and_the_cursor_do_not_change_samples(coco_set, every_augment: A
         assert all(torch.equal(first, second) for first, second in zip(expected, found, strict=True))
     rest = tensors(load_epoch(coco_set, every_augment, workers=0, start=4))
     assert all(torch.equal(first, second) for first, second in zip(expected[12:], rest, strict=True))
+
+
+def test_spawned_workers_get_the_set_by_its_files_and_give_the_same_samples(
+    coco_set, every_augment: AugmentConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on macOS, where nothing is inherited: all that workers need is sent to them, but for what files hold."""
+    annotations = coco_set.open()
+    expected = tensors(load_epoch(coco_set, every_augment, workers=0))
+    monkeypatch.setattr("data.loader.START_METHOD", "spawn")
+    found = tensors(load_epoch(coco_set, every_augment, workers=1))
+    assert all(torch.equal(first, second) for first, second in zip(expected, found, strict=True))
+
+    build_image_cache(ImageSource(annotations, OnError.stop), tmp_path / "cache", ImageCache.disk)
+    images = ImageSource(annotations, OnError.stop, CachedImages(tmp_path / "cache", annotations))
+    for dataset in (TrainDataset(annotations, every_augment, 0, 3, images), EvalDataset(annotations, images)):
+        sent = pickle.dumps(dataset)
+        received = pickle.loads(sent)
+        assert isinstance(received.annotations.sizes.base, np.memmap) and b"10.png11.png" not in sent
+        assert len(sent) < 4000 and received.annotations.names == annotations.names
+        assert images.read(3) is not None and np.array_equal(received.images.read(3), images.read(3))
+        requests = [Request(index, 64, 64, 1) for index in range(7)]
+        batch, same = dataset.__getitems__(requests), received.__getitems__(requests)
+        assert torch.equal(batch.images, same.images) and torch.equal(batch.targets, same.targets)
 
 
 def test_loading_leaves_the_global_generator_alone(coco_set, every_augment: AugmentConfig) -> None:

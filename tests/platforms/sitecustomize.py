@@ -1,0 +1,29 @@
+"""Read by every interpreter that has this folder on PYTHONPATH: Linux without what macOS lacks, and without more."""
+
+import os
+import signal
+import sys
+import types
+
+sys.platform = "darwin"
+sys.modules["resource"] = sys.modules["triton"] = None  # type: ignore[assignment]
+# What the standard library of macOS has.
+sys.modules["_scproxy"] = types.ModuleType("_scproxy")
+vars(sys.modules["_scproxy"]).update(_get_proxies=dict, _get_proxy_settings=dict)
+for module, names in {
+    os: ("fork", "forkpty", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity"),
+    signal: ("SIGUSR1", "SIGUSR2", "SIGRTMIN", "sigwaitinfo", "sigtimedwait"),
+}.items():
+    for name in names:
+        delattr(module, name)
+
+whole_stat = os.stat
+
+
+def stat(path: object, *arguments: object, **options: object) -> os.stat_result:
+    if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(("/dev/shm", "/proc", "/sys")):  # type: ignore[arg-type]
+        raise FileNotFoundError(2, "there is no such folder on macOS", path)
+    return whole_stat(path, *arguments, **options)  # type: ignore[arg-type]
+
+
+os.stat = stat  # type: ignore[assignment]
