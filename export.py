@@ -107,8 +107,8 @@ def make_graph(config: ExportConfig, detector: Detector) -> DetectorGraph:
 
 
 def trial_batches(config: ExportConfig, size: tuple[int, int], stride: int) -> list[Tensor]:
-    """Batches of images to compare file and network on: drawn pictures, noise, and where the file leaves its shape
-    open, both in another shape."""
+    """Batches of images to compare file and network on: drawn pictures, noise, black, where a trained network finds
+    nothing, and where the file leaves its shape open, pictures with noise in another shape."""
     generator = np.random.default_rng(0)
 
     def drawn(count: int, height: int, width: int) -> Tensor:
@@ -120,7 +120,7 @@ def trial_batches(config: ExportConfig, size: tuple[int, int], stride: int) -> l
         return torch.from_numpy(generator.random((count, 3, height, width), dtype=np.float32))
 
     batch, (height, width) = config.batch_size, size
-    batches = [drawn(batch, height, width), noise(batch, height, width)]
+    batches = [drawn(batch, height, width), noise(batch, height, width), torch.zeros(batch, 3, height, width)]
     if config.dynamic_batch or config.dynamic_size:
         more = 1 if config.dynamic_batch else 0
         if config.dynamic_size:
@@ -197,8 +197,8 @@ def agreement(comparison: Comparison, batches: Sequence[Tensor], suppresses: boo
     """What the comparison found, in one line."""
     shapes = ", ".join(dict.fromkeys("x".join(map(str, images.shape)) for images in batches))
     line = (
-        f"agrees with the network on drawn pictures and noise ({shapes}): boxes within {comparison.boxes:.1e} of the"
-        f" image size, scores within {comparison.scores:.1e}"
+        f"agrees with the network on drawn pictures, noise and black ({shapes}): boxes within {comparison.boxes:.1e}"
+        f" of the image size, scores within {comparison.scores:.1e}"
     )
     if not suppresses:
         return line

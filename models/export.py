@@ -72,13 +72,15 @@ class FixedSuppression(nn.Module):
         low, high = cut.min(), cut.max()
         moved = cut + torch.cat((corners, corners), dim=-1) * (high - low + 1)
         # What scores too little goes to one place outside the grid, where one box suppresses all the others: the time
-        # grows with the number of boxes that survive.
-        moved = torch.where(enough, moved, low + boxes.new_tensor((-2.0, -2.0, -1.0, -1.0)))
-        kept = nms(moved.flatten(0, 1), values.flatten(), self.nms_iou)
+        # grows with the number of boxes that survive. That place and a second one hold a box in any case: torch.export
+        # takes for granted that two boxes survive, and its program raises where fewer do.
+        places = low + boxes.new_tensor(((-2.0, -2.0, -1.0, -1.0), (-4.0, -4.0, -3.0, -3.0)))
+        moved = torch.cat((torch.where(enough, moved, places[0]).flatten(0, 1), places))
+        kept = nms(moved, nn.functional.pad(values.flatten(), (0, len(places))), self.nms_iou)
         # The number of kept boxes is not known before they are, so they mark places in a tensor of known size.
-        survives = torch.zeros_like(values.flatten(), dtype=torch.bool)
+        survives = torch.zeros_like(moved[:, 0], dtype=torch.bool)
         survives[kept] = True
-        return survives.view_as(values) & enough.squeeze(-1)
+        return survives[: -len(places)].view_as(values) & enough.squeeze(-1)
 
 
 class DetectorGraph(nn.Module):

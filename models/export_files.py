@@ -113,7 +113,8 @@ def run_torch(path: Path) -> Run:
 
     @torch.no_grad()
     def run(images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(module(images))
+        with _running(images):
+            return tuple(module(images))
 
     return run
 
@@ -150,7 +151,8 @@ def _session(model: str | bytes) -> Callable[..., tuple[Tensor, ...]]:
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         given = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
-        return tuple(torch.from_numpy(output) for output in session.run(None, given))
+        with _running(inputs[0]):
+            return tuple(torch.from_numpy(output) for output in session.run(None, given))
 
     return run
 
@@ -178,6 +180,18 @@ def _root(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0].rstrip(".")
+
+
+@contextmanager
+def _running(images: Tensor) -> Iterator[None]:
+    """What goes wrong inside a file as a ModelError; onnxruntime's own errors have nothing but Exception in common."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(
+            f"the exported file fails on images {list(images.shape)} ({_root(error)})."
+            " fix: another opset or format; debug=true shows more"
+        ) from error
 
 
 @contextmanager

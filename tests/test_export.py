@@ -118,7 +118,7 @@ def test_the_command_leaves_a_file_that_runs_as_it_says(tmp_path: Path) -> None:
 
     done = start(tmp_path, "export.py", "ckpt=run", "nms=true", "batch_size=2", "max_detections=50")
     assert done.code == 0 and not done.err, done.err
-    assert "agrees with the network on drawn pictures and noise (2x3x96x96)" in done.out
+    assert "agrees with the network on drawn pictures, noise and black (2x3x96x96)" in done.out
     assert "boxes       float32 (2, 50, 4)" in done.out
     path = tmp_path / "run" / "checkpoints" / "best.onnx"
     assert [file.name for file in path.parent.iterdir() if file.suffix != ".pt"] == [path.name]

@@ -147,7 +147,6 @@ def test_a_trained_network_finds_what_darknet_finds(shared_dir: Path) -> None:
     _, scores, classes, counts = DetectorGraph(model, suppression())(images)
     names = (folder / "coco.names").read_text().split("\n")
     best = zip(scores[0].tolist(), classes[0].tolist(), strict=True)
-    best = zip(scores[0].tolist(), classes[0].tolist(), strict=True)
     found = [(names[label], round(score, 3)) for score, label in best]
     assert found[: counts[0]] == [
         ("car", 0.897), ("dog", 0.654), ("cat", 0.567), ("bicycle", 0.529), ("car", 0.444), ("bicycle", 0.313),
@@ -259,6 +258,13 @@ def test_torch_archive_equals_the_network(small: Darknet, tmp_path: Path) -> Non
 def test_onnx_files_hold_the_metadata_and_no_file_names_of_this_machine(written: Written) -> None:
     assert written.session.get_modelmeta().custom_metadata_map == METADATA
     assert PLACE not in written.path.read_bytes()
+
+
+def test_a_file_that_cannot_run_is_one_sentence(written: Written) -> None:
+    with pytest.raises(
+        ModelError, match=r"the exported file fails on images \[1, 3, 17, 24\] \(.*\)\. fix: another opset"
+    ):
+        check_onnx(written.path, written.model, written.graph, [torch.rand(1, 3, 17, 24)], 1e-4)
 
 
 def test_a_file_that_differs_is_found_out(written: Written) -> None:
