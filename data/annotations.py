@@ -176,7 +176,7 @@ def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: s
 def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], dict[str, Any], Source]:
     """The columns of the index, what else it holds as plain data, and the source with its findings."""
     source = files.read()
-    columns = check_source(source, split, skip=config.on_error == OnError.skip)
+    columns = check_source(source, split, config.on_error)
     names = list(source.categories.values())
     if config.single_class:
         columns["classes"] = np.zeros_like(columns["classes"])

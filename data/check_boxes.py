@@ -43,7 +43,7 @@ def statistics(
     """
     names = annotations.names
     sizes = network_sizes(annotations, image_size)
-    objects = ~annotations.crowd
+    objects = ~annotations.crowd & (annotations.boxes_xywh[:, 2:] > 0).all(axis=1)  # as network_sizes
     classes = np.asarray(annotations.classes)[objects]
     images = np.repeat(np.arange(len(annotations)), np.diff(annotations.offsets))[objects]
     in_images = np.unique(images * len(names) + classes) % len(names)

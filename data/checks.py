@@ -10,26 +10,33 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data.config import OnError
 from data.errors import DataError
 from data.headers import MAX_PIXELS
 from data.outlines import NO_OUTLINES
 from data.source import Source
 
 BORDER_TOLERANCE = 1.0  # pixels: boxes of common tools end up to one pixel outside by rounding
+LEAST_INSIDE = 1e-3  # pixels of a box, each way, that make it one in its image: less may be rounding
+CUT = "boxes that reach out of their image and are cut there"  # kinds of notes that are faults of the source
+SCORED_OUTSIDE = "boxes that reach out of their image and are scored as they stand"
+SCORED_EMPTY = "boxes without area that are scored as they stand"
 
 
-def check_source(source: Source, split: str, skip: bool) -> dict[str, NDArray[np.generic]]:
+def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDArray[np.generic]]:
     """Checks a data set and returns the columns of its index, boxes grouped by image (see ``Annotations``).
 
     ``skip`` leaves bad entries out and collects them in ``source.findings``; otherwise the first one raises
-    ``DataError``. ``split`` is "train" or "val"; a training set must hold a usable box.
+    ``DataError``. What becomes of boxes that reach out of their image: see ``OnError``; they are told in
+    ``source.notes``. ``split`` is "train" or "val"; a training set must hold a usable box.
     """
+    skip = on_error == OnError.skip
     image_kept = _check_images(source, split)
     if not skip:
         source.findings.stop()  # a missing image would otherwise be told as that of its boxes
     if not image_kept.any():
         _raise_empty(source, split, f"{source.path} lists no usable image")
-    positions, box_kept = _check_boxes(source, image_kept)
+    positions, box_kept = _check_boxes(source, split, on_error, image_kept)
     if not skip:
         source.findings.stop()
     if split == "train" and not box_kept.any():
@@ -119,8 +126,10 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _check_boxes(source: Source, image_kept: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each box (M,) the position of its image, and whether it is usable."""
+def _check_boxes(
+    source: Source, split: str, on_error: OnError, image_kept: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """For each box (M,) the position of its image, and whether it is usable. Cuts boxes of ``source``."""
     order = np.argsort(source.image_ids, kind="stable")
     at = np.searchsorted(source.image_ids, source.box_image_ids, sorter=order)
     positions = order[np.minimum(at, len(order) - 1)]  # stable order: of equal ids the first, which is the one kept
@@ -131,9 +140,15 @@ def _check_boxes(source: Source, image_kept: NDArray[np.bool_]) -> tuple[NDArray
     finite = np.isfinite(source.boxes_xywh).all(axis=1) & np.isfinite(source.areas)
     with np.errstate(invalid="ignore", over="ignore"):
         has_area = (w > 0) & (h > 0) & (source.areas >= 0)
-        low, high = -BORDER_TOLERANCE, BORDER_TOLERANCE
-        inside = (x >= low) & (y >= low) & (x + w <= width + high) & (y + h <= height + high)
+        beyond = np.max([-x, -y, x + w - width, y + h - height], axis=0)  # pixels, below 0 where it is inside
+        left, right = np.maximum(x, 0), np.minimum(x + w, width)
+        top, bottom = np.maximum(y, 0), np.minimum(y + h, height)
+    reaches_out = beyond > BORDER_TOLERANCE
+    scored = split == "val" and on_error != OnError.stop
     category_known = np.isin(source.box_category_ids, list(source.categories))
+
+    def overshoot(row: int) -> str:
+        return f"reaches {beyond[row]:,.2f} px out of its image of {width[row]:g} x {height[row]:g} pixels"
 
     def describe(row: int, problem: str) -> str:
         image = source.file_names[positions[row]] if image_known[row] else f"image id {source.box_image_ids[row]}"
@@ -145,16 +160,29 @@ def _check_boxes(source: Source, image_kept: NDArray[np.bool_]) -> tuple[NDArray
         ("boxes of an unknown image", image_known, lambda row: "belongs to no image of the file"),
         ("boxes of a class not in use", category_known, lambda row: _class_problem(source, row)),
         ("boxes that are not finite", finite, lambda row: "holds a number that is not finite"),
-        ("boxes without area", has_area, lambda row: "has no area"),
+        ("boxes without area", has_area | scored, lambda row: "has no area"),
         (
             "boxes outside their image",
-            inside,
-            lambda row: f"reaches out of its image of {width[row]:g} x {height[row]:g} pixels",
+            ((right - left > LEAST_INSIDE) & (bottom - top > LEAST_INSIDE)) | scored,
+            lambda row: f"lies outside its image of {width[row]:g} x {height[row]:g} pixels",
+        ),
+        (
+            "boxes that reach out of their image",
+            ~reaches_out | np.bool_(on_error != OnError.stop),
+            lambda row: f"{overshoot(row)} (data.on_error=clip cuts it there)",
         ),
     ):
         bad = relevant & ~good
         source.findings.add(kind, [describe(row, problem(row)) for row in np.flatnonzero(bad).tolist()])
         relevant &= good
+    rows = np.flatnonzero(relevant & reaches_out)
+    rows = rows[np.argsort(-beyond[rows], kind="stable")]  # the farthest first
+    source.notes.add(SCORED_OUTSIDE if scored else CUT, [describe(row, overshoot(row)) for row in rows.tolist()])
+    without = np.flatnonzero(relevant & ~has_area).tolist()
+    source.notes.add(SCORED_EMPTY, [describe(row, "has no area: no detection can match it") for row in without])
+    if not scored:
+        source.boxes_xywh = source.boxes_xywh.copy()
+        source.boxes_xywh[rows] = np.stack([left, top, right - left, bottom - top], axis=1)[rows]
     return positions, relevant
 
 

@@ -20,7 +20,20 @@ class DataFormat(StrEnum):
 
 
 class OnError(StrEnum):
-    """What to do about a bad image or box: ``stop`` names the first one, ``skip`` leaves them out and reports them."""
+    """What to do about a bad image or box; each names what it acts on.
+
+    ``clip`` cuts training boxes that reach out of their image, and stops at anything else. ``stop`` stops at those,
+    too. ``skip`` cuts what can be cut and leaves the rest out. pycocotools scores the boxes of a validation set as they
+    stand, without area or outside their image; so do ``clip`` and ``skip``, while ``stop`` refuses them.
+    """
+
+    clip = "clip"
+    stop = "stop"
+    skip = "skip"
+
+
+class OnBadFile(StrEnum):
+    """What predict.py does about a file that cannot be read: ``stop`` names it, ``skip`` leaves it out and says so."""
 
     stop = "stop"
     skip = "skip"

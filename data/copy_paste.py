@@ -6,14 +6,14 @@ shows there. A box that is hidden by them as far as one may be cut off by the ed
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from data.annotations import Annotations
-from data.geometry import Boxes, Image, Matrix, Size, project
+from data.geometry import Boxes, Image, Matrix, Size, corner_points, project
 from data.outlines import Outlines
 
 FRACTION_BITS = 4  # of OpenCV's fixed-point coordinates
@@ -35,6 +35,7 @@ class ObjectChoice:
         self._offsets = np.asarray(annotations.offsets)
         self._crowd = np.asarray(annotations.crowd)
         self._outlines = Outlines(*map(np.asarray, annotations.outlines))
+        self._sizes = np.asarray(annotations.sizes)
 
     def paste(self, index: int, matrix: Matrix, size: Size, seed: int) -> Paste:
         """Each object of image ``index`` that has an outline, with probability one half.
@@ -48,13 +49,20 @@ class ObjectChoice:
         for row in all_rows[chosen & ~self._crowd[all_rows]].tolist():
             polygons = self._outlines.of(row)
             for polygon in polygons:
-                # OpenCV puts whole numbers at the centres of pixels.
-                corners = (project(polygon.astype(np.float64), matrix) - 0.5).clip(-LARGEST, LARGEST)
-                fixed = np.round(corners * (1 << FRACTION_BITS)).astype(np.int32)
-                cv2.fillPoly(mask, [fixed], 1, shift=FRACTION_BITS)
+                _fill(mask, polygon, matrix)
             if polygons:
                 pasted.append(row)
-        return Paste(mask, np.array(pasted, dtype=np.int64))
+        image = np.zeros_like(mask)  # an outline may reach out of it, as its box may
+        _fill(image, corner_points(tuple(self._sizes[index].tolist())), matrix)
+        return Paste(mask & image, np.array(pasted, dtype=np.int64))
+
+
+def _fill(mask: NDArray[np.uint8], polygon: NDArray[np.floating[Any]], matrix: Matrix) -> None:
+    """Sets the mask (H, W) to 1 inside a polygon (n, 2) that ``matrix`` maps to it."""
+    # OpenCV puts whole numbers at the centres of pixels.
+    corners = (project(polygon.astype(np.float64), matrix) - 0.5).clip(-LARGEST, LARGEST)
+    fixed = np.round(corners * (1 << FRACTION_BITS)).astype(np.int32)
+    cv2.fillPoly(mask, [fixed], 1, shift=FRACTION_BITS)
 
 
 def paste_pixels(canvas: Image, donor: Image, mask: NDArray[np.uint8]) -> None:

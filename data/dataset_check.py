@@ -17,6 +17,7 @@ from data.anchor_fit import Sizes
 from data.annotations import Annotations, check_same_classes, read_annotations
 from data.check_boxes import box_name, boxes_given_twice, statistics
 from data.check_images import ImageFacts, check_images
+from data.checks import CUT, SCORED_EMPTY, SCORED_OUTSIDE
 from data.config import DataConfig
 from data.duplicates import alike, same_pixels
 from data.errors import DataError, printable
@@ -77,7 +78,8 @@ def check_dataset(
         annotations, findings, taken = read_annotations(config, split)
         splits[split] = annotations
         for kind, count in taken.counts.items():
-            notes.add(split, kind, taken.by_kind[kind], count)
+            issues = problems if kind in (CUT, SCORED_OUTSIDE, SCORED_EMPTY) else notes
+            issues.add(split, kind, taken.by_kind[kind], count)
         _check_labels(split, annotations, findings, problems, notes)
     for split, annotations in splits.items():
         facts.append(check_images(annotations, threads, progress(split, len(annotations))))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.config import OnError, Resize
+from data.config import OnBadFile, Resize
 from data.errors import DataError
 from data.geometry import Image
 from data.media import Frame, Medium, Video, read_picture
@@ -57,7 +57,7 @@ class FrameBatches:
         batch_size: int,
         resize: Resize,
         rect: bool,
-        on_error: OnError,
+        on_error: OnBadFile,
         threads: int,
     ) -> None:
         self.media, self.batch_size, self.on_error, self.threads = media, batch_size, on_error, threads
@@ -76,7 +76,7 @@ class FrameBatches:
             try:
                 total += max(1, Video(medium).num_frames) if medium.is_video else 1
             except DataError:
-                if self.on_error == OnError.stop:
+                if self.on_error == OnBadFile.stop:
                     raise
         return total
 
@@ -132,7 +132,7 @@ class FrameBatches:
         try:
             return read()
         except DataError as error:
-            if self.on_error == OnError.stop:
+            if self.on_error == OnBadFile.stop:
                 raise
             logger.warning("left out: %s", error)
             self.skipped.append(str(error))

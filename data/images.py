@@ -57,7 +57,7 @@ class ImageSource:
         try:
             return self._decode(index, rows)
         except DataError as error:
-            if self.on_error == OnError.stop:
+            if self.on_error != OnError.skip:
                 raise
             if index not in self._reported:
                 self._reported.add(index)

@@ -74,7 +74,7 @@ def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
 def _sampled_sizes(annotations: Annotations, image_size: int) -> Sizes:
     count = len(annotations.classes)
     rows = np.linspace(0, count - 1, min(count, SAMPLED_BOXES)).astype(np.int64)
-    rows = rows[~annotations.crowd[rows]]
+    rows = rows[~annotations.crowd[rows] & (annotations.boxes_xywh[rows, 2:] > 0).all(axis=1)]
     images = np.searchsorted(annotations.offsets, rows, side="right") - 1
     sizes: Sizes = annotations.boxes_xywh[rows, 2:] * (image_size / annotations.sizes[images].max(axis=1))[:, None]
     return sizes

@@ -14,12 +14,15 @@ from pycocotools.cocoeval import COCOeval
 import eval as program
 from conf.entry import ConfigError, compose
 from conf.schema import EvalConfig, TrainConfig
-from data import ShapesConfig, ensure_shapes
+from data import DataFormat, OnError, ShapesConfig, ensure_shapes, open_annotations
 from eval import evaluate
+from models import Darknet, zoo_cfg
+from tests.data.test_boxes_outside import BOXES, NO_AREA, OUTSIDE, write_set
 from tests.test_train import assert_same
 from train import train
 from train_utils.checkpoint import load_last
-from train_utils.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS
+from train_utils.coco_backends import BACKENDS
+from train_utils.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, make_detections, to_coco_json
 from train_utils.distributed import init_distributed_mode
 from train_utils.speed import STAGES
 
@@ -132,6 +135,40 @@ def test_speed_of_each_stage(trained: list[str], tmp_path: Path, capsys: pytest.
     assert all(value > 0 for value in milliseconds.values())
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[-2:]] == ["batch 1", "batch 4"]
+
+
+def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path: Path) -> None:
+    """Objects that reach out by 0.3 px to whole images, lie outside, have no area, or are crowds; every library."""
+    boxes = [*BOXES, *OUTSIDE, *NO_AREA]
+    data = replace(write_set(tmp_path / "set", DataFormat.coco, boxes), on_error=OnError.clip)
+    path = tmp_path / "set" / "set.json"
+    content = json.loads(path.read_text())
+    areas = np.random.default_rng(1).choice([7.5, 900.0, 5000.0, 20000.0, 0.0], len(boxes))
+    for row, area in zip(content["annotations"][1:], areas.tolist(), strict=True):
+        row.update(area=area, iscrowd=int(row["id"] % 7 == 0))
+    content["annotations"][-1]["area"] = -25.0
+    path.write_text(json.dumps(content))
+
+    world = init_distributed_mode("cpu", 60)
+    config = compose("eval", EvalConfig, ["data=coco", "model=yolov3-tiny", "model.width=0.0625"]).evaluate
+    evaluator = program.Evaluator(
+        open_annotations(data, "val"), config, 64, Darknet(zoo_cfg("yolov3-tiny"), 2, 0.0625), data, world
+    )
+    generator = np.random.default_rng(0)
+    finite = np.array([box for box in boxes if max(map(abs, box)) < 1e5 and min(box[2:]) > 0])
+    near = np.repeat(finite, 3, axis=0) + generator.normal(0, 0.8, (3 * len(finite), 4))
+    near[:, 2:] = np.maximum(near[:, 2:], 0.5)
+    xyxy = np.concatenate([near[:, :2], near[:, :2] + near[:, 2:]], axis=1)
+    found = make_detections(2, np.zeros(len(near), int), generator.random(len(near)), xyxy)
+    truth = COCO(str(path))
+    evaluation = COCOeval(truth, truth.loadRes(to_coco_json(found, [1, 2])), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    assert 0.05 < evaluation.stats[0] < 0.9
+    for backend in BACKENDS:
+        figures = program.score(evaluator.ground_truth, found, backend).figures
+        assert list(figures.values()) == evaluation.stats.tolist(), backend  # no tolerance
 
 
 def test_speed_is_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

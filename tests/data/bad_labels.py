@@ -107,7 +107,7 @@ def jsons() -> dict[str, Case]:
         "box of null": Case(box(bbox=None), r"annotation 12 has the bbox None", (2, 1)),
         "box with swapped corners": Case(box(bbox=[45, 30, -30, -20]), r"annotation 12 .* has no area", (2, 1)),
         "box without height": Case(box(bbox=[1, 2, 5, 0]), r"annotation 12 .* has no area", (2, 1)),
-        "box outside": Case(box(bbox=[-30, 2, 20, 5]), r"annotation 12 .* reaches out of its image", (2, 1)),
+        "box outside": Case(box(bbox=[-30, 2, 20, 5]), r"annotation 12 .* lies outside its image", (2, 1)),
         "negative area": Case(box(area=-1), r"annotation 12 .* has no area", (2, 1)),
         "area of text": Case(box(area="600"), r"annotation 12 has the area '600' instead of a number", (2, 1)),
         "iscrowd of text": Case(box(iscrowd="0"), r"annotation 12 has iscrowd='0' instead of 0 or 1", (2, 1)),
@@ -161,10 +161,9 @@ def labels() -> dict[str, Case]:
         "infinity": (b"0 0.5 0.5 inf 0.5", r"b\.txt:1 .* not finite"),
         "a number of 400 digits": (b"0 0.5 0.5 0.5 " + b"9" * 400, r"b\.txt:1 .* not finite"),
         "a polygon with nan": (b"0 .1 .1 nan .5 .9 .9", r"b\.txt:1 .* not finite"),
-        "a negative centre": (b"0 -0.5 0.5 0.5 0.5", r"b\.txt:1 .* reaches out of its image of 60 x 40"),
+        "a negative centre": (b"0 -0.5 0.5 0.5 0.5", r"b\.txt:1 .* lies outside its image of 60 x 40"),
         "a negative width": (b"0 0.5 0.5 -0.5 0.5", r"b\.txt:1 .* has no area"),
         "no height": (b"0 0.5 0.5 0.5 0", r"b\.txt:1 .* has no area"),
-        "a box over the edge": (b"0 0.9 0.5 0.5 0.5", r"b\.txt:1 .* reaches out"),
         "pixels": (b"0 30 20 30 20", r"/b\.txt:1 holds 30 where YOLO has fractions"),
         "a class without name": (b"\n2 0.5 0.5 0.5 0.5", r"/b\.txt:2 is of class 2, but there are names for 2 classes"),
         "a class of -1": (b"-1 0.5 0.5 0.5 0.5", r"/b\.txt:1 is of class -1, but"),
@@ -183,6 +182,8 @@ def labels() -> dict[str, Case]:
         "utf-16": (GOOD_ROW.encode("utf-16"), r"/b\.txt is no text file in UTF-8"),
     }
     cases |= {f"label with {name}": Case(yolo_set(label), error, (2, 1)) for name, (label, error) in bad.items()}
+    over = b"0 0.9 0.5 0.5 0.5"
+    cases["label with a box over the edge"] = Case(yolo_set(over), r"b\.txt:1 .* reaches 9\.00 px out", (2, 2))
     cases["label that is a folder"] = Case(yolo_set(Path.mkdir), r"/b\.txt is no file", (2, 1))
     cases["label that is a pipe"] = Case(yolo_set(os.mkfifo), r"/b\.txt is no file", (2, 1))
     return cases
