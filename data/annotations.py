@@ -17,7 +17,15 @@ from data.checks import check_source
 from data.coco import read_coco
 from data.config import DataConfig, DataFormat, OnError, SplitConfig
 from data.errors import DataError
-from data.index_cache import build_index, find_index, index_key, load_index, map_again, mapped_file
+from data.index_cache import (
+    build_index,
+    find_index,
+    index_key,
+    load_index,
+    map_again,
+    mapped_file,
+    stamp_files,
+)
 from data.outlines import Outlines
 from data.shapes import ensure_shapes
 from data.source import Files, Findings, Source
@@ -113,12 +121,28 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
             config.on_error,
             config.outlines,
         ]
-        key = index_key(index_dir, files.hashed, files.stamps, asked)
-        folder = find_index(index_dir, key) or _build(config, split, files, index_dir, key)
+        annotations, stamps = _open(config, split, files, index_dir, files.stamps, asked)
+        if stamps and stamps != (now := _image_stamps(annotations)):
+            # Sizes are those of images that have changed since: an index of its own, named by what they are now.
+            annotations, _ = _open(config, split, files, index_dir, [*files.stamps, now], asked)
     except OSError as error:
         raise _unreadable(error, root) from error
-    arrays, about = load_index(folder)
-    return Annotations(**arrays, **about, image_root=files.image_root)
+    return annotations
+
+
+def _open(
+    config: DataConfig, split: str, files: Files, index_dir: Path, stamps: list[str], asked: list[Any]
+) -> tuple[Annotations, str]:
+    """The index of these sources; where sizes come from the image files, with what the file system said of those."""
+    key = index_key(index_dir, files.hashed, stamps, asked)
+    arrays, about = load_index(find_index(index_dir, key) or _build(config, split, files, index_dir, key))
+    stamps_then = about.pop("image_stamps")
+    return Annotations(**arrays, **about, image_root=files.image_root), stamps_then
+
+
+def _image_stamps(annotations: Annotations) -> str:
+    """Changes with every change of the image files."""
+    return stamp_files([annotations.path(index) for index in range(len(annotations))]).digest
 
 
 def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings, Findings]:
@@ -169,7 +193,9 @@ def _locate(config: DataConfig, split: str, root: Path) -> Files:
 
 def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: str) -> Path:
     """Reads and checks the sources and writes their index; returns its folder."""
-    columns, about, _ = _read(config, split, files)
+    columns, about, source = _read(config, split, files)
+    found = Annotations(**columns, **about, image_root=files.image_root)
+    about["image_stamps"] = _image_stamps(found) if source.sized_by_headers else ""
     return build_index(index_dir, key, columns, about)
 
 

@@ -18,14 +18,16 @@ from typing import Any
 import numpy as np
 
 from data.classes import choose_classes
+from data.coco_fields import MAX_INT, Fields, is_number
 from data.errors import DataError, shown
+from data.headers import read_sizes
 from data.json_stream import stream_lists
-from data.outlines import OutlineColumns
+from data.outlines import OutlineColumns, box_around
+from data.parallel import in_chunks
 from data.source import Findings, Source
 
-BOX_KEYS = ("image_id", "category_id", "bbox")
+BOX_KEYS = ("image_id", "category_id")
 LISTS = ("images", "categories", "annotations")
-MAX_INT = 2**63 - 1
 
 
 @contextmanager
@@ -45,10 +47,13 @@ def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: b
     """Reads the json file ``path`` whose ``file_name`` entries start at ``image_root``.
 
     ``names`` chooses and orders the classes; ``None`` takes all categories in the order of their ids. ``area`` defaults
-    to width times height and ``iscrowd`` to 0; ``segmentation`` is read with ``outlines`` only, and of it the polygons;
-    the ids of annotations only name them in messages. Raises ``DataError`` where the file is no COCO instances file.
+    to width times height and ``iscrowd`` to 0. The polygons of ``segmentation`` are read with ``outlines``; it gives
+    the box where there is no ``bbox``. Sizes that are missing come from the image files. The ids of annotations only
+    name them in messages. Raises ``DataError`` where the file is no COCO instances file.
     """
-    images, boxes = _Images(path), _Boxes(path, outlines)
+    findings, notes = Findings(), Findings()
+    fields = Fields(path, notes)
+    images, boxes = _Images(fields), _Boxes(fields, outlines)
     categories: list[dict[str, Any]] = []
     take = {"images": images.add, "annotations": boxes.add, "categories": categories.append}
     try:
@@ -64,8 +69,8 @@ def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: b
     missing = next((key for key in LISTS if key not in found), None)
     if missing is not None or not all(isinstance(record, dict) for record in categories):
         raise _no_list(missing or "categories", path)
-    findings = Findings()
     findings.add("incomplete annotations", boxes.broken)
+    images.read_missing_sizes(image_root)
     areas, boxes_xywh = np.frombuffer(boxes.areas), np.frombuffer(boxes.xywh).reshape(-1, 4)
     return Source(
         path=path,
@@ -78,37 +83,55 @@ def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: b
         box_category_ids=np.frombuffer(boxes.category_ids, dtype=np.int64),
         areas=np.where(np.frombuffer(boxes.has_area, dtype=bool), areas, boxes_xywh[:, 2] * boxes_xywh[:, 3]),
         crowd=np.frombuffer(boxes.crowd, dtype=bool),
-        categories=choose_classes(_category_names(categories, path), names, path),
+        categories=choose_classes(_category_names(categories, fields), names, path),
         box_name=boxes.name,
         findings=findings,
         outlines=boxes.outlines.columns() if boxes.outlines is not None else None,
+        notes=notes,
+        sized_by_headers=bool(images.without_size),
     )
 
 
 class _Images:
     """Columns of the images of a file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
         self.file_names: list[str] = []
         self.ids, self.sizes = array("q"), array("q")  # sizes: height, width
+        self.without_size: list[int] = []  # rows
 
     def add(self, record: Any) -> None:
         """Takes the next entry of the file's list."""
         if not isinstance(record, dict):
-            raise _no_list("images", self.path)
+            raise _no_list("images", self.fields.path)
         row = len(self.file_names)
-        self.file_names.append(_typed(record, row, "file_name", str, "image", self.path))
-        self.ids.append(_integer(record, row, "id", "image", self.path))
-        for side in ("height", "width"):
-            self.sizes.append(_integer(record, row, side, "image", self.path))
+        self.file_names.append(self.fields.text(record, row, "file_name", "image"))
+        self.ids.append(self.fields.integer(record, row, "id", "image"))
+        if record.get("height") is None or record.get("width") is None:
+            self.without_size.append(row)
+            self.sizes.extend((0, 0))
+        else:
+            self.sizes.append(self.fields.integer(record, row, "height", "image"))
+            self.sizes.append(self.fields.integer(record, row, "width", "image"))
+
+    def read_missing_sizes(self, image_root: Path) -> None:
+        """Takes the sizes that the file does not give from the headers of the images."""
+        if not self.without_size:
+            return
+        paths = [f"{image_root}/{self.file_names[row]}" for row in self.without_size]
+        sizes = np.concatenate(list(in_chunks(read_sizes, paths, "reading image sizes")))
+        columns = np.frombuffer(self.sizes, dtype=np.int64).reshape(-1, 2)
+        columns[self.without_size] = sizes
+        names = [self.file_names[row] for row in self.without_size]
+        self.fields.notes.add("images without width and height, which were read from the image files", names)
 
 
 class _Boxes:
     """Columns of the annotations that have what a box needs; the others in words."""
 
-    def __init__(self, path: Path, outlines: bool) -> None:
-        self.path = path
+    def __init__(self, fields: Fields, outlines: bool) -> None:
+        self.fields = fields
         self.count = 0  # entries of the file so far
         self.broken: list[str] = []
         self.image_ids, self.category_ids = array("q"), array("q")
@@ -121,18 +144,26 @@ class _Boxes:
     def add(self, record: Any) -> None:
         """Takes the next entry of the file's list."""
         if not isinstance(record, dict):
-            raise _no_list("annotations", self.path)
+            raise _no_list("annotations", self.fields.path)
         position, row = self.count, len(self.crowd)
         self.count += 1
-        problem = _box_problem(record)
+        box = record.get("bbox")
+        from_outline = not box and bool(record.get("segmentation"))
+        if from_outline:
+            box = box_around(record["segmentation"])
+        problem = _box_problem(record, box, from_outline)
         if problem is None and self.outlines is not None:
             problem = self.outlines.add(record.get("segmentation"))
         if problem is not None:
-            self.broken.append(f"{self.path}: annotation {shown(record.get('id', position))} {problem}")
+            self.broken.append(f"{self.fields.path}: annotation {shown(record.get('id', position))} {problem}")
             return
-        self.image_ids.append(_integer(record, row, "image_id", "annotation", self.path))
-        self.category_ids.append(_integer(record, row, "category_id", "annotation", self.path))
-        self.xywh.extend(record["bbox"])
+        assert box is not None  # or there is a problem
+        if from_outline:
+            kind = "annotations without a bbox, which got the box around their segmentation"
+            self.fields.notes.add(kind, [f"annotation {shown(record.get('id', position))}"])
+        self.image_ids.append(self.fields.integer(record, row, "image_id", "annotation"))
+        self.category_ids.append(self.fields.integer(record, row, "category_id", "annotation"))
+        self.xywh.extend(box)
         area = record.get("area")
         self.areas.append(0.0 if area is None else area)
         self.has_area.append(area is not None)
@@ -153,45 +184,29 @@ def _no_list(key: str, path: Path) -> DataError:
     )
 
 
-def _box_problem(record: dict[str, Any]) -> str | None:
+def _box_problem(record: dict[str, Any], box: Any, from_outline: bool) -> str | None:
     """What an annotation lacks of a box, as the rest of a sentence."""
     for key in BOX_KEYS:
         if key not in record:
             return f"has no {key!r}"
-    box, area = record["bbox"], record.get("area")
-    if not (isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))):
+    area = record.get("area")
+    if from_outline and box is None:
+        return f"has no 'bbox' and the segmentation {shown(record['segmentation'])}, which is no polygon and no mask"
+    if "bbox" not in record and not from_outline:
+        return "has no 'bbox' and no 'segmentation'"
+    if not (isinstance(box, list) and len(box) == 4 and all(map(is_number, box))):
         return f"has the bbox {shown(box)} instead of four numbers"
-    if area is not None and not _is_number(area):
+    if area is not None and not is_number(area):
         return f"has the area {shown(area)} instead of a number"
     if record.get("iscrowd", 0) not in (0, 1):
         return f"has iscrowd={shown(record['iscrowd'])} instead of 0 or 1"
     return None
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a float can hold it: true is an int to Python, and a json may spell out an int of a thousand digits."""
-    return type(value) is float or (type(value) is int and -MAX_INT <= value <= MAX_INT)
-
-
-def _integer(record: dict[str, Any], row: int, key: str, what: str, path: Path) -> int:
-    value: int = _typed(record, row, key, int, what, path)
-    if not -MAX_INT <= value <= MAX_INT:
-        raise DataError(f"{path}: an {what} has {key}={shown(value)}. fix: make it a number of 64 bits")
-    return value
-
-
-def _typed(record: dict[str, Any], row: int, key: str, kind: type, what: str, path: Path) -> Any:
-    value = record.get(key)
-    if type(value) is not kind:  # not isinstance: true is an int to Python, and 1.0 would lose its fraction in silence
-        expected = "a whole number" if kind is int else "a text"
-        name = shown(record.get("id", row))
-        raise DataError(f"{path}: {what} {name} has {key}={shown(value)}. fix: make it {expected}")
-    return value
-
-
-def _category_names(categories: list[dict[str, Any]], path: Path) -> dict[int, str]:
-    ids = [_integer(record, row, "id", "category", path) for row, record in enumerate(categories)]
-    names = [_typed(record, row, "name", str, "category", path) for row, record in enumerate(categories)]
+def _category_names(categories: list[dict[str, Any]], fields: Fields) -> dict[int, str]:
+    ids = [fields.integer(record, row, "id", "category") for row, record in enumerate(categories)]
+    names = [fields.text(record, row, "name", "category") for row, record in enumerate(categories)]
+    path = fields.path
     by_id = dict(zip(ids, names, strict=True))
     for values, key in ((ids, "id"), (names, "name")):
         (value, count), *_ = Counter(values).most_common(1) or [(None, 0)]

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from data.parallel import read_file
 
@@ -49,6 +53,18 @@ def read_header_of(path: str) -> tuple[Header | None, bytes]:
         head = read_file(path)
         header = read_header(head)
     return header, head
+
+
+def read_sizes(paths: Sequence[str]) -> NDArray[np.int64]:
+    """Height and width (n, 2) of image files, -1 where a file is there and no image, 0 where there is none."""
+    sizes = np.zeros((len(paths), 2), dtype=np.int64)
+    for row, path in enumerate(paths):
+        try:
+            header, _ = read_header_of(path)
+        except (OSError, ValueError):  # ValueError: a name that no file can have
+            continue
+        sizes[row] = (header.height, header.width) if header is not None else -1
+    return sizes
 
 
 def is_cut_short(data: bytes, header: Header) -> bool:

@@ -5,15 +5,20 @@ An object has any number of polygons, none where its mask is not known or is run
 
 from __future__ import annotations
 
+import re
 from array import array
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pycocotools import mask
 
 from data.errors import shown
 
 MIN_NUMBERS = 6  # of a polygon: x and y of three corners
+_RUNS = re.compile(
+    "(?:[P-o]{0,12}[0-O])+"
+)  # pycocotools' code: each run is a number of 5 bits a letter, all but the last marked
 
 
 class Outlines(NamedTuple):
@@ -69,6 +74,30 @@ class OutlineColumns:
             np.frombuffer(self._starts, dtype=np.int64),
             np.frombuffer(self._first, dtype=np.int64),
         )
+
+
+def box_around(segmentation: Any) -> list[float] | None:
+    """Left, top, width, height around a COCO ``segmentation``: polygons, or a run-length mask in either coding.
+
+    Of polygons it is that of their corners, as in COCO's own files; of a mask pycocotools'. ``None`` where it is
+    neither.
+    """
+    if isinstance(segmentation, list):
+        if not segmentation or not all(map(_is_polygon, segmentation)):
+            return None
+        xs = [x for polygon in segmentation for x in polygon[::2]]
+        ys = [y for polygon in segmentation for y in polygon[1::2]]
+        return [float(v) for v in (min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys))]
+    if not isinstance(segmentation, dict):
+        return None
+    size, counts = segmentation.get("size"), segmentation.get("counts")
+    if not (isinstance(size, list) and len(size) == 2 and all(type(v) is int and 0 < v < 2**20 for v in size)):
+        return None
+    if isinstance(counts, list) and all(type(v) is int and v >= 0 for v in counts) and sum(counts) == size[0] * size[1]:
+        segmentation = mask.frPyObjects(segmentation, *size)
+    elif not (isinstance(counts, str) and _RUNS.fullmatch(counts)):
+        return None
+    return [float(v) for v in mask.toBbox(segmentation)]
 
 
 def _is_polygon(value: Any) -> bool:

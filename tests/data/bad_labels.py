@@ -71,7 +71,7 @@ def jsons() -> dict[str, Case]:
             coco_set(lambda tree: tree["categories"].append({"id": 1, "name": "cow"})), r"two categories with the id 1"
         ),
         "category without name": Case(coco_set(lambda tree: tree["categories"][0].pop("name")), r"name=None"),
-        "image id of text": Case(image(id="2"), r"image '2' has id='2'"),
+        "image id of text": Case(image(id="two"), r"image 'two' has id='two'"),
         "image id of nan": Case(image(id=float("nan")), r"set\.json: image nan has id=nan"),
         "image id beyond 64 bits": Case(image(id=2**70), r"set\.json: an image has id=1180591620717411303424"),
         "category id beyond 64 bits": Case(box(category_id=-(2**80)), r"set\.json: an annotation has category_id=-"),
@@ -86,7 +86,7 @@ def jsons() -> dict[str, Case]:
         "annotation without image": Case(
             coco_set(lambda tree: tree["annotations"][1].pop("image_id")), r"annotation 12 has no 'image_id'", (2, 1)
         ),
-        "width of text": Case(image(width="60"), r"set\.json: image 2 has width='60'"),
+        "width of text": Case(image(width="sixty"), r"set\.json: image 2 has width='sixty'"),
         "image of 10^12 pixels": Case(image(width=10**6, height=10**6), r"set\.json: b\.png is 1,000,000 x", (1, 1)),
         "image of 10^36 pixels": Case(image(width=10**18, height=10**18), r"b\.png is 1,000,000,000,000,000,", (1, 1)),
         "image of other size": Case(image(width=61), r"/b\.png has 60 x 40 pixels, its annotations .* 61 x 40", (1, 1)),

@@ -40,7 +40,7 @@ SKIPPABLE: dict[str, tuple[Edit, str]] = {
     "left of the image": (set_box(-11.5, 2, 10, 5), r"lies outside its image"),
     "three numbers": (set_box(1, 2, 3), r"has the bbox \[1, 2, 3\] instead of four numbers"),
     "text in the box": (lambda c: c["annotations"][0].update(bbox=["1", 2, 3, 4]), r"instead of four numbers"),
-    "no box": (lambda c: c["annotations"][0].pop("bbox"), r"annotation 100 has no 'bbox'"),
+    "no box": (lambda c: c["annotations"][0].pop("bbox"), r"annotation 100 has no 'bbox' and no 'segmentation'"),
     "unknown category": (lambda c: c["annotations"][0].update(category_id=99), r"has category 99"),
     "unknown image": (lambda c: c["annotations"][0].update(image_id=99), r"image id 99.*no image of the file"),
     "infinite area": (lambda c: c["annotations"][0].update(area=float("inf")), r"not finite"),
@@ -54,9 +54,9 @@ FATAL: dict[str, tuple[Edit, str]] = {
     "no boxes": (lambda c: c.update(annotations=[]), r"no usable box for its 7 images.*data.train.annotations"),
     "category twice": (lambda c: c["categories"].append({"id": 1, "name": "cow"}), r"two categories with the id 1"),
     "name twice": (lambda c: c["categories"].append({"id": 4, "name": "dog"}), r"two categories with the name 'dog'"),
-    "id of text": (lambda c: c["images"][0].update(id="10"), r"image '10' has id='10'. fix: make it a whole number"),
+    "id of text": (lambda c: c["images"][0].update(id="x10"), r"image 'x10' has id='x10'. fix: make it a whole number"),
     "fractional class": (lambda c: c["annotations"][0].update(category_id=1.5), r"annotation 100 has category_id=1.5"),
-    "image without width": (lambda c: c["images"][1].pop("width"), r"image 11 has width=None"),
+    "fractional width": (lambda c: c["images"][1].update(width=60.5), r"image 11 has width=60.5"),
     "image without name": (lambda c: c["images"][1].pop("file_name"), r"image 11 has file_name=None"),
 }
 
