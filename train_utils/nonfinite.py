@@ -40,6 +40,7 @@ class NonFiniteGuard:
         self._dumps = 0
         self._rolled_back_at: int | None = None
         self._before: list[Tensor] = []
+        self._told_overflow = False
 
     def begin_step(self, model: nn.Module) -> None:
         """Note the buffers of the plain model before the step."""
@@ -67,9 +68,7 @@ class NonFiniteGuard:
             self._dumps += 1
             layer = first_nonfinite_layer(model, batches, forward)
             self._dump(model, step, batches, losses, layer)
-        with torch.no_grad():
-            for buffer, before in zip(model.buffers(), self._before, strict=True):
-                buffer.copy_(before)
+        self._undo(model)
         self.in_a_row += 1
         named = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
         where = f", first in {layer}" if layer is not None else ""
@@ -80,11 +79,27 @@ class NonFiniteGuard:
         if self._roll_back is None or self._rolled_back_at == step - self.in_a_row:
             again = "" if self._roll_back is None else ", again right after a return to the last checkpoint"
             raise TrainError(
-                f"the loss is no longer finite at step {step}{self._culprits(losses)} ({named}), {self.in_a_row} "
-                f"step(s) in a row{again}. fix: {HELP}"
+                f"loss or gradient is no longer finite at step {step}{self._culprits(losses)} ({named}), "
+                f"{self.in_a_row} step(s) in a row{again}. fix: {HELP}"
             )
         self.in_a_row, self._rolled_back_at = 0, step
         self._say(self._roll_back())
+
+    def overflow(self, model: nn.Module, step: int, scale: float) -> None:
+        """Undo step ``step`` (from 0), whose gradients overflowed at float16's loss scale ``scale``: it has been made
+        smaller, which is all there is to do. Told once and never counted."""
+        self._undo(model)
+        if not self._told_overflow:
+            self._say(
+                f"step {step}: a gradient overflows at a loss scale of {scale:g}: update skipped, the scale falls. "
+                "float16 does this in its first steps and now and then later; it counts once the scale is at 1"
+            )
+        self._told_overflow = True
+
+    @torch.no_grad()
+    def _undo(self, model: nn.Module) -> None:
+        for buffer, before in zip(model.buffers(), self._before, strict=True):
+            buffer.copy_(before)
 
     def _culprits(self, losses: dict[str, float]) -> str:
         """The ranks whose own losses are not finite, and whose losses follow; all processes call this together."""

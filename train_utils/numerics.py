@@ -23,7 +23,7 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 
     ``precision`` is ``float32``, ``float64``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 where the hardware
     multiplies it natively (elsewhere it is emulated, slower than float32), else float32. Raises TrainError for float16
-    on a CPU, whose gradients would need a loss scale that torch supports on CUDA only.
+    on a CPU, where bfloat16 does without a loss scale.
     """
     if precision == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from train_utils.batch_types import ImageBatch
-from train_utils.distributed import World, gradient_exchange, loss_factor, sum_over_ranks
+from train_utils.distributed import World, gradient_exchange, loss_factor, max_over_ranks, sum_over_ranks
 from train_utils.memory import training_pass
 from train_utils.nonfinite import NonFiniteGuard
 from train_utils.optim import Schedule
@@ -81,45 +82,44 @@ class OptimiserStep:
     def update(self) -> Decision:
         """Change the weights, or leave the step out where a loss or gradient of any process is not finite."""
         state, clip_norm = self.state, self.schedule.config.clip_norm
-        optimizer = state.optimizer
-        norm, finite = gradient_norm(self.parameters, self.sums, state, clip_norm is not None)
+        state.scaler.unscale_(state.optimizer)
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        finite = bool(self.sums.isfinite().all() & norm.isfinite())  # waits for the device
         self.clock.read_device()
         with self.clock:
             decision = self.decisions.decide(finite, state.step + 1)
         if decision.skip:
-            losses = dict(zip(LOSS_NAMES, (self.sums / self.accumulate).tolist(), strict=True))
-            self.guard.skip(
-                state.model, state.step, self.batches, losses, lambda batch: self.forward(state.model, batch)
-            )
+            self._skip()
         else:
             self.guard.good()
             if clip_norm is not None:
                 nn.utils.clip_grads_with_norm_(self.parameters, clip_norm, norm)
-            state.scaler.step(optimizer)
+            state.scaler.step(state.optimizer)
             state.scaler.update()
             state.average.update(state.model)
             state.loss_sums += self.sums / self.accumulate
             state.loss_steps += 1
-        optimizer.zero_grad(set_to_none=True)
+        state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
         state.seen += self.world.world_size * sum(len(batch.indices) for batch in self.batches)
         self.sums.zero_()
         self.batches.clear()
         return decision
 
+    def _skip(self) -> None:
+        """Have ``guard`` undo the step; all processes come here together.
 
-def gradient_norm(
-    parameters: Sequence[nn.Parameter], losses: Tensor, state: RunState, unscaled: bool
-) -> tuple[Tensor, bool]:
-    """The norm of all gradients together, and whether it and this process's ``losses`` are finite.
-
-    Gradients are the same on all ranks, losses are not. With a scaler, which skips steps with overflown gradients by
-    itself, only the losses count; ``unscaled`` takes its factor out of the gradients first.
-    """
-    if unscaled:
-        state.scaler.unscale_(state.optimizer)
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    finite = losses.isfinite().all()
-    if not state.scaler.is_enabled():
-        finite = finite & norm.isfinite()
-    return norm, bool(finite)  # waits for the device
+        Where float16's loss scale fell because of the step, and was above 1, the scale may be the reason. From 1 on it
+        makes no gradient larger, and a norm that overflows while no gradient does leaves it as it is.
+        """
+        state = self.state
+        losses = dict(zip(LOSS_NAMES, (self.sums / self.accumulate).tolist(), strict=True))
+        loss_broke = max_over_ranks([not all(map(math.isfinite, losses.values()))])[0]
+        scale = state.scaler.get_scale()
+        state.scaler.update()
+        if not loss_broke and scale > max(1.0, state.scaler.get_scale()):
+            self.guard.overflow(state.model, state.step, scale)
+        else:
+            self.guard.skip(
+                state.model, state.step, self.batches, losses, lambda batch: self.forward(state.model, batch)
+            )

@@ -45,12 +45,13 @@ def trained(
     loss: Any = mean_loss,
     clip: float | None = None,
     model: nn.Module | None = None,
+    loss_scale: float | None = None,
     **guard: Any,
 ) -> RunState:
     """A small network after one epoch of 24 images."""
     config = replace(CONFIG, clip_norm=clip, lr=0.1)
     schedule = Schedule(config, steps_per_epoch=3, total_steps=6)
-    state = new_state(model or network(), schedule)
+    state = new_state(model or network(), schedule, loss_scale)
     result = train_epoch(world, state, schedule, batches(size, 24), accumulate, loss, **guard)
     assert state.step == 24 // size // accumulate and state.seen == 24 * world.world_size
     assert 0 <= result.waiting < 1 and result.stopped_by is None
@@ -112,13 +113,17 @@ def test_a_bad_step_leaves_no_trace_but_its_batch(world: World, tmp_path: Path) 
 
 
 def train_with_a_bad_batch_on_rank_one(folder: Path) -> tuple[int, list[str]]:
-    """How many updates this rank made, and what it said."""
+    """How many updates this rank made, and what it said; the same with the loss scale of float16."""
     world = init_distributed_mode("cpu", 60)
-    said: list[str] = []
-    torch.manual_seed(3)
-    model = Explosive() if world.rank == 1 else network()
-    state = trained(world, 8, 1, model=model, folder=folder, limit=1, say=said.append)
-    return state.average.updates, said
+    found = []
+    for loss_scale in (None, 8.0):
+        said: list[str] = []
+        torch.manual_seed(3)
+        model = Explosive() if world.rank == 1 else network()
+        state = trained(world, 8, 1, model=model, loss_scale=loss_scale, folder=folder, limit=1, say=said.append)
+        found.append((state.average.updates, said))
+    assert found[0] == found[1]
+    return found[0]
 
 
 @pytest.mark.slow
