@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from conf.agreement import check_agreement
 from conf.auto_batch import probed_micro_batch
 from conf.build import build_model, describe, make_loss
 from conf.build_data import make_sampler, make_train_loader, open_split
-from conf.entry import continue_run, layered, run
+from conf.entry import layered, run
 from conf.report import announce, finish, save_config, tell_places
+from conf.resume import continue_run
 from conf.schema import OnNonFinite, TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, TrainDataset, check_same_classes
 from eval import Evaluation, Evaluator
@@ -49,8 +51,8 @@ from train_utils.nonfinite import NonFiniteGuard
 from train_utils.numerics import autocast_dtype, keep_freed_memory, seed_everything, weights_dtype
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.plots import draw_targets
-from train_utils.run_folder import on_main, open_run_folder
-from train_utils.run_state import LOSS_NAMES, RunState, read_run
+from train_utils.run_folder import RunFolder, on_main, open_run_folder
+from train_utils.run_state import LOSS_NAMES, RunState, continue_from, read_run
 from train_utils.steps import StepDecisions, StopRequest, ask_for_requeue
 from train_utils.stragglers import RankTable
 from train_utils.wait_clock import WaitClock
@@ -62,12 +64,12 @@ SHOWN = ("epoch", "step", *LOSS_NAMES, "AP", "AP50", "AP75", "seconds", "images_
 
 def train(config: TrainConfig) -> dict[str, float]:
     """Train as configured; the best epoch's figures on the first process, {} on the others."""
-    with StopRequest() as stop, warnings.catch_warnings():
-        return train_until(config, stop)
+    with StopRequest() as stop, warnings.catch_warnings(), ExitStack() as stack:
+        return train_until(config, stop, stack)
 
 
-def train_until(config: TrainConfig, stop: StopRequest) -> dict[str, float]:
-    """``train`` until it is over or a stop is requested."""
+def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dict[str, float]:
+    """``train`` until it is over or a stop is requested; ``stack`` holds the run folder."""
     if config.train.deterministic:
         choose_fixed_workspace()
     world = init_distributed_mode(config.train.device.value, config.train.timeout_seconds)
@@ -75,8 +77,11 @@ def train_until(config: TrainConfig, stop: StopRequest) -> dict[str, float]:
     keep_freed_memory()
     dtype = autocast_dtype(config.train.precision.value, world.device)
 
-    # Data and network: all that can be wrong with them shows before a run folder is made.
-    saved, saved_note = read_run(Path(config.resume)) if config.resume is not None else (None, None)
+    # Data and network: all that can be wrong with them shows before a run folder is made. One that is there is claimed
+    # before its checkpoint is read: else it might not be the last one.
+    opening = open_run_folder(world, config.name, config.run_dir, config.resume)
+    folder = stack.enter_context(opening) if config.resume is not None and not config.dry_run else None
+    saved, saved_note = continue_from(config.resume)
     train_set, val_set = open_split(config.data, "train", world), open_split(config.data, "val", world)
     check_same_classes(train_set, val_set)
     check_agreement(world, config, saved, train_set, val_set)
@@ -92,11 +97,14 @@ def train_until(config: TrainConfig, stop: StopRequest) -> dict[str, float]:
     size = config.evaluate.image_size or config.train.image_size
     lines, seconds = config.logger.lines_per_epoch, config.train.timeout_seconds
     evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, lines, seconds)
-    folder = open_run_folder(world, config.name, config.run_dir, config.resume)
-    log = RunLog(folder, world.is_main)
+    folder = folder or stack.enter_context(opening)
+    log = RunLog(folder.path, world.is_main)
+    if saved is None:  # at once: by its options a job that is started again knows its own folder
+        on_main(world, lambda: save_config(folder.path, config))
     log_warnings(log, "deterministic")  # where train.deterministic cannot be kept, torch names the operator
-    announce(log, folder, config, world, dtype, train_set, val_set, sampler, model.heads)
+    announce(log, folder.path, config, world, dtype, train_set, val_set, sampler, model.heads)
     if saved is None:
+        log.line(saved_note)
         log.line(weights_note)
     log.line(batch_note)
 
@@ -107,12 +115,11 @@ def train_until(config: TrainConfig, stop: StopRequest) -> dict[str, float]:
     if saved is not None:
         rehearse(wrapped, loss, state.optimizer, 2 * model.max_stride, world, dtype)
         log.line(saved_note)
-        log.line(state.take_up(saved, folder, world, config.resume_force))
+        log.line(state.take_up(saved, folder.path, world, config.resume_force))
         del saved
+        on_main(world, lambda: save_config(folder.path, config))  # only now: a resume that was refused leaves it alone
     elif world.is_main and config.logger.pictures:
-        draw_first_batch(dataset, sampler, train_set.names, folder / "train_batch.jpg")
-    if world.is_main:  # only now: a resume that was refused leaves the folder's own configuration alone
-        save_config(folder / "config.yaml", config)
+        draw_first_batch(dataset, sampler, train_set.names, folder.path / "train_batch.jpg")
     return Training(
         config, world, folder, log, state, wrapped, loss, schedule, sampler, loader, evaluator, train_set, dtype, stop
     ).run()
@@ -155,7 +162,7 @@ class Training:
 
     config: TrainConfig
     world: World
-    folder: Path
+    folder: RunFolder
     log: RunLog
     state: RunState
     wrapped: nn.Module  # state.model as the loop calls it
@@ -169,10 +176,10 @@ class Training:
     stop: StopRequest
 
     def __post_init__(self) -> None:
-        config = self.config.train
-        self.metrics = MetricsCsv(self.folder / "metrics.csv", COLUMNS, self.world.is_main, self.state.epoch)
-        self.times = MetricsCsv(self.folder / "times.csv", TIME_COLUMNS, self.world.is_main, self.state.epoch)
-        self.ranks = RankTable(self.folder / "ranks.csv", self.world.is_main, self.state.epoch, self.log.line)
+        config, self.path = self.config.train, self.folder.path
+        self.metrics = MetricsCsv(self.path / "metrics.csv", COLUMNS, self.world.is_main, self.state.epoch)
+        self.times = MetricsCsv(self.path / "times.csv", TIME_COLUMNS, self.world.is_main, self.state.epoch)
+        self.ranks = RankTable(self.path / "ranks.csv", self.world.is_main, self.state.epoch, self.log.line)
         self.clock = WaitClock(self.world.device)
         time_waiting(self.wrapped, self.clock)
         self.writer = CheckpointWriter(self.log.line)
@@ -181,7 +188,7 @@ class Training:
         )
         self.guard = NonFiniteGuard(
             self.world,
-            self.folder,
+            self.path,
             config.max_nonfinite_steps,
             self.log.line,
             self.train_set.file_name,
@@ -212,11 +219,11 @@ class Training:
                 break
         on_main(self.world, self.close_writer)  # where the last checkpoint is missing, all processes fail
         if stopped_by is not None and state.epoch < epochs:
-            self.log.line(f"stopped at step {state.step} by {stopped_by.name}; resume={self.folder} goes on from there")
+            self.log.line(f"stopped at step {state.step} by {stopped_by.name}; resume={self.path} goes on from there")
             ask_for_requeue(self.world, stopped_by)
         elif evaluation is not None:
             val_set = self.evaluator.annotations
-            finish(self.log, self.folder, self.config, state, val_set, evaluation.scores, evaluation.detections)
+            finish(self.log, self.path, self.config, state, val_set, evaluation.scores, evaluation.detections)
         return state.best_figures
 
     def close_writer(self) -> str:
@@ -243,10 +250,15 @@ class Training:
             progress=Progress(len(sampler), title, self.world.is_main, config.logger.lines_per_epoch),
             guard=self.guard,
             decisions=self.decisions,
-            save=lambda: state.save(self.writer, self.folder),
+            save=self.save,
             check_sync_every=config.train.check_sync_every,
             clock=self.clock,
         )
+
+    def save(self, is_best: bool = False, best_only: bool = False) -> None:
+        """Have checkpoints written; not where another run has the folder by now."""
+        self.folder.check()
+        self.state.save(self.writer, self.path, is_best, best_only)
 
     def evaluate(self) -> Evaluation | None:
         """Score the averaged weights where that is due after this epoch."""
@@ -266,7 +278,7 @@ class Training:
         self.metrics.write(row)
         self.times.write({"epoch": state.epoch, **took, "waiting": result.waiting})
         self.ranks.write(state.epoch, result.times)
-        state.save(self.writer, self.folder, is_best, self.config.train.best_only)
+        self.save(is_best, self.config.train.best_only)
         self.decisions.saved()
         self.log.line("  ".join(f"{key} {(row | took)[key]:.4g}" for key in SHOWN if key in row | took))
 
@@ -274,7 +286,7 @@ class Training:
         """Take weights and optimiser from the last checkpoint; what was done, for the log."""
         self.writer.wait()
         barrier()
-        self.state.restore_weights(read_run(self.folder)[0])
+        self.state.restore_weights(read_run(self.path)[0])
         return "weights and optimiser are those of the last checkpoint again; the training goes on with other images"
 
 

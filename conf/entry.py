@@ -26,10 +26,8 @@ from data import DataError
 from models import ModelError
 from train_utils.checkpoint import CheckpointError
 from train_utils.distributed import (
-    allowed_restarts,
     environment_rank,
     environment_world_size,
-    job_folder_name,
     let_others_hear,
     name_lost_peers,
     should_report_error,
@@ -37,7 +35,6 @@ from train_utils.distributed import (
     strip_local_rank,
 )
 from train_utils.errors import DistributedError, TrainError
-from train_utils.run_folder import find_run
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
@@ -77,8 +74,7 @@ def run(
         @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
         def main(cfg: DictConfig) -> Any:
             try:
-                named = [override.partition("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
-                return program(to_plain(cfg, schema, complete, named))
+                return program(to_plain(cfg, schema, complete, keys_of(HydraConfig.get().overrides.task)))
             except BaseException as error:  # kept for below: Hydra would add a line of its own
                 failures.append(name_lost_peers(error))
 
@@ -106,7 +102,12 @@ def compose(name: str, schema: type[Config], overrides: list[str], complete: Com
     """The configuration that ``python <name>.py <overrides>`` would get, for tests, notebooks and other programs."""
     _register(name, schema)
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return to_plain(hydra.compose(name, overrides), schema, complete)
+        return to_plain(hydra.compose(name, overrides), schema, complete, keys_of(overrides))
+
+
+def keys_of(overrides: Sequence[str]) -> list[str]:
+    """The keys and groups that overrides of a command line name."""
+    return [override.partition("=")[0].lstrip("+~") for override in overrides]
 
 
 def to_plain(
@@ -125,64 +126,18 @@ def to_plain(
         completed = complete(given, named) if complete is not None else given
         # Merged into a fresh schema, a key that Hydra let in by `+section.key=1` is an error instead of an attribute
         # that nobody reads.
-        plain = OmegaConf.to_object(OmegaConf.merge(_structured(schema, completed), completed))
+        whole = OmegaConf.to_object(OmegaConf.merge(_structured(schema, completed), completed))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, schema)) from error
     except ValueError as error:  # raised by the __post_init__ of a section, whose message names its key
         raise ConfigError(str(error)) from error
-    assert isinstance(plain, schema)
-    return plain
-
-
-def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """With ``resume=<run folder>`` the configuration of that run, but for what the command line names; else ``given``.
-
-    ``resume=auto`` stands for the folder of ``run_dir``, of the SLURM job or torchrun's run, or the newest one of this
-    name; where that holds no checkpoint yet, a run begins. Raises ConfigError where a folder holds no run.
-    """
-    given = _with_restarts(given)
-    if given.get("resume") == "auto":
-        found = find_run(given["name"], given["run_dir"])
-        given = given | {"resume": str(found) if found else None, "run_dir": None if found else given["run_dir"]}
-        named = [key for key in named if key not in ("resume", "run_dir")]
-        if found is None:
-            return given
-    if given.get("resume") is None or "experiment" in named or "run_dir" in named:
-        return given  # resume with run_dir is refused by the schema
-    path = Path(given["resume"]) / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"resume={given['resume']} holds no config.yaml. fix: name the folder of a run")
-    # Keys that the run's version of the program did not know have today's values.
-    before = _to_dictionary(OmegaConf.load(path))
-    today = {key: value for key, value in given.items() if not _is_other_choice(key, value, before.get(key))}
-    saved = OmegaConf.merge(today, before)
-    for key in named:
-        # A group replaces its section: another choice may have other keys.
-        OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), merge=False, force_add=True)
-    saved.run_dir, saved.resume = None, given["resume"]
-    return _to_dictionary(saved)
-
-
-def _with_restarts(given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` with ``resume=auto`` where torchrun may start the run again and the user did not say otherwise.
-
-    Not only when it does: on other nodes than that of the failure, its count of restarts may still be 0. The run's id
-    names its folder, so nothing foreign can be taken up. Raises ConfigError where torchrun was given no id.
-    """
-    restarts = allowed_restarts()
-    if given.get("resume") is not None or restarts == 0:
-        return given
-    if given.get("run_dir") is None and job_folder_name() is None:
-        raise ConfigError(
-            f"torchrun may restart this training {restarts} times and would not find its folder again. "
-            "fix: torchrun --rdzv-id=<a name for this run>, run_dir=<folder>, or --max-restarts=0"
-        )
-    return given | {"resume": "auto"}
+    assert isinstance(whole, schema)
+    return whole
 
 
 def layered(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Nested dictionaries with the values of ``above``, and of ``below`` where it has none."""
-    return _to_dictionary(OmegaConf.merge(below, above))
+    return plain(OmegaConf.merge(below, above))
 
 
 def to_yaml(config: Any) -> str:
@@ -192,7 +147,14 @@ def to_yaml(config: Any) -> str:
 
 def to_dictionary(config: Any) -> dict[str, Any]:
     """A plain configuration as nested dictionaries of numbers and strings (enums by name), as checkpoints keep it."""
-    return _to_dictionary(OmegaConf.structured(config))
+    return plain(OmegaConf.structured(config))
+
+
+def plain(tree: Any) -> dict[str, Any]:
+    """An OmegaConf tree as nested dictionaries of numbers and strings (enums by name)."""
+    container = OmegaConf.to_container(tree, enum_to_str=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
 
 
 def _register(name: str, schema: type) -> None:
@@ -236,11 +198,6 @@ def _structured(schema: type, given: dict[str, Any]) -> DictConfig:
     return tree
 
 
-def _is_other_choice(section: str, today: Any, before: Any) -> bool:
-    """Whether an earlier run chose otherwise in a section whose keys follow from the choice."""
-    return section in CHOICES and before is not None and before.get("name", today["name"]) != today["name"]
-
-
 def _prepare_command_line() -> None:
     """Take out what launchers add, refuse what cannot work, before Hydra sees the arguments."""
     sys.argv[1:], _ = strip_local_rank(sys.argv[1:])
@@ -252,12 +209,6 @@ def _prepare_command_line() -> None:
             raise ConfigError(
                 "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
             )
-
-
-def _to_dictionary(tree: Any) -> dict[str, Any]:
-    container = OmegaConf.to_container(tree, enum_to_str=True)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
 
 
 def _drop_missing(tree: Any) -> Any:

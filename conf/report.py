@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,10 +15,12 @@ from models import Head, LossConfig
 from train_utils.coco_eval import CocoResult, format_table
 from train_utils.detections import Detections
 from train_utils.distributed import World, describe_place, gather_arrays
+from train_utils.errors import TrainError
 from train_utils.log import RunLog
 from train_utils.numerics import weights_dtype
 from train_utils.plots import draw_curves, draw_detections
 from train_utils.run_state import RunState
+from train_utils.whole_files import keep_copy, whole_file
 
 
 def announce(
@@ -69,12 +70,22 @@ def tell_places(
         print(each.tobytes().decode(), flush=True)
 
 
-def save_config(path: Path, config: TrainConfig) -> None:
-    """Write the resolved configuration; one that was there and differs is kept beside it under the time of now."""
-    text = to_yaml(config)
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        path.rename(path.with_name(f"config_until_{time.strftime('%Y-%m-%d_%H-%M-%S')}.yaml"))
-    path.write_text(text, encoding="utf-8")
+def save_config(folder: Path, config: TrainConfig) -> str:
+    """Write the resolved configuration into a run folder; one that was there and differs is kept beside it.
+
+    Raises TrainError where it cannot be written; the one that was there is still there then.
+    """
+    path, text = folder / "config.yaml", to_yaml(config)
+    try:
+        if path.exists():
+            if path.read_text(encoding="utf-8", errors="replace") == text:
+                return ""
+            keep_copy(path)
+        with whole_file(path) as file:
+            file.write(text)
+    except OSError as error:
+        raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
+    return ""
 
 
 def finish(

@@ -190,7 +190,7 @@ class TrainConfig:
     """Everything that train.py reads."""
 
     name: str  # first folder below runs/
-    run_dir: str | None  # null: runs/<name>/<date_time>, or runs/<name>/slurm-<job id> under SLURM
+    run_dir: str | None  # null: runs/<name>/<date_time>, or under SLURM runs/<name>/slurm-<job id>[-<number>]
     resume: str | None  # run folder to continue; auto: of run_dir, this SLURM or torchrun job, or the name's newest
     resume_force: bool  # continue even where other options or data make it another training
     dry_run: bool  # say what each process found out: its place, device, data and share of a step; then end

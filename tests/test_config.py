@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from conf.build import complete_from_checkpoint
-from conf.entry import CONF_DIR, ConfigError, compose, continue_run, run, to_dictionary, to_yaml
+from conf.entry import CONF_DIR, ConfigError, compose, run, to_dictionary, to_yaml
 from conf.messages import full_keys
+from conf.resume import continue_run
 from conf.schema import EvalConfig, TrainConfig
 from eval import evaluate
 from train import complete, train
@@ -162,7 +163,7 @@ def test_a_training_that_torchrun_may_start_again_goes_on_in_its_own_folder_and_
         (folder / "config.yaml").write_text(json.dumps(now))
     (foreign / "checkpoints" / "last.pt").write_text("")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
-    assert continue_run(now, [])["resume"] is None, "there is no checkpoint to go on from"
+    assert continue_run(now, [])["resume"] == str(own), "also without a checkpoint: it begins again there"
     (own / "checkpoints" / "last.pt").write_text("")
     assert continue_run(now, [])["resume"] == str(own)
     assert continue_run(now | {"resume": str(foreign)}, ["resume"])["resume"] == str(foreign), "the user decides"

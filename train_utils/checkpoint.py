@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from train_utils.errors import CheckpointError
+from train_utils.whole_files import sync_folder
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -42,7 +43,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
         if keep_previous and path.exists():
             os.replace(path, previous_path(path))
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
         _remove_if_there(temporary)
         raise CheckpointError(
@@ -217,15 +218,6 @@ def _other_files(file: Path) -> str:
 def _remove_if_there(path: Path) -> None:
     if path.is_file():
         path.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _free_bytes(path: Path) -> str:

@@ -25,7 +25,7 @@ from train_utils.data_parallel import gradient_exchange, loss_factor, unwrap
 from train_utils.devices import choose_device, device_conflict
 from train_utils.errors import DistributedError
 from train_utils.file_systems import place_on_disk
-from train_utils.launch_environment import Launch, describe_launch, read_launch, strip_local_rank
+from train_utils.launch_environment import JobPlace, Launch, describe_launch, read_launch, strip_local_rank
 from train_utils.lost_peers import Lookout, collective_seconds
 from train_utils.meeting import Meeting, Member, meet
 from train_utils.orphans import watch_parent
@@ -34,7 +34,7 @@ from train_utils.world import World
 __all__ = [
     "World", "allowed_restarts", "barrier", "broadcast_module", "broadcast_text", "choose_fixed_workspace",
     "convert_sync_batchnorm", "describe_place", "environment_rank", "environment_world_size", "gather_arrays",
-    "gradient_exchange", "init_distributed_mode", "job_folder_name", "let_others_hear", "loss_factor",
+    "gradient_exchange", "init_distributed_mode", "job_folder_name", "job_place", "let_others_hear", "loss_factor",
     "max_over_ranks", "name_lost_peers", "requeue_file", "should_report_error", "shutdown", "stack_over_ranks",
     "strip_local_rank", "sum_over_ranks", "torch_distributed_zero_first", "unwrap", "wrap_model",
 ]  # fmt: skip
@@ -57,6 +57,11 @@ def environment_world_size() -> int:
 def job_folder_name() -> str | None:
     """The name of a run folder that stays the same when SLURM or torchrun start the run again; None elsewhere."""
     return launch_environment.job_folder_name(os.environ)
+
+
+def job_place() -> JobPlace:
+    """Which SLURM job, step and start of it, or run of torchrun, this process belongs to."""
+    return launch_environment.read_job_place(os.environ)
 
 
 def allowed_restarts() -> int:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from train_utils.errors import DistributedError
 
@@ -75,6 +76,28 @@ def slurm_job_name(environment: Mapping[str, str]) -> str | None:
     """``<job>``, or ``<array job>_<task>`` inside a job array: the name that stays the same when a job is requeued."""
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
+
+
+class JobPlace(NamedTuple):
+    """Which job and which start of it a process belongs to; "" and 0 where there is none."""
+
+    job: str  # slurm_job_name
+    step: str  # of the job: srun counts them
+    restarts: int  # of the job, by a requeue
+    run: str  # torchrun's id
+    run_restarts: int  # by torchrun; on a node that lost no process it may stay behind
+
+
+def read_job_place(environment: Mapping[str, str]) -> JobPlace:
+    """The job that ``environment`` describes."""
+    job = slurm_job_name(environment) or ""
+    return JobPlace(
+        job,
+        environment.get("SLURM_STEP_ID", "") if job else "",
+        _integer(environment, "SLURM_RESTART_COUNT", default=0) if job else 0,
+        _run_id(environment) or "",
+        _integer(environment, "TORCHELASTIC_RESTART_COUNT", default=0),
+    )
 
 
 def job_folder_name(environment: Mapping[str, str]) -> str | None:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from train_utils.errors import TrainError
 from train_utils.memory import process_peak
+from train_utils.whole_files import whole_file
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a bar: reading a loss waits for the device
 
@@ -109,13 +110,11 @@ class MetricsCsv:
         return [row for row in rows if row.get("epoch", "").isdecimal() and int(row["epoch"]) <= epochs_done]
 
     def _write(self, rows: list[dict[str, str]]) -> None:
-        temporary = self._path.with_name(f"{self._path.name}.tmp")
         try:
-            with temporary.open("w", newline="", encoding="utf-8") as file:
+            with whole_file(self._path) as file:
                 writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
                 writer.writeheader()
                 writer.writerows(rows)
-            os.replace(temporary, self._path)
         except OSError as error:
             raise TrainError(f"cannot write {self._path} ({error.strerror}). fix: choose another run_dir") from error
 

@@ -189,6 +189,17 @@ def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
     return state, message
 
 
+def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None]:
+    """``read_run`` of the folder ``resume``; None without a folder, or where a run ended before its first checkpoint
+    and is to begin again, and one line about that."""
+    if resume is None:
+        return None, None
+    folder = Path(resume)
+    if (folder / "config.yaml").is_file() and not any((folder / FOLDER).glob("*.pt")):
+        return None, f"{folder} holds no checkpoint yet: its run begins again"
+    return read_run(folder)
+
+
 def images_seen(state: Mapping[str, Any]) -> int:
     """How many images the network of a checkpoint was trained on, those of its initial weights included."""
     return int(state.get("seen", state["network"].get("seen", 0)))  # older checkpoints have it there

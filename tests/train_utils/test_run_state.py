@@ -15,7 +15,6 @@ from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.numerics import autocast_dtype
 from train_utils.optim import Decay, OptimConfig, Schedule
-from train_utils.run_folder import open_run_folder
 from train_utils.run_state import RunState, changed_values
 
 
@@ -29,27 +28,6 @@ def test_changed_options_are_listed_by_full_key() -> None:
     now = {"train": {"epochs": 5, "seed": 0}, "optim": {"lr": 0.02}, "resume": "runs/x"}
     assert changed_values(before, now) == ["train.epochs: 3 -> 5", "optim.lr: 0.01 -> 0.02", "old: 1 -> None"]
     assert changed_values(before, before) == []
-
-
-def test_run_folders_of_one_second_stay_apart_and_slurm_jobs_have_their_own(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    folders = {open_run_folder(world, "name", None, None) for _ in range(3)}
-    assert len(folders) == 3 and all(folder.parent == tmp_path / "runs" / "name" for folder in folders)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
-    assert open_run_folder(world, "name", None, None) == tmp_path / "runs" / "name" / "torchrun-7"
-    monkeypatch.setenv("SLURM_JOB_ID", "41")
-    assert open_run_folder(world, "name", None, None) == tmp_path / "runs" / "name" / "slurm-41"
-    assert open_run_folder(world, "name", "here", None) == tmp_path / "here"
-    (tmp_path / "here" / "metrics.csv").write_text("epoch\n")
-    assert open_run_folder(world, "name", "here", None) == tmp_path / "here", "nothing is lost by beginning again"
-    (tmp_path / "here" / "metrics.csv").write_text("epoch\n1\n")
-    with pytest.raises(TrainError, match="already holds a run"):
-        open_run_folder(world, "name", "here", None)
-    assert open_run_folder(world, "name", None, "here") == tmp_path / "here"
 
 
 def test_precision_names_its_dtype_and_refuses_what_a_cpu_cannot() -> None:

@@ -1,0 +1,85 @@
+"""The options of a run that goes on: which run is meant, and what the command line changes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from conf.entry import ConfigError, plain
+from conf.schema import CHOICES
+from train_utils.distributed import allowed_restarts, job_folder_name, job_place
+from train_utils.run_folder import find_run
+from train_utils.run_state import changed_values
+
+# Options that may be others when a job is started again: on another node, say.
+OF_THE_MACHINE = (
+    "debug", "dry_run", "data.root", "data.index_dir", "data.workers", "data.cache", "logger.", "train.device:",
+    "train.timeout_seconds",
+)  # fmt: skip
+
+
+def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """With ``resume=<run folder>`` the configuration of that run, but for what the command line names; else ``given``.
+
+    ``resume=auto`` stands for the folder of ``run_dir``, for that of the SLURM job or torchrun's run that has these
+    options, or for the newest one of this name; where there is none, a run begins. Raises ConfigError where a folder
+    holds no run.
+    """
+    given = _with_restarts(given, named)
+    if given.get("resume") == "auto":
+        found = find_run(given["name"], given["run_dir"], lambda folder: _has_options(folder, given))
+        given = given | {"resume": str(found) if found else None, "run_dir": None if found else given["run_dir"]}
+        named = [key for key in named if key not in ("resume", "run_dir")]
+        if found is None:
+            return given
+    if given.get("resume") is None or "experiment" in named or "run_dir" in named:
+        return given  # resume with run_dir is refused by the schema
+    # Keys that the run's version of the program did not know have today's values.
+    before = read_config(Path(given["resume"]))
+    today = {key: value for key, value in given.items() if not _is_other_choice(key, value, before.get(key))}
+    saved = OmegaConf.merge(today, before)
+    for key in named:
+        # A group replaces its section: another choice may have other keys.
+        OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), merge=False, force_add=True)
+    saved.run_dir, saved.resume = None, given["resume"]
+    return plain(saved)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run folder. Raises ConfigError where it has none that can be read."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
+    return plain(OmegaConf.load(path))
+
+
+def _has_options(folder: Path, given: Mapping[str, Any]) -> bool:
+    """Whether a run of the same job was started with these options, but for those of the machine."""
+    changed = changed_values(read_config(folder), plain(OmegaConf.create(dict(given))))
+    return all(any(line.startswith(key) for key in OF_THE_MACHINE) for line in changed)
+
+
+def _with_restarts(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """``given`` with ``resume=auto`` where SLURM started the job again or torchrun may start the run again, and the
+    user did not say otherwise.
+
+    Not only when torchrun does: on other nodes than that of the failure, its count of restarts may still be 0. The
+    run's id names its folder, so nothing foreign can be taken up. Raises ConfigError where torchrun was given no id.
+    """
+    restarts = allowed_restarts()
+    if "resume" in named or given.get("resume") is not None or (restarts == 0 and job_place().restarts == 0):
+        return given
+    if given.get("run_dir") is None and job_folder_name() is None:
+        raise ConfigError(
+            f"torchrun may restart this training {restarts} times and would not find its folder again. "
+            "fix: torchrun --rdzv-id=<a name for this run>, run_dir=<folder>, or --max-restarts=0"
+        )
+    return given | {"resume": "auto"}
+
+
+def _is_other_choice(section: str, today: Any, before: Any) -> bool:
+    """Whether an earlier run chose otherwise in a section whose keys follow from the choice."""
+    return section in CHOICES and before is not None and before.get("name", today["name"]) != today["name"]
