@@ -48,7 +48,7 @@ from train_utils.distributed import (
 from train_utils.engine import EpochResult, rehearse, train_one_epoch
 from train_utils.log import MetricsCsv, Progress, RunLog, log_warnings
 from train_utils.nonfinite import NonFiniteGuard
-from train_utils.numerics import autocast_dtype, keep_freed_memory, seed_everything, weights_dtype
+from train_utils.numerics import autocast_dtype, choose_benchmark, keep_freed_memory, seed_everything, weights_dtype
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.plots import draw_targets
 from train_utils.run_folder import RunFolder, on_main, open_run_folder
@@ -73,7 +73,11 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     if config.train.deterministic:
         choose_fixed_workspace()
     world = init_distributed_mode(config.train.device.value, config.train.timeout_seconds)
-    seed_everything(config.train.seed, config.train.deterministic, config.train.cudnn_benchmark)
+    low, high = config.train.multi_scale
+    benchmark, benchmark_note = choose_benchmark(
+        config.train.cudnn_benchmark, world.device, config.train.deterministic, config.train.rect or low != high
+    )
+    seed_everything(config.train.seed, config.train.deterministic, benchmark)
     keep_freed_memory()
     dtype = autocast_dtype(config.train.precision.value, world.device)
 
@@ -107,6 +111,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
         log.line(saved_note)
         log.line(weights_note)
     log.line(batch_note)
+    log.line(benchmark_note)
 
     schedule = Schedule(config.optim, sampler.steps_per_epoch, sampler.steps_per_epoch * config.train.epochs)
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)

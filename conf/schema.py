@@ -99,7 +99,7 @@ class TrainSection:
     precision: Precision
     channels_last: bool
     sync_bn: bool  # batch-norm statistics over all processes
-    cudnn_benchmark: bool
+    cudnn_benchmark: bool  # cuDNN times its algorithms; off by itself with deterministic, rect or multi_scale
     deterministic: bool  # the same bits again; on a CPU at any number of processes
     best_only: bool  # write checkpoints/best.pt only, not last.pt in every epoch
     save_every_steps: int  # write last.pt within an epoch, too: after so many steps each time; 0: no such rule
@@ -131,8 +131,6 @@ class TrainSection:
             raise ValueError(f"train.repeat_threshold must lie in 0..1, got {self.repeat_threshold}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"train.seed must lie in 0..2**63-1, got {self.seed}")
-        if self.deterministic and self.cudnn_benchmark:
-            raise ValueError("train.deterministic=true needs train.cudnn_benchmark=false: a benchmark picks by speed")
         if not self.timeout_seconds > 0:
             raise ValueError(f"train.timeout_seconds must be above 0, got {self.timeout_seconds}")
 

@@ -20,11 +20,11 @@ from data.image_cache import CachedImages, build_image_cache, kept_cache_name
 from data.images import ImageSource
 from data.loader import make_loader
 from data.media import Frame, Medium, Video, find_media
+from data.multi_scale import MultiScale
 from data.orders import repeat_factors
 from data.plan import Request
 from data.samplers import (
     EvalBatchSampler,
-    MultiScale,
     TrainBatchSampler,
     eval_batches,
     fitting_device_batch_size,

@@ -5,6 +5,7 @@ Each order is a function of (seed, epoch), whatever the number of ranks; data/sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -91,23 +92,59 @@ class Shapes(NamedTuple):
 
 
 def grouped_by_shape(
-    order: EpochOrder, sizes: NDArray[np.int32], batch_size: int, generator: np.random.Generator, largest_first: bool
+    order: EpochOrder,
+    sizes: NDArray[np.int32],
+    batch_size: int,
+    generator: np.random.Generator,
+    largest: tuple[float, float] | None = None,
 ) -> tuple[EpochOrder, Shapes]:
     """An order whose steps of ``batch_size`` positions hold images of like aspect each, and the steps' rectangles.
 
     ``sizes`` (N, 2) are heights and widths. Which images share a step follows from the given order as far as aspects
-    leave a choice; the steps come in an order drawn from the generator.
+    leave a choice; the steps come in an order drawn from the generator. With ``largest``, the height and width of
+    ``largest_rectangle``, the step that fills it best comes first and is padded to it.
     """
     steps = len(order.indices) // batch_size
     order = EpochOrder(*(column[: steps * batch_size] for column in order))
-    sides = sizes[order.indices] / sizes[order.indices].max(axis=1, keepdims=True)  # the longer is 1
-    # From wide to tall; images whose aspects differ by less than one part in 32 stay in the order that they came in.
-    aspect = np.round((sides[:, 0] - sides[:, 1]) * 32)
+    sides, aspect = _shares(sizes[order.indices])
     positions = np.argsort(aspect, kind="stable").reshape(steps, batch_size)
     rectangles = sides[positions].max(axis=1)
     numbers = generator.permutation(steps)
-    if largest_first:  # so that memory runs out in the first step or never
-        place = int(np.argmax(rectangles[numbers].prod(axis=1)))
+    if largest is not None:
+        padded = np.maximum(rectangles[numbers], largest)
+        place = int(np.lexsort((-rectangles[numbers].prod(axis=1), padded.prod(axis=1)))[0])
+        rectangles[numbers[place]] = padded[place]
         numbers[[0, place]] = numbers[[place, 0]]
     arranged = positions[numbers].ravel()
     return EpochOrder(*(column[arranged] for column in order)), Shapes(*rectangles[numbers].T)
+
+
+def largest_rectangle(
+    sizes: NDArray[np.int32], batch_size: int, left_out: int, area: Callable[[float, float], float]
+) -> tuple[float, float]:
+    """Height and width, as shares of the image size, of the largest rectangle that a step of any epoch may have.
+
+    ``sizes`` as for ``grouped_by_shape``; an epoch leaves out ``left_out`` positions, now these, now those, and with
+    them changes which images share a step. ``area`` of height and width says which rectangle is larger.
+    """
+    sides, aspect = _shares(sizes)
+    _, kinds, counts = np.unique(aspect, return_inverse=True, return_counts=True)
+    of_kind = np.stack([sides[kinds == kind].max(axis=0) for kind in range(len(counts))])
+    # A step may hold one image of the first kind, one of the last, and what is between them but for the left out.
+    between = batch_size - 2 + left_out if batch_size > 1 else -1
+    found = []
+    for first in range(len(counts)):
+        last = first
+        while last + 1 < len(counts) and counts[first + 1 : last + 1].sum() <= between:
+            last += 1
+        found.append(tuple(of_kind[first : last + 1].max(axis=0).tolist()))
+    return max(found, key=lambda rectangle: area(*rectangle))
+
+
+def _shares(sizes: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sides as shares of the longer one, and a number that rises from wide to tall.
+
+    Images whose aspects differ by less than one part in 32 have one number, and stay in the order that they came in.
+    """
+    sides = sizes / sizes.max(axis=1, keepdims=True)
+    return sides, np.round((sides[:, 0] - sides[:, 1]) * 32)

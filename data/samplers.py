@@ -18,42 +18,9 @@ from torch.utils.data.distributed import DistributedSampler
 from data.config import Resize
 from data.errors import DataError
 from data.geometry import scaled_size
-from data.orders import EpochOrder, Order, Shapes, grouped_by_shape
+from data.multi_scale import MultiScale
+from data.orders import EpochOrder, Order, Shapes, grouped_by_shape, largest_rectangle
 from data.plan import Request
-
-
-class MultiScale:
-    """The image size of each optimiser step, drawn uniformly from the multiples of ``stride`` in a range.
-
-    A function of (seed, step) alone: all ranks agree on it, and so does a resumed run. Step 0 has the largest size, so
-    that memory runs out at once or never. ``low`` and ``high`` are factors on ``image_size``; 1 and 1 fix the size.
-    """
-
-    def __init__(self, image_size: int, low: float, high: float, stride: int, seed: int) -> None:
-        if image_size % stride:
-            below = max(image_size // stride * stride, stride)
-            raise DataError(
-                f"train.image_size={image_size} is not a multiple of the network's stride {stride}. "
-                f"fix: train.image_size={below} or {image_size // stride * stride + stride}"
-            )
-        self.stride = stride
-        self.seed = seed
-        self.smallest = max(1, round(image_size * low / stride))  # in strides
-        self.largest = max(1, round(image_size * high / stride))
-
-    def size(self, step: int) -> tuple[int, int]:
-        """Height and width in pixels of the images of an optimiser step, counted from 0 over the whole run."""
-        if step == 0 or self.smallest == self.largest:
-            side = self.largest
-        else:
-            generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(step,))))
-            side = int(generator.integers(self.smallest, self.largest + 1))
-        return side * self.stride, side * self.stride
-
-    def rectangle(self, image_size: int, height: float, width: float) -> tuple[int, int]:
-        """Height and width in pixels of shares of an image size, rounded up to the stride."""
-        rows, columns = (math.ceil(share * image_size / self.stride - 1e-6) for share in (height, width))
-        return rows * self.stride, columns * self.stride
 
 
 class TrainBatchSampler(Sampler[list[Request]]):
@@ -141,7 +108,12 @@ class TrainBatchSampler(Sampler[list[Request]]):
         if self._image_sizes is None:
             return order, None
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(epoch, 1))))
-        return grouped_by_shape(order, self._image_sizes, self._batch_size, generator, largest_first=epoch == 0)
+        largest = None
+        if epoch == 0:  # memory runs out in the first step or never
+            spare = 0 if self._order.factors is None else 1  # that many more are drawn in some epochs
+            left_out = self._order.length - self.steps_per_epoch * self._batch_size + spare
+            largest = largest_rectangle(self._image_sizes, self._batch_size, left_out, self.sizes.most_pixels)
+        return grouped_by_shape(order, self._image_sizes, self._batch_size, generator, largest)
 
     def _pools(self, positions: NDArray[np.int64], order: EpochOrder) -> list[tuple[int, ...]]:
         """For each position the images of its block; the last block of an epoch reaches back to be as long."""

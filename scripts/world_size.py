@@ -27,7 +27,7 @@ from torch import Tensor
 from train_utils.checkpoint import load_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PRECISIONS = {"float64": (), "float32": ("train.deterministic=true", "train.cudnn_benchmark=false")}
+PRECISIONS = {"float64": (), "float32": ("train.deterministic=true",)}
 PASSES = (1, 2)  # of one step
 PROCESSES = (1, 2, 4)
 BATCH_SIZE = 8

@@ -32,7 +32,7 @@ def test_three_processes_killed_at_random_end_as_if_nothing_had_been(tmp_path: P
 
 def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on_alone(tmp_path: Path) -> None:
     more = ("train.precision=float32", "train.epochs=6", "train.save_every_steps=0", "evaluate.every=0")
-    more += ("train.deterministic=true", "train.cudnn_benchmark=false")
+    more += ("train.deterministic=true",)
     assert finish(start(tmp_path / "whole", 1, *more), PATIENCE)
     run = tmp_path / "run"
     processes = start_and_wait(run, 2, *more)

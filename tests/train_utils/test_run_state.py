@@ -13,7 +13,7 @@ from tests.train_utils.small_training import CONFIG, batches, network_with_norm,
 from train_utils.checkpoint import plain_copy
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import CheckpointError, TrainError
-from train_utils.numerics import autocast_dtype
+from train_utils.numerics import autocast_dtype, choose_benchmark
 from train_utils.optim import Decay, OptimConfig, Schedule
 from train_utils.run_state import RunState, changed_values
 
@@ -28,6 +28,16 @@ def test_changed_options_are_listed_by_full_key() -> None:
     now = {"train": {"epochs": 5, "seed": 0}, "optim": {"lr": 0.02}, "resume": "runs/x"}
     assert changed_values(before, now) == ["train.epochs: 3 -> 5", "optim.lr: 0.01 -> 0.02", "old: 1 -> None"]
     assert changed_values(before, before) == []
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("sizes_change", [False, True])
+def test_cudnn_times_its_algorithms_where_that_helps(wanted: bool, deterministic: bool, sizes_change: bool) -> None:
+    for device in ("cpu", "cuda"):
+        chosen, line = choose_benchmark(wanted, torch.device(device), deterministic, sizes_change)
+        assert chosen == (wanted and not deterministic and not sizes_change)
+        assert (line is not None) == (wanted != chosen and device == "cuda")
 
 
 def test_precision_names_its_dtype_and_refuses_what_a_cpu_cannot() -> None:
