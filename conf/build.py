@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch.nn import BatchNorm2d
 
 from conf.entry import ConfigError, layered, to_dictionary
 from conf.schema import ModelConfig, TrainConfig
-from data import Annotations
+from data import Annotations, read_names
 from models import (
     WEIGHTS_VERSION,
     Cfg,
@@ -147,7 +146,7 @@ def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | Non
     elif config is None or config.weights is None:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
-        known, ids = _read_names(Path(names)) if names is not None else ([], None)
+        known, ids = read_names(Path(names)) if names is not None else ([], None)
         model, note = build_model(config, len(known) or None, whole=True)
         known = known or [str(index) for index in range(model.num_classes)]
         size = image_size or image_size_of(model.cfg)
@@ -196,25 +195,6 @@ def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
         if section not in saved and section not in given:
             raise ConfigError(f"ckpt={given['ckpt']} was converted and names no {section}. fix: add {section}=...")
     return layered({section: saved[section] for section in sections if section in saved}, given)
-
-
-def _read_names(path: Path) -> tuple[list[str], list[int] | None]:
-    """Class names of a text file, or names and category ids of a COCO json."""
-    fix = "fix: a text file, one class a line, or a COCO json with categories"
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            by_id = {int(category["id"]): str(category["name"]) for category in json.loads(text)["categories"]}
-            names, ids = [by_id[number] for number in sorted(by_id)], sorted(by_id)
-        else:
-            names, ids = [line.strip() for line in text.splitlines() if line.strip()], None
-    except OSError as error:
-        raise ConfigError(f"cannot read names={path} ({error.strerror}). {fix}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"names={path} is no list of class names. {fix}") from error
-    if not names:
-        raise ConfigError(f"names={path} holds no names. {fix}")
-    return names, ids
 
 
 def make_loss(heads: Sequence[Head], config: LossSection) -> YoloLoss | DarknetLoss:

@@ -1,6 +1,7 @@
 """Data sets: from annotation files and images to batches of network input."""
 
 from data.annotations import Annotations, check_same_classes, open_annotations
+from data.classes import read_names
 from data.config import (
     AugmentConfig,
     Colour,
@@ -72,6 +73,7 @@ __all__ = [
     "letterbox",
     "make_loader",
     "open_annotations",
+    "read_names",
     "repeat_factors",
     "summarise",
 ]

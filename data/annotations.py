@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.checks import check_source
-from data.coco import read_coco
-from data.config import DataConfig, DataFormat, OnError, SplitConfig
+from data.config import DataConfig, OnError
 from data.errors import DataError
 from data.index_cache import (
     build_index,
@@ -26,11 +25,9 @@ from data.index_cache import (
     mapped_file,
     stamp_files,
 )
+from data.locate import locate
 from data.outlines import Outlines
-from data.shapes import ensure_shapes
 from data.source import Files, Findings, Source
-from data.voc import locate_voc
-from data.yolo import locate_yolo
 
 SINGLE_CLASS_NAME = "object"
 
@@ -107,10 +104,9 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     Any number of processes may call this at once, on one node or several. Raises ``DataError`` for missing or broken
     sources, and for bad entries unless ``data.on_error=skip``.
     """
-    root = _root(config, split)
     index_dir = Path(config.index_dir).absolute()
     try:
-        files = _locate(config, split, root)
+        files = locate(config, split)
         # The split is part of the key because only a training set must hold boxes.
         asked = [
             str(files.image_root),
@@ -126,7 +122,7 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
             # Sizes are those of images that have changed since: an index of its own, named by what they are now.
             annotations, _ = _open(config, split, files, index_dir, [*files.stamps, now], asked)
     except OSError as error:
-        raise _unreadable(error, root) from error
+        raise _unreadable(error, config) from error
     return annotations
 
 
@@ -151,44 +147,19 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
     No index is used or written; the arrays are in memory. Raises ``DataError`` where the sources as a whole are missing
     or broken.
     """
-    root = _root(config, split)
     try:
-        files = _locate(config, split, root)
+        files = locate(config, split)
         columns, about, source = _read(replace(config, on_error=OnError.skip), split, files)
     except OSError as error:
-        raise _unreadable(error, root) from error
+        raise _unreadable(error, config) from error
     return Annotations(**columns, **about, image_root=files.image_root), source.findings, source.notes
 
 
-def _root(config: DataConfig, split: str) -> Path:
-    assert split in ("train", "val"), split
+def _unreadable(error: OSError, config: DataConfig) -> DataError:
     root = Path(config.root).absolute()
-    if config.format == DataFormat.shapes:
-        assert config.shapes is not None  # DataConfig.__post_init__ sees to it
-        root = ensure_shapes(root, config.shapes)
-    return root
-
-
-def _unreadable(error: OSError, root: Path) -> DataError:
     return DataError(
         f"{error.filename} cannot be read ({error.strerror}). fix: see to it that you may read all of {root}"
     )
-
-
-def _locate(config: DataConfig, split: str, root: Path) -> Files:
-    """Finds the files of one split, without reading more than lists of them."""
-    part: SplitConfig = getattr(config, split)
-    pairs = [(root / annotations, root / images) for annotations, images in part.pairs()]
-    for path, images in pairs:
-        _check_paths(path, images, split, config.format == DataFormat.yolo)
-    image_roots = {images for _, images in pairs}
-    image_root = image_roots.pop() if len(image_roots) == 1 else root
-    if config.format == DataFormat.voc:
-        return locate_voc(pairs, image_root, config.names)
-    if config.format == DataFormat.yolo:
-        return locate_yolo(pairs, image_root, split, config.names)
-    path = pairs[0][0]
-    return Files([path], [], image_root, lambda: read_coco(path, image_root, config.names, config.outlines))
 
 
 def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: str) -> Path:
@@ -224,13 +195,3 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
             f"class {number} is {train.names[number]!r} in the training set and {val.names[number]!r} in the other"
         )
     raise DataError(f"{problem}. fix: set data.names to the classes of both, in order")
-
-
-def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) -> None:
-    for place, key in ((path, f"data.{split}.annotations"), (image_root, f"data.{split}.images")):
-        if not place.exists():
-            raise DataError(f"{key}: there is no {place}. fix: set data.root to the folder of the data set, or {key}")
-    if not (path.is_file() or (may_be_folder and path.is_dir())):
-        raise DataError(f"data.{split}.annotations: {path} is no file. fix: name the annotation file itself")
-    if not image_root.is_dir():
-        raise DataError(f"data.{split}.images: {image_root} is no folder. fix: name the folder of the images")

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+
+from data.classes import NAME_FILES, read_names
 
 
 class DataFormat(StrEnum):
@@ -71,10 +74,10 @@ class SplitConfig:
     Of voc and yolo a part may have several sources: a list of paths, and one folder for all or one for each.
     """
 
-    annotations: Any  # coco: the instances json; voc: a list of image names, such as ImageSets/Main/train.txt;
-    # yolo: a data.yaml, a list of image paths, or a folder of images
-    images: Any  # coco: the folder that file_name starts from; voc: the folder of JPEGImages and Annotations;
-    # yolo: the folder that relative paths of a list start from
+    annotations: Any  # coco: the instances json; voc: a list of image names, such as ImageSets/Main/train.txt, or a
+    # folder of xml files; yolo: a list of image paths or a folder of images; null: what data.root says
+    images: Any  # coco: the folder that file_name starts from; voc: the folder of JPEGImages and Annotations, or of the
+    # images themselves; yolo: the folder that relative paths of a list start from
 
     def pairs(self) -> list[tuple[str, str]]:
         """The sources: annotations and images of each. Raises ``ValueError`` where the two do not fit."""
@@ -111,10 +114,11 @@ class DataConfig:
 
     name: str
     format: DataFormat
-    root: str
+    root: str  # folder of the data set; yolo: also its data.yaml or obj.data
     train: SplitConfig
     val: SplitConfig
-    names: list[str] | None  # the classes, in order; null: all that the json (by id) or the data.yaml lists
+    names: Any  # the classes, in order, or a file that lists them, which is replaced by its list here; null: all that
+    # the json (by id) or the data.yaml lists
     shapes: ShapesConfig | None
     single_class: bool  # every object is of one class, "object"
     outlines: bool  # read the polygons around objects, which augment.copy_paste needs; coco only
@@ -134,15 +138,32 @@ class DataConfig:
             raise ValueError(f"data.outlines=true needs annotations with masks, which format={self.format} has not")
         if self.format == DataFormat.voc and self.names is None:
             raise ValueError("data.format=voc needs data.names: its files hold no list of the classes")
+        if isinstance(self.names, str):
+            self.names, _ = read_names(self._names_file(self.names))
         if self.names is not None:
-            if not self.names:
+            if not isinstance(self.names, list) or not self.names:
                 raise ValueError("data.names must hold at least one class, or be null")
+            odd = [name for name in self.names if isinstance(name, bool) or not isinstance(name, str | int | float)]
+            if odd:
+                raise ValueError(f"data.names holds {odd[0]!r}. fix: make it a text, in quotes")
+            self.names = [str(name) for name in self.names]
             if len(set(self.names)) < len(self.names):
                 twice = next(name for name in self.names if self.names.count(name) > 1)
                 raise ValueError(f"data.names lists {twice!r} twice")
 
+    def _names_file(self, name: str) -> Path:
+        """The file of ``data.names``: from the data set's folder on, or from the current one."""
+        root = Path(self.root)
+        tried = [folder / name for folder in (root if root.is_dir() else root.parent, Path())]
+        found = next((path for path in tried if path.is_file()), None)
+        if found is None:
+            raise ValueError(f"data.names={name}: there is no {tried[0]}, nor {tried[1]}. fix: a list, or {NAME_FILES}")
+        return found
+
     def _check_split(self, split: str) -> None:
         part: SplitConfig = getattr(self, split)
+        if part.annotations is None and self.format == DataFormat.yolo:
+            return
         try:
             pairs = part.pairs()
         except ValueError as error:

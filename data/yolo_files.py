@@ -1,23 +1,29 @@
-"""Finds the images of a YOLO set, by its data.yaml, a list of paths or a folder, and the label file of each."""
+"""Finds the images of a YOLO set and their label files, by a data.yaml, an obj.data, a list of paths or a folder."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from data.checks import existing
+from data.classes import read_names
 from data.errors import DataError, shown
 from data.headers import IMAGE_SUFFIXES
 from data.index_cache import Stamps, stamp_files
+from data.set_files import (
+    SET_SUFFIXES,
+    YAML_SUFFIXES,
+    darknet_folders,
+    darknet_options,
+    darknet_path,
+    load_yaml,
+    names_of_yaml,
+)
 from data.source import read_lines
 
-YAML_SUFFIXES = (".yaml", ".yml")
 IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, which have a folder "labels" beside them
-YAML_KEYS = {"train": ("train",), "val": ("val", "validation")}
+SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation")}  # of a data.yaml or obj.data
 
 
 @dataclass
@@ -30,7 +36,7 @@ class Found:
 
 
 def find_images(place: Path, base: Path, split: str) -> Found:
-    """The images that ``place`` stands for: a data.yaml, a list of paths or a folder.
+    """The images that ``place`` stands for: a data.yaml, an obj.data, a list of paths or a folder.
 
     Paths of a list start at ``base`` or at the list's own folder, where more of them exist; Darknet's are of the first
     kind, those of COCO's YOLO lists of the second. Raises ``DataError`` for what is none of this.
@@ -39,7 +45,9 @@ def find_images(place: Path, base: Path, split: str) -> Found:
         return Found([_images_below(place)])
     if place.suffix.lower() in YAML_SUFFIXES:
         return _from_yaml(place, base, split)
-    return Found([_listed(place, base)], read=[place])
+    if place.suffix.lower() == ".data":
+        return _from_darknet(place, base, split)
+    return Found([_listed(place, [base])], read=[place])
 
 
 def find_labels(images: list[str]) -> tuple[list[str], Stamps]:
@@ -106,16 +114,49 @@ def _images_below(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _listed(path: Path, base: Path) -> list[str]:
-    """The images of a list, one path a line."""
+def _listed(path: Path, starts: list[Path]) -> list[str]:
+    """The images of a list, one path a line; relative ones start at that of ``starts``, or at the list's own folder,
+    where most of them exist."""
     lines = [line.strip() for line in read_lines(path, "train.txt, with one image path a line")]
     lines = [line for line in lines if line]
     if not lines:
         raise DataError(f"{path} lists no image. fix: write one path a line, or name another list")
-    bases = list(dict.fromkeys((base, path.parent)))
-    if len(bases) > 1 and not all(line.startswith("/") for line in lines):
-        bases.sort(key=lambda root: -int(existing(root, lines).sum()))  # stable: where both are as good, the first
-    return [os.path.normpath(os.path.join(bases[0], line)) for line in lines]
+    bases = list(dict.fromkeys((*starts, path.parent)))
+    forms = [lines]
+    if any("\\" in line for line in lines):  # written on Windows
+        forms.append([line.replace("\\", "/") for line in lines])
+    choices = [(base, form) for form in forms for base in bases]
+    if len(choices) > 1 and not all(line.startswith("/") for line in lines):
+        choices.sort(key=lambda choice: -int(existing(*choice).sum()))  # stable: where both are as good, the first
+    base, form = choices[0]
+    return [os.path.normpath(os.path.join(base, line)) for line in form]
+
+
+def _from_darknet(path: Path, base: Path, split: str) -> Found:
+    """The images of the list that Darknet's obj.data names for a split, and its class names."""
+    options = darknet_options(path)
+    entry = next((options[key] for key in SPLIT_KEYS[split] if options.get(key)), None)
+    if entry is None:
+        raise _no_images(path, "valid" if split == "val" else split)
+    place = darknet_path(entry, path, base)
+    if place.is_dir():
+        found = Found([_images_below(place)], read=[path])
+    else:
+        found = Found([_listed(place, darknet_folders(path, base))], read=[path, place])
+    if "names" in options:
+        names_file = darknet_path(options["names"], path, base)
+        found.names, _ = read_names(names_file)
+        found.read.append(names_file)
+        count = options.get("classes", len(found.names))
+        if str(count) != str(len(found.names)):
+            names = f"{names_file} holds {len(found.names)} names"
+            raise DataError(f"{path} has classes={count}, but {names}. fix: correct one of them")
+    return found
+
+
+def _no_images(path: Path, key: str) -> DataError:
+    more = "" if key == "train" else ", or data.split=0.1 to take a tenth of the training images"
+    return DataError(f"{path} names no images under {key!r}. fix: give it a folder or a list there{more}")
 
 
 def _from_yaml(path: Path, base: Path, split: str) -> Found:
@@ -124,23 +165,23 @@ def _from_yaml(path: Path, base: Path, split: str) -> Found:
     Where ``path`` or an entry is relative, it starts at the file's own folder or else at ``base``. Exports of Roboflow
     write "../train/images" for a folder beside the file: such an entry is looked for without "../", too.
     """
-    content = _load(path)
+    content = load_yaml(path)
     if "kpt_shape" in content:
         raise DataError(f"{path} is for key points (kpt_shape), whose rows are no boxes. fix: name a set for detection")
-    entries = next((content[key] for key in YAML_KEYS[split] if content.get(key)), None)
+    entries = next((content[key] for key in SPLIT_KEYS[split] if content.get(key)), None)
     entries = entries if isinstance(entries, list) else [entries]
     if not all(isinstance(entry, str) for entry in entries):
-        raise DataError(f"{path} names no images under {split!r}. fix: give it a folder or a list there")
+        raise _no_images(path, split)
     start = content.get("path") or ""
     if not isinstance(start, str):
         raise DataError(f"{path} has path={shown(start)}. fix: make it a folder")
     starts = list(dict.fromkeys([path.parent / start, base / start, path.parent, base]))
-    found = Found(names=_names(content, path), read=[path])
+    found = Found(names=names_of_yaml(content, path), read=[path])
     for entry in entries:
         short = entry.removeprefix("../")
         tried = dict.fromkeys(Path(os.path.normpath(root / name)) for name in (entry, short) for root in starts)
         place = next((candidate for candidate in tried if candidate.exists()), None)
-        if place is None or place.suffix.lower() in YAML_SUFFIXES:
+        if place is None or place.suffix.lower() in SET_SUFFIXES:
             looked = ", ".join(str(candidate) for candidate in tried)
             raise DataError(
                 f"{path} names {entry} for {split!r}, but there is no such list or folder (looked for {looked}). "
@@ -150,40 +191,3 @@ def _from_yaml(path: Path, base: Path, split: str) -> Found:
         found.groups += part.groups
         found.read += part.read
     return found
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: such as a date with a 13th month
-        raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path} holds no keys. fix: name a data.yaml with train, val and names")
-    return content
-
-
-def _names(content: dict[str, Any], path: Path) -> list[str] | None:
-    """The class names: a list, or a dictionary with the keys 0, 1, ..."""
-    names = content.get("names")
-    if names is None:
-        return None
-    if isinstance(names, dict):
-        if sorted(names, key=str) != sorted(range(len(names)), key=str):
-            raise DataError(
-                f"{path}: the keys of names are {shown(list(names))}. fix: number them from 0 on, none left out"
-            )
-        names = [names[number] for number in range(len(names))]
-    if not isinstance(names, list) or not names:
-        raise DataError(f"{path} has names={shown(names)}. fix: make it a list with at least one class")
-    for name in names:
-        # YAML takes yes, no, on and off for truth values.
-        if isinstance(name, bool) or not isinstance(name, str | int | float):
-            raise DataError(f"{path} has the class name {shown(name)}. fix: make it a text, in quotes")
-    texts = [str(name) for name in names]
-    if len(set(texts)) < len(texts):
-        twice = next(name for name in texts if texts.count(name) > 1)
-        raise DataError(f"{path} has two classes of the name {twice!r}. fix: give each its own name")
-    count = content.get("nc", len(texts))
-    if count != len(texts):
-        raise DataError(f"{path} has nc={shown(count)}, but {len(texts)} names. fix: correct one of them")
-    return texts

@@ -75,7 +75,7 @@ def test_there_and_back_gives_the_same_bytes(
     version: tuple[int, int, int], seen: int, command: Command, tmp_path: Path
 ) -> None:
     stored = write_random(small(), tmp_path / "a.weights", version, seen)
-    (tmp_path / "a.names").write_text("cat\n\ndog\n")
+    (tmp_path / "a.names").write_text("cat\ndog\n\n")
     said = command("weights=a.weights", "model.cfg=small.cfg", "names=a.names", "out=a.pt")
     assert "initial weights: all 3,238 values of a.weights (7 layers with weights, 2 classes" in said
     assert "wrote a.pt: 2 classes, 32 pixels" in said

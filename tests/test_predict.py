@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(
         (["source=pictures", "ckpt=random.pt", "nms_iou=1.5"], "nms_iou must lie in 0..1, got 1.5"),
         (["source=pictures", "ckpt=random.pt", "out=pictures"], "out=pictures would write over"),
         (["source=pictures", "ckpt=random.pt", "out=/proc/nothing"], "/proc/nothing cannot be written"),
-        (["source=pictures", *weights, "names=no.names"], "cannot read names=no.names"),
+        (["source=pictures", *weights, "names=no.names"], "the class names no.names cannot be read"),
         (["source=pictures", "ckpt=random.pt", "out=found"], "broken.png is not an image of a known type"),
     ):
         assert said in error_of(monkeypatch, capsys, *arguments)

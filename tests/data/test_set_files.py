@@ -1,0 +1,210 @@
+"""What people have instead of a data.yaml in the set's folder: other names, obj.data, files of class names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.entry import compose
+from conf.schema import TrainConfig
+from data import Annotations, DataError, DataFormat, SplitConfig, open_annotations, read_names
+from tests.data.yolo_set import YoloSet, assert_whole
+
+PLAIN = "train: images\nval: images\nnames: [x, y, z]"
+
+
+def open_as_typed(yolo_set: YoloSet, root: Path, *overrides: str, split: str = "train") -> Annotations:
+    """``data=yolo data.root=<root> ...`` as the programs read it."""
+    given = ["data=yolo", f"data.root={root}", f"data.index_dir={yolo_set.root.parent}/index", *overrides]
+    return open_annotations(compose("train", TrainConfig, given).data, split)
+
+
+@pytest.mark.parametrize("name", ["data.yaml", "data.yml", "cats.yaml", "my set.YAML", "conf/cats.yml"])
+def test_a_data_yaml_of_any_name(name: str, yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels")
+    path = yolo_set.write(name, PLAIN if "/" not in name else PLAIN.replace("images", "../images"))
+    for split in ("train", "val"):
+        assert_whole(open_as_typed(yolo_set, path, split=split))
+        if "/" not in name:  # the only one in the folder
+            assert_whole(open_as_typed(yolo_set, yolo_set.root, split=split))
+
+
+def test_the_usual_name_comes_first_and_others_are_no_guess(yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels")
+    yolo_set.write("hyp.yaml", "lr0: 0.01")
+    yolo_set.write("broken.yaml", "train: [")
+    with pytest.raises(DataError, match=r"data\.root: of a data\.yaml or obj\.data .*, /.*/set holds none\. fix: "):
+        open_as_typed(yolo_set, yolo_set.root)
+    yolo_set.write("one.yaml", PLAIN)
+    yolo_set.write("two.data", "train = train.txt")
+    with pytest.raises(DataError, match=r"holds more than one: one\.yaml, two\.data\. fix: data\.root=<that file>"):
+        open_as_typed(yolo_set, yolo_set.root)
+    yolo_set.write("data.yaml", PLAIN)
+    assert_whole(open_as_typed(yolo_set, yolo_set.root))
+    with pytest.raises(DataError, match=r"data\.root: there is no /.*/set/nowhere\. fix: name the folder"):
+        open_as_typed(yolo_set, yolo_set.root / "nowhere")
+
+
+def test_a_split_may_still_have_images_of_its_own(yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels")
+    yolo_set.add("more", "more", "b")
+    path = yolo_set.write("cats.yaml", PLAIN)
+    more = ["data.val.annotations=more", "data.names=[x,y,z]"]
+    assert_whole(open_as_typed(yolo_set, path, *more))
+    found = open_as_typed(yolo_set, path, *more, split="val")
+    assert found.path(0) == str(yolo_set.root / "more" / "b.jpg") and found.names == ["x", "y", "z"]
+
+
+OBJ = "classes= 3\ntrain  = {0}train.txt\nvalid  = {0}test.txt\nnames = {0}obj.names\nbackup = backup/\n"
+LINES = [f"images/{stem}.jpg" for stem in "abc"]
+DARKNETS: dict[str, tuple[str, str, str]] = {  # where obj.data lies, what it puts before names, and lists before lines
+    "beside its lists": ("", "", ""),
+    "started above": ("", "set/", "set/"),
+    "lists of its own folder": ("", "", "./"),
+    "absolute": ("", "{root}/", "{root}/"),
+    "cfg folder": ("cfg/", "", ""),
+}
+
+
+@pytest.mark.parametrize("case", DARKNETS)
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_obj_data(case: str, ending: str, yolo_set: YoloSet) -> None:
+    folder, before, line_start = (part.format(root=yolo_set.root) for part in DARKNETS[case])
+    yolo_set.add("images", "labels")
+    yolo_set.write("obj.names", f"x{ending}y{ending}z{ending}{ending}")
+    yolo_set.write("train.txt", ending.join(line_start + line for line in LINES))
+    yolo_set.write("test.txt", line_start + LINES[1] + ending)
+    path = yolo_set.write(f"{folder}obj.data", f"# Darknet{ending};{ending}" + OBJ.format(before).replace("\n", ending))
+    found = open_as_typed(yolo_set, path)
+    assert_whole(found)
+    assert found.names == ["x", "y", "z"] and found.category_ids.tolist() == [0, 1, 2]
+    val = open_as_typed(yolo_set, path, split="val")
+    assert [Path(val.path(index)).name for index in range(len(val))] == ["b.jpg"]
+    if not folder:
+        assert_whole(open_as_typed(yolo_set, yolo_set.root))
+        assert_whole(yolo_set.open("obj.data", names=None))
+
+
+def test_obj_data_of_the_current_folder_and_of_windows(yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    yolo_set.add("build/x64/data/img", "build/x64/data/img")
+    path = yolo_set.write("a/b/obj.data", OBJ.format("data\\"))
+    yolo_set.write("build/x64/data/train.txt", "".join(f"data\\img\\{stem}.jpg\r\n" for stem in "abc"))
+    yolo_set.write("build/x64/data/obj.names", "x\ny\nz")
+    monkeypatch.chdir(yolo_set.root / "build" / "x64")  # where Darknet is started
+    assert_whole(open_as_typed(yolo_set, path))
+
+
+def test_a_change_of_any_of_its_files_is_another_index(yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels")
+    yolo_set.write("obj.names", "x\ny\nz")
+    yolo_set.write("train.txt", "\n".join(LINES))
+    path = yolo_set.write("obj.data", OBJ.format(""))
+    assert_whole(open_as_typed(yolo_set, path))
+    yolo_set.write("obj.names", "x\ny\nother")
+    assert open_as_typed(yolo_set, path).names == ["x", "y", "other"]
+    yolo_set.write("train.txt", "\n".join(LINES[:2]))
+    assert len(open_as_typed(yolo_set, path)) == 2
+
+
+WRONG_DATA = {
+    "classes = 3\nvalid = train.txt\nnames = obj.names": r"obj\.data names no images under 'train'\. fix: ",
+    "train = nowhere.txt\nnames = obj.names": r"obj\.data names nowhere\.txt, but there is no such file \(looked for",
+    "train = train.txt\nnames = nowhere.names": r"obj\.data names nowhere\.names, but there is no such file",
+    "train = train.txt": r"obj\.data holds no class names\. fix: set data\.names",
+    "classes = 4\ntrain = train.txt\nnames = obj.names": r"obj\.data has classes=4, but .*obj\.names holds 3 names",
+    "train = train.txt\nnames = gap.names": r"gap\.names:2 is empty, but counts for a class",
+    "train = train.txt\nnames = blank.names": r"blank\.names holds no class names",
+    "train": r"obj\.data:1 is 'train' instead of key = value",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_DATA)
+def test_wrong_obj_data(text: str, yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels")
+    for name, content in (("obj.names", "x\ny\nz"), ("gap.names", "x\n\nz"), ("blank.names", "\n\n")):
+        yolo_set.write(name, content)
+    yolo_set.write("train.txt", "\n".join(LINES))
+    with pytest.raises(DataError, match=WRONG_DATA[text]) as caught:
+        open_as_typed(yolo_set, yolo_set.write("obj.data", text))
+    assert "fix: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_set_without_validation_is_told_of_data_split(yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels")
+    for name, text in (("obj.data", "train = images"), ("data.yaml", "train: images\nnames: [x, y, z]")):
+        with pytest.raises(DataError, match=r"names no images under 'val(id)?'\. fix: .*data\.split=0\.1"):
+            open_as_typed(yolo_set, yolo_set.write(name, text), split="val")
+
+
+CATEGORIES = {"categories": [{"id": 9, "name": "z"}, {"id": 2, "name": "x"}, {"id": 5, "name": "y"}]}
+NAME_FILES = {
+    "classes.txt": "x\ny\nz\n",
+    "coco.names": "\ufeffx \r\n y\r\nz",
+    "no suffix": "x\ny\nz",
+    "set.json": json.dumps(CATEGORIES),
+    "set.yaml": "nc: 3\nnames: {'0': x, '1': y, '2': z}",
+    "set.yml": "names: [x, y, z]",
+    "obj.data": "names = classes.names",
+}
+
+
+@pytest.mark.parametrize("name", NAME_FILES)
+@pytest.mark.parametrize("place", ["in the set", "here", "absolute"])
+def test_names_from_a_file(name: str, place: str, yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    yolo_set.add("images", "labels")
+    here = yolo_set.root.parent / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    folder = here if place == "here" else yolo_set.root
+    (folder / "classes.names").write_text("x\ny\nz")
+    (folder / name).write_text(NAME_FILES[name], encoding="utf-8")
+    given = f"'{folder / name}'" if place == "absolute" else f"'{name}'"
+    found = open_as_typed(yolo_set, yolo_set.root, "data.train.annotations=images", f"data.names={given}")
+    assert_whole(found)
+    assert found.names == ["x", "y", "z"]
+
+
+def test_names_from_a_file_are_kept_as_a_list_and_choose_in_every_format(yolo_set: YoloSet, coco_set: Any) -> None:
+    path = yolo_set.write("two.names", "bird\ndog\n")
+    coco_set.json["annotations"] = [record for record in coco_set.json["annotations"] if record["category_id"] != 3]
+    coco_set.save()
+    config = replace(coco_set.config, names=str(path))
+    assert config.names == ["bird", "dog"], "so a run goes on though the file is gone"
+    found = open_annotations(config, "train")
+    assert found.names == ["bird", "dog"] and found.category_ids.tolist() == [7, 1]
+    assert replace(config, format=DataFormat.voc, names=str(path)).names == ["bird", "dog"]
+    assert read_names(path) == (["bird", "dog"], None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("nowhere.names", None, r"data\.names=nowhere\.names: there is no .*, nor nowhere\.names\. fix: a list, or"),
+        ("a.names", b"\xff\xfex\x00", r"a\.names is no text file in UTF-8"),
+        ("a.names", b"x\n\ny", r"a\.names:2 is empty, but counts for a class"),
+        ("a.names", b"x\ny\nx", r"data\.names lists 'x' twice"),
+        ("a.json", b"{", r"a\.json is no list of class names"),
+        ("a.json", b'{"categories": [{"id": 1}]}', r"a\.json is no list of class names"),
+        ("a.json", b'{"categories": []}', r"a\.json holds no class names"),
+        ("a.yaml", b"train: x", r"a\.yaml holds no class names"),
+        ("a.data", b"train = x", r"a\.data has no names="),
+    ],
+)
+def test_names_files_that_are_none(name: str, content: bytes | None, said: str, yolo_set: YoloSet) -> None:
+    if content is not None:
+        (yolo_set.root / name).write_bytes(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        replace(yolo_set.config("images"), names=name)
+    assert "fix: " in str(caught.value) or "twice" in str(caught.value)
+
+
+def test_only_a_yolo_set_is_described_by_one_file(coco_set: Any) -> None:
+    coco_set.save()
+    with pytest.raises(ValueError, match=r"data\.train\.annotations must be a path or a list of paths, got None"):
+        replace(coco_set.config, train=SplitConfig(None, "images"))
+    with pytest.raises(DataError, match=r"data\.root: .*instances\.json is a file\. fix: name its folder"):
+        open_annotations(replace(coco_set.config, root=f"{coco_set.root}/instances.json"), "train")
