@@ -40,7 +40,7 @@ from train_utils.run_state import images_seen
 def load_network(config: ModelConfig) -> Cfg:
     """The parsed .cfg that ``model.cfg`` means, a file or a name of the zoo, with ``model.anchors`` where given."""
     path = Path(config.cfg)
-    cfg = load_cfg(path if path.suffix == ".cfg" else zoo_cfg(config.cfg))
+    cfg = load_cfg(path if path.suffix else zoo_cfg(config.cfg))
     return cfg if config.anchors is None else with_anchors(cfg, config.anchors)
 
 
@@ -169,20 +169,37 @@ def image_size_of(cfg: Cfg) -> int:
     return width
 
 
-def complete_from_checkpoint(given: dict[str, Any], _: Sequence[str]) -> dict[str, Any]:
+def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The configuration with the checkpoint's values where neither YAML nor the command line gives one."""
-    if given.get("ckpt") is None:
-        if "model" not in given or "data" not in given:
-            raise ConfigError(
-                "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
-            )
+    given = model_or_checkpoint(given, named)
+    if given["model"] is None:
+        del given["model"]
+    if given.get("ckpt") is not None:
+        return completed(given, ("data", "model"))
+    if "model" not in given or "data" not in given:
+        raise ConfigError(
+            "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
+        )
+    return given
+
+
+def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The configuration with ``model`` null where no network is named, since ``ckpt`` holds its own.
+
+    Raises ConfigError where options of a network stand beside ``ckpt``, or alone.
+    """
+    model = given.get("model") or {}
+    keys = [key for key in named if key.split(".")[0] == "model"]
+    if given.get("ckpt") is not None and keys and model:
+        raise ConfigError(f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out")
+    if "cfg" in model:
         return given
-    return completed(given, ("data", "model"))
-
-
-def model_or_checkpoint(given: dict[str, Any], _: Sequence[str]) -> dict[str, Any]:
-    """The configuration with ``model`` null where it is not given, since ``ckpt`` holds its own network."""
-    return {"model": None, **given}
+    if given.get("ckpt") is None and (keys or model.get("weights") is not None):
+        key = keys[0] if keys else "model.weights"
+        raise ConfigError(
+            f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<name of the zoo>"
+        )
+    return {**given, "model": None}
 
 
 def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os.path
 import re
 from collections.abc import Sequence
 from dataclasses import is_dataclass
@@ -12,6 +13,7 @@ from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.schema import CHOICES
+from train_utils.shell import option
 
 # Flags of other YOLO programs, and the keys that do the same here.
 FOREIGN_FLAGS = {
@@ -34,6 +36,10 @@ FOREIGN_FLAGS = {
     "--rect": "evaluate.rect",
     "--single-cls": "data.single_class",
     "--name": "name",
+}
+# By the suffixes of files, the keys that they are for where a group takes names of choices.
+KEYS_OF_FILES = {
+    "model": {".cfg": "model.cfg", ".weights": "model.weights", ".pt": "model.weights", ".pth": "model.weights"}
 }
 HYDRA_FLAGS = (
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
@@ -79,24 +85,35 @@ def _with_choice(key: str) -> str:
     return key if len(having) == len(choices) else f"{key} (of {' or '.join(having)})"
 
 
+def key_of_file(group: str, value: str) -> str | None:
+    """The key that a file is for where it was given as ``group=<file>``; None where it is no such file."""
+    return KEYS_OF_FILES.get(group, {}).get(os.path.splitext(value)[1])
+
+
 def explain(error: Exception, schema: Any) -> str:
     """One sentence for what Hydra or OmegaConf found wrong."""
     text = str(error)
     cause = error.__cause__
     if isinstance(error, OverrideParseException):
+        key, equals, value = str(error.override).partition("=")
+        key = key_of_file(key, value) or key
+        example = option(key, os.path.expanduser(value)) if equals else "'data.root=\"/my data/a=b\"'"
         return (
             f"cannot read the option {error.override}. fix: write key=value, and quote a value that holds "
-            "any of = , # { [ or a space, as in 'data.root=\"/my data/a=b\"'"
+            f"any of = , # {{ [ ~ or letters like ü, as in {example}"
         )
     override = re.search(r"Could not override '([^']+)'", text)
     if override:
         return f"no option {override[1]}; {suggest(override[1], schema)}"
-    choice = re.search(r"Could not find '([^']+)/([^'/]+)'", text)
+    choice = re.search(r"Could not find '((?:hydra/)?[^/]+)/(.+)'$", text, flags=re.MULTILINE)
     if choice:
+        group, name = choice.groups()
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
-        near = difflib.get_close_matches(choice[2], options, n=1)
-        hint = f"did you mean {choice[1]}={near[0]}? " if near else ""
-        return f"no choice {choice[1]}={choice[2]}; {hint}there are: {', '.join(options)}"
+        if meant := key_of_file(group, name):
+            return f"{group}={name} is a file, and {group}= takes names. fix: {option(meant, name)}"
+        near = difflib.get_close_matches(name, options, n=1)
+        hint = f"did you mean {group}={near[0]}? " if near else ""
+        return f"no choice {group}={name}; {hint}there are: {', '.join(options)}"
     stray = re.match(r"Key '([^']+)' not in", text)
     if stray:
         key = str(getattr(error, "full_key", None) or stray[1])

@@ -2,6 +2,7 @@
 
     python -m scripts.cfg_info model.cfg=my.cfg
     python -m scripts.cfg_info model=yolov3-spp image_size=608 num_classes=20
+    python -m scripts.cfg_info model.cfg=my.cfg model.weights=my.weights    # and whether the weights fit it
 
 A .cfg that makes no network is answered with one sentence that names file and line, and exit code 2.
 """
@@ -16,7 +17,7 @@ from dataclasses import fields
 import torch
 from torch import nn
 
-from conf.build import load_network
+from conf.build import build_model, load_network
 from conf.entry import ConfigError, run
 from conf.schema_tools import CfgInfoConfig
 from models import Darknet, count_parameters
@@ -39,13 +40,15 @@ MOST_SOURCES = 4  # that a row names
 
 def show(config: CfgInfoConfig) -> None:
     """Print the description of the network that is configured. Raises ModelError or ConfigError."""
-    for key in ("weights", "fresh_heads", "freeze"):
+    for key in ("fresh_heads", "freeze"):
         if getattr(config.model, key):
             raise ConfigError(f"model.{key} says nothing about a .cfg. fix: leave it out")
     cfg = load_network(config.model)
     with torch.device("meta"):  # shapes only: no memory is taken, no values are drawn
         model = Darknet(cfg, config.num_classes, config.model.width)
     print("\n".join(describe(model, image_size(config, model))))
+    if config.model.weights is not None:
+        print(f"\n{build_model(config.model, config.num_classes)[1]}")
 
 
 def image_size(config: CfgInfoConfig, model: Darknet) -> tuple[int, int]:

@@ -120,7 +120,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def complete(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The whole configuration: with ``ckpt`` its network, which ``model`` must not name again."""
+    """The whole configuration: with ``ckpt`` its network, which ``model`` must not name again; ``model.weights``, as
+    the other programs call them, are ``weights``."""
+    if given["weights"] is None and given["ckpt"] is None and given["model"]["weights"] is not None:
+        given = {**given, "weights": given["model"]["weights"], "model": {**given["model"], "weights": None}}
     if given["ckpt"] is not None and given["weights"] is None:
         if any(key.split(".")[0] == "model" for key in named):
             raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")

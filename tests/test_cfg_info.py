@@ -102,7 +102,7 @@ def test_notes_of_the_cfg_are_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("overrides", "kind", "message"),
     [
         (["image_size=100"], ConfigError, r"cannot take 100x100 pixels, only multiples of 32\. fix: image_size=96"),
-        (["model.weights=x.weights"], ConfigError, r"model\.weights says nothing about a \.cfg"),
+        (["model.freeze=3"], ConfigError, r"model\.freeze says nothing about a \.cfg"),
         (["num_classes=0"], ConfigError, r"num_classes must be 1 or more, or null, got 0"),
         (["model.cfg=yolov33"], ModelError, r"no model is called 'yolov33'\. fix: use one of yolov3, "),
     ],

@@ -12,6 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import eval as program
+from conf.build import complete_from_checkpoint
 from conf.entry import ConfigError, compose
 from conf.schema import EvalConfig, TrainConfig
 from data import DataFormat, OnError, ShapesConfig, ensure_shapes, open_annotations
@@ -32,11 +33,11 @@ def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tm
     """../shared/darknet/README.md: AP .161054, AP50 .369500 by pycocotools on OpenCV's detections."""
     network = shared_dir / "darknet" / "yolo-fastest-1.1"
     options = [
-        "model=base", f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", "evaluate=darknet", "evaluate.image_size=320",
+        f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", "evaluate=darknet", "evaluate.image_size=320",
         f"model.weights={network / 'yolo-fastest-1.1.weights'}", "data=coco", "data.val.images=images/val2017",
         f"data.root={shared_dir / 'data' / 'coco128'}", f"data.index_dir={tmp_path}", "data.workers=0", "device=cpu",
     ]  # fmt: skip
-    figures = evaluate(compose("eval", EvalConfig, options))
+    figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
     assert figures["AP"] == pytest.approx(0.161054, abs=0.001)
     assert figures["AP50"] == pytest.approx(0.369500, abs=0.001)
 
@@ -51,8 +52,10 @@ def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: 
     trained = train(compose("train", TrainConfig, [*shapes, *small, *run, "evaluate=darknet"]))
     scored = {}
     for protocol in ("darknet", "coco"):
-        options = [*shapes, "model=yolov3-tiny", f"ckpt={tmp_path / 'run'}", "evaluate.image_size=64"]
-        scored[protocol] = evaluate(compose("eval", EvalConfig, [*options, f"evaluate={protocol}"]))
+        options = [*shapes, f"ckpt={tmp_path / 'run'}", "evaluate.image_size=64"]
+        scored[protocol] = evaluate(
+            compose("eval", EvalConfig, [*options, f"evaluate={protocol}"], complete_from_checkpoint)
+        )
     assert trained == scored["darknet"] != scored["coco"]
 
 
@@ -66,14 +69,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     small = ["model=yolov3-tiny", "model.width=0.125", "train.image_size=96", "train.batch_size=16", "train.epochs=20"]
     run = [f"run_dir={folder / 'run'}", "logger.pictures=false", "evaluate.every=0", "augment=none", "optim.lr=0.02"]
     train(compose("train", TrainConfig, [*shapes, *small, *run]))
-    return [*shapes, "model=yolov3-tiny", f"ckpt={folder / 'run'}", "device=cpu", "evaluate.image_size=96"]
+    return [*shapes, f"ckpt={folder / 'run'}", "device=cpu", "evaluate.image_size=96"]
 
 
 @pytest.mark.slow
 def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
     trained: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = evaluate(compose("eval", EvalConfig, [*trained, f"out={tmp_path}"]))
+    figures = evaluate(compose("eval", EvalConfig, [*trained, f"out={tmp_path}"], complete_from_checkpoint))
     said = capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {
         "figures.json", "per_class.json", "detections.json", "curves.png",
@@ -109,7 +112,7 @@ def test_protocols_change_what_they_say(trained: list[str], monkeypatch: pytest.
 
     monkeypatch.setattr(program, "score", seen)
     for protocol in ("coco", "darknet", "ultralytics-archive", "wzmiaomiao"):
-        evaluate(compose("eval", EvalConfig, [*trained, f"evaluate={protocol}"]))
+        evaluate(compose("eval", EvalConfig, [*trained, f"evaluate={protocol}"], complete_from_checkpoint))
     fractions = {name: np.abs(rows["box_xywh"] % 1).max(initial=0) for name, rows in found.items()}
     assert fractions["wzmiaomiao"] == 0 and fractions["coco"] > 0
     least = {name: rows["score"].min() for name, rows in found.items()}
@@ -123,14 +126,14 @@ def test_scores_depend_neither_on_batch_size_nor_workers_nor_library(trained: li
     backends = ("auto", "pycocotools")
     ways = [["evaluate.batch_size=1"], ["evaluate.batch_size=3", "data.workers=2"], ["evaluate.batch_size=64"]]
     ways += [[f"evaluate.backend={backend}"] for backend in backends]
-    figures = [evaluate(compose("eval", EvalConfig, [*trained, *way])) for way in ways]
+    figures = [evaluate(compose("eval", EvalConfig, [*trained, *way], complete_from_checkpoint)) for way in ways]
     assert all(other == figures[0] for other in figures)
 
 
 @pytest.mark.slow
 def test_speed_of_each_stage(trained: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [*trained, "task=speed", "evaluate.batch_size=4"]
-    milliseconds = evaluate(compose("eval", EvalConfig, options))
+    milliseconds = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
     assert list(milliseconds) == [f"{stage}_ms_batch{size}" for size in (1, 4) for stage in STAGES]
     assert all(value > 0 for value in milliseconds.values())
     lines = capsys.readouterr().out.splitlines()

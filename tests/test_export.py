@@ -60,7 +60,7 @@ def error_of(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     [
         ([], "no weights are given. fix: ckpt="),
         (["ckpt=nowhere"], "nowhere"),
-        (["ckpt=a.pt", *TINY], "ckpt excludes model and names"),
+        (["ckpt=a.pt", *TINY], "ckpt and model exclude one another"),
         ([*TINY, "names=none.names"], "none.names"),
         ([*TINY, "names=three.names", "format=tflite"], "format: Invalid value 'tflite'"),
         ([*TINY, "names=three.names", "opset=9"], "opset must lie in 18..25"),

@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(
     for arguments, said in (
         (["ckpt=random.pt"], "source has no value"),
         (["source=pictures"], "no weights are given. fix: ckpt="),
-        (["source=pictures", "model.weights=a.weights"], "model has no value. fix: give model="),
+        (["source=pictures", "model.weights=a.weights"], "model.weights does not say which network. fix: model.cfg="),
         (["source=pictures", "ckpt=random.pt", *weights], "ckpt and model exclude one another"),
         (["source=pictures", "ckpt=random.pt", "names=two.names"], "ckpt and names exclude one another"),
         (["source=nowhere", "ckpt=random.pt"], "source=nowhere: there is no such file or folder"),
@@ -189,7 +189,7 @@ def test_the_dog_of_darknet_as_users_start_it(shared_dir: Path, tmp_path: Path) 
     """The seven detections of ../shared/darknet/README.md, from Darknet's own files."""
     network = shared_dir / "darknet" / "yolo-fastest-1.1"
     done = start(
-        tmp_path, "predict.py", "model=base", f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", "resize=stretch",
+        tmp_path, "predict.py", f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", "resize=stretch",
         f"model.weights={network / 'yolo-fastest-1.1.weights'}", f"names={network / 'coco.names'}", "image_size=320",
         f"source={shared_dir / 'darknet' / 'dog.jpg'}", "device=cpu",
     )  # fmt: skip
@@ -214,7 +214,7 @@ def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path)
     chosen = sorted((coco / "images" / "val2017").iterdir())[:8]
     (tmp_path / "list.txt").write_text("\n".join(map(str, chosen)))
     options = [
-        "model=base", f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", f"source={tmp_path / 'list.txt'}",
+        f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", f"source={tmp_path / 'list.txt'}",
         f"model.weights={network / 'yolo-fastest-1.1.weights'}", f"out={tmp_path}", "device=cpu", "resize=stretch",
         f"names={coco / 'annotations' / 'instances_val2017.json'}", "multi_label=true", "draw=false",
     ]  # fmt: skip

@@ -155,7 +155,7 @@ def test_any_number_of_boxes_of_trained_weights(
         f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", f"model.weights={network / 'yolo-fastest-1.1.weights'}",
         f"names={network / 'coco.names'}", f"format={file_format}", f"out={tmp_path / 'file'}.{SUFFIX[file_format]}",
         "nms=true", f"confidence={confidence}", f"dynamic_batch={open_axes}", f"dynamic_size={open_axes}",
-        "max_detections=300", "model=base",
+        "max_detections=300",
     ]  # fmt: skip
     path = export(compose("export", ExportConfig, options, model_or_checkpoint))
     run = OnnxFile(path).run if file_format == "onnx" else run_torch(path)

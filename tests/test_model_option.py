@@ -1,0 +1,126 @@
+"""``model.cfg=`` with any .cfg, in every program; what is said where a file stands in the place of a name."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from conf.build import complete_from_checkpoint, model_or_checkpoint
+from conf.entry import Complete, run
+from conf.schema import EvalConfig, TrainConfig
+from conf.schema_inference import ExportConfig, PredictConfig
+from conf.schema_tools import AnchorsConfig, CfgInfoConfig, CheckDataConfig, ConvertConfig
+from data import ShapesConfig, ensure_shapes
+from eval import evaluate
+from export import export
+from models import Darknet, save_darknet_weights
+from predict import predict
+from scripts.anchors import find_anchors
+from scripts.cfg_info import show
+from scripts.check_data import check
+from scripts.convert_weights import complete as complete_conversion
+from scripts.convert_weights import convert
+from tests.models.cfg_writer import cfg, conv, head
+from train import complete as complete_training
+from train import train
+from train_utils.shell import option
+
+SHAPES = [
+    "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",
+    "data.shapes={train_images: 6, val_images: 2, image_size: 64, seed: 0}",
+]  # fmt: skip
+SMALL = cfg(conv(8, 3, 2), conv(8, 3, 2), conv(8, 3, 2), head(0, 1))
+
+
+class Program(NamedTuple):
+    """A program as its file starts it, with the other options that it needs."""
+
+    schema: type
+    main: Callable[[Any], Any]
+    complete: Complete | None
+    options: list[str]
+
+
+PROGRAMS = {
+    "train": Program(
+        TrainConfig,
+        train,
+        complete_training,
+        [*SHAPES, "train.epochs=1", "train.batch_size=2", "train.image_size=64", "train.device=cpu", "run_dir=run"],
+    ),
+    "eval": Program(EvalConfig, evaluate, complete_from_checkpoint, [*SHAPES, "device=cpu"]),
+    "predict": Program(
+        PredictConfig, predict, model_or_checkpoint, ["source=picture.png", "device=cpu", "out=found", "draw=false"]
+    ),
+    "export": Program(ExportConfig, export, model_or_checkpoint, ["format=torch"]),
+    "cfg_info": Program(CfgInfoConfig, show, None, []),
+    "anchors": Program(AnchorsConfig, find_anchors, None, [*SHAPES, "rounds=5", "image_size=64"]),
+    "check_data": Program(CheckDataConfig, check, None, [*SHAPES, "image_size=64", "pictures=0", "out=report"]),
+    "convert": Program(ConvertConfig, convert, complete_conversion, ["out=a.pt"]),
+}
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What ``<program> <arguments>`` says in an empty folder: an error, or "" where it ends well."""
+    monkeypatch.chdir(tmp_path)
+
+    def started(name: str, *arguments: str) -> str:
+        program = PROGRAMS[name]
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *program.options, *arguments])
+        try:
+            run(name, program.schema, program.main, program.complete)
+        except SystemExit as ended:
+            assert ended.code == 2
+            return capsys.readouterr().err.strip().removeprefix("error: ")
+        return ""
+
+    return started
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_cfg_and_its_weights_are_enough(name: str, start: Callable[..., str], tmp_path: Path) -> None:
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64, seed=0))
+    classes = 5 if "data=shapes" in PROGRAMS[name].options else 2
+    (tmp_path / "a.cfg").write_text(SMALL)
+    save_darknet_weights(Darknet(tmp_path / "a.cfg", classes), tmp_path / "a.weights")
+    cv2.imwrite("picture.png", np.zeros((64, 48, 3), np.uint8))
+    assert start(name, "model.cfg=a.cfg", "model.weights=a.weights") == ""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_cfg_in_the_place_of_a_name_is_answered_with_its_key(name: str, start: Callable[..., str]) -> None:
+    said = "model=/no where/a.cfg is a file, and model= takes names. fix: 'model.cfg=/no where/a.cfg'"
+    assert start(name, "model=/no where/a.cfg") == said
+    if name == "predict":
+        for typed in ("a.cfg", "./a.cfg", "~/a.cfg", "'/a/b=c.cfg'", "a.weights", "a.pt"):
+            path = typed.strip("'").replace("~", str(Path.home()))
+            key = "model.cfg" if path.endswith(".cfg") else "model.weights"
+            assert start(name, f"model={typed}").endswith(f" {option(key, path)}")
+        assert start(name, "model=yolov33").startswith("no choice model=yolov33; did you mean model=yolov3? there are")
+
+
+@pytest.mark.parametrize("name", ["eval", "predict", "export"])
+def test_options_of_a_network_need_one_and_no_checkpoint(name: str, start: Callable[..., str]) -> None:
+    assert start(name, "model.weights=a.weights").startswith("model.weights does not say which network")
+    assert start(name, "model.width=0.5").startswith("model.width does not say which network")
+    for more in ("model.width=0.5", "model.cfg=a.cfg", "model=yolov3"):
+        assert start(name, "ckpt=a.pt", more).startswith(f"ckpt and {more.partition('=')[0]} exclude one another")
+
+
+def test_an_option_read_back_by_shell_and_hydra_is_what_it_was() -> None:
+    generator, parser = np.random.default_rng(0), OverridesParser.create()
+    characters = [*"ab/ =,#{}[]()'\"\\~$*?;&|<>!:%@+-.^`üж\t"]
+    values = characters + [f"a{character}b" for character in characters]
+    values += ["".join(generator.choice(characters, generator.integers(1, 7))) for _ in range(300)]
+    for value in values:
+        (typed,) = shlex.split(option("key", value))
+        assert parser.parse_override(typed).value() == value
