@@ -7,48 +7,32 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.messages import explain, foreign_flag_message, is_foreign_flag, null_sections, sentence
+from conf.failures import ConfigError, JobError, is_job_of_multirun, job_failure, tell, tell_failed_jobs
+from conf.messages import explain, foreign_flag_message, is_foreign_flag
 from conf.schema import CHOICES
-from data import DataError
-from models import ModelError
-from train_utils.checkpoint import CheckpointError
 from train_utils.distributed import (
     environment_rank,
     environment_world_size,
-    let_others_hear,
     name_lost_peers,
-    should_report_error,
     shutdown,
     strip_local_rank,
 )
-from train_utils.errors import DistributedError, TrainError
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
 CONF_DIR = Path(__file__).parent
-USAGE_EXIT_CODE = 2
-OMEGACONF_NULL_SECTION = "Unexpected type for root"  # of its AssertionError
-
-
-class ConfigError(ValueError):
-    """The command line or a YAML file asks for something that does not exist or does not fit."""
-
-
-USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
 
 
 def run(
@@ -69,32 +53,33 @@ def run(
         _prepare_command_line()
         _register(name, schema)
 
-        failures: list[BaseException] = []
+        failures: list[BaseException] = []  # of this process, which a launcher's jobs may have left
 
         @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
         def main(cfg: DictConfig) -> Any:
             try:
                 return program(to_plain(cfg, schema, complete, keys_of(HydraConfig.get().overrides.task)))
-            except BaseException as error:  # kept for below: Hydra would add a line of its own
+            except (Exception, SystemExit) as error:
                 failures.append(name_lost_peers(error))
+                if not is_job_of_multirun():
+                    return None  # told below: Hydra would add a line of its own
+                failures[-1] = job_failure(failures[-1], schema, debug)
+                raise failures[-1] from None
+            finally:
+                if is_job_of_multirun():
+                    shutdown()  # the next job may run in this process
 
         main()
         if failures:
             raise failures[0]
-    except USER_ERRORS as error:
-        _report(sentence(error), debug)
-    except (HydraException, OmegaConfBaseException) as error:
-        _report(explain(error, schema), debug)
-    except AssertionError as error:
-        if not str(error).startswith(OMEGACONF_NULL_SECTION):
-            _report_bug()
-        _report(null_sections(sys.argv[1:], schema), debug)
     except KeyboardInterrupt:
         if environment_rank() == 0:
             print("stopped by Ctrl-C", file=sys.stderr)
         sys.exit(130)
-    except Exception:
-        _report_bug()
+    except JobError as error:
+        sys.exit(tell_failed_jobs([known for known in failures if isinstance(known, JobError)] or [error]))
+    except Exception as error:
+        sys.exit(tell(error, schema, debug))
     shutdown()
 
 
@@ -217,21 +202,3 @@ def _drop_missing(tree: Any) -> Any:
         kept = {key: _drop_missing(value) for key, value in tree.items() if value != "???"}
         return {key: value for key, value in kept.items() if value != {} or tree[key] == {}}
     return tree
-
-
-def _report_bug() -> NoReturn:
-    """Print the traceback of the exception that is being handled, on one process only."""
-    if should_report_error():
-        traceback.print_exc()
-    let_others_hear()
-    sys.exit(1)
-
-
-def _report(message: str, debug: bool) -> NoReturn:
-    """Print one error sentence, on one process only, and end with the code of a usage error."""
-    if should_report_error():
-        if debug:
-            traceback.print_exc()
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    let_others_hear()
-    sys.exit(USAGE_EXIT_CODE)

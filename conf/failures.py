@@ -1,0 +1,101 @@
+"""How a program fails: with one sentence, told by one process, and code 2 after a user's error or 1 after a bug.
+
+A job of a multirun (`-m`) may run in a process or on a machine of its own. Its failure is told there, and reaches the
+launcher as JobError.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf.errors import OmegaConfBaseException
+
+from conf.messages import explain, null_sections, sentence
+from data import DataError
+from models import ModelError
+from train_utils.checkpoint import CheckpointError
+from train_utils.distributed import let_others_hear, should_report_error
+from train_utils.errors import DistributedError, TrainError
+
+BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
+OMEGACONF_NULL_SECTION = "Unexpected type for root"  # of its AssertionError
+
+
+class ConfigError(ValueError):
+    """The command line or a YAML file asks for something that does not exist or does not fit."""
+
+
+class JobError(Exception):
+    """A job of a multirun failed. Launchers pickle it, so it holds plain values only."""
+
+    def __init__(self, job: str, reason: str, code: int) -> None:
+        """``job`` is its number and options, ``code`` what a program of its own would have ended with."""
+        super().__init__(job, reason, code)
+        self.code = code
+
+    def __str__(self) -> str:
+        job, reason, _ = self.args
+        return f"{job}: {reason}"
+
+
+USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
+
+
+def tell(error: BaseException, schema: type, debug: bool) -> int:
+    """Print a sentence, or the traceback of a bug, on one process only; the exit code. ``debug``: always a traceback.
+
+    ``schema`` is that of the program, whose keys the sentence may name.
+    """
+    reason = _reason(error, schema)
+    _say(reason, error if debug or reason is None else None)
+    return BUG_EXIT_CODE if reason is None else USAGE_EXIT_CODE
+
+
+def is_job_of_multirun() -> bool:
+    """Whether Hydra runs this program as one of several jobs; only to be asked inside a job."""
+    return HydraConfig.get().mode is RunMode.MULTIRUN
+
+
+def job_failure(error: BaseException, schema: type, debug: bool) -> JobError:
+    """What the launcher is to get for ``error``, which is told here as well: a log of its own may be all a job has."""
+    hydra = HydraConfig.get()
+    job = f"job {hydra.job.num} ({' '.join(hydra.overrides.task)})"
+    reason = _reason(error, schema)
+    code = BUG_EXIT_CODE if reason is None else USAGE_EXIT_CODE
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else BUG_EXIT_CODE
+        reason = f"ended with code {code}"
+    failure = JobError(job, reason or "".join(traceback.format_exception_only(error)).strip(), code)
+    _say(str(failure), error if debug or reason is None else None)
+    return failure
+
+
+def tell_failed_jobs(failures: Sequence[JobError]) -> int:
+    """Print all that is known at the end of a multirun of jobs that failed, in one line; the exit code."""
+    print(f"error: {'; '.join(map(str, failures))}", file=sys.stderr, flush=True)
+    return min(failure.code for failure in failures)
+
+
+def _say(text: str | None, traced: BaseException | None) -> None:
+    if should_report_error():
+        if traced is not None:
+            traceback.print_exception(traced)
+        if text is not None:
+            print(f"error: {text}", file=sys.stderr, flush=True)
+    let_others_hear()
+
+
+def _reason(error: BaseException, schema: type) -> str | None:
+    """The sentence for a user's error; None for a bug."""
+    if isinstance(error, USER_ERRORS):
+        return sentence(error)
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return explain(error, schema)
+    if isinstance(error, AssertionError) and str(error).startswith(OMEGACONF_NULL_SECTION):
+        return null_sections(sys.argv[1:], schema)
+    return None
