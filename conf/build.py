@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from torch.nn import BatchNorm2d
 
-from conf.entry import ConfigError, layered, to_dictionary
+from conf.entry import CONF_DIR, ConfigError, layered, to_dictionary
 from conf.schema import ModelConfig, TrainConfig
 from data import Annotations, read_names
 from models import (
@@ -211,6 +212,9 @@ def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
     for section in sections:
         if section not in saved and section not in given:
             raise ConfigError(f"ckpt={given['ckpt']} was converted and names no {section}. fix: add {section}=...")
+    if "data" in saved:  # keys that an earlier version of the program did not know have today's values
+        today = yaml.safe_load((CONF_DIR / "data" / "coco.yaml").read_text(encoding="utf-8"))
+        saved["data"] = layered(today, saved["data"])
     return layered({section: saved[section] for section in sections if section in saved}, given)
 
 

@@ -28,6 +28,7 @@ from data.index_cache import (
 from data.locate import locate
 from data.outlines import Outlines
 from data.source import Files, Findings, Source
+from data.split import part_of
 
 SINGLE_CLASS_NAME = "object"
 
@@ -116,6 +117,8 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
             config.names,
             config.on_error,
             config.outlines,
+            config.split,
+            config.split_seed,
         ]
         annotations, stamps = _open(config, split, files, index_dir, files.stamps, asked)
         if stamps and stamps != (now := _image_stamps(annotations)):
@@ -173,6 +176,8 @@ def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: s
 def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], dict[str, Any], Source]:
     """The columns of the index, what else it holds as plain data, and the source with its findings."""
     source = files.read()
+    if config.split is not None:
+        source = part_of(source, split, config.split, config.split_seed)
     columns = check_source(source, split, config.on_error)
     names = list(source.categories.values())
     if config.single_class:

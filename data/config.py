@@ -117,6 +117,8 @@ class DataConfig:
     root: str  # folder of the data set; yolo: also its data.yaml or obj.data
     train: SplitConfig
     val: SplitConfig
+    split: float | None  # share of the training images that make up the validation set instead of val; null: none,
+    split_seed: int  # chosen by a hash of this and their file names
     names: Any  # the classes, in order, or a file that lists them, which is replaced by its list here; null: all that
     # the json (by id) or the data.yaml lists
     shapes: ShapesConfig | None
@@ -132,7 +134,9 @@ class DataConfig:
             raise ValueError(f"data.workers must be 0 or more, got {self.workers}")
         if self.format == DataFormat.shapes and self.shapes is None:
             raise ValueError("data.format=shapes needs data.shapes: the number of images, their size and a seed")
-        for split in ("train", "val"):
+        if self.split is not None and not 0 < self.split < 1:
+            raise ValueError(f"data.split must lie between 0 and 1, as 0.1 for a tenth, or be null, got {self.split}")
+        for split in ("train", "val") if self.split is None else ("train",):
             self._check_split(split)
         if self.outlines and self.format not in (DataFormat.coco, DataFormat.shapes):
             raise ValueError(f"data.outlines=true needs annotations with masks, which format={self.format} has not")

@@ -21,6 +21,8 @@ def locate(config: DataConfig, split: str) -> Files:
     if config.format == DataFormat.shapes:
         assert config.shapes is not None  # DataConfig.__post_init__ sees to it
         root = ensure_shapes(root, config.shapes)
+    if config.split is not None:
+        split = "train"  # both sets are parts of its images
     part: SplitConfig = getattr(config, split)
     set_file = None
     if config.format == DataFormat.yolo:
@@ -51,7 +53,9 @@ def locate(config: DataConfig, split: str) -> Files:
 def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) -> None:
     for place, key in ((path, f"data.{split}.annotations"), (image_root, f"data.{split}.images")):
         if not place.exists():
-            raise DataError(f"{key}: there is no {place}. fix: set data.root to the folder of the data set, or {key}")
+            fix = f"fix: set data.root to the folder of the data set, or {key}"
+            more = ", or data.split=0.1 to take a tenth of the training images" if split == "val" else ""
+            raise DataError(f"{key}: there is no {place}. {fix}{more}")
     if not (path.is_file() or (may_be_folder and path.is_dir())):
         raise DataError(f"data.{split}.annotations: {path} is no file. fix: name the annotation file itself")
     if not image_root.is_dir():

@@ -59,6 +59,8 @@ def config_of(
         root=str(root),
         train=part,
         val=part,
+        split=None,
+        split_seed=0,
         names=names,
         shapes=None,
         single_class=False,

@@ -79,6 +79,8 @@ class CocoSet:
             root=str(root),
             train=SplitConfig("instances.json", "images"),
             val=SplitConfig("instances.json", "images"),
+            split=None,
+            split_seed=0,
             names=None,
             shapes=None,
             single_class=False,
