@@ -37,12 +37,13 @@ def test_parts_do_not_import_one_another_nor_what_joins_them(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", [*PARTS, "conf", "scripts"])
-def test_only_one_file_knows_torch_distributed_and_the_environment(part: str) -> None:
+def test_one_file_knows_the_environment_and_with_that_of_the_group_torch_distributed(part: str) -> None:
     for path in sources(part):
         if path.relative_to(REPOSITORY) == Path("train_utils/distributed.py"):
             continue
         for name in imported_names(path):
-            assert not name.startswith("torch.distributed"), path
+            opens_it = path.relative_to(REPOSITORY) == Path("train_utils/process_group.py")
+            assert opens_it or not name.startswith("torch.distributed"), path
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 used = f"{node.value.id}.{node.attr}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 
@@ -18,17 +17,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 
 from train_utils import data_parallel, launch_environment, store
 from train_utils.data_parallel import gradient_exchange, loss_factor, unwrap
-from train_utils.devices import choose_device, device_conflict
+from train_utils.devices import choose_device
 from train_utils.errors import DistributedError
 from train_utils.file_systems import place_on_disk
-from train_utils.launch_environment import JobPlace, Launch, describe_launch, read_launch, strip_local_rank
-from train_utils.lost_peers import Lookout, collective_seconds
-from train_utils.meeting import Meeting, Member, meet
+from train_utils.launch_environment import JobPlace, read_launch, strip_local_rank
 from train_utils.orphans import watch_parent
+from train_utils.process_group import Group, launch_of_group, meeting_point
+from train_utils.seats import Member
 from train_utils.world import World
 
 __all__ = [
@@ -39,9 +37,8 @@ __all__ = [
     "strip_local_rank", "sum_over_ranks", "torch_distributed_zero_first", "unwrap", "wrap_model",
 ]  # fmt: skip
 
-JOIN_SECONDS = 120.0  # for all processes to meet: they start together, torch's half an hour only delays the message
-
-_lookout: Lookout | None = None  # of the process group
+_group = Group()
+_description = ""  # of the place of this process
 
 
 def environment_rank() -> int:
@@ -76,7 +73,7 @@ def requeue_file() -> Path | None:
 
 def describe_place() -> str:
     """Rank, local rank, node, and where the processes meet, in one line; after ``init_distributed_mode``."""
-    return describe_launch(read_launch(os.environ), os.environ, socket.gethostname())
+    return _description
 
 
 def choose_fixed_workspace() -> None:
@@ -87,45 +84,40 @@ def choose_fixed_workspace() -> None:
 def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     """Find out how this process was launched, choose its device and join the others.
 
-    ``device`` is "auto" (CUDA where there is a GPU), "cpu" or "cuda". ``timeout_seconds`` bounds the start, where it is
-    below JOIN_SECONDS, and later what a process needs to notice that others are lost, to tell it and to end. Raises
-    DistributedError, with the same sentence on all processes, when one of them has no device of its own.
+    A process group that is there already, of Ray Train say, is used as it is. ``device`` is "auto" (CUDA where there is
+    a GPU), "cpu" or "cuda". ``timeout_seconds`` bounds the start, where it is below JOIN_SECONDS, and later what a
+    process needs to notice that others are lost, to tell it and to end. Raises DistributedError, with the same sentence
+    on all processes, when one of them has no device of its own.
     """
-    global _lookout
-    launch = read_launch(os.environ)
-    chosen, problem = choose_device(device, launch)
-    num_nodes, backend = 1, "none"
+    global _description
+    _group.leave(keep=True)  # of an earlier training in this process
+    _group.joining = True
     if launch_environment.has_agent(os.environ):
         watch_parent()
-    if launch.world_size > 1:
-        seconds = min(timeout_seconds, JOIN_SECONDS)
-        meeting, members = _join(launch, seconds)
-        with store.lost_store_as_error():
-            problem = problem or device_conflict(meeting, launch, chosen)
-        num_nodes = store.agree(meeting, launch.rank, launch.world_size, launch.local_rank == 0, problem, seconds)
-        backend = "nccl" if chosen.type == "cuda" else "gloo"
-    elif problem is not None:
-        raise DistributedError(problem)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    if backend != "none":
-        seconds = collective_seconds(timeout_seconds)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
-            store=meeting,
-            rank=launch.rank,
-            world_size=launch.world_size,
-            timeout=timedelta(seconds=seconds),
-            device_id=chosen if backend == "nccl" else None,  # connects now, where an error is still easy to read
-        )
-        place, own = f"{launch.address}:{launch.port}", not launch_environment.agent_holds_store(os.environ)
-        _lookout = Lookout(_group_store().clone(), launch.rank, members, place, own, seconds)
+    launch = read_launch(os.environ) if _group.is_own or not dist.is_initialized() else launch_of_group()
+    host = launch_environment.node_name(os.environ, socket.gethostname())
+    num_nodes, backend = 1, "none"
+    if launch.world_size > 1 or dist.is_initialized():
+        agent_holds_store = launch_environment.agent_holds_store(os.environ)
+        me, chosen, num_nodes = _group.join(launch, agent_holds_store, host, device, timeout_seconds)
+        backend = "nccl" if "nccl" in dist.get_backend_config() else "gloo"
+    else:
+        me = Member(0, launch.node_rank or 0, host, launch.local_rank or 0, 1)
+        chosen, problem = choose_device(device, me)
+        if problem is not None:
+            raise DistributedError(problem)
+        if chosen.type == "cuda":
+            torch.cuda.set_device(chosen)
+    _group.joining = False
+    _description = f"rank {me.rank} of {launch.world_size}: local rank {me.local_rank}, node {host}" + (
+        f", meets at {meeting_point(launch)} ({launch.launcher})" if launch.world_size > 1 else ""
+    )
     return World(
-        rank=launch.rank,
-        local_rank=launch.local_rank,
+        rank=me.rank,
+        local_rank=me.local_rank,
         world_size=launch.world_size,
-        local_world_size=launch.local_world_size,
-        node_rank=launch.node_rank,
+        local_world_size=me.local_world_size,
+        node_rank=me.node_rank,
         num_nodes=num_nodes,
         device=chosen,
         launcher=launch.launcher,
@@ -134,34 +126,32 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
 
 
 def shutdown() -> None:
-    """Leave the process group, if there is one."""
-    global _lookout
-    if _lookout is not None:
-        _lookout.close()
-        _lookout = None
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    """Leave the process group, if there is one; one that another program opened is only used no longer."""
+    _group.leave(keep=False)
 
 
 def should_report_error() -> bool:
     """Whether this process is the one that tells the user: the first of all to ask, whichever hits the error first.
 
-    Without a process group (before, after, single) it is rank 0; where the store of the group is out of reach and no
-    error was reported before, the first of each node. ``let_others_hear`` is to be called when the error is told.
+    Without a process group (before, after, single) it is rank 0; while processes join, when none can know of another's
+    error, each; where the store of the group is out of reach and no error was reported before, the first of each node.
+    ``let_others_hear`` is to be called when the error is told.
     """
-    return _lookout.claim() if _lookout is not None else environment_rank() == 0
+    if _group.lookout is not None:
+        return _group.lookout.claim()
+    return _group.joining or environment_rank() == 0
 
 
 def let_others_hear() -> None:
     """After ``should_report_error``: wait, for seconds at most, until this process may end with what others need."""
-    if _lookout is not None:
-        _lookout.let_others_hear()
+    if _group.lookout is not None:
+        _group.lookout.let_others_hear()
 
 
 def name_lost_peers(error: BaseException) -> BaseException:
     """DistributedError that names the missing ranks where ``error`` is the loss of another process or a time-out of a
     collective; any other error as it is. Takes seconds, for the answers of those who live."""
-    return error if _lookout is None else _lookout.explain(error, (dist.DistError,))
+    return error if _group.lookout is None else _group.lookout.explain(error, (dist.DistError,))
 
 
 def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContextManager[None]:
@@ -177,13 +167,15 @@ def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContex
     if world.world_size == 1:
         return nullcontext()
     place = store.Place(world.rank, world.world_size, world.node_rank, world.num_nodes, world.is_local_main)
-    return store.leaders_first(_group_store(), place_on_disk(_group_store(), place, folders))
+    return store.leaders_first(_group.shared_store(), place_on_disk(_group.shared_store(), place, folders))
 
 
 def barrier() -> None:
     """Wait until every process is here, at most the time-out of the group."""
     if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1))  # on gloo also beside NCCL, so the device's queue is left alone
+        dist.all_reduce(
+            torch.zeros(1), group=_group.cpu
+        )  # on gloo also beside NCCL, so the device's queue is left alone
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
@@ -191,7 +183,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     if not dist.is_initialized():
         return tensor
     total = tensor.detach().clone()
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=_group.of(total))
     return total
 
 
@@ -200,7 +192,7 @@ def max_over_ranks(values: list[int]) -> list[int]:
     if not dist.is_initialized():
         return [int(value) for value in values]
     largest = torch.tensor(values, dtype=torch.int64)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=_group.cpu)
     return [int(value) for value in largest]
 
 
@@ -209,7 +201,7 @@ def stack_over_ranks(tensor: Tensor) -> Tensor:
     if not dist.is_initialized():
         return tensor[None]
     stacked = tensor.new_empty(dist.get_world_size() * tensor.numel())  # gloo knows no further dimension
-    dist.all_gather_into_tensor(stacked, tensor.flatten())
+    dist.all_gather_into_tensor(stacked, tensor.flatten(), group=_group.of(tensor))
     return stacked.view(-1, *tensor.shape)
 
 
@@ -233,10 +225,10 @@ def broadcast_text(text: str | None) -> str:
         return text
     content = np.frombuffer((text or "").encode(), dtype=np.uint8)
     length = torch.tensor([content.size])
-    dist.broadcast(length, src=0)
+    dist.broadcast(length, src=0, group=_group.cpu)
     received = torch.from_numpy(content.copy()) if dist.get_rank() == 0 else torch.empty(int(length), dtype=torch.uint8)
     if length > 0:
-        dist.broadcast(received, src=0)
+        dist.broadcast(received, src=0, group=_group.cpu)
     return received.numpy().tobytes().decode()
 
 
@@ -244,7 +236,7 @@ def broadcast_module(module: nn.Module) -> None:
     """Overwrite parameters and buffers with those of rank 0, so that all processes score the very same model."""
     if dist.is_initialized():
         for tensor in chain(module.parameters(), module.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
+            dist.broadcast(tensor.detach(), src=0, group=_group.of(tensor))
 
 
 def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:
@@ -257,37 +249,15 @@ def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:
         return [array]
     payload = torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([payload.numel()]))
+    dist.all_gather(sizes, torch.tensor([payload.numel()]), group=_group.cpu)
     if dist.get_rank() != 0:
         if payload.numel() > 0:
-            dist.send(payload, dst=0)
+            dist.send(payload, dst=0, group=_group.cpu)
         return None
     gathered = [array]
     for rank, size in enumerate(sizes[1:], start=1):
         received = torch.empty(int(size), dtype=torch.uint8)
         if received.numel() > 0:
-            dist.recv(received, src=rank)
+            dist.recv(received, src=rank, group=_group.cpu)
         gathered.append(received.numpy().view(array.dtype).reshape(-1, *array.shape[1:]))
     return gathered
-
-
-def _join(launch: Launch, seconds: float) -> tuple[dist.Store, Meeting]:
-    """The store where all processes meet, torchrun's own or one that rank 0 opens, and who they are."""
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = launch.address, str(launch.port)
-    try:
-        meeting, _, _ = next(rendezvous("env://", launch.rank, launch.world_size, timeout=timedelta(seconds=seconds)))
-    except (dist.DistError, OSError) as error:
-        raise DistributedError(
-            f"rank {launch.rank} did not meet all {launch.world_size} processes at {launch.address}:{launch.port} "
-            f"within {seconds:g} s ({str(error).splitlines()[0]}). fix: start all of them, with one MASTER_ADDR and "
-            "MASTER_PORT that every node can reach and no other program uses"
-        ) from error
-    host = launch_environment.node_name(os.environ, socket.gethostname())
-    found = meet(meeting, Member(launch.rank, launch.node_rank, host), launch.world_size, seconds)
-    # Processes that torchrun restarts may get the store of those that died, with all that they left in it.
-    return dist.PrefixStore(f"start/{found.number}", meeting), found
-
-
-def _group_store() -> dist.Store:
-    assert dist.group.WORLD is not None
-    return dist.PrefixStore("train_utils", dist.group.WORLD.get_group_store())

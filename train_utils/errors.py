@@ -11,5 +11,9 @@ class DistributedError(RuntimeError):
     """The processes of a run did not find each other, lost each other, or one of them failed for all."""
 
 
+class SharedError(DistributedError):
+    """One that all processes know: any of them may tell it for all."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint cannot be written, or a file is not an intact checkpoint of this project."""

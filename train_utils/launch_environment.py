@@ -1,75 +1,56 @@
 """What a launcher says about this process, read from its environment variables: pure functions of a mapping.
 
-Three launchers are known: torch's (``torchrun``, ``python -m torch.distributed.run`` or ``.launch``), SLURM's ``srun``
-with one task for each process, and none. distributed.py hands in the real environment; tests hand in dictionaries.
+Four launchers are known: torch's (``torchrun``, ``python -m torch.distributed.run`` or ``.launch``, or its variables
+set by hand or by a Kubernetes operator), SLURM's ``srun`` with one task for each process, ``mpirun``, and none.
+distributed.py hands in the real environment; tests hand in dictionaries.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from train_utils.errors import DistributedError
-
-FIRST_SLURM_PORT = 20000
-SLURM_PORTS = 10000
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Place of this process among all; ranks count from 0, ``local`` means on the same node."""
-
-    launcher: str  # "torchrun", "srun" or "none"
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    address: str  # host of the store where the processes meet
-    port: int
-
-
-ALONE = Launch("none", rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, address="", port=0)
+from train_utils.launch import ALONE, Launch, checked, integer, integer_or_none
+from train_utils.mpi_environment import Names, mpi_names, read_mpi, refuse_unknown_mpi
+from train_utils.slurm_environment import is_srun_task, read_srun, refuse_shell_of_many_tasks
 
 
 def read_launch(environment: Mapping[str, str]) -> Launch:
-    """The launch that ``environment`` describes; torch's variables win, since torchrun itself may run under srun.
+    """The launch that ``environment`` describes; torch's variables win, since torchrun itself may run under others.
 
-    Raises DistributedError where the variables contradict each other or are incomplete, and where SLURM gave several
-    tasks but this process was not started by srun: it would silently train alone.
+    Raises DistributedError where the variables contradict each other or are incomplete, and where a launcher gave
+    several processes but none of them a rank: each would silently train alone.
     """
+    names = _mpi_names(environment)
+    if not has_agent(environment):
+        _refuse_pod_of_torchrun(environment)
     if "RANK" in environment:
-        launch = _read_torchrun(environment)
-    elif _is_srun_task(environment):
-        launch = _read_srun(environment)
-    elif environment.get("WORLD_SIZE", "1") != "1":
-        launch = _read_torchrun(environment)
+        launch = _read_torch(environment)
+    elif names is not None:
+        launch = read_mpi(environment, names)
+    elif is_srun_task(environment):
+        launch = read_srun(environment)
+    elif environment.get("WORLD_SIZE", "1") != "1" or "LOCAL_RANK" in environment:
+        launch = _read_torch(environment)
     else:
-        _refuse_shell_of_many_tasks(environment)
+        refuse_shell_of_many_tasks(environment)
+        refuse_unknown_mpi(environment)
         return ALONE
-    if not (0 <= launch.rank < launch.world_size and 0 <= launch.local_rank < launch.local_world_size):
-        raise DistributedError(
-            f"the variables of {launch.launcher} contradict each other: rank {launch.rank} of {launch.world_size}, "
-            f"local rank {launch.local_rank} of {launch.local_world_size}. fix: unset those left from another launch"
-        )
-    return launch
+    return checked(launch)
 
 
 def peek_rank(environment: Mapping[str, str]) -> int:
     """The rank before anything is checked, for programs that must know who may speak; 0 where nothing is said."""
-    rank = environment.get("RANK") or (environment["SLURM_PROCID"] if _is_srun_task(environment) else "0")
-    return int(rank) if rank.isdecimal() else 0
+    return _peek(environment, _names_of_numbers(environment)[0]) or 0
 
 
 def peek_world_size(environment: Mapping[str, str]) -> int:
     """The number of processes before anything is checked; 1 where nothing is said."""
-    names = ["WORLD_SIZE"]
-    if "RANK" not in environment and _is_srun_task(environment):
-        names = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]
-    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), 1)
+    sizes = (_peek(environment, name) for name in _names_of_numbers(environment)[1:])
+    return next((size for size in sizes if size is not None), 1)
 
 
 def slurm_job_name(environment: Mapping[str, str]) -> str | None:
@@ -94,9 +75,9 @@ def read_job_place(environment: Mapping[str, str]) -> JobPlace:
     return JobPlace(
         job,
         environment.get("SLURM_STEP_ID", "") if job else "",
-        _integer(environment, "SLURM_RESTART_COUNT", default=0) if job else 0,
+        integer(environment, "SLURM_RESTART_COUNT", default=0) if job else 0,
         _run_id(environment) or "",
-        _integer(environment, "TORCHELASTIC_RESTART_COUNT", default=0),
+        integer(environment, "TORCHELASTIC_RESTART_COUNT", default=0),
     )
 
 
@@ -113,7 +94,7 @@ def job_folder_name(environment: Mapping[str, str]) -> str | None:
 
 def allowed_restarts(environment: Mapping[str, str]) -> int:
     """How often torchrun may start this run again (``--max-restarts``); 0 under other launchers."""
-    return _integer(environment, "TORCHELASTIC_MAX_RESTARTS", default=0)
+    return integer(environment, "TORCHELASTIC_MAX_RESTARTS", default=0)
 
 
 def has_agent(environment: Mapping[str, str]) -> bool:
@@ -141,13 +122,6 @@ def requeue_file(environment: Mapping[str, str]) -> Path | None:
     return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
 
 
-def describe_launch(launch: Launch, environment: Mapping[str, str], host: str) -> str:
-    """One line: rank, node and meeting point."""
-    node = node_name(environment, host)
-    meeting = f", meets at {launch.address}:{launch.port} ({launch.launcher})" if launch.world_size > 1 else ""
-    return f"rank {launch.rank} of {launch.world_size}: local rank {launch.local_rank}, node {node}{meeting}"
-
-
 def strip_local_rank(arguments: list[str]) -> tuple[list[str], int | None]:
     """Arguments without the ``--local_rank N``, ``--local-rank=N`` that torch.distributed.launch adds, and N.
 
@@ -168,111 +142,66 @@ def strip_local_rank(arguments: list[str]) -> tuple[list[str], int | None]:
     return kept, local_rank
 
 
-def expand_hostlist(text: str) -> list[str]:
-    """Host names of a SLURM node list: ``a[1-3,07],b`` gives a1, a2, a3, a07, b; leading zeros are kept."""
-    hosts: list[str] = []
-    for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
-        expanded = [""]
-        for plain, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", item):
-            endings = [plain] if plain else [number for part in ranges.split(",") for number in _expand_range(part)]
-            expanded = [start + ending for start in expanded for ending in endings]
-        hosts += expanded
-    if not hosts or text.count("[") != text.count("]"):
-        raise DistributedError(f"cannot read the SLURM node list {text!r}. fix: export MASTER_ADDR=<first host>")
-    return hosts
+def _names_of_numbers(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables of the rank and of the number of processes; of the latter the first that is there counts."""
+    names = _mpi_names(environment)
+    if "RANK" not in environment and names is not None:
+        return names.rank, names.world_size
+    if "RANK" not in environment and is_srun_task(environment):
+        return "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"
+    return "RANK", "WORLD_SIZE"
 
 
-def expand_tasks_per_node(text: str) -> list[int]:
-    """Tasks on each node of a step: ``2(x3),1`` gives 2, 2, 2, 1."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            raise DistributedError(f"cannot read SLURM's tasks per node {text!r}. fix: start the job with srun")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+def _peek(environment: Mapping[str, str], name: str) -> int | None:
+    value = environment.get(name, "")
+    return int(value) if value.isdecimal() else None
 
 
-def _expand_range(part: str) -> list[str]:
-    first, dash, last = part.partition("-")
-    if not first.isdecimal() or (dash and not last.isdecimal()):
-        raise DistributedError(f"cannot read the range {part!r} of a SLURM node list. fix: export MASTER_ADDR")
-    return [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+def _mpi_names(environment: Mapping[str, str]) -> Names | None:
+    """The names of an MPI launcher's numbers; None where there is none, or where srun itself speaks its language and
+    knows more: tasks of ``srun --mpi=pmi2`` have them too, and so has what mpirun starts on other nodes through srun.
+    """
+    names = mpi_names(environment)
+    if names is None or not is_srun_task(environment):
+        return names
+    size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
+    same = (environment.get(names.rank), environment.get(names.world_size)) == (environment["SLURM_PROCID"], size)
+    return None if same else names
 
 
-def _read_torchrun(environment: Mapping[str, str]) -> Launch:
-    rank, world_size, local_rank = (_integer(environment, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    # A launch by hand may leave these two out on one node; on several they tell which processes share a disk.
-    on_one_node = world_size if local_rank == rank else None
-    local_world_size = _integer(environment, "LOCAL_WORLD_SIZE", default=on_one_node)
+def _read_torch(environment: Mapping[str, str]) -> Launch:
+    """Torch's variables. The four standard ones are enough: what torchrun adds about the node may be missing."""
+    rank, world_size = integer(environment, "RANK"), integer(environment, "WORLD_SIZE")
+    local_rank, local_world_size, node_rank = (
+        integer(environment, name, default) if world_size == 1 else integer_or_none(environment, name)
+        for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("GROUP_RANK", 0))
+    )
+    if world_size > 1 and not environment.get("MASTER_ADDR"):
+        raise DistributedError(
+            f"the environment variable MASTER_ADDR is missing while WORLD_SIZE={world_size}. fix: export "
+            "MASTER_ADDR=<host of rank 0> (127.0.0.1 on one machine) and MASTER_PORT=<a free port there>"
+        )
     return Launch(
         "torchrun",
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
-        node_rank=_integer(environment, "GROUP_RANK", default=rank // max(1, local_world_size)),
-        address=environment.get("MASTER_ADDR", "localhost"),
-        port=_integer(environment, "MASTER_PORT", default=29500),
-    )
-
-
-def _read_srun(environment: Mapping[str, str]) -> Launch:
-    node_rank = _integer(environment, "SLURM_NODEID", default=0)
-    # A step may have fewer tasks and nodes than its job, so the variables of the step come first.
-    in_step = "SLURM_STEP_NUM_TASKS" in environment
-    world_size = _integer(environment, "SLURM_STEP_NUM_TASKS" if in_step else "SLURM_NTASKS")
-    tasks_per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
-    tasks = expand_tasks_per_node(tasks_per_node or str(world_size))
-    job, step = _integer(environment, "SLURM_JOB_ID"), _integer(environment, "SLURM_STEP_ID", default=0)
-    # Every process must come to the same port without asking. Steps of one job may run side by side on a node; the
-    # factor keeps them away from the ports of the jobs that came next.
-    port = FIRST_SLURM_PORT + (job + 1009 * step) % SLURM_PORTS
-    nodes = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    return Launch(
-        "srun",
-        rank=_integer(environment, "SLURM_PROCID"),
-        world_size=world_size,
-        local_rank=_integer(environment, "SLURM_LOCALID"),
-        local_world_size=tasks[min(node_rank, len(tasks) - 1)],
         node_rank=node_rank,
-        address=environment.get("MASTER_ADDR") or expand_hostlist(_first(environment, *nodes))[0],
-        port=_integer(environment, "MASTER_PORT", default=port),
+        address=environment.get("MASTER_ADDR", ""),
+        port=integer(environment, "MASTER_PORT") if world_size > 1 else 0,
     )
 
 
-def _is_srun_task(environment: Mapping[str, str]) -> bool:
-    """The shell of an sbatch script also has SLURM_PROCID=0; only srun sets the variables of a step."""
-    if "SLURM_PROCID" not in environment or "SLURM_LOCALID" not in environment:
-        return False
-    return "SLURM_STEP_ID" in environment or environment.get("ENVIRONMENT") != "BATCH"
-
-
-def _refuse_shell_of_many_tasks(environment: Mapping[str, str]) -> None:
-    for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
-        if "SLURM_JOB_ID" in environment and environment.get(name, "1") not in ("", "1"):
-            raise DistributedError(
-                f"this SLURM job has {name}={environment[name]}, but this process was not started by srun and would "
-                "run alone. fix: srun python ..., or srun with torchrun on each node (scripts/slurm), "
-                "or srun --ntasks=1 --nodes=1 python ... for one process"
-            )
-
-
-def _first(environment: Mapping[str, str], *names: str) -> str:
-    value = next((environment[name] for name in names if environment.get(name)), None)
-    if value is None:
-        raise DistributedError(f"SLURM set none of {', '.join(names)}. fix: start every process with srun")
-    return value
-
-
-def _integer(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    value = environment.get(name)
-    if value is None and default is not None:
-        return default
-    if value is None or not value.isdecimal():
-        got = "is missing" if value is None else f"is {value!r}, not a number"
-        raise DistributedError(
-            f"the environment variable {name} {got} while others of the same launcher are there. fix: start with "
-            "torchrun or srun; for one process unset RANK and WORLD_SIZE"
-        )
-    return int(value)
+def _refuse_pod_of_torchrun(environment: Mapping[str, str]) -> None:
+    """Kubernetes operators give torchrun its options as PET_*. Where they ask for more processes than there are pods
+    with a rank, plain python would wait for processes that nobody starts, or train alone."""
+    nodes, processes = environment.get("PET_NNODES", "1"), environment.get("PET_NPROC_PER_NODE", "1")
+    alone = "RANK" not in environment and nodes.rpartition(":")[2] != "1"
+    several = processes.isdecimal() and processes != "1"
+    if "LOCAL_RANK" in environment or not (alone or several):
+        return
+    raise DistributedError(
+        f"this pod is made for torchrun (PET_NNODES={nodes}, PET_NPROC_PER_NODE={processes}), and plain python is one "
+        "process without a place. fix: torchrun train.py ..., which reads these variables; for one process unset them"
+    )

@@ -16,15 +16,14 @@ import multiprocessing
 import os
 import re
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from train_utils.errors import DistributedError
 from train_utils.meeting import Meeting, describe
+from train_utils.node_claim import NodeClaim
 from train_utils.store import Store, claim_report
 
 LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2  # between two looks at the store; the latter after an error
@@ -43,9 +42,10 @@ def collective_seconds(timeout_seconds: float) -> float:
 class Lookout:
     """Watches the store of one start for this process, whose rank is ``rank``.
 
-    ``store`` is a connection of its own, with keys of its own for each start; ``place`` says where the store is
-    ("10.0.0.1:29500") and whether it ends with rank 0; ``seconds`` is the time-out of collectives. ``end`` is called
-    by the thread when the process did not end END_SECONDS after another had reported an error.
+    ``store`` is a connection of its own, with keys of its own for each start; ``node`` settles who speaks where it is
+    lost; ``place`` says where the store is ("10.0.0.1:29500") and whether it ends with rank 0; ``seconds`` is the
+    time-out of collectives. ``end`` is called by the thread when the process did not end END_SECONDS after another had
+    reported an error.
     """
 
     def __init__(
@@ -53,13 +53,15 @@ class Lookout:
         store: Store,
         rank: int,
         meeting: Meeting,
+        node: NodeClaim,
         place: str,
         rank_0_holds_it: bool,
         seconds: float,
         end: Callable[[], None] | None = None,  # end_now
     ) -> None:
         self._store, self._rank, self._meeting, self._seconds = store, rank, meeting, seconds
-        self._place, self._rank_0_holds_it, self._end = place, rank_0_holds_it, end or end_now
+        self._node, self._place, self._rank_0_holds_it = node, place, rank_0_holds_it
+        self._end = end or end_now
         self._reporter: int | None = None  # the rank that tells the user
         self._answered: set[int] = set()  # ranks that answered to it
         self._failed: set[int] = set()  # ranks that met an error as well
@@ -78,6 +80,7 @@ class Lookout:
             self._ended = True
             self._changed.notify_all()
         self._thread.join(2 * LOOK_SECONDS)
+        self._node.close()
 
     def claim(self) -> bool:
         """Whether this process is the one that tells the user of its error; the same answer on every call.
@@ -93,7 +96,7 @@ class Lookout:
             self._changed.notify_all()
             self._wait(lambda: self._reporter is not None)
             if self._reporter is None:
-                self._reporter = self._rank if self._claim_on_node() else -1
+                self._reporter = self._rank if self._node.is_first() else -1
             return self._reporter == self._rank
 
     def let_others_hear(self) -> None:
@@ -180,15 +183,6 @@ class Lookout:
             return set(ranks)
         return {rank for rank in ranks if self._store.check([f"{key}/{rank}"])}
 
-    def _claim_on_node(self) -> bool:
-        """Whether this is the first of its node to ask, by an empty file that stays: the store is out of reach."""
-        path = Path(tempfile.gettempdir(), f"hydra-yolov3-spp-{self._meeting.token}")
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:
-            return False
-        return True
-
 
 def end_now() -> None:
     """End this process, wherever it hangs, and its loader workers, which may be why: one that is stopped or waits for a
@@ -204,8 +198,13 @@ def loss_in(error: BaseException | None, kinds: tuple[type[BaseException], ...])
     ``kinds`` are torch's own classes for it; gloo raises RuntimeError, with the place in its source in front.
     """
     while error is not None:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        if isinstance(error, kinds) or (isinstance(error, RuntimeError) and "gloo/" in first_line):
-            return re.sub(r"^\[[^\]]*\]\s*", "", first_line).split(". ")[0].rstrip(". ")
+        if isinstance(error, kinds) or (isinstance(error, RuntimeError) and "gloo/" in str(error).partition("\n")[0]):
+            return first_line(error)
         error = error.__cause__
     return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first sentence of ``error``, without the place in torch's source in front and its stack behind."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^\]]*\]\s*", "", line).split(". ")[0].rstrip(". ")

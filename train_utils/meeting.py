@@ -14,17 +14,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from train_utils.errors import DistributedError
-from train_utils.store import FIRST_PAUSE_SECONDS, Store, lost_store_as_error
-
-
-@dataclass(frozen=True)
-class Member:
-    """One process of a start."""
-
-    rank: int
-    node_rank: int
-    host: str
+from train_utils.errors import DistributedError, SharedError
+from train_utils.reaching import Deadline
+from train_utils.seats import Claim, Member, conflict, seated
+from train_utils.store import FIRST_PAUSE_SECONDS, Store, linger, lost_store_as_error
 
 
 @dataclass(frozen=True)
@@ -36,25 +29,28 @@ class Meeting:
     members: tuple[Member, ...]  # in the order of their ranks
 
 
-def meet(store: Store, me: Member, world_size: int, seconds: float) -> Meeting:
-    """Wait for the ``world_size`` processes of this start and learn who they are.
+def meet(store: Store, me: Claim, deadline: Deadline) -> Meeting:
+    """Wait for all processes of this start and learn who they are.
 
-    Raises DistributedError that names the ranks which did not come within ``seconds``, or after the loss of the store.
+    Raises DistributedError that names the ranks which did not come before the deadline, or after the loss of the store,
+    and SharedError where what the processes say of themselves contradicts each other.
     """
-    deadline = time.monotonic() + seconds
     with lost_store_as_error():
-        number = _open(store, me, world_size, deadline) if me.rank == 0 else _join(store, me, deadline)
+        number = _open(store, me, deadline) if me.rank == 0 else _join(store, me, deadline)
         if number is None:
             raise DistributedError(
-                f"rank {me.rank} heard nothing from rank 0 within {seconds:g} s. fix: look for the first error in the "
-                "output of rank 0 and of its launcher"
+                f"rank {me.rank} heard nothing from rank 0 within {deadline.seconds:g} s. fix: look for the first "
+                "error in the output of rank 0 and of its launcher"
             )
         table = f"start/{number}/members"
         while not store.check([table]):
-            if time.monotonic() > deadline:
-                raise _incomplete(store, number, world_size, seconds)
+            if deadline.is_over():
+                raise _incomplete(store, number, me.world_size, deadline.seconds)
             time.sleep(FIRST_PAUSE_SECONDS)
-        token, *found = json.loads(store.get(table))
+        token, problem, *found = json.loads(store.get(table))
+        if problem:
+            linger(store, f"start/{number}/heard", me.rank, store.add(f"start/{number}/here", 0))
+            raise SharedError(problem)
         return Meeting(number, token, tuple(Member(**fields) for fields in found))
 
 
@@ -71,28 +67,36 @@ def describe(ranks: Sequence[int], members: Sequence[Member]) -> str:
     return " and ".join(parts) or "nobody"
 
 
-def _open(store: Store, me: Member, world_size: int, deadline: float) -> int:
-    """Number this start, answer who asks until all are here or the time is over, and tell all who is here."""
+def _open(store: Store, me: Claim, deadline: Deadline) -> int:
+    """Number this start, answer who asks until all are here, one cannot stay or the time is over, and tell all who is
+    here."""
     number, answered = store.add("starts", 1), 0
     _enter(store, number, me)
-    while time.monotonic() < deadline:
+    while not deadline.is_over():
         asked = store.add("asked", 0)
         for question in range(answered + 1, asked + 1):
             store.compare_set(f"answer/{question}", "", str(number))
         answered = asked
-        if store.add(f"start/{number}/here", 0) == world_size:
-            found = [json.loads(store.get(f"start/{number}/member/{rank}")) for rank in range(world_size)]
-            store.compare_set(f"start/{number}/members", "", json.dumps([uuid.uuid4().hex, *found]))
+        claims = _claims(store, number)
+        problem, members = conflict(claims), []
+        if problem is None and len(claims) == me.world_size:
+            try:
+                members = seated(claims)
+            except DistributedError as error:
+                problem = str(error)
+        if problem or members:
+            found = [asdict(member) for member in members]
+            store.compare_set(f"start/{number}/members", "", json.dumps([uuid.uuid4().hex, problem or "", *found]))
             break
         time.sleep(FIRST_PAUSE_SECONDS)
     return number
 
 
-def _join(store: Store, me: Member, deadline: float) -> int | None:
+def _join(store: Store, me: Claim, deadline: Deadline) -> int | None:
     """The number of this start; None where rank 0 did not answer in time."""
     answer = f"answer/{store.add('asked', 1)}"
     while not store.check([answer]):
-        if time.monotonic() > deadline:
+        if deadline.is_over():
             return None
         time.sleep(FIRST_PAUSE_SECONDS)
     number = int(store.get(answer))
@@ -100,14 +104,21 @@ def _join(store: Store, me: Member, deadline: float) -> int | None:
     return number
 
 
-def _enter(store: Store, number: int, me: Member) -> None:
-    store.compare_set(f"start/{number}/member/{me.rank}", "", json.dumps(asdict(me)))
-    store.add(f"start/{number}/here", 1)
+def _enter(store: Store, number: int, me: Claim) -> None:
+    place = store.add(f"start/{number}/here", 1)
+    store.compare_set(f"start/{number}/claim/{place}", "", json.dumps(asdict(me)))
+
+
+def _claims(store: Store, number: int) -> list[Claim]:
+    """What all who are here say, in the order of their ranks."""
+    keys = [f"start/{number}/claim/{place + 1}" for place in range(store.add(f"start/{number}/here", 0))]
+    found = [Claim(**json.loads(store.get(key))) for key in keys if store.check([key])]
+    return sorted(found, key=lambda claim: claim.rank)
 
 
 def _incomplete(store: Store, number: int, world_size: int, seconds: float) -> DistributedError:
-    missing = [str(rank) for rank in range(world_size) if not store.check([f"start/{number}/member/{rank}"])]
+    missing = sorted(set(range(world_size)) - {claim.rank for claim in _claims(store, number)})
     return DistributedError(
-        f"rank {', '.join(missing)} of {world_size} did not come within {seconds:g} s. fix: look for the first error "
-        "in the output of all processes, and start all of them"
+        f"rank {', '.join(map(str, missing))} of {world_size} did not come within {seconds:g} s. fix: look for the "
+        "first error in the output of all processes, and start all of them"
     )

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from train_utils.errors import DistributedError
+from train_utils.errors import DistributedError, SharedError
+from train_utils.reaching import Deadline
 
 BEAT_SECONDS = 5.0  # between two signs of life of a process that others wait for
 DEAD_SECONDS = 60.0  # without one; long enough for a leader whose interpreter is stuck in a long C call
@@ -67,29 +68,30 @@ def lost_store_as_error() -> Iterator[None]:
         ) from error
 
 
-def agree(store: Store, rank: int, world_size: int, leads: bool, problem: str | None, seconds: float) -> int:
+def agree(store: Store, rank: int, world_size: int, leads: bool, problem: str | None, deadline: Deadline) -> int:
     """Wait until all processes are here and return the number of nodes (of processes that lead one).
 
-    Raises DistributedError with the first ``problem`` that any of them brings, on all of them, or after ``seconds``.
+    Raises SharedError with the first ``problem`` that any of them brings, on all of them, and DistributedError after
+    the deadline.
     """
     with lost_store_as_error():
         if leads:
             store.add("agree/nodes", 1)
         if problem is not None:
             store.compare_set("agree/problem", "", problem)
-        here, deadline = store.add("agree/here", 1), time.monotonic() + seconds
+        here = store.add("agree/here", 1)
         while here < world_size:
-            if time.monotonic() > deadline:
+            if deadline.is_over():
                 raise DistributedError(
-                    f"only {here} of {world_size} processes were ready within {seconds:g} s. fix: look for the first "
-                    "error in the output of all of them"
+                    f"only {here} of {world_size} processes were ready within {deadline.seconds:g} s. fix: look for "
+                    "the first error in the output of all of them"
                 )
             time.sleep(FIRST_PAUSE_SECONDS)
             here = store.add("agree/here", 0)
         if store.check(["agree/problem"]):
             sentence = store.get("agree/problem").decode()
-            _linger(store, "agree/heard", rank, world_size)
-            raise DistributedError(sentence)
+            linger(store, "agree/heard", rank, world_size)
+            raise SharedError(sentence)
         return store.add("agree/nodes", 0)
 
 
@@ -115,7 +117,7 @@ def leaders_first(store: Store, place: Place) -> Iterator[None]:
                 claim_report(store, place.rank)  # before the others wake: the traceback is here
                 sentence = f"{error} ({type(error).__name__} on rank {place.rank})"
                 store.compare_set(f"{section}/failure", "", sentence)
-                _linger(store, f"{section}/heard", place.rank, place.world_size)
+                linger(store, f"{section}/heard", place.rank, place.world_size)
             raise
         with lost_store_as_error():
             store.add(f"{section}/done", 1)
@@ -162,11 +164,11 @@ def _wait_for_leaders(store: Store, section: str, place: Place) -> None:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         sentence = store.get(f"{section}/failure").decode()
-        _linger(store, f"{section}/heard", place.rank, place.world_size)
+        linger(store, f"{section}/heard", place.rank, place.world_size)
         raise DistributedError(sentence)
 
 
-def _linger(store: Store, key: str, rank: int, world_size: int) -> None:
+def linger(store: Store, key: str, rank: int, world_size: int) -> None:
     """Let all processes read of a failure, each calling this when it has, before rank 0 may take the store away."""
     heard, deadline = store.add(key, 1), time.monotonic() + LINGER_SECONDS
     while rank == 0 and heard < world_size and time.monotonic() < deadline:

@@ -18,7 +18,7 @@ class World:
     node_rank: int
     num_nodes: int
     device: torch.device
-    launcher: str  # "torchrun", "srun" or "none"
+    launcher: str  # "torchrun", "srun", "mpirun", "none", or "group" where another program had opened one
     backend: str  # "nccl" (with gloo for tensors on the CPU), "gloo", or "none" for one process
 
     @property

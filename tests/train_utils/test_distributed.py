@@ -11,12 +11,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from tests.process_group import fork_context, free_port
+from tests.process_group import fork_context, free_port, run_group
 from tests.train_utils.worker import run_in
-from train_utils.distributed import World, init_distributed_mode, should_report_error
+from train_utils.distributed import (
+    World,
+    broadcast_text,
+    gather_arrays,
+    init_distributed_mode,
+    max_over_ranks,
+    should_report_error,
+    shutdown,
+    stack_over_ranks,
+    sum_over_ranks,
+    torch_distributed_zero_first,
+)
 from train_utils.errors import DistributedError
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -26,7 +39,7 @@ SECONDS = 120
 
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment without what a launcher of the tests themselves may have left in it."""
-    launchers = ("SLURM_", "MASTER_", "TORCHELASTIC_")
+    launchers = ("SLURM_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PET_")
     ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(launchers) and key not in ranks}
     return kept | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more
@@ -64,11 +77,10 @@ def read_reports(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def by_hand(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:
-    """Torch's variables on one node unless ``more`` says otherwise."""
+    """The four standard variables, on one node unless ``more`` says otherwise."""
     values = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
-        "LOCAL_RANK": rank,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
@@ -119,9 +131,12 @@ def test_one_process_needs_no_group(alone: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_everything_on_three_processes(alone: dict[str, Any], tmp_path: Path) -> None:
-    """With torchrun's variables; itself is in the test of a restart and in tests/test_programs.py."""
+    """With the variables of a Kubeflow PyTorchJob, which are the four standard ones and some for torchrun; itself is in
+    the test of a restart and in tests/test_programs.py."""
     port = free_port()
-    reports = run_together("everything", tmp_path, [by_hand(rank, 3, port) for rank in range(3)])
+    pod = {"PET_MASTER_PORT": str(port), "PET_MASTER_ADDR": "127.0.0.1", "PET_NPROC_PER_NODE": "auto"}
+    pods = [by_hand(rank, 3, port, PET_NODE_RANK=str(rank), PET_NNODES="3", **pod) for rank in range(3)]
+    reports = run_together("everything", tmp_path, pods)
     assert list(reports) == [0, 1, 2]
     check_exchange(reports, "torchrun")
     for report in reports.values():
@@ -137,6 +152,15 @@ def test_exchange_under_slurm(tmp_path: Path) -> None:
     job |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
     tasks = [job | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
     check_exchange(run_together("exchange", tmp_path, tasks), "srun")
+
+
+@pytest.mark.slow
+def test_exchange_under_mpirun(tmp_path: Path) -> None:
+    """With the variables of Open MPI, whose name of the job gives the port."""
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMIX_RANK")
+    job = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": f"test-{os.getpid()}@1"}
+    tasks = [job | dict.fromkeys(names, str(task)) for task in range(2)]
+    check_exchange(run_together("exchange", tmp_path, tasks), "mpirun")
 
 
 @pytest.mark.slow
@@ -176,8 +200,40 @@ def test_a_missing_process_is_told_soon(tmp_path: Path) -> None:
     started, port = time.monotonic(), free_port()
     reports = run_together("missing", tmp_path, [by_hand(0, 2, port)])
     assert time.monotonic() - started < 60
-    assert f"rank 0 did not meet all 2 processes at 127.0.0.1:{port} within 2 s" in reports[0]["error"]
+    assert "rank 1 of 2 did not come within 2 s" in reports[0]["error"]
     assert reports[0]["reports"] is True
+
+
+def embedded(backend: str, port: int) -> list[Any]:
+    """What a training finds in the group that its caller has opened, twice, and what it leaves of it."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        del os.environ[name]  # the group alone tells
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    group, found = dist.group.WORLD, []
+    for _ in range(2):
+        world = init_distributed_mode("cpu", 30)
+        place = [world.rank, world.local_rank, world.local_world_size, world.num_nodes, world.launcher, world.backend]
+        with torch_distributed_zero_first(world):
+            pass
+        texts = gather_arrays(np.frombuffer(broadcast_text("abc").encode(), np.uint8))
+        gathered = None if texts is None else [text.tobytes() for text in texts]
+        numbers = [float(sum_over_ranks(torch.ones(1))), *max_over_ranks([rank]), stack_over_ranks(torch.ones(1)).sum()]
+        found += [place, [float(number) for number in numbers], gathered]
+        shutdown()
+        assert dist.is_initialized() and dist.group.WORLD is group
+    dist.destroy_process_group()
+    return [*found, should_report_error()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "cuda:gloo"])
+def test_a_group_that_is_there_is_used_and_left_as_it_is(backend: str) -> None:
+    """As in Ray Train's worker or a notebook; the second takes no tensors on the CPU, as NCCL alone would not."""
+    for rank, (place, numbers, gathered, *again, reports) in enumerate(run_group(embedded, 2, backend, free_port())):
+        assert place == [rank, rank, 2, 1, "group", "gloo"] and numbers == [2, 1, 2]
+        assert gathered == ([b"abc"] * 2 if rank == 0 else None)
+        assert again == [place, numbers, gathered] and reports
 
 
 def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

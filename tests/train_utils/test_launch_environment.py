@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from train_utils.errors import DistributedError
+from train_utils.launch import ALONE
 from train_utils.launch_environment import (
-    ALONE,
     agent_holds_store,
     allowed_restarts,
-    describe_launch,
-    expand_hostlist,
-    expand_tasks_per_node,
     has_agent,
     job_folder_name,
     peek_rank,
@@ -23,6 +21,7 @@ from train_utils.launch_environment import (
     slurm_job_name,
     strip_local_rank,
 )
+from train_utils.slurm_environment import expand_hostlist, expand_tasks_per_node
 
 TORCHRUN = {
     "RANK": "5",
@@ -73,13 +72,140 @@ def test_torchrun_inside_srun_wins() -> None:
     assert (peek_rank(SRUN | TORCHRUN), peek_world_size(SRUN | TORCHRUN)) == (5, 8)
 
 
-def test_launch_by_hand_may_leave_out_the_node_where_there_is_one() -> None:
-    launch = read_launch({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
-    assert (launch.local_world_size, launch.node_rank, launch.address) == (2, 0, "localhost")
-    with pytest.raises(DistributedError, match="LOCAL_WORLD_SIZE is missing"):
-        read_launch({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
-    second_node = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert read_launch(second_node).node_rank == 1
+FOUR = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "first", "MASTER_PORT": "1234"}
+VALUES: dict[str, tuple[str | None, ...]] = {  # of each of torch's variables, None: it is absent; the first is right
+    "RANK": ("1", None, "", "x", "-1", "2", "\u0662"),
+    "WORLD_SIZE": ("2", None, "x", "0", "1"),
+    "LOCAL_RANK": ("1", None, "x", "2"),
+    "LOCAL_WORLD_SIZE": ("2", None, "x", "1", "3"),
+    "GROUP_RANK": ("0", None, "x"),
+    "MASTER_ADDR": ("first", None, ""),
+    "MASTER_PORT": ("1234", None, "x", "0", "65536"),
+}
+
+
+@pytest.mark.parametrize("local", [*itertools.product((True, False), repeat=3)])
+def test_the_four_standard_variables_are_enough(local: tuple[bool, bool, bool]) -> None:
+    """Those of the node may be there or not; what is not follows when the processes meet."""
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    given = {name: VALUES[name][0] or "" for name, there in zip(names, local, strict=True) if there}
+    launch = read_launch(FOUR | given)
+    assert (launch.rank, launch.world_size, launch.address, launch.port) == (1, 2, "first", 1234)
+    found = (launch.local_rank, launch.local_world_size, launch.node_rank)
+    assert found == tuple(value if there else None for value, there in zip((1, 2, 0), local, strict=True))
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, all_ in VALUES.items() for value in all_[1:]])
+def test_every_wrong_or_missing_variable_is_refused_by_name(name: str, value: str | None) -> None:
+    """Where the others are right; only those of the node may be missing, which the test above covers."""
+    environment = {key: values[0] for key, values in VALUES.items()} | {name: value}
+    given = {key: value for key, value in environment.items() if value is not None}
+    if value is None and name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+        return
+    number = "rank 2 of 2" if (name, value) == ("RANK", "2") else name
+    contradiction = "contradict" if value in ("0", "1", "2", "3") and name != "MASTER_PORT" else number
+    with pytest.raises(DistributedError, match=rf"({number}|{contradiction}).*fix: "):
+        read_launch(given)
+
+
+def test_one_process_needs_no_meeting_point() -> None:
+    launch = read_launch({"RANK": "0", "WORLD_SIZE": "1"})
+    assert (launch.world_size, launch.local_rank, launch.local_world_size, launch.node_rank) == (1, 0, 1, 0)
+    with pytest.raises(DistributedError, match="contradict"):
+        read_launch({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "1"})
+
+
+# What Kubeflow's training operator gives the pod of worker 0 of a PyTorchJob with a master and a worker.
+POD = {
+    "PYTHONUNBUFFERED": "1",
+    "MASTER_PORT": "23456",
+    "PET_MASTER_PORT": "23456",
+    "MASTER_ADDR": "job-master-0",
+    "PET_MASTER_ADDR": "job-master-0",
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_NODE_RANK": "1",
+    "PET_NNODES": "2",
+}
+
+
+def test_pod_of_a_pytorch_job() -> None:
+    launch = read_launch(POD)
+    assert (launch.rank, launch.world_size, launch.address, launch.port) == (1, 2, "job-master-0", 23456)
+    assert (launch.local_rank, launch.local_world_size, launch.node_rank) == (None, None, None)
+    assert read_launch(POD | {"PET_NPROC_PER_NODE": "1"}) == launch
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        POD | {"PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "8"},  # RANK counts pods, WORLD_SIZE processes
+        {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a"},  # a TrainJob
+        {"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "a:1"},  # elastic
+        {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"},
+    ],
+)
+def test_pod_that_is_made_for_torchrun(environment: dict[str, str]) -> None:
+    with pytest.raises(DistributedError, match=r"made for torchrun \(PET_NNODES=.*fix: torchrun"):
+        read_launch(environment)
+    torchrun = TORCHRUN | {"TORCHELASTIC_RUN_ID": "x"}
+    assert read_launch(environment | torchrun) == read_launch(torchrun)
+
+
+# As seen under mpirun of Open MPI 5.0 and mpiexec of MPICH 4.3, two processes on one host.
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "PMIX_RANK": "1",
+    "PMIX_NAMESPACE": "prterun-vm-29322@1",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI, MPICH])
+def test_mpirun(environment: dict[str, str]) -> None:
+    launch = read_launch(environment)
+    assert (launch.launcher, launch.rank, launch.world_size) == ("mpirun", 1, 2)
+    assert (launch.local_rank, launch.local_world_size, launch.node_rank, launch.address) == (1, 2, None, "localhost")
+    assert (peek_rank(environment), peek_world_size(environment)) == (1, 2)
+    given = read_launch(environment | {"MASTER_ADDR": "a", "MASTER_PORT": "5"})
+    assert (given.address, given.port) == ("a", 5)
+    assert read_launch(environment | TORCHRUN) == read_launch(TORCHRUN)
+    # In a batch job mpirun starts its processes on other nodes through srun, whose rank is another.
+    assert read_launch(SBATCH_SHELL | environment) == launch
+    assert read_launch(SRUN | environment) == launch and peek_rank(SRUN | environment) == 1
+
+
+def test_mpiruns_side_by_side_meet_at_different_ports() -> None:
+    other = OPEN_MPI | {"PMIX_NAMESPACE": "prterun-vm-29341@1"}
+    assert read_launch(OPEN_MPI).port != read_launch(other).port
+
+
+def test_srun_that_also_speaks_the_language_of_mpi() -> None:
+    both = SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3", "PMIX_RANK": "2"}
+    assert read_launch(both) == read_launch(SRUN)
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "-x MASTER_ADDR"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "-x MASTER_ADDR"),
+        ({"PMI_RANK": "0"}, "PMI_SIZE is missing"),
+        ({"PMI_SIZE": "2"}, "PMI_RANK is missing"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE is 'x'"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "variables of mpirun contradict"),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "PMIX_RANK=0 says.*would train alone"),
+    ],
+)
+def test_mpi_launchers_never_start_lone_trainings(environment: dict[str, str], named: str) -> None:
+    with pytest.raises(DistributedError, match=named) as caught:
+        read_launch(environment)
+    assert "fix: " in str(caught.value)
 
 
 def test_srun_reads_the_step_not_the_job() -> None:
@@ -139,7 +265,8 @@ def test_a_plain_process_in_a_job_of_one_task_is_alone() -> None:
     [
         ({"RANK": "0"}, "WORLD_SIZE is missing"),
         ({"WORLD_SIZE": "2"}, "RANK is missing"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK is missing"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
+        ({"LOCAL_RANK": "1"}, "RANK is missing"),
         (TORCHRUN | {"RANK": "five"}, "RANK is 'five', not a number"),
         (TORCHRUN | {"RANK": "8"}, "contradict"),
         (TORCHRUN | {"LOCAL_RANK": "4"}, "contradict"),
@@ -209,12 +336,3 @@ def test_strip_local_rank() -> None:
 def test_requeue_file_is_there_only_where_the_job_script_names_one() -> None:
     assert requeue_file(SRUN) is None and requeue_file(SRUN | {"REQUEUE_FILE": ""}) is None
     assert requeue_file(SRUN | {"REQUEUE_FILE": "/a b/x"}) == Path("/a b/x")
-
-
-def test_launch_in_words_names_the_node_as_slurm_does() -> None:
-    """Nodes of a simulated cluster share one host name."""
-    assert describe_launch(ALONE, {}, "host") == "rank 0 of 1: local rank 0, node host"
-    environment = SRUN | {"SLURMD_NODENAME": "gpu09"}
-    assert describe_launch(read_launch(environment), environment, "host") == (
-        "rank 2 of 3: local rank 0, node gpu09, meets at gpu08:23456 (srun)"
-    )

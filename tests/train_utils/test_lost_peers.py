@@ -21,9 +21,11 @@ from tests.train_utils.test_meeting import MemoryStore
 from train_utils import lost_peers
 from train_utils.errors import DistributedError
 from train_utils.lost_peers import Lookout, loss_in
-from train_utils.meeting import Meeting, Member
+from train_utils.meeting import Meeting
+from train_utils.node_claim import NodeClaim
+from train_utils.seats import Member
 
-MEETING = Meeting(1, "token", tuple(Member(rank, rank // 2, "ab"[rank // 2]) for rank in range(4)))
+MEETING = Meeting(1, "token", tuple(Member(rank, rank // 2, "ab"[rank // 2], rank % 2, 2) for rank in range(4)))
 RESET = RuntimeError("[/x/gloo/transport/tcp/pair.cc:1] Read error [::1]:5: Connection reset by peer. This is. More\nx")
 REASON = "Read error [::1]:5: Connection reset by peer"
 
@@ -40,7 +42,13 @@ def fast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def lookouts(store: MemoryStore, *ranks: int, end: Any = None) -> list[Lookout]:
-    return [Lookout(store, rank, MEETING, "10.0.0.1:5", True, 30, end or (lambda: None)) for rank in ranks]
+    claims = [NodeClaim(MEETING.token) for _ in ranks]
+    for node in claims:
+        node.settle()
+    return [
+        Lookout(store, rank, MEETING, node, "10.0.0.1:5", True, 30, end or (lambda: None))
+        for rank, node in zip(ranks, claims, strict=True)
+    ]
 
 
 def explain_all(watching: list[Lookout]) -> list[str]:
@@ -97,7 +105,7 @@ def test_the_error_of_another_rank_is_told_once_even_where_the_store_ends_with_i
     assert not second.claim()
 
 
-def test_without_the_store_one_process_of_each_node_names_the_other_node() -> None:
+def test_without_the_store_one_process_of_each_node_names_the_other_node(tmp_path: Path) -> None:
     store = MemoryStore()
     watching = lookouts(store, 2, 3)
     time.sleep(0.1)
@@ -108,6 +116,29 @@ def test_without_the_store_one_process_of_each_node_names_the_other_node() -> No
         f"{lost_peers.FIX}"
     )
     assert said[1].startswith("lost another process")
+    assert list(tmp_path.iterdir()) == [], "nothing stays in the temporary folder"
+
+
+@pytest.mark.parametrize("folder", ["missing", "read-only"])
+def test_a_temporary_folder_that_cannot_be_written_does_not_silence_anyone(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a read-only file system every process speaks; it is played by a file, since root may write anywhere."""
+
+    def nowhere() -> str:
+        if folder == "missing":
+            raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+        return str(tmp_path / "file")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    store = MemoryStore()
+    watching = lookouts(store, 2, 3)
+    time.sleep(0.1)
+    store.blocked.set()
+    said = explain_all(watching)
+    assert all("can reach neither the meeting point" in sentence for sentence in said)
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_the_loss_of_the_store_within_a_node_is_that_of_the_rank_that_held_it() -> None:
@@ -175,6 +206,7 @@ def test_survivors_name_the_rank_once_and_end(how: str, tmp_path: Path) -> None:
         for process in processes:
             process.kill()
             process.join()
+    assert not list(tmp_path.glob("hydra*")), "nothing of ours stays in the temporary folder, not even after a kill"
     if how == "error":
         assert (rank, sentence) == (2, "ValueError: a bad image")
     elif how == "holder":

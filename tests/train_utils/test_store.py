@@ -10,7 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from train_utils import store
-from train_utils.errors import DistributedError
+from train_utils.errors import DistributedError, SharedError
+from train_utils.reaching import Deadline
 from train_utils.store import Place, agree, claim_report, leaders_first
 
 NODES = (0, 0, 0, 1, 1)  # of each of five processes
@@ -107,17 +108,19 @@ def test_a_dead_leader_ends_the_wait_and_a_slow_one_does_not(monkeypatch: pytest
 
 
 def test_agree_counts_nodes_and_shares_a_problem() -> None:
-    assert run_all(lambda place, shared: agree(shared, place.rank, 5, place.leads, None, 10)) == [2] * 5
+    assert run_all(lambda place, shared: agree(shared, place.rank, 5, place.leads, None, Deadline(10))) == [2] * 5
     problems = {1: "rank 1 has no GPU", 4: "rank 4 has no GPU"}
-    outcomes = run_all(lambda place, shared: agree(shared, place.rank, 5, place.leads, problems.get(place.rank), 10))
-    assert {type(outcome) for outcome in outcomes} == {DistributedError}
+    outcomes = run_all(
+        lambda place, shared: agree(shared, place.rank, 5, place.leads, problems.get(place.rank), Deadline(10))
+    )
+    assert {type(outcome) for outcome in outcomes} == {SharedError}
     assert len({str(outcome) for outcome in outcomes}) == 1
     assert str(outcomes[0]) in problems.values()
 
 
 def test_agree_does_not_wait_for_ever() -> None:
     with pytest.raises(DistributedError, match=r"only 1 of 2 processes were ready within 0\.1 s"):
-        agree(dist.HashStore(), 0, 2, True, None, 0.1)
+        agree(dist.HashStore(), 0, 2, True, None, Deadline(0.1))
 
 
 def test_a_lost_store_is_one_sentence() -> None:

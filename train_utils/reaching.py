@@ -1,0 +1,140 @@
+"""The way to the store where processes meet: the name is resolved, the port opened or reached, each with an error of
+its own. torch's store would retry all of it alike until its time-out, twice, print its stack of C++ functions, and wait
+for ever for another program that answers nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from train_utils.errors import DistributedError
+
+NAME_SECONDS = 5.0  # for a name server that says "try again"; a name that does not exist fails at once
+PAUSE_SECONDS = 0.2  # between two tries to connect
+BACKLOG = 4096  # connections that wait to be taken, as in torch
+
+Result = TypeVar("Result")
+
+
+class Deadline:
+    """``seconds`` from now on."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left, at least 0."""
+        return max(0.0, self._end - time.monotonic())
+
+    def is_over(self) -> bool:
+        """Whether none are left."""
+        return time.monotonic() >= self._end
+
+
+def resolve(address: str, port: int, rank: int, deadline: Deadline) -> list[str]:
+    """The numbers that ``address`` stands for; DistributedError where it has none."""
+    patience = Deadline(min(NAME_SECONDS, deadline.left()))
+    while True:
+        try:
+            return [str(found[4][0]) for found in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError) as error:
+            if not (isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN) or patience.is_over():
+                raise DistributedError(
+                    f"rank {rank} cannot resolve {address}, the host where rank 0 is to be met "
+                    f"({getattr(error, 'strerror', None) or error}). fix: MASTER_ADDR=<a name or number that "
+                    "this host knows>"
+                ) from error
+        time.sleep(PAUSE_SECONDS)
+
+
+def listen(numbers: list[str], port: int, one_machine: bool) -> socket.socket:
+    """A socket on which rank 0 opens the store: on all interfaces or, where all processes are on ``one_machine``, only
+    on the address they use. DistributedError where another program has the port, or it may not be opened."""
+    own = next((number for number in numbers if _is_own(number)), None) if one_machine else None
+    family = socket.AF_INET6 if (":" in own if own else socket.has_dualstack_ipv6()) else socket.AF_INET
+    try:
+        if own is not None:
+            return socket.create_server((own, port), family=family, backlog=BACKLOG)
+        dual = family == socket.AF_INET6
+        return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        reason = "another program has it" if taken else error.strerror
+        raise DistributedError(
+            f"rank 0 cannot open port {port}, where all processes are to meet ({reason}). "
+            "fix: MASTER_PORT=<a free port>, the same for all processes"
+        ) from error
+
+
+def wait_for_listener(address: str, port: int, rank: int, deadline: Deadline) -> None:
+    """Return when somebody listens at ``address``; DistributedError where nobody does until the deadline."""
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=max(PAUSE_SECONDS, deadline.left())).close()
+            return
+        except OSError as error:
+            if deadline.is_over():
+                raise DistributedError(
+                    f"rank {rank} found nobody at {address}:{port} within {deadline.seconds:g} s "
+                    f"({error.strerror or error}). fix: look for the first error in the output of rank 0, start it, "
+                    "and give all processes its MASTER_ADDR and MASTER_PORT, open in every firewall between them"
+                ) from error
+        time.sleep(PAUSE_SECONDS)
+
+
+def in_time(function: Callable[[], Result], deadline: Deadline) -> Result:
+    """What ``function`` returns or raises; TimeoutError where it does neither until the deadline, and then goes on in
+    a thread of its own."""
+    outcome: queue.SimpleQueue[tuple[Result | None, Exception | None]] = queue.SimpleQueue()
+
+    def call() -> None:
+        try:
+            outcome.put((function(), None))
+        except Exception as error:  # raised in the caller's thread
+            outcome.put((None, error))
+
+    threading.Thread(target=call, name="join", daemon=True).start()
+    try:
+        result, failure = outcome.get(timeout=deadline.left() + PAUSE_SECONDS)
+    except queue.Empty:
+        raise TimeoutError("no answer") from None
+    if failure is not None:
+        raise failure
+    return result  # type: ignore[return-value]  # it returned
+
+
+@contextmanager
+def without_native_output() -> Iterator[None]:
+    """Drop what C++ writes to the standard error stream in the body; Python's own is shown before and after."""
+    if sys.stderr is None:  # the process has no such stream
+        yield
+        return
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _is_own(number: str) -> bool:
+    """Whether the address is one of this machine."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in number else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((number, 0))
+            return True
+    except OSError:
+        return False
