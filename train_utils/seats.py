@@ -57,9 +57,10 @@ def conflict(claims: Sequence[Claim]) -> str | None:
     seen: dict[int, Claim] = {}
     for claim in claims:
         if claim.rank in seen:
+            hosts = " and ".join(sorted([seen[claim.rank].host, claim.host]))
             return (
-                f"two processes say that they are rank {claim.rank}, on {seen[claim.rank].host} and {claim.host}. fix: "
-                "give each a RANK of its own, and runs that share a machine a MASTER_PORT each"
+                f"two processes say that they are rank {claim.rank}, on {hosts}. fix: each a RANK of its own, and "
+                "runs that share a machine a MASTER_PORT each"
             )
         seen[claim.rank] = claim
     return None
