@@ -33,7 +33,7 @@ from data import Annotations, Batch, TrainBatchSampler, TrainDataset, check_same
 from eval import Evaluation, Evaluator
 from models import Darknet, DarknetLoss, YoloLoss
 from train_utils.checkpoint_writer import CheckpointWriter
-from train_utils.coco_eval import FIGURES
+from train_utils.coco_eval import ABSENT, FIGURES
 from train_utils.data_parallel import time_waiting
 from train_utils.distributed import (
     World,
@@ -285,7 +285,8 @@ class Training:
         self.ranks.write(state.epoch, result.times)
         self.save(is_best, self.config.train.best_only)
         self.decisions.saved()
-        self.log.line("  ".join(f"{key} {(row | took)[key]:.4g}" for key in SHOWN if key in row | took))
+        shown = {key: value for key, value in (row | took).items() if key not in FIGURES or value != ABSENT}
+        self.log.line("  ".join(f"{key} {shown[key]:.4g}" for key in SHOWN if key in shown))
 
     def roll_back(self) -> str:
         """Take weights and optimiser from the last checkpoint; what was done, for the log."""

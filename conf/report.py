@@ -99,9 +99,7 @@ def finish(
 ) -> None:
     """Show what the training gave: the table of the last evaluation, the curves, detections beside the labels."""
     log.line(format_table(scores))
-    log.line(
-        f"best AP {state.best:.4f} after epoch {state.best_epoch}: python eval.py ckpt={folder}/checkpoints/best.pt"
-    )
+    log.line(f"{state.best_sentence()}: python eval.py ckpt={folder}/checkpoints/best.pt")
     if config.logger.pictures:
         draw_curves(folder / "metrics.csv", folder / "curves.png")
         draw_detections(detection_pairs(config, val_set, detections), val_set.names, folder / "val_detections.jpg")

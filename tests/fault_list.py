@@ -17,7 +17,9 @@ from unittest import mock
 
 import torch
 
-SLOW_SECONDS = 0.2  # a step, beside some 0.05 of its own
+from train_utils.stragglers import ENOUGH_STEPS
+
+SLOW_SECONDS = 0.15  # a step, beside some 0.05 of its own
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,8 @@ FAULTS = {
     "signal-twice": Fault("USR1 and TERM in step 3", 1, partial(strike, FORWARD, asked_twice, call=3), goes_on=True),
     "other-seed": Fault("one rank has another train.seed", 1, partial(other_options, "train.seed=7")),
     "other-images": Fault("one rank finds one image less", 1, fewer_images),
-    "slow": Fault("batches, then forward passes are slow", 1, partial(slow_down, 8), ("data.workers=0",), goes_on=True),
+    "slow": Fault("batches, then forward passes are slow", 1, partial(slow_down, ENOUGH_STEPS), (
+        "data.workers=0", f"data.shapes={{train_images: {4 * ENOUGH_STEPS}, val_images: 8, image_size: 64, seed: 0}}",
+    ), goes_on=True),
     "system-exit": Fault("SystemExit in step 3", 1, partial(strike, FORWARD, partial(throw, SystemExit(3)), call=3)),
 }  # fmt: skip

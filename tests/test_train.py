@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, mo
         for part in set(expected) - {"config"}:
             assert_same(expected[part], found[part], part)
         assert (run / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
+        assert ("not evaluated yet" in (run / "train.log").read_text()) == (step == 1), "an epoch has 2 steps"
 
 
 def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tm
     assert [float(row["lr"]) for row in rows(run)][1] == 0.02
     log = (run / "train.log").read_text()
     assert "changed: train.timeout_seconds: 1800.0 -> 9" in log and "changed: train.epochs: 1 -> 2" in log
-    assert "after epoch 1, step 4," in log and "steps before the next one: 2 -> 4" in log
+    assert "after epoch 1, step 4;" in log and "steps before the next one: 2 -> 4" in log
 
 
 def test_a_dry_run_says_what_it_found_and_leaves_nothing(
@@ -149,6 +151,18 @@ def test_patience_ends_a_training_that_does_not_get_better(shapes: Path, tmp_pat
     train(options(shapes, tmp_path / "run", "train.epochs=9", "logger.pictures=false", *still))
     state = load_last(tmp_path / "run")[0]
     assert state["epoch"] == state["best_epoch"] + 2 < 9
+
+
+def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes: Path, tmp_path: Path) -> None:
+    shutil.copytree(shapes, tmp_path / "shapes")
+    (path,) = (tmp_path / "shapes").glob("*/annotations/instances_val.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"annotations": []}))
+    run = tmp_path / "run"
+    train(options(tmp_path / "shapes", run, "train.patience=1", "train.best_only=true"))
+    assert load_checkpoint(run, "best")["epoch"] == 3
+    log = (run / "train.log").read_text()
+    assert "no AP, since the validation set has no boxes" in log and f"eval.py ckpt={run}" in log
+    assert "AP -1" not in log and "AP50" not in log.split("epoch 3")[1].splitlines()[0] and "no better AP" not in log
 
 
 def test_a_full_disk_does_not_end_a_training(

@@ -99,7 +99,7 @@ def train_one_epoch(
     step = OptimiserStep(
         model, loss, state, schedule, world, accumulate, autocast_dtype, to_input, guard, decisions, clock
     )
-    images_done, started = 0, time.perf_counter()
+    images_done, first_step, started = 0, state.step, time.perf_counter()
     waiting = Waiting(loader)
     stopped_by = None
     for micro_batch, batch in enumerate(waiting, start=1):
@@ -120,7 +120,8 @@ def train_one_epoch(
         if progress.due(micro_batch):
             seconds = time.perf_counter() - started
             progress.show(micro_batch, **_means(state, 1), lr=lr, images_per_second=images_done / seconds)
-    times = RankTimes(time.perf_counter() - started, waiting.seconds, clock.seconds)
+    seconds = time.perf_counter() - started
+    times = RankTimes(seconds, waiting.seconds, clock.seconds, steps=state.step - first_step)
     progress.close()
     lr = state.optimizer.param_groups[0]["lr"]
     return EpochResult(lr, _means(state, world.world_size), images_done / times.seconds, times, stopped_by)

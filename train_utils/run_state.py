@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from train_utils.checkpoint import FOLDER, load_last
 from train_utils.checkpoint_writer import CheckpointWriter, Target
+from train_utils.coco_eval import ABSENT
 from train_utils.distributed import World, gather_arrays
 from train_utils.errors import CheckpointError
 from train_utils.numerics import cuda_generator, set_cuda_generator
@@ -48,18 +49,29 @@ class RunState:
     epoch: int = 0  # epochs finished
     step: int = 0  # optimiser steps made
     seen: int = 0  # images trained on, those of the initial weights included: Darknet's count
-    best: float = -1.0  # best AP so far
+    best: float = ABSENT  # best AP so far
     best_epoch: int = 0
     best_figures: dict[str, float] = field(default_factory=dict)  # on the first process
     loss_sums: Tensor = field(default_factory=lambda: torch.zeros(len(LOSS_NAMES), dtype=torch.float64))
     loss_steps: int = 0  # steps of the epoch under way that loss_sums, of this process, are made of
 
     def record(self, figures: dict[str, float]) -> bool:
-        """Take the figures of an evaluation; whether its AP is the best so far."""
-        if not figures or figures["AP"] <= self.best:
+        """Take the figures of an evaluation; whether its AP is the best so far.
+
+        Without boxes in the validation set there is no AP: the latest weights count as the best then.
+        """
+        if not figures or (figures["AP"] <= self.best and not figures["AP"] == self.best == ABSENT):
             return False
         self.best, self.best_epoch, self.best_figures = figures["AP"], self.epoch, dict(figures)
         return True
+
+    def best_sentence(self) -> str:
+        """The best AP so far and its epoch, or why there is none."""
+        if self.best_epoch == 0:
+            return "not evaluated yet"
+        if self.best == ABSENT:
+            return f"no AP, since the validation set has no boxes; best.pt is of epoch {self.best_epoch}"
+        return f"best AP {self.best:.4f} after epoch {self.best_epoch}"
 
     def end_epoch(self) -> None:
         """One more epoch is finished."""
@@ -128,7 +140,7 @@ class RunState:
         changed = changed_values(state["config"], self.description["config"])
         if self.step != state["step"]:
             changed.append(f"steps before the next one: {state['step']} -> {self.step}, the same place in the data")
-        first = f"resumed {folder} after epoch {self.epoch}, step {self.step}, best AP {self.best:.4f}"
+        first = f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"
         return "\n".join([first, *(f"changed: {line}" for line in changed)])
 
     def _same_place(self, state: dict[str, Any], folder: Path) -> int:

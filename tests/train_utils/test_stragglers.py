@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from train_utils import stragglers
 from train_utils.data_parallel import _time_layer
-from train_utils.stragglers import COSTLY, RankTable, RankTimes, slowest_rank, straggler_sentence
+from train_utils.stragglers import COSTLY, ENOUGH_STEPS, RankTable, RankTimes, slowest_rank, straggler_sentence
 from train_utils.wait_clock import WaitClock
 
 
@@ -41,7 +42,7 @@ def test_the_slowest_rank_is_named_with_its_node_its_cause_and_its_cost() -> Non
     found = slowest_rank(by_data)
     assert found is not None and (found.rank, found.by_data) == (2, True) and found.cost == pytest.approx(0.43)
     line = straggler_sentence(by_data)
-    assert line is not None and "rank 2 on b is slow and costs 43% of the epoch" in line
+    assert line is not None and "rank 2 on b is slow and costs 43% of the time" in line
     assert "waits for its batches 48% of the time, they 5%" in line and "fix: " in line and "data.workers" in line
     by_compute = [RankTimes(100, 5, 1, "a"), RankTimes(100, 9, 21, "b")]
     line = straggler_sentence(by_compute)
@@ -56,11 +57,37 @@ def test_a_cost_at_the_limit_is_not_told() -> None:
 def test_the_table_of_one_process(tmp_path: Path) -> None:
     said: list[str | None] = []
     table = RankTable(tmp_path / "ranks.csv", True, 0, said.append)
-    table.write(1, RankTimes(10, 2.5, 0))
+    table.write(1, RankTimes(10, 2.5, 0, steps=ENOUGH_STEPS))
     header, row = (tmp_path / "ranks.csv").read_text().splitlines()
     assert header == "epoch,rank,node,seconds,data,compute,wait"
     assert row.split(",")[:2] == ["1", "0"] and row.split(",")[3:] == ["10.0", "0.25", "0.75", "0.0"]
     assert said == [None]
+
+
+def test_a_rank_is_judged_by_enough_steps_of_one_epoch_or_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs of a few steps: slow by chance is no reason to tell, slow in all of them is."""
+    said: list[str | None] = []
+    table = RankTable(tmp_path / "ranks.csv", True, 0, said.append)
+
+    def epoch(number: int, steps: int, *own: float) -> None:
+        times = [RankTimes(10, seconds, 10 - seconds, "a", steps) for seconds in own]
+        monkeypatch.setattr(stragglers, "gather_times", lambda _: times)
+        table.write(number, times[0])
+
+    few = ENOUGH_STEPS // 3 + 1
+    epoch(1, few, 1, 9)
+    epoch(2, few, 9, 1)
+    assert said == []
+    epoch(3, few, 5, 5)
+    assert said == [None], "they are alike on the whole"
+    for number in (4, 5, 6):
+        epoch(number, few, 5, 9)
+    assert said[1:] == [said[-1]] and said[-1] is not None and "rank 1 on a is slow and costs 40%" in said[-1]
+    epoch(7, ENOUGH_STEPS, 9, 5)
+    assert said[-1] is not None and "rank 0 on a is slow" in said[-1]
+    assert (tmp_path / "ranks.csv").read_text().count("\n") == 1 + 7 * 2, "the table has all"
 
 
 def test_the_clock_counts_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
