@@ -83,6 +83,7 @@ def open_frames(config: PredictConfig, media: list[Medium], detector: Detector, 
         batch_size=config.batch_size or (1 if world.device.type == "cpu" else GPU_BATCH_SIZE),
         resize=config.resize,
         rect=config.rect,
+        exif=config.exif,
         on_error=config.on_error,
         threads=config.workers,
     )
@@ -142,6 +143,7 @@ class ResultWriter:
                 raise ConfigError(f"out={out} would write over {medium.path}. fix: another out=, or draw=false")
         self.drawn = DrawnFiles(detector.names, config.workers)
         self.results: list[ImageResult] = []
+        self.turned = 0  # pictures, by their EXIF tags
 
     def add(self, frame: Frame, found: Found) -> None:
         """Draw a frame and write its labels."""
@@ -149,6 +151,7 @@ class ResultWriter:
         rows = make_detections(0, found.classes, found.scores, found.boxes_xyxy)
         result = ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows)
         self.results.append(result)
+        self.turned += frame.turned
         if self.config.save_txt and not medium.is_video:
             write_yolo(self.out / "labels" / self.label_names[medium.name], result)
         if self.config.draw:
@@ -172,9 +175,10 @@ def summary(writer: ResultWriter, frames: FrameBatches, network: Timed, seconds:
     found = sum(len(result.detections) for result in writer.results)
     milliseconds = [f"{1000 * part / max(1, count):.1f}" for part in (seconds, frames.seconds, network.seconds)]
     left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
+    turned = f", {writer.turned} turned upright by their EXIF tag" if writer.turned else ""
     return (
-        f"{count} images, {found} detections{left_out}, in {writer.out}; ms per image: {milliseconds[0]} from start to "
-        f"end; in threads side by side {milliseconds[1]} reading, {milliseconds[2]} network and NMS"
+        f"{count} images, {found} detections{left_out}{turned}, in {writer.out}; ms per image: {milliseconds[0]} from "
+        f"start to end; in threads side by side {milliseconds[1]} reading, {milliseconds[2]} network and NMS"
     )
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from conf.schema import Device, ModelConfig
-from data import OnBadFile, Resize
+from data import Exif, OnBadFile, Resize
 from models.export_files import OPSETS
 
 
@@ -20,6 +20,7 @@ class PredictConfig:
     names: str | None  # class names of Darknet weights: a text file, one a line, or a COCO json with categories
     source: str  # a picture, a video, a folder, a pattern in quotes, or a .txt that lists pictures and videos
     out: str | None  # folder for the results; null: runs/predict/<date_time>
+    exif: Exif  # turn pictures upright as their EXIF tag says, as data.exif does
     on_error: OnBadFile  # of a picture or video that cannot be read
     image_size: int | None  # longest side in pixels; null: that of the checkpoint or of the .cfg
     resize: Resize  # as evaluate.resize

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.checks import check_source
-from data.config import DataConfig, OnError
+from data.config import DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError
 from data.index_cache import (
     build_index,
@@ -26,6 +26,7 @@ from data.index_cache import (
     stamp_files,
 )
 from data.locate import locate
+from data.orientation import TurnRule, rule_of
 from data.outlines import Outlines
 from data.source import Files, Findings, Source
 from data.split import part_of
@@ -55,6 +56,7 @@ class Annotations:
     outline_first: NDArray[np.int64]
     names: list[str]  # (C,)
     image_root: Path
+    turn: TurnRule  # which images are turned upright; sizes and boxes are those of the images so turned
     skipped: list[str]  # what was left out of the source, in words; empty when nothing was
     notes: list[str]  # what was not taken as it stands, in words
 
@@ -115,6 +117,7 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
             config.format,
             config.single_class,
             config.names,
+            config.exif,
             config.on_error,
             config.outlines,
             config.split,
@@ -136,6 +139,7 @@ def _open(
     key = index_key(index_dir, files.hashed, stamps, asked)
     arrays, about = load_index(find_index(index_dir, key) or _build(config, split, files, index_dir, key))
     stamps_then = about.pop("image_stamps")
+    about["turn"] = TurnRule(Exif(about["turn"][0]), about["turn"][1])
     return Annotations(**arrays, **about, image_root=files.image_root), stamps_then
 
 
@@ -169,13 +173,15 @@ def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: s
     """Reads and checks the sources and writes their index; returns its folder."""
     columns, about, source = _read(config, split, files)
     found = Annotations(**columns, **about, image_root=files.image_root)
-    about["image_stamps"] = _image_stamps(found) if source.sized_by_headers else ""
+    about["image_stamps"] = _image_stamps(found) if source.unsized else ""
     return build_index(index_dir, key, columns, about)
 
 
 def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], dict[str, Any], Source]:
     """The columns of the index, what else it holds as plain data, and the source with its findings."""
     source = files.read()
+    annotated = config.format in (DataFormat.coco, DataFormat.voc)  # with sizes that may tell how images were seen
+    turn = rule_of(source, config.exif) if annotated else TurnRule(config.exif, unclear=True)
     if config.split is not None:
         source = part_of(source, split, config.split, config.split_seed)
     columns = check_source(source, split, config.on_error)
@@ -184,7 +190,7 @@ def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any],
         columns["classes"] = np.zeros_like(columns["classes"])
         columns["category_ids"] = columns["category_ids"][:1]
         names = [SINGLE_CLASS_NAME]
-    about = {"names": names, "skipped": source.findings.report(), "notes": source.notes.told()}
+    about = {"names": names, "turn": turn, "skipped": source.findings.report(), "notes": source.notes.told()}
     return columns, about, source
 
 

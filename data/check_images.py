@@ -16,8 +16,7 @@ from data.annotations import Annotations
 from data.config import OnError
 from data.errors import DataError
 from data.geometry import Image
-from data.headers import read_header_of
-from data.images import ImageSource
+from data.images import ImageSource, WrongSize
 from data.parallel import usable_cores
 
 UNREADABLE = "images that cannot be read"
@@ -76,7 +75,7 @@ def _check_image(source: ImageSource, index: int, facts: ImageFacts) -> None:
     try:
         image = source.read(index)
     except DataError as error:
-        kind = WRONG_SIZE if _has_other_size(source.annotations, index) else UNREADABLE
+        kind = WRONG_SIZE if isinstance(error, WrongSize) else UNREADABLE
         facts.problems.append((index, kind, str(error).partition(" fix: ")[0].rstrip(".")))
         return
     assert image is not None
@@ -87,15 +86,6 @@ def _check_image(source: ImageSource, index: int, facts: ImageFacts) -> None:
     small = cv2.resize(image, (GRID, GRID), interpolation=cv2.INTER_AREA)
     facts.look[index] = difference_hash(np.asarray(small, dtype=np.uint8))
     facts.colour[index] = small.reshape(-1, 3).mean(axis=0).round()
-
-
-def _has_other_size(annotations: Annotations, index: int) -> bool:
-    try:
-        header, _ = read_header_of(annotations.path(index))
-    except OSError:
-        return False
-    height, width = annotations.sizes[index].tolist()
-    return header is not None and (header.height, header.width) not in ((height, width), (width, height))
 
 
 def difference_hash(thumbnail: Image) -> NDArray[np.uint64]:

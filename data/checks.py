@@ -61,7 +61,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
 
     def with_size(row: int) -> str:
         name, (height, width) = source.file_names[row], source.sizes[row].tolist()
-        if height < 0 and source.sized_by_headers:
+        if height < 0 and source.unsized:
             return f"{source.path} gives no size of {name}, and the file is not an image of a known type"
         return f"{source.path}: {name} is {width:,} x {height:,} pixels"
 

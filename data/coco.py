@@ -20,7 +20,7 @@ import numpy as np
 from data.classes import choose_classes
 from data.coco_fields import MAX_INT, Fields, is_number
 from data.errors import DataError, shown
-from data.headers import read_sizes
+from data.headers import read_headers
 from data.json_stream import stream_lists
 from data.outlines import OutlineColumns, box_around
 from data.parallel import in_chunks
@@ -88,7 +88,7 @@ def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: b
         findings=findings,
         outlines=boxes.outlines.columns() if boxes.outlines is not None else None,
         notes=notes,
-        sized_by_headers=bool(images.without_size),
+        unsized=images.without_size,
     )
 
 
@@ -120,9 +120,9 @@ class _Images:
         if not self.without_size:
             return
         paths = [f"{image_root}/{self.file_names[row]}" for row in self.without_size]
-        sizes = np.concatenate(list(in_chunks(read_sizes, paths, "reading image sizes")))
+        headers = np.concatenate(list(in_chunks(read_headers, paths, "reading image sizes")))
         columns = np.frombuffer(self.sizes, dtype=np.int64).reshape(-1, 2)
-        columns[self.without_size] = sizes
+        columns[self.without_size] = headers[:, :2]
         names = [self.file_names[row] for row in self.without_size]
         self.fields.notes.add("images without width and height, which were read from the image files", names)
 

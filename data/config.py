@@ -42,6 +42,13 @@ class OnBadFile(StrEnum):
     skip = "skip"
 
 
+class Exif(StrEnum):
+    """Whether images are turned upright as their EXIF tag says: see data/orientation.py."""
+
+    apply = "apply"
+    ignore = "ignore"
+
+
 class Resize(StrEnum):
     """How an image becomes network input: ``letterbox`` keeps its aspect and pads, ``stretch`` fills a square."""
 
@@ -124,6 +131,7 @@ class DataConfig:
     shapes: ShapesConfig | None
     single_class: bool  # every object is of one class, "object"
     outlines: bool  # read the polygons around objects, which augment.copy_paste needs; coco only
+    exif: Exif
     on_error: OnError
     workers: int  # processes that load images for one rank; 0: the training process itself
     cache: ImageCache

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.config import OnBadFile, Resize
+from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError
 from data.geometry import Image
 from data.media import Frame, Medium, Video, read_picture
@@ -57,11 +57,12 @@ class FrameBatches:
         batch_size: int,
         resize: Resize,
         rect: bool,
+        exif: Exif,
         on_error: OnBadFile,
         threads: int,
     ) -> None:
         self.media, self.batch_size, self.on_error, self.threads = media, batch_size, on_error, threads
-        self.resize = resize
+        self.resize, self.exif = resize, exif
         self._shape = partial(input_shape, image_size=image_size, stride=stride, rect=rect, upscale=True, resize=resize)
         self.seconds = 0.0  # that reading and resizing took so far, of all threads together
         self.skipped: list[str] = []  # what was left out so far, and why
@@ -115,7 +116,7 @@ class FrameBatches:
 
     def _prepare_picture(self, medium: Medium) -> _Prepared:
         started = time.perf_counter()
-        return self._prepare(read_picture(medium), started)
+        return self._prepare(read_picture(medium, self.exif), started)
 
     def _prepare_next(self, frames: Iterator[Frame]) -> _Prepared | None:
         started = time.perf_counter()

@@ -5,9 +5,11 @@ Formats: JPEG (ITU-T T.81), PNG, GIF89a, BMP, WebP (RFC 9649), TIFF 6.0, Netpbm,
 
 from __future__ import annotations
 
+import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +28,9 @@ _JPEG_SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})
 _NETPBM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
+MAX_EXIF = 1 << 16  # bytes: what a JPEG may hold of it
+_EXIF = b"Exif\0\0"
+_TAG_CHUNKS = {"PNG": (8, ">I4s", b"eXIf"), "WebP": (12, "<4sI", b"EXIF")}  # first chunk, its head, that of the tag
 
 
 class Header(NamedTuple):
@@ -35,36 +40,61 @@ class Header(NamedTuple):
     height: int
     width: int
     end: int  # of a JPEG: how many bytes it takes; those of the pixels come after
+    orientation: int = 1  # what its EXIF tag says, 1 to 8 (Exif 2.32); 1: upright, or no tag
+
+    @property
+    def tells(self) -> bool:
+        """Whether the size of the turned image differs from that of the stored one."""
+        return self.orientation > 4 and self.height != self.width
+
+    def size(self, orientation: int) -> tuple[int, int]:
+        """Height and width in pixels once the image is turned by ``orientation``."""
+        return (self.width, self.height) if orientation > 4 else (self.height, self.width)
 
 
 def read_header(data: bytes) -> Header | None:
-    """The header in the first bytes of a file, or ``None`` where they hold none of a known type, or not all of it."""
+    """The header in the first bytes of a file, or ``None`` where they hold none of a known type, or not all of it.
+
+    The tag of a PNG or WebP file may come behind its pixels; it is found where ``data`` is the whole file.
+    """
     try:
-        return _read_header(data)
+        header = _read_header(data)
     except (struct.error, IndexError):  # the bytes end early
         return None
+    if header is None or header.kind not in _TAG_CHUNKS:
+        return header
+    return header._replace(orientation=_chunk_orientation(header.kind, lambda at, count: data[at : at + count]))
 
 
 def read_header_of(path: str) -> tuple[Header | None, bytes]:
     """The header of a file, and as many of its first bytes as that took. Raises ``OSError`` where it cannot be read."""
     head = read_file(path, HEAD_BYTES)
     header = read_header(head)
-    if header is None and len(head) == HEAD_BYTES:
+    if len(head) < HEAD_BYTES:
+        return header, head
+    if header is None:
         head = read_file(path)
         header = read_header(head)
+    elif header.kind in _TAG_CHUNKS:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            found = _chunk_orientation(header.kind, lambda at, count: os.pread(descriptor, count, at))
+        finally:
+            os.close(descriptor)
+        header = header._replace(orientation=found)
     return header, head
 
 
-def read_sizes(paths: Sequence[str]) -> NDArray[np.int64]:
-    """Height and width (n, 2) of image files, -1 where a file is there and no image, 0 where there is none."""
-    sizes = np.zeros((len(paths), 2), dtype=np.int64)
+def read_headers(paths: Sequence[str]) -> NDArray[np.int64]:
+    """Height, width and orientation (n, 3) of image files; -1 where one is there and no image, 0 where none is."""
+    rows = np.zeros((len(paths), 3), dtype=np.int64)
     for row, path in enumerate(paths):
         try:
             header, _ = read_header_of(path)
         except (OSError, ValueError):  # ValueError: a name that no file can have
             continue
-        sizes[row] = (header.height, header.width) if header is not None else -1
-    return sizes
+        rows[row] = (header.height, header.width, header.orientation) if header is not None else -1
+    return rows
 
 
 def is_cut_short(data: bytes, header: Header) -> bool:
@@ -76,16 +106,28 @@ def is_cut_short(data: bytes, header: Header) -> bool:
     return header.kind == "JPEG" and data.rfind(b"\xff\xd9", header.end) < 0
 
 
-def exif_orientation(data: bytes) -> int:
-    """The tag of a JPEG that says how to turn it, 1 to 8 (Exif 2.32); 1, upright, where there is none."""
-    start = data.find(b"Exif\0\0") + 6
-    if start < 6 or not data.startswith(b"\xff\xd8"):
-        return 1
-    try:
-        orientation = _tiff_tags(data[start:]).get(_TIFF_ORIENTATION, 1)
-    except struct.error:
-        return 1
+def _orientation(tags: dict[int, int]) -> int:
+    orientation = tags.get(_TIFF_ORIENTATION, 1)
     return orientation if 1 <= orientation <= 8 else 1
+
+
+def _exif_orientation(exif: bytes) -> int:
+    """The tag in Exif data; 1, upright, where there is none."""
+    with suppress(struct.error):  # damaged: as if it were not there
+        return _orientation(_tiff_tags(exif.removeprefix(_EXIF)))
+    return 1
+
+
+def _chunk_orientation(kind: str, read: Callable[[int, int], bytes]) -> int:
+    """The tag in the Exif chunk of a PNG or WebP file; ``read`` gives a number of its bytes from a position on."""
+    at, layout, wanted = _TAG_CHUNKS[kind]
+    while len(head := read(at, 8)) == 8:
+        values = struct.unpack(layout, head)
+        length, name = values if kind == "PNG" else values[::-1]
+        if name == wanted:
+            return _exif_orientation(read(at + 8, min(length, MAX_EXIF)))
+        at += 8 + length + (4 if kind == "PNG" else length % 2)  # a checksum, or a byte to make it even
+    return 1
 
 
 def _read_header(data: bytes) -> Header | None:
@@ -105,7 +147,7 @@ def _read_header(data: bytes) -> Header | None:
         tags = _tiff_tags(data)
         if _TIFF_WIDTH not in tags or _TIFF_HEIGHT not in tags:
             return None
-        return Header("TIFF", tags[_TIFF_HEIGHT], tags[_TIFF_WIDTH], 0)
+        return Header("TIFF", tags[_TIFF_HEIGHT], tags[_TIFF_WIDTH], 0, _orientation(tags))
     if data[4:12] in (b"ftypavif", b"ftypavis"):
         return _boxed("AVIF", data, b"mdat", b"ispe", 4)
     if data.startswith(b"\0\0\0\x0cjP  "):
@@ -117,7 +159,7 @@ def _read_header(data: bytes) -> Header | None:
 
 def _jpeg(data: bytes) -> Header | None:
     """Walks over the segments in front of the frame header, which holds the size."""
-    position = 2
+    position, orientation = 2, None
     while data[position] == 0xFF:
         marker = data[position + 1]
         if marker == 0xFF:  # a fill byte
@@ -126,11 +168,14 @@ def _jpeg(data: bytes) -> Header | None:
             position += 2
         elif marker in _JPEG_SIZE_MARKERS:
             length, _, height, width = struct.unpack_from(">HBHH", data, position + 2)
-            return Header("JPEG", height, width, position + 2 + length)
+            return Header("JPEG", height, width, position + 2 + length, orientation or 1)
         else:
             (length,) = struct.unpack_from(">H", data, position + 2)
             if length < 2 or marker == 0xDA:  # pixels before any size
                 return None
+            content = position + 4
+            if marker == 0xE1 and orientation is None and data.startswith(_EXIF, content):
+                orientation = _exif_orientation(data[content : position + 2 + length])
             position += 2 + length
     return None
 

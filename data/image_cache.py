@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from data.images import ImageSource
 
 ZEROS = bytes(1 << 20)  # written where the system cannot reserve room in a file
-CACHE_VERSION = 1  # of the layout of the file, and of how images are decoded: raise it when either changes
+CACHE_VERSION = 2  # of the layout of the file, and of how images are decoded: raise it when either changes
 
 
 def kept_cache_name(annotations: Annotations, on_error: OnError) -> str:
-    """A file name for the cache of these images that changes when one of the files does."""
+    """A file name for the cache of these images that changes when one of the files does, or how they are turned."""
     paths = [os.path.join(annotations.image_root, annotations.file_name(i)) for i in range(len(annotations))]
-    key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value}".encode())
+    key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}".encode())
     key.update(annotations.sizes.tobytes())
     return f"{key.hexdigest()[:32]}.images"
 

@@ -12,27 +12,31 @@ from numpy.typing import NDArray
 from data.annotations import Annotations
 from data.config import OnError
 from data.errors import DataError
-from data.headers import KNOWN_TYPES, MAX_PIXELS, is_cut_short, read_header
+from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, is_cut_short, read_header
 from data.image_cache import CachedImages
 from data.jpeg import decode_rows
+from data.orientation import turn_decoded
 from data.parallel import read_file
 
 logger = logging.getLogger(__name__)
 
-AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # of cv2.imread: RGB, not turned by EXIF tags
+AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # of cv2.imread: RGB, not turned but for TIFF files
 _FIX = "fix: replace the file, or set data.on_error=skip to leave such images out"
 
 # What OpenCV prints about a broken image does not name it; the errors here do.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
+class WrongSize(DataError):
+    """An image has another size than its annotations are for."""
+
+
 class Encoded(NamedTuple):
     """An image file that may be decoded: whole, and of the size that its annotations are for."""
 
     data: bytes
-    kind: str  # such as "JPEG"; see data/headers.py
-    turned: bool  # its EXIF tag is to be followed, since the annotated size is that of the turned image
-    frame_end: int  # of a JPEG; see data/jpeg.py
+    header: Header
+    orientation: int  # by which it is to be turned, 1 to 8; 1: not at all
 
 
 class ImageSource:
@@ -47,9 +51,9 @@ class ImageSource:
     def read(self, index: int, rows: int | None = None) -> NDArray[np.uint8] | None:
         """The image (h, w, 3) in RGB, of the size that its annotations are for.
 
-        Its pixels are taken as stored, as COCO's sizes and boxes mean them; only where the annotated size is that of
-        the image turned by its EXIF tag, it is turned. Of several frames the first is taken. An image that cannot be
-        read so raises ``DataError``; with ``on_error=skip`` it is ``None``, and each process reports it once.
+        It is turned upright as its EXIF tag and the rule of the set say (data/orientation.py). Of several frames the
+        first is taken. An image that cannot be read so raises ``DataError``; with ``on_error=skip`` it is ``None``, and
+        each process reports it once.
         Where only the first ``rows`` rows are needed, the others may be missing.
         """
         if self.cache is not None:
@@ -81,34 +85,41 @@ class ImageSource:
         if header.height * header.width > MAX_PIXELS:
             size = f"{header.width:,} x {header.height:,} pixels"
             raise DataError(f"{path} has {size}, more than the {MAX_PIXELS:,} that are read. {_FIX}")
-        turned = width != height and (header.height, header.width) == (width, height)
-        if not turned and (header.height, header.width) != (height, width):
-            raise self._wrong_size(index, header.height, header.width)
+        orientation = self.annotations.turn.orientation(header, (height, width))
+        if header.size(orientation) != (height, width):
+            raise self._wrong_size(index, header)
         if is_cut_short(data, header):
             raise DataError(f"{path} is cut short: the end of its JPEG data is missing. {_FIX}")
-        return Encoded(data, header.kind, turned, header.end)
+        return Encoded(data, header, orientation)
 
     def _decode(self, index: int, rows: int | None) -> NDArray[np.uint8]:
         return self.decode(index, self.read_encoded(index), rows)
 
     def decode(self, index: int, encoded: Encoded, rows: int | None = None) -> NDArray[np.uint8]:
         """The pixels of what ``read_encoded`` gave, as ``read`` returns them; raises ``DataError``."""
-        height, width = self.annotations.sizes[index].tolist()
-        if encoded.kind == "JPEG" and not encoded.turned:
-            quickly = decode_rows(encoded.data, encoded.frame_end, height, height if rows is None else rows)
+        data, header, orientation = encoded
+        if header.kind == "JPEG":
+            needed = header.height if rows is None or orientation != 1 else rows
+            quickly = decode_rows(data, header.end, header.height, needed)
             if quickly is not None:
-                return quickly
-        flags = AS_STORED & ~cv2.IMREAD_IGNORE_ORIENTATION if encoded.turned else AS_STORED
+                return turn_decoded(quickly, header, orientation)
         # From memory OpenCV refuses an image that ends early; from a file it would fill up a JPEG with grey.
-        image = cv2.imdecode(np.frombuffer(encoded.data, dtype=np.uint8), flags)
+        image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), AS_STORED)
         if image is None:
-            what = f"cannot be decoded: its {encoded.kind} data are damaged, or of a kind that OpenCV does not read"
+            what = f"cannot be decoded: its {header.kind} data are damaged, or of a kind that OpenCV does not read"
             raise DataError(f"{self.annotations.path(index)} {what}. {_FIX}")
-        if image.shape[:2] != (height, width):
-            raise self._wrong_size(index, *image.shape[:2])
-        return np.asarray(image, dtype=np.uint8)
+        turned = turn_decoded(np.asarray(image, dtype=np.uint8), header, orientation)
+        if turned.shape[:2] != tuple(self.annotations.sizes[index].tolist()):
+            raise self._wrong_size(index, header._replace(height=image.shape[0], width=image.shape[1]))
+        return turned
 
-    def _wrong_size(self, index: int, height: int, width: int) -> DataError:
-        meant_height, meant_width = self.annotations.sizes[index].tolist()
-        meant = f"its annotations are for {meant_width:,} x {meant_height:,}"
-        return DataError(f"{self.annotations.path(index)} has {width:,} x {height:,} pixels, {meant}. {_FIX}")
+    def _wrong_size(self, index: int, header: Header) -> WrongSize:
+        height, width = self.annotations.sizes[index].tolist()
+        found, fix = f"{header.width:,} x {header.height:,} pixels", _FIX
+        if header.orientation != 1:
+            shown_height, shown_width = header.size(header.orientation)
+            found += f", {shown_width:,} x {shown_height:,} once it is turned as its EXIF tag {header.orientation} says"
+            if (shown_height, shown_width) == (height, width):  # as data.exif=ignore forbids
+                fix = "fix: data.exif=apply"
+        path, meant = self.annotations.path(index), f"its annotations are for {width:,} x {height:,}"
+        return WrongSize(f"{path} has {found}, {meant}. {fix}")

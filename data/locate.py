@@ -45,7 +45,7 @@ def locate(config: DataConfig, split: str) -> Files:
     if config.format == DataFormat.voc:
         return locate_voc(pairs, image_root, config.names)
     if config.format == DataFormat.yolo:
-        return locate_yolo(pairs, image_root, split, config.names)
+        return locate_yolo(pairs, image_root, split, config.names, config.exif)
     path = pairs[0][0]
     return Files([path], [], image_root, lambda: read_coco(path, image_root, config.names, config.outlines))
 

@@ -12,10 +12,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from data.config import Exif
 from data.errors import DataError
 from data.geometry import Image
 from data.headers import MAX_PIXELS, is_cut_short, read_header
 from data.images import AS_STORED
+from data.orientation import turn_decoded
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class Frame:
     medium: Medium
     number: int  # from 1; of a picture always 1
     image: Image  # (h, w, 3) RGB
+    turned: bool = False  # as its EXIF tag says
     frames_per_second: float = 0.0  # of the video, as it says; 0: it does not, or this is a picture
 
     @property
@@ -109,8 +112,8 @@ def _named(paths: list[Path], source: str, base: Path | None = None) -> list[Med
     return [Medium(path, path.relative_to(common).as_posix()) for path in whole]
 
 
-def read_picture(medium: Medium) -> Frame:
-    """The picture, its pixels as stored: an EXIF tag turns nothing, as in data sets. Raises DataError if unreadable."""
+def read_picture(medium: Medium, exif: Exif) -> Frame:
+    """The picture, with ``exif=apply`` turned upright as its EXIF tag says. Raises DataError if unreadable."""
     path = medium.path
     try:
         data = path.read_bytes()
@@ -124,7 +127,8 @@ def read_picture(medium: Medium) -> Frame:
     image = None if is_cut_short(data, header) else cv2.imdecode(np.frombuffer(data, dtype=np.uint8), AS_STORED)
     if image is None:
         raise DataError(f"{path} cannot be decoded: its {header.kind} data are damaged or end early. {_FIX}")
-    return Frame(medium, 1, np.asarray(image, dtype=np.uint8))
+    orientation = header.orientation if exif == Exif.apply else 1
+    return Frame(medium, 1, turn_decoded(np.asarray(image, dtype=np.uint8), header, orientation), orientation != 1)
 
 
 class Video:
@@ -149,7 +153,7 @@ class Video:
                 break
             number += 1
             pixels = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
-            yield Frame(self.medium, number, pixels, self.frames_per_second)
+            yield Frame(self.medium, number, pixels, frames_per_second=self.frames_per_second)
         self._capture.release()
         if number < self.num_frames:
             logger.warning("%s ends after %d of %d frames: it may be cut", self.medium.path, number, self.num_frames)

@@ -29,7 +29,7 @@ def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
     With as few calls of the system as there can be: Python's own file objects make twice as many, which costs as much
     as the header of an image does.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is empty instead of waited for
     try:
         size = min(os.fstat(descriptor).st_size, limit)
         data = os.read(descriptor, size)

@@ -71,7 +71,7 @@ class Source:
     findings: Findings  # entries that the reader itself could not take
     outlines: Outlines | None = None  # of the M boxes, where they were asked for and the format has them
     notes: Findings = field(default_factory=Findings)  # entries that were taken, but not as they stand
-    sized_by_headers: bool = False  # some sizes are those of the image files, since the annotations give none
+    unsized: list[int] = field(default_factory=list)  # rows of images whose sizes are those of their files, as stored
 
 
 @dataclass

@@ -6,7 +6,6 @@ corners of a polygon, which gives the upright box around it. Image sizes come fr
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -17,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.classes import choose_classes
-from data.errors import DataError, printable, shown
-from data.headers import KNOWN_TYPES, exif_orientation, read_header_of
+from data.config import Exif
+from data.errors import DataError, shown
+from data.headers import KNOWN_TYPES, read_header_of
 from data.index_cache import stamp_files
+from data.orientation import IGNORED, TURNED
 from data.parallel import in_chunks, read_file
 from data.source import Files, Findings, Source, relative_name
 from data.yolo_files import find_images, find_labels, no_labels
-
-logger = logging.getLogger(__name__)
 
 MAX_FRACTION = 2  # beyond it a number must be one of pixels; a little above 1 it is a box that reaches out of its image
 MAX_CLASS = 2**31
@@ -42,12 +41,14 @@ class _Read(NamedTuple):
     """What some images and their label files say."""
 
     sizes: NDArray[np.int64]  # (n, 2) height, width; (0, 0): no image there, (-1, -1): none that can be used
-    turned: list[int]  # positions of images with a tag that turns them
+    tagged: list[str]  # images with an EXIF tag that turns them
     rows: NDArray[np.float64]  # (m, 7): position, line, class, cx, cy, w, h; m boxes in fractions
     problems: list[tuple[str, str]]  # kind and sentence of what cannot be used
 
 
-def locate_yolo(pairs: Sequence[tuple[Path, Path]], image_root: Path, split: str, names: list[str] | None) -> Files:
+def locate_yolo(
+    pairs: Sequence[tuple[Path, Path]], image_root: Path, split: str, names: list[str] | None, exif: Exif
+) -> Files:
     """Finds the images and label files of ``pairs``: what names the images, and where relative paths start.
 
     ``names`` are those of classes 0, 1, ...; where a data.yaml has names, they choose and order among them. Raises
@@ -87,31 +88,29 @@ def locate_yolo(pairs: Sequence[tuple[Path, Path]], image_root: Path, split: str
         hashed=[read for part in found for read in part.read],
         stamps=digests,
         image_root=image_root,
-        read=partial(read_yolo, listed, path, image_root, len(classes), categories),
+        read=partial(read_yolo, listed, path, image_root, len(classes), categories, exif),
     )
 
 
 def read_yolo(
-    listed: list[_Listed], path: Path, image_root: Path, num_classes: int, categories: dict[int, str]
+    listed: list[_Listed], path: Path, image_root: Path, num_classes: int, categories: dict[int, str], exif: Exif
 ) -> Source:
-    """Reads sizes and boxes of the listed images; ``path`` is for messages.
+    """Reads sizes and boxes of the listed images, turned upright with ``exif=apply``; ``path`` is for messages.
 
     Image ids count from 1 in their order, category ids are the numbers of the label files; an object's area is that of
     its box. What cannot be read goes to the findings.
     """
-    findings = Findings()
-    parts, turned, start = [], [], 0
-    for part in in_chunks(_read_chunk, listed, "reading labels"):
+    findings, notes = Findings(), Findings()
+    parts, start = [], 0
+    for part in in_chunks(partial(_read_chunk, exif=exif), listed, "reading labels"):
         part.rows[:, 0] += start
-        turned += [start + position for position in part.turned]
+        notes.add(TURNED if exif == Exif.apply else IGNORED, part.tagged)
         for kind, sentence in part.problems:
             findings.add(kind, [sentence])
         parts.append(part)
         start += len(part.sizes)
     sizes = np.concatenate([part.sizes for part in parts])
     rows = np.concatenate([part.rows for part in parts])
-    if turned:
-        _warn_of_turned(listed, turned)
 
     def where(row: NDArray[np.float64]) -> str:
         return f"{listed[int(row[0])].label}:{int(row[1])}"
@@ -151,6 +150,7 @@ def read_yolo(
         categories=categories,
         box_name=lambda position: where(rows[position]),
         findings=findings,
+        notes=notes,
     )
 
 
@@ -161,19 +161,10 @@ def _in_pixels(boxes: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[
         return np.concatenate([(boxes[:, :2] - boxes[:, 2:] / 2) * width_height, boxes[:, 2:] * width_height], axis=1)
 
 
-def _warn_of_turned(listed: list[_Listed], turned: list[int]) -> None:
-    logger.warning(
-        "%d images carry an EXIF tag that turns or mirrors them (first: %s): their boxes are read as those of the "
-        "pixels as stored; if they were drawn on the turned pictures, save these turned and without the tag",
-        len(turned),
-        printable(listed[turned[0]].image),
-    )
-
-
-def _read_chunk(listed: Sequence[_Listed]) -> _Read:
+def _read_chunk(listed: Sequence[_Listed], exif: Exif) -> _Read:
     sizes = np.zeros((len(listed), 2), dtype=np.int64)
     rows: list[list[float]] = []
-    turned: list[int] = []
+    tagged: list[str] = []
     problems: list[tuple[str, str]] = []
     for position, item in enumerate(listed):
         if not item.image_is_file:
@@ -188,16 +179,16 @@ def _read_chunk(listed: Sequence[_Listed]) -> _Read:
             sizes[position] = -1
             problems.append(("files that are no images", f"{item.image} {what}"))
             continue
-        sizes[position] = header.height, header.width
-        if exif_orientation(head) != 1:
-            turned.append(position)
+        sizes[position] = header.size(header.orientation if exif == Exif.apply else 1)
+        if header.orientation != 1:
+            tagged.append(item.image)
         if item.label_is_file:
             found, faults = read_label_file(item.label)
             rows += [[position, *row] for row in found]
             problems += faults
         elif item.label_exists:
             problems.append(("label files that cannot be read", f"{item.label} is no file"))
-    return _Read(sizes, turned, np.array(rows, dtype=np.float64).reshape(-1, 7), problems)
+    return _Read(sizes, tagged, np.array(rows, dtype=np.float64).reshape(-1, 7), problems)
 
 
 def read_label_file(path: str) -> tuple[list[list[float]], list[tuple[str, str]]]:

@@ -13,15 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from conf.build import build_model, describe_network, model_from_checkpoint, model_or_checkpoint
+from conf.build import (
+    build_model,
+    complete_from_checkpoint,
+    describe_network,
+    model_from_checkpoint,
+    model_or_checkpoint,
+)
 from conf.build_data import open_split
 from conf.entry import compose, run, to_dictionary
-from conf.schema import TrainConfig
+from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import PredictConfig
-from data import ShapesConfig, cut_at_edges, ensure_shapes
-from eval import Evaluator
+from data import DataFormat, ShapesConfig, cut_at_edges, ensure_shapes
+from data.shapes import CLASSES
+from eval import Evaluator, evaluate
 from models.weights import head_layers
 from predict import predict
+from tests.data.tagged import stored_picture, upright, write_set
 from tests.data.test_media import picture, video
 from tests.test_programs import start
 from train_utils.checkpoint import load_checkpoint, save_checkpoint
@@ -128,6 +136,47 @@ def test_every_picture_has_its_own_files_and_they_agree(
     less += ["save_json=false", "draw=false", "device=cpu"]
     predict(compose("predict", PredictConfig, less, model_or_checkpoint))
     assert sorted(path.name for path in (tmp_path / "less").iterdir()) == ["labels"]
+
+
+SETS = ("tagged", "upright", "stored")
+
+
+def test_tagged_pictures_give_what_the_same_pictures_saved_upright_give(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """predict.py's files and eval.py's figures; with exif=ignore what the stored pixels give."""
+    for name in SETS:
+        write_set(tmp_path / name, DataFormat.coco, "png", name != "stored")
+        content = json.loads((tmp_path / name / "set.json").read_text())
+        content["categories"] = [{"id": number, "name": kind} for number, kind in enumerate(CLASSES, start=1)]
+        (tmp_path / name / "set.json").write_text(json.dumps(content))
+        for tag in range(1, 9) if name != "tagged" else ():  # the same picture without a tag
+            image = upright(stored_picture(), tag) if name == "upright" else stored_picture()
+            assert cv2.imwrite(str(tmp_path / name / "images" / f"{tag}.png"), image[..., ::-1])
+    results = {}
+    for name, more in (("tagged", ()), ("upright", ()), ("stored", ()), ("tagged", ("exif=ignore",))):
+        out, images, detections = found(
+            folder, tmp_path / name / "images", tmp_path / "out" / f"{name}{len(more)}", *more
+        )
+        drawn = {path.name: cv2.imread(str(path), cv2.IMREAD_UNCHANGED).tolist() for path in out.glob("*.png")}
+        labels = {path.name: path.read_text() for path in (out / "labels").iterdir()}
+        results[name, *more] = (images, detections, labels, drawn)
+        turned = name == "tagged" and not more
+        assert ("7 turned upright by their EXIF tag" in capsys.readouterr().out) == turned
+    assert results["tagged",] == results["upright",]
+    assert results["tagged", "exif=ignore"] == results["stored",]
+    sizes = {image["id"]: (image["height"], image["width"]) for image in results["tagged",][0]["images"]}
+    assert sizes == {tag: (64, 40) if tag > 4 else (40, 64) for tag in range(1, 9)} and results["tagged",][1]
+
+    scored = []
+    for name in SETS:
+        options = [f"ckpt={folder / 'random.pt'}", "data=coco", f"data.root={tmp_path / name}", "data.workers=0"]
+        options += ["data.val={annotations: set.json, images: images}", f"data.index_dir={tmp_path / 'index'}"]
+        options += ["device=cpu", "evaluate.image_size=96", f"out={tmp_path / 'eval' / name}"]
+        evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
+        scored.append(json.loads((tmp_path / "eval" / name / "detections.json").read_text()))
+        assert ("turned upright by their EXIF tag (7)" in capsys.readouterr().out) == (name == "tagged")
+    assert scored[0] == scored[1] != scored[2]
 
 
 def test_a_video_becomes_a_drawn_video_and_results_by_frame(folder: Path, tmp_path: Path) -> None:

@@ -10,7 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from data import DataError, EvalDataset, FrameBatches, ImageSource, Medium, OnError, Request, Resize, Video, find_media
+from data import (
+    DataError,
+    EvalDataset,
+    Exif,
+    FrameBatches,
+    ImageSource,
+    Medium,
+    OnBadFile,
+    OnError,
+    Request,
+    Resize,
+    Video,
+    find_media,
+)
 from data.media import read_picture
 from data.samplers import input_shape
 from tests.data.test_images import with_orientation
@@ -89,22 +102,23 @@ def test_sources_that_hold_nothing(
         find_media(source)
 
 
-def test_a_picture_is_read_as_stored(tmp_path: Path) -> None:
+def test_a_picture_is_read_as_its_tag_and_the_option_say(tmp_path: Path) -> None:
     image = picture(tmp_path / "a.png", 40, 64)
-    frame = read_picture(Medium(tmp_path / "a.png", "a.png"))
+    frame = read_picture(Medium(tmp_path / "a.png", "a.png"), Exif.apply)
     assert np.array_equal(frame.image, image) and frame.size == (40, 64) and frame.number == 1
     (tmp_path / "b.jpg").write_bytes(with_orientation(cv2.imencode(".jpg", image)[1].tobytes(), 6))
-    assert read_picture(Medium(tmp_path / "b.jpg", "b.jpg")).size == (40, 64), "turned by its EXIF tag"
+    assert read_picture(Medium(tmp_path / "b.jpg", "b.jpg"), Exif.ignore).size == (40, 64)
+    assert read_picture(Medium(tmp_path / "b.jpg", "b.jpg"), Exif.apply).size == (64, 40)
     (tmp_path / "c.jpg").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"c.jpg is not an image .* fix: .*on_error=skip"):
-        read_picture(Medium(tmp_path / "c.jpg", "c.jpg"))
+        read_picture(Medium(tmp_path / "c.jpg", "c.jpg"), Exif.apply)
     with pytest.raises(DataError, match=r"d.jpg cannot be read \(No such file"):
-        read_picture(Medium(tmp_path / "d.jpg", "d.jpg"))
+        read_picture(Medium(tmp_path / "d.jpg", "d.jpg"), Exif.apply)
     for name in ("a.png", "b.jpg"):
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
         with pytest.raises(DataError, match=rf"{name} cannot be decoded: .* end early"):
-            read_picture(Medium(tmp_path / name, name))
+            read_picture(Medium(tmp_path / name, name), Exif.apply)
 
 
 def test_a_video_s_frames_come_in_order_and_a_cut_one_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +142,7 @@ def test_a_video_s_frames_come_in_order_and_a_cut_one_says_so(tmp_path: Path, ca
 def batches(media: list[Medium], **changes: object) -> FrameBatches:
     options = {
         "image_size": 64, "stride": 32, "batch_size": 3, "resize": Resize.letterbox, "rect": True,
-        "on_error": OnError.stop, "threads": 2,
+        "exif": Exif.apply, "on_error": OnBadFile.stop, "threads": 2,
     }  # fmt: skip
     return FrameBatches(media, **options | changes)  # type: ignore[arg-type]
 
@@ -184,7 +198,7 @@ def test_what_cannot_be_read_stops_or_is_left_out(folder: Path, caplog: pytest.L
     media = find_media(str(folder))
     with pytest.raises(DataError, match=r"clip.avi is not a video"):
         batches(media).count()
-    frames = batches(media, on_error=OnError.skip)
+    frames = batches(media, on_error=OnBadFile.skip)
     assert frames.count() == 4
     seen = [frame.medium.name for batch in frames for frame in batch.frames]
     assert sorted(seen) == ["a.JPG", "deep/c.bmp", "deep/er/b.png"] and len(frames.skipped) == 2

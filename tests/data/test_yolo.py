@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from conf.entry import compose
 from conf.schema import TrainConfig
 from data import DataError, ImageSource, open_annotations
 from data.yolo import read_label_file
-from tests.data.bad_inputs import exif, with_segment
 from tests.data.yolo_set import YoloSet, assert_whole
 
 
@@ -77,15 +75,6 @@ def test_opening_again_reads_neither_labels_nor_images(yolo_set: YoloSet, monkey
     monkeypatch.setattr("data.yolo.read_header_of", None)
     monkeypatch.setattr("data.yolo.read_label_file", None)
     assert_whole(yolo_set.open("images"))
-
-
-def test_tags_that_turn_pictures_are_told(yolo_set: YoloSet, caplog: pytest.LogCaptureFixture) -> None:
-    yolo_set.add("images", "labels")
-    path = yolo_set.root / "images" / "b.jpg"
-    path.write_bytes(with_segment(path.read_bytes(), exif(6)))
-    with caplog.at_level(logging.WARNING):
-        assert_whole(yolo_set.open("images"))
-    assert len(caplog.records) == 1 and "1 images carry an EXIF tag" in caplog.text and "b.jpg" in caplog.text
 
 
 def test_boxes_are_those_in_pixels_within_the_rounding_of_the_text(tmp_path: Path) -> None:
