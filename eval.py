@@ -4,6 +4,7 @@
     python eval.py ckpt=runs/coco/... data=bccd data.root=../other evaluate.image_size=416
     torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/... out=results
     python eval.py ckpt=runs/coco/... task=speed
+    python eval.py detections=results.json data=coco    # of any system, exactly as pycocotools scores the file
 
 The figures are the same to the last bit on any number of processes.
 """
@@ -42,7 +43,7 @@ from train_utils.distributed import World, gather_arrays, init_distributed_mode
 from train_utils.engine import detect
 from train_utils.log import Progress
 from train_utils.operating_points import class_curves
-from train_utils.result_files import write_json
+from train_utils.result_files import read_results, write_json
 from train_utils.run_folder import open_folder
 from train_utils.speed import measure_speed
 
@@ -61,6 +62,8 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
     if world.is_main:
         for said in (*annotations.skipped, *annotations.notes):
             print(f"val: {said}", flush=True)
+    if config.detections is not None:
+        return score_file(Path(config.detections), config, annotations, out) if world.is_main else {}
     model = load_model(config, annotations, world).to(world.device)
     image_size = config.evaluate.image_size or image_size_of(model.cfg)
     evaluator = Evaluator(
@@ -71,22 +74,38 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
     evaluation = evaluator(model)
     if evaluation is None:
         return {}
+    if out is not None:
+        write_json(out / "detections.json", to_coco_json(evaluation.detections, annotations.category_ids))
+    return report(evaluation, evaluator.ground_truth, out)
+
+
+def score_file(path: Path, config: EvalConfig, annotations: Annotations, out: Path | None) -> dict[str, float]:
+    """The figures of a COCO results file, with the very numbers that stand in it. Raises TrainError where they make no
+    detections on these images."""
+    detections, notes = read_results(path, annotations.image_ids, annotations.category_ids)
+    print("\n".join([f"{path}: {len(detections)} detections", *notes]))
+    truth = ground_truth_of(annotations)
+    return report(Evaluation(score(truth, detections, config.evaluate.backend), detections), truth, out)
+
+
+def report(evaluation: Evaluation, truth: GroundTruth, out: Path | None) -> dict[str, float]:
+    """Print the figures with the best F1 of each class, write them to ``out``, and return them."""
     scores = evaluation.scores
-    curves = class_curves(evaluator.ground_truth, evaluation.detections)
+    curves = class_curves(truth, evaluation.detections)
     for row, curve in zip(scores.per_class.values(), curves, strict=True):
         row.update(curve.best() or dict.fromkeys(OPERATING_POINT, ABSENT))
     print(format_table(scores), flush=True)
     if out is not None:
         write_json(out / "figures.json", scores.figures)
         write_json(out / "per_class.json", scores.per_class)
-        write_json(out / "detections.json", to_coco_json(evaluation.detections, annotations.category_ids))
-        draw_class_curves(curves, annotations.names, out / "curves.png")
+        draw_class_curves(curves, truth.names, out / "curves.png")
     return scores.figures
 
 
 def load_model(config: EvalConfig, annotations: Annotations, world: World) -> Darknet:
     """The network that ``config`` names. Raises ConfigError where it knows other classes than the data."""
     if config.ckpt is None:
+        assert config.model is not None  # only detections= goes without
         model, note = build_model(config.model, len(annotations.names), whole=True)
         if world.is_main:
             print(note)
@@ -108,6 +127,20 @@ class Evaluation:
 
     scores: CocoResult
     detections: Detections
+
+
+def ground_truth_of(annotations: Annotations) -> GroundTruth:
+    """What is scored against."""
+    return GroundTruth(
+        image_ids=annotations.image_ids,
+        sizes=annotations.sizes,
+        offsets=annotations.offsets,
+        boxes_xywh=annotations.boxes_xywh,
+        classes=annotations.classes,
+        crowd=annotations.crowd,
+        areas=annotations.areas,
+        names=annotations.names,
+    )
 
 
 class Evaluator:
@@ -137,16 +170,7 @@ class Evaluator:
         self.annotations, self.world, self.lines, self.config = annotations, world, lines, config
         self.image_size, self.stride = image_size, model.max_stride
         assert len(annotations.names) <= MAX_CLASSES, "classes travel in two bytes"
-        self.ground_truth = GroundTruth(
-            image_ids=annotations.image_ids,
-            sizes=annotations.sizes,
-            offsets=annotations.offsets,
-            boxes_xywh=annotations.boxes_xywh,
-            classes=annotations.classes,
-            crowd=annotations.crowd,
-            areas=annotations.areas,
-            names=annotations.names,
-        )
+        self.ground_truth = ground_truth_of(annotations)
         sampler = EvalBatchSampler(self.batches(config.batch_size), world.rank, world.world_size)
         images = open_images(annotations, data, world)
         self.dataset = EvalDataset(annotations, images, config.upscale, config.resize)

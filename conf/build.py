@@ -11,7 +11,7 @@ import yaml
 from torch.nn import BatchNorm2d
 
 from conf.entry import CONF_DIR, ConfigError, layered, to_dictionary
-from conf.schema import ModelConfig, TrainConfig
+from conf.schema import EvalTask, ModelConfig, TrainConfig
 from data import Annotations, read_names
 from models import (
     WEIGHTS_VERSION,
@@ -173,6 +173,12 @@ def image_size_of(cfg: Cfg) -> int:
 def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The configuration with the checkpoint's values where neither YAML nor the command line gives one."""
     given = model_or_checkpoint(given, named)
+    if given.get("detections") is not None:
+        if given.get("ckpt") is not None or given["model"] is not None or given["task"] != EvalTask.score.value:
+            raise ConfigError("detections= are scored as they are. fix: leave out ckpt, model and task")
+        if "data" not in given:
+            raise ConfigError("detections= are scored against data. fix: add data=...")
+        return given
     if given["model"] is None:
         del given["model"]
     if given.get("ckpt") is not None:

@@ -225,11 +225,12 @@ class EvalConfig:
     """Everything that eval.py reads; ``data`` and ``model`` come from the checkpoint where they are not given."""
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    detections: str | None  # a COCO results file of any system, to be scored instead of a network
     task: EvalTask
     out: str | None  # folder for figures and detections as JSON, and a picture of the curves; null: print only
     device: Device
     timeout_seconds: float
     debug: bool
     data: DataConfig
-    model: ModelConfig
+    model: ModelConfig | None
     evaluate: EvaluateConfig

@@ -20,6 +20,7 @@ from eval import evaluate
 from models import Darknet, zoo_cfg
 from tests.data.test_boxes_outside import BOXES, NO_AREA, OUTSIDE, write_set
 from tests.test_train import assert_same
+from tests.train_utils.coco_sets import INSTALLED, plain_pycocotools
 from train import train
 from train_utils.checkpoint import load_last
 from train_utils.coco_backends import BACKENDS
@@ -40,6 +41,28 @@ def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tm
     figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
     assert figures["AP"] == pytest.approx(0.161054, abs=0.001)
     assert figures["AP50"] == pytest.approx(0.369500, abs=0.001)
+
+
+def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared_dir: Path, tmp_path: Path) -> None:
+    """OpenCV's detections, .161054 and .369500 in ../shared/darknet/README.md; all figures to the last bit."""
+    coco = shared_dir / "data" / "coco128"
+    results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
+    data = [
+        "data=coco", f"data.root={coco}", f"data.index_dir={tmp_path}", "data.val.images=images/val2017", "device=cpu",
+        f"out={tmp_path / 'out'}",
+    ]  # fmt: skip
+    expected = plain_pycocotools(coco / "annotations" / "instances_val2017.json", results).stats.tolist()
+    assert round(expected[0], 6) == 0.161054 and round(expected[1], 4) == 0.3695
+    for backend in INSTALLED:
+        options = [*data, f"detections={results}", f"evaluate.backend={backend}"]
+        figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
+        assert list(figures.values()) == expected, backend
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"figures.json", "per_class.json", "curves.png"}
+    for wrong in (["ckpt=a.pt"], ["model=yolov3", "model.weights=a.weights"], ["task=speed"]):
+        with pytest.raises(ConfigError, match=r"detections= are scored as they are. fix: leave out ckpt, model and"):
+            compose("eval", EvalConfig, [*data, f"detections={results}", *wrong], complete_from_checkpoint)
+    with pytest.raises(ConfigError, match=r"scored against data\. fix: add data="):
+        compose("eval", EvalConfig, [f"detections={results}"], complete_from_checkpoint)
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ import numpy as np
 
 # A row for each detection; "class" counts from 0, "box_xywh" is left, top, width, height in original pixels.
 DETECTION = np.dtype([("image_id", "i8"), ("class", "i4"), ("score", "f4"), ("box_xywh", "f4", (4,))])
-Detections: TypeAlias = np.ndarray  # of dtype DETECTION
+# The same from a results file of any system, in the file's own numbers and order.
+DETECTION_AS_READ = np.dtype([("image_id", "i8"), ("class", "i4"), ("score", "f8"), ("box_xywh", "f8", (4,))])
+Detections: TypeAlias = np.ndarray  # of dtype DETECTION, or DETECTION_AS_READ
 
 # The same on the wire, 26 bytes: "image" is the position in the data set.
 PACKED = np.dtype([("image", "<u4"), ("class", "<u2"), ("score", "<f4"), ("box_xywh", "<f4", (4,))])
@@ -66,11 +68,14 @@ def unpack(packed: np.ndarray, image_ids: np.ndarray) -> Detections:
 
 
 def canonical_order(detections: Detections) -> Detections:
-    """A sorted copy: by image, falling score, class, then box. Only identical rows are left without an order.
+    """A sorted copy: by image, falling score, class, then box. Only identical rows are left without an order. Rows as
+    read stay as they are, since the order of a file decides between its equal scores.
 
     Few rows share image and score, so all are sorted by these two alone, as one integer, and only those few by the
     rest: a quarter of the time of a sort by all columns.
     """
+    if detections.dtype == DETECTION_AS_READ:
+        return detections
     images = detections["image_id"]
     if not len(images) or int(images.max()) - int(images.min()) >= 2**32:
         return np.take(detections, _order_by_all(detections))

@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 
 from train_utils.coco_eval import Detections, to_coco_json
+from train_utils.detections import DETECTION_AS_READ
 from train_utils.errors import TrainError
+
+RESULT_KEYS = ("image_id", "category_id", "bbox", "score")
+RESULTS = "a list of {image_id, category_id, bbox: [left, top, width, height], score}, all finite numbers"
+LARGEST = 1e15  # pixels or score; areas stay finite
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,48 @@ def image_ids(results: Sequence[ImageResult]) -> list[int]:
     return list(range(1, len(results) + 1))
 
 
+def read_results(
+    path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray
+) -> tuple[Detections, list[str]]:
+    """The rows of a COCO results file, dtype DETECTION_AS_READ, and what is to be said about them.
+
+    ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data. As pycocotools does, this
+    leaves out rows of other categories, and takes 5.0 for the id 5; unlike it, also "5", and a file without rows.
+    Raises TrainError where the file cannot be read, a row lacks something, or an image is not in the data.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TrainError(f"cannot read detections={path} ({error.strerror}). fix: a COCO results file") from error
+    except (ValueError, RecursionError) as error:
+        raise TrainError(f"detections={path} is no JSON ({error}). fix: a COCO results file") from error
+    if not isinstance(content, list):
+        raise TrainError(f"detections={path} is no list. fix: a COCO results file: {RESULTS}")
+    images = set(image_ids.tolist())
+    classes = {category: number for number, category in enumerate(np.asarray(category_ids).tolist())}
+    rows, unknown = [], Counter[int]()
+    for number, entry in enumerate(content):
+        image, category, score, box = _result(entry, f"detections={path}: entry {number}")
+        if image not in images:
+            raise TrainError(
+                f"detections={path}: entry {number} is for image {image}, which the data does not have. fix: the"
+                " annotations that these detections were made for"
+            )
+        if category in classes:
+            rows.append((image, classes[category], score, box))
+        else:
+            unknown[category] += 1
+    ids = ", ".join(map(str, sorted(unknown)[:5])) + ", ..." * (len(unknown) > 5)
+    if unknown and not rows:
+        raise TrainError(
+            f"detections={path}: the data has none of its category ids ({ids}). fix: the ids of the annotation file"
+        )
+    notes = [f"{path} holds no detections"] if not rows else []
+    if unknown:
+        notes.append(f"{unknown.total()} of {len(content)} detections do not count: the data has no category {ids}")
+    return np.array(rows, dtype=DETECTION_AS_READ), notes
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write plain data as one JSON file. Raises TrainError where that cannot be done."""
     _write(path, json.dumps(content) + "\n")
@@ -84,6 +131,31 @@ def file_names(names: Sequence[str], suffix: str) -> dict[str, str]:
     stems = {name: str(PurePosixPath(name).with_suffix("")) for name in names}
     counts = Counter([*stems.values(), *names])
     return {name: (stem if counts[stem] == 1 else name) + suffix for name, stem in stems.items()}
+
+
+def _result(entry: Any, place: str) -> tuple[int, int, float, tuple[float, ...]]:
+    """Image id, category id, score and box of one row. Raises TrainError."""
+    if not isinstance(entry, dict):
+        raise TrainError(f"{place} is no object. fix: {RESULTS}")
+    for key in RESULT_KEYS:
+        if key not in entry:
+            raise TrainError(f"{place} has no {key}. fix: {RESULTS}")
+    image, category = (_whole(entry[key], f"{place} has {key}") for key in RESULT_KEYS[:2])
+    box, score = entry["bbox"], entry["score"]
+    numbers = [*box, score] if isinstance(box, list) else []
+    if len(numbers) != 5 or not all(type(value) in (int, float) and abs(value) < LARGEST for value in numbers):
+        raise TrainError(f"{place} has bbox={str(box)[:60]}, score={str(score)[:30]}. fix: {RESULTS}")
+    return image, category, score, tuple(box)
+
+
+def _whole(value: Any, place: str) -> int:
+    """An id that may be written 5, 5.0 or "5"."""
+    try:
+        if type(value) in (int, float, str) and (number := int(value)) == (number if type(value) is str else value):
+            return number
+    except (ValueError, OverflowError):  # no number, infinite or NaN
+        pass
+    raise TrainError(f"{place}={str(value)[:30]!r}. fix: make it a whole number")
 
 
 def _write(path: Path, text: str) -> None:
