@@ -246,6 +246,7 @@ def test_evaluation_needs_nothing_but_the_checkpoint(
     monkeypatch.chdir(tmp_path)
     base = {
         "ckpt": str(tmp_path / "run"),
+        "detections": None,
         "task": "score",
         "out": "out",
         "device": "auto",
