@@ -1,10 +1,9 @@
 """Data sets: from annotation files and images to batches of network input."""
 
 from data.annotations import Annotations, check_same_classes, open_annotations
+from data.augment_config import AugmentConfig, Colour
 from data.classes import read_names
 from data.config import (
-    AugmentConfig,
-    Colour,
     DataConfig,
     DataFormat,
     Exif,

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from data.annotations import Annotations
+from data.augment_config import AugmentConfig, Colour
 from data.colour import change_colour, network_input
-from data.config import AugmentConfig, Colour, Resize
+from data.config import Resize
 from data.copy_paste import ObjectChoice, Paste, hidden_share, paste_pixels
 from data.geometry import Boxes, Image, Matrix, Size, visible_boxes
 from data.images import ImageSource

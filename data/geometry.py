@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.config import AugmentConfig
+from data.augment_config import AugmentConfig
 
 Image = NDArray[np.uint8]  # (h, w, 3) RGB
 Boxes = NDArray[np.float32]  # (n, 4) left, top, right, bottom in pixels

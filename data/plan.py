@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data.config import AugmentConfig
+from data.augment_config import AugmentConfig
 from data.geometry import Matrix, Size, random_homography, snapped
 from data.mosaic import Arrangement, Placed, alone, mosaic_of_four, mosaic_of_nine
 

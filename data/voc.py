@@ -1,4 +1,4 @@
-"""Reads Pascal VOC annotations (one xml file per image) into flat columns.
+"""Reads Pascal VOC annotations (one xml file per image, by a list or a folder of them) into flat columns.
 
 Corners are taken as they stand: left = xmin, width = xmax - xmin, as the usual COCO versions of VOC sets do. Objects
 marked difficult or truncated are objects like all others: figures are COCO's here, and its rule for what is to be
@@ -21,23 +21,22 @@ import numpy as np
 from data.errors import DataError, shown
 from data.headers import IMAGE_SUFFIXES
 from data.index_cache import stamp_files
+from data.near_files import NearFiles
 from data.parallel import in_chunks
 from data.source import Files, Findings, Source, read_lines, relative_name
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
 _PRESENCE = re.compile(r"\s+(-1|0|1)$")  # second column of the lists of a single class, such as cat_train.txt
 
 
 class _Listed(NamedTuple):
-    """One line of an image list."""
+    """An image that a list names, or that an xml file is about."""
 
     stem: str
-    voc_root: Path
+    xml: str
+    image_folders: tuple[str, ...]  # where its image may be, in this order; the last is named where it is in none
     found: bool = True  # the xml file is there
-
-    @property
-    def xml(self) -> str:
-        return f"{self.voc_root}/Annotations/{self.stem}.xml"
 
 
 class _Object(NamedTuple):
@@ -61,29 +60,55 @@ class _NoDoctype(ElementTree.TreeBuilder):
 
 
 def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list[str] | None) -> Files:
-    """Finds the files of image lists, each with its folder of Annotations and JPEGImages; see ``read_voc``.
+    """Finds the files of image lists, or of folders of xml files, each with its folder of images; see ``read_voc``.
 
-    Raises ``DataError`` where a list leads to no xml file at all.
+    The names of a list belong to ``Annotations/*.xml`` and ``JPEGImages`` in that folder, or where it has no such, to
+    xml files and images in it. Raises ``DataError`` where there is no xml file at all.
     """
     listed: list[_Listed] = []
     digests = []
-    for image_list, voc_root in pairs:
-        items = [_Listed(stem, voc_root) for stem in _stems(image_list)]
+    for place, voc_root in pairs:
+        items = _items_below(place, voc_root) if place.is_dir() else _items_of_list(place, voc_root)
         stamps = stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
+            where = f"in {os.path.dirname(items[0].xml)} ({len(items)} names)" if items else "in or below it"
             raise DataError(
-                f"{image_list} names no image that has an xml file in {voc_root}/Annotations ({len(items)} names). "
+                f"{place} {'names no image that has an xml file' if items else 'holds no xml file'} {where}. "
                 "fix: set data.<split>.images to the folder that holds Annotations and JPEGImages"
             )
         listed += [item._replace(found=found) for item, found in zip(items, stamps.is_file.tolist(), strict=True)]
         digests.append(stamps.digest)
     path = pairs[0][0] if len(pairs) == 1 else image_root
     return Files(
-        hashed=[image_list for image_list, _ in pairs],
+        hashed=[place for place, _ in pairs if place.is_file()],
         stamps=digests,
         image_root=image_root,
         read=partial(read_voc, listed, path, image_root, names),
     )
+
+
+def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
+    xml_folder, image_folder = (_folder_or(voc_root, name) for name in ("Annotations", "JPEGImages"))
+    return [_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,)) for stem in _stems(image_list)]
+
+
+def _items_below(folder: Path, images: Path) -> list[_Listed]:
+    """The xml files of a folder and below, sorted; their images lie beside them, or likewise below ``images``."""
+    items = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        below = os.path.relpath(parent, folder)
+        places = (parent, *(os.path.normpath(f"{base}/{below}") for base in (_folder_or(images, "JPEGImages"), images)))
+        items += [
+            _Listed(os.path.splitext(name)[0], f"{parent}/{name}", tuple(dict.fromkeys(places)))
+            for name in sorted(files)
+            if name.lower().endswith(".xml") and not name.startswith(".")
+        ]
+    return items
+
+
+def _folder_or(parent: Path, name: str) -> str:
+    return str(parent / name if (parent / name).is_dir() else parent)
 
 
 def _stems(image_list: Path) -> list[str]:
@@ -91,8 +116,8 @@ def _stems(image_list: Path) -> list[str]:
     lines = [line.strip() for line in read_lines(image_list, "ImageSets/Main/train.txt")]
     stems = [line for line in lines if line]
     if all(_PRESENCE.search(stem) for stem in stems):
-        return [_PRESENCE.sub("", stem) for stem in stems]
-    return stems
+        stems = [_PRESENCE.sub("", stem) for stem in stems]
+    return [os.path.splitext(stem)[0] if stem.lower().endswith(_SUFFIXES) else stem for stem in stems]
 
 
 def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[str] | None) -> Source:
@@ -104,7 +129,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     assert names is not None  # DataConfig.__post_init__ sees to it
     category_ids = {name: number for number, name in enumerate(names, start=1)}
     findings = Findings()
-    image_names = {root: _names_in(root / "JPEGImages") for root in {item.voc_root for item in listed}}
+    image_names = {folder: _names_in(folder) for folder in {folder for item in listed for folder in item.image_folders}}
     file_names: list[str] = []
     sizes: list[tuple[int, int]] = []
     image_ids: list[int] = []
@@ -117,8 +142,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
             continue
         image_ids.append(image_id)
         sizes.append(annotation.size)
-        name = _image_name(item.stem, annotation.file_name, image_names[item.voc_root])
-        file_names.append(relative_name(f"{item.voc_root}/JPEGImages/{name}", image_root))
+        file_names.append(relative_name(_image_of(item, annotation.file_name, image_names), image_root))
         for number, found in enumerate(annotation.objects, start=1):
             if found.class_name not in category_ids:
                 findings.add("objects of a class not in use", [_class_problem(item.xml, number, found, category_ids)])
@@ -146,19 +170,20 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     )
 
 
-def _names_in(folder: Path) -> frozenset[str]:
-    return frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()
+def _names_in(folder: str) -> frozenset[str]:
+    return frozenset(os.listdir(folder)) if os.path.isdir(folder) else frozenset()
 
 
-def _image_name(stem: str, file_name: str, present: frozenset[str]) -> str:
+def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]]) -> str:
     """The image of an xml file: of its own name, else what ``<filename>`` gives, else of its own name and any suffix.
 
     Files edited by hand often lack the suffix in ``<filename>``, or name another image than their own.
     """
-    suffix = os.path.splitext(file_name)[1]
-    first = stem + (suffix or ".jpg")
-    others = [os.path.basename(file_name), *(stem + known for known in sorted(IMAGE_SUFFIXES))]
-    return next((name for name in (first, *others) if name in present), first)
+    base = os.path.basename(file_name.replace("\\", "/"))
+    first = item.stem + (os.path.splitext(base)[1] or ".jpg")
+    names = (first, base, *(item.stem + form for known in _SUFFIXES for form in (known, known.upper())))
+    found = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present[folder])
+    return next(found, f"{item.image_folders[-1]}/{first}")
 
 
 def _class_problem(xml: str, number: int, found: _Object, category_ids: dict[str, int]) -> str:
@@ -178,7 +203,7 @@ def _parse_all(listed: Sequence[_Listed]) -> list[_Annotation | str]:
 
 def _parse(item: _Listed) -> _Annotation | str:
     if not item.found:
-        return f"an image list names {item.stem}, but there is no {item.xml}"
+        return f"an image list names {item.stem}, but there is no {item.xml}{NearFiles().hint(item.xml, False)}"
     parser = ElementTree.XMLParser(target=_NoDoctype())
     try:
         with open(item.xml, "rb") as file:

@@ -20,6 +20,7 @@ from data.config import Exif
 from data.errors import DataError, shown
 from data.headers import KNOWN_TYPES, read_header_of
 from data.index_cache import stamp_files
+from data.near_files import NearFiles
 from data.orientation import IGNORED, TURNED
 from data.parallel import in_chunks, read_file
 from data.source import Files, Findings, Source, relative_name
@@ -76,7 +77,7 @@ def locate_yolo(
     first = listed[0].image[:300]
     if not any(item.image_is_file for item in listed):
         raise DataError(
-            f"none of the {len(listed)} images of {path} is there (first: {first}). "
+            f"none of the {len(listed)} images of {path} is there (first: {first}{NearFiles().hint(first)}). "
             f"fix: set data.root or data.{split}.images to the folder that relative paths start from"
         )
     if not any(item.label_exists for item in listed):
@@ -109,6 +110,7 @@ def read_yolo(
             findings.add(kind, [sentence])
         parts.append(part)
         start += len(part.sizes)
+    findings.add("label files of another case than their image's name", _labels_of_another_case(listed))
     sizes = np.concatenate([part.sizes for part in parts])
     rows = np.concatenate([part.rows for part in parts])
 
@@ -152,6 +154,15 @@ def read_yolo(
         findings=findings,
         notes=notes,
     )
+
+
+def _labels_of_another_case(listed: list[_Listed]) -> list[str]:
+    """Sentences about label files that would be passed over, and their images taken for empty ones."""
+    near, sentences = NearFiles(), []
+    for item in listed:
+        if item.image_is_file and not item.label_exists and (there := near.other_case(item.label)) is not None:
+            sentences.append(f"{item.image} has the label file {there}, which is to be called {item.label}")
+    return sentences
 
 
 def _in_pixels(boxes: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from data import AugmentConfig, DataError, Request, TrainDataset
+from data.augment_config import Colour
 from data.colour import change_colour, network_input
-from data.config import Colour
 from data.reference_path import reference_sample
 from data.transforms import PAD_VALUE
 from tests.data.conftest import NO_AUGMENT, CocoSet

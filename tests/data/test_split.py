@@ -159,3 +159,14 @@ def test_a_run_keeps_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("split", "split_seed"):
         del saved["data"][key]  # a checkpoint of an earlier version
     assert compose("eval", EvalConfig, ["ckpt=x.pt"], complete_from_checkpoint).data.split is None
+
+
+def test_sizes_from_the_image_files_stay_with_their_images(coco_set: Any) -> None:
+    whole = coco_set.open()
+    for record in coco_set.json["images"][::2]:
+        del record["width"]
+    coco_set.save()
+    for split in ("train", "val"):
+        found = open_annotations(replace(coco_set.config, split=0.5, split_seed=1), split)
+        rows = np.searchsorted(whole.image_ids, found.image_ids)
+        assert np.array_equal(found.sizes, whole.sizes[rows])
