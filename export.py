@@ -36,7 +36,7 @@ SUFFIXES = {ExportFormat.onnx: ".onnx", ExportFormat.torch: ".pt2"}
 EXTRA = ("onnx", "onnxscript", "onnxruntime")
 DRAWN_SIDE = 160  # pixels at least: smaller pictures have no room for objects
 MEANING = {
-    "images": "RGB, 0..1",
+    "images": "RGB, 0..1, turned upright as EXIF tags say",
     "boxes_xyxy": "x1, y1, x2, y2 in pixels of the input",
     "boxes": "x1, y1, x2, y2 in pixels of the input; best first, zeros behind the last",
     "scores": "objectness times class probability",
@@ -207,8 +207,9 @@ def agreement(comparison: Comparison, batches: Sequence[Tensor], suppresses: boo
 
 
 def usage(out: Path, file_format: ExportFormat, names: Sequence[str]) -> str:
-    """Three lines of Python that run the file."""
+    """Lines of Python that run the file."""
     outputs = ", ".join(names[1:])
+    reading = "# images: cv2.imread(path, cv2.IMREAD_COLOR_RGB), which turns upright by EXIF tags; letterboxed, / 255"
     if file_format == ExportFormat.onnx:
         lines = [
             "import onnxruntime",
@@ -221,7 +222,7 @@ def usage(out: Path, file_format: ExportFormat, names: Sequence[str]) -> str:
             f'detector = torch.export.load("{out}").module()',
             f"{outputs} = detector(images)  # a tensor",
         ]
-    return "\n".join(["run it:", *(f"  {line}" for line in lines)])
+    return "\n".join(["run it:", *(f"  {line}" for line in [reading, *lines])])
 
 
 if __name__ == "__main__":
