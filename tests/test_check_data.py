@@ -20,6 +20,7 @@ from conf.schema_tools import CheckDataConfig
 from data import DataFormat, open_annotations
 from models import Darknet, zoo_cfg
 from scripts.check_data import check, main
+from tests.data.bad_inputs import exif, with_segment
 from tests.data.drawn_set import DrawnSet
 from train_utils.log import RunLog
 
@@ -150,6 +151,8 @@ def test_a_training_says_what_its_sets_are_like(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = DrawnSet(tmp_path / "set")
+    drawn.image("train", 2).write_bytes(with_segment(drawn.image("train", 2).read_bytes(), exif(3)))
+    drawn.json["train"]["annotations"][0]["bbox"] = [-4, 30, 44, 24]
     data = [option for option in overrides(drawn, tmp_path / "out") if option.startswith("data")]
     config = compose("train", TrainConfig, [*data, "train.image_size=128", *options])
     train_set, val_set = (open_annotations(config.data, split) for split in ("train", "val"))
@@ -161,7 +164,14 @@ def test_a_training_says_what_its_sets_are_like(
     assert lines[0].startswith(f"train: 5 images, 10 boxes, 2 classes, {said}")
     warned = [line for line in lines if line.startswith("warning: ")]
     assert len(warned) == ("0.0000" in said) and all("python -m scripts.anchors" in line for line in warned)
-    assert lines[1 + len(warned)].startswith("val: 3 images, 6 boxes, 2 classes")
+    told = [line for line in lines if line.startswith("train: ")][1:]
+    assert told == [
+        "train: images turned upright by their EXIF tag (1), first: 2.jpg",
+        "train: boxes that reach out of their image and are cut there (1), first: "
+        f"{drawn.root}/train.json: annotation 0 of 0.jpg, box [-4, 30, 44, 24] (x, y, w, h), reaches 4.00 px out of "
+        "its image of 128 x 96 pixels",
+    ]
+    assert lines[3 + len(warned)].startswith("val: 3 images, 6 boxes, 2 classes")
 
 
 @pytest.mark.slow
