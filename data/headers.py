@@ -28,6 +28,7 @@ _JPEG_SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})
 _NETPBM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
+_MIRRORED = {1: (4, 2), 8: (5, 7), 3: (2, 4), 6: (7, 5)}  # an orientation, then its rows or its columns reversed
 MAX_EXIF = 1 << 16  # bytes: what a JPEG may hold of it
 _EXIF = b"Exif\0\0"
 _TAG_CHUNKS = {"PNG": (8, ">I4s", b"eXIf"), "WebP": (12, "<4sI", b"EXIF")}  # first chunk, its head, that of the tag
@@ -40,7 +41,7 @@ class Header(NamedTuple):
     height: int
     width: int
     end: int  # of a JPEG: how many bytes it takes; those of the pixels come after
-    orientation: int = 1  # what its EXIF tag says, 1 to 8 (Exif 2.32); 1: upright, or no tag
+    orientation: int = 1  # what its EXIF tag says, or AVIF's own boxes, 1 to 8 (Exif 2.32); 1: upright, or no tag
 
     @property
     def tells(self) -> bool:
@@ -149,7 +150,8 @@ def _read_header(data: bytes) -> Header | None:
             return None
         return Header("TIFF", tags[_TIFF_HEIGHT], tags[_TIFF_WIDTH], 0, _orientation(tags))
     if data[4:12] in (b"ftypavif", b"ftypavis"):
-        return _boxed("AVIF", data, b"mdat", b"ispe", 4)
+        header = _boxed("AVIF", data, b"mdat", b"ispe", 4)
+        return header and header._replace(orientation=_avif_orientation(data))
     if data.startswith(b"\0\0\0\x0cjP  "):
         header = _boxed("JPEG 2000", data, b"jp2c", b"ihdr", 0)
         return header and header._replace(height=header.width, width=header.height)  # stored height first
@@ -209,6 +211,14 @@ def _boxed(kind: str, data: bytes, pixels: bytes, tag: bytes, skip: int) -> Head
         return None
     width, height = max(sizes, key=lambda size: int(size[0]) * int(size[1]))
     return Header(kind, height, width, 0)
+
+
+def _avif_orientation(data: bytes) -> int:
+    """What the boxes of an AVIF file say in place of a tag: quarter turns to the left, then a mirror (HEIF, 6.5)."""
+    head = data.partition(b"mdat")[0]
+    turn, mirror = (re.search(box + b"(.)", head, re.DOTALL) for box in (b"irot", b"imir"))
+    unmirrored = (1, 8, 3, 6)[turn[1][0] & 3 if turn else 0]
+    return unmirrored if mirror is None else _MIRRORED[unmirrored][mirror[1][0] & 1]
 
 
 def _tiff_tags(data: bytes) -> dict[int, int]:

@@ -70,6 +70,13 @@ def _webp(image: np.ndarray, orientation: int) -> bytes:
     return file.getvalue()
 
 
+def _avif(image: np.ndarray, orientation: int) -> bytes:
+    file, tags = io.BytesIO(), Image.Exif()
+    tags[0x0112] = orientation
+    Image.fromarray(image).save(file, "AVIF", exif=tags, quality=100, subsampling="4:4:4")
+    return file.getvalue()
+
+
 def _tiff(image: np.ndarray, orientation: int) -> bytes:
     file = io.BytesIO()
     Image.fromarray(image).save(file, "TIFF", tiffinfo={0x0112: orientation})
@@ -102,6 +109,9 @@ WRITERS: dict[str, tuple[str, Callable[[np.ndarray, int], bytes]]] = {
     "tiff": (".tif", _tiff),
     "tiff of 16 bits": (".tif", _tiff_of_16_bits),
 }
+Image.init()
+if "AVIF" in Image.SAVE:  # Pillow is built without it here and there
+    WRITERS["avif"] = (".avif", _avif)
 FORMATS = [DataFormat.coco, DataFormat.voc, DataFormat.yolo]
 
 
