@@ -19,7 +19,7 @@ from conf.messages import explain, null_sections, sentence
 from data import DataError
 from models import ModelError
 from train_utils.checkpoint import CheckpointError
-from train_utils.distributed import let_others_hear, should_report_error
+from train_utils.distributed import let_others_hear, should_report_error, tell_launcher
 from train_utils.errors import DistributedError, TrainError
 
 BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
@@ -87,6 +87,9 @@ def _say(text: str | None, traced: BaseException | None) -> None:
             traceback.print_exception(traced)
         if text is not None:
             print(f"error: {text}", file=sys.stderr, flush=True)
+    if text is None and traced is not None:
+        text = "".join(traceback.format_exception_only(traced)).strip()
+    tell_launcher(f"error: {text}")
     let_others_hear()
 
 

@@ -94,7 +94,7 @@ def _start_worker(worker: int) -> None:
     Ctrl-C and SLURM's signals reach every process of a job. The training process answers them, and still needs its
     workers for the rest of the step; they end with it.
     """
-    for name in ("SIGINT", "SIGUSR1"):
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     # SIGTERM cannot be ignored: it is also how the training process, at its own exit, ends a worker that is left over.

@@ -51,7 +51,7 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
     monkeypatch.setattr(StepDecisions, "decide", signalled)
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_more_to_do(
     number: signal.Signals, shapes: Path, tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

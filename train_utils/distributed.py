@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import AbstractContextManager, nullcontext
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -34,7 +35,7 @@ __all__ = [
     "convert_sync_batchnorm", "describe_place", "environment_rank", "environment_world_size", "gather_arrays",
     "gradient_exchange", "init_distributed_mode", "job_folder_name", "job_place", "let_others_hear", "loss_factor",
     "max_over_ranks", "name_lost_peers", "requeue_file", "should_report_error", "shutdown", "stack_over_ranks",
-    "strip_local_rank", "sum_over_ranks", "torch_distributed_zero_first", "unwrap", "wrap_model",
+    "strip_local_rank", "sum_over_ranks", "tell_launcher", "torch_distributed_zero_first", "unwrap", "wrap_model",
 ]  # fmt: skip
 
 _group = Group()
@@ -140,6 +141,14 @@ def should_report_error() -> bool:
     if _group.lookout is not None:
         return _group.lookout.claim()
     return _group.joining or environment_rank() == 0
+
+
+def tell_launcher(sentence: str) -> None:
+    """Leave what ended this process where torchrun looks for it: it prints that last, below its own account."""
+    path = launch_environment.error_file(os.environ)
+    if path is not None:
+        with suppress(OSError):  # it has been printed already
+            path.write_text(launch_environment.error_report(sentence, time.time()), encoding="utf-8")
 
 
 def let_others_hear() -> None:

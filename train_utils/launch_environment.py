@@ -7,6 +7,7 @@ distributed.py hands in the real environment; tests hand in dictionaries.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,6 +106,16 @@ def has_agent(environment: Mapping[str, str]) -> bool:
 def agent_holds_store(environment: Mapping[str, str]) -> bool:
     """Whether the processes meet in the store of torchrun itself, which outlives rank 0."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def error_file(environment: Mapping[str, str]) -> Path | None:
+    """Where torchrun looks for the reason when this process ends with an error; None under other launchers."""
+    return Path(environment["TORCHELASTIC_ERROR_FILE"]) if environment.get("TORCHELASTIC_ERROR_FILE") else None
+
+
+def error_report(sentence: str, seconds: float) -> str:
+    """The content of ``error_file``, ``seconds`` after 1970."""
+    return json.dumps({"message": {"message": sentence, "extraInfo": {"timestamp": str(int(seconds))}}})
 
 
 def node_name(environment: Mapping[str, str], host: str) -> str:

@@ -15,15 +15,18 @@ from typing import Any, NamedTuple
 
 from train_utils.distributed import World, max_over_ranks, requeue_file
 
-STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGUSR1", "SIGTERM", "SIGINT") if hasattr(signal, name))
+NAMES = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGHUP", "SIGINT")
+STOP_SIGNALS = tuple(signal.Signals[name] for name in NAMES if hasattr(signal, name))
 SECONDS_BEFORE_RETRY = 30.0  # after a checkpoint that could not be written
 
 
 class StopRequest:
-    """Whether a signal asked this process to stop: USR1 and TERM as SLURM sends them, or Ctrl-C.
+    """Whether a signal asked this process to stop: USR1 and TERM as SLURM sends them, USR2 as submitit has them sent,
+    HUP as a terminal does that closes (not under nohup), or Ctrl-C.
 
     As a context it takes over the signals, in the main thread, where alone that is possible. The handlers set a flag
-    and nothing else. A second Ctrl-C ends the program at once.
+    and nothing else. A second Ctrl-C ends the program at once. Where the program around had a handler of its own for
+    the signal that came, as submitit has to requeue its job, that one is called when the body is over.
     """
 
     def __init__(self) -> None:
@@ -32,12 +35,17 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+            for number in STOP_SIGNALS:
+                if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:  # nohup has it ignored
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        around = self._before.get(self.signal) if self.signal is not None else None
+        if kind is None and self.signal is not None and callable(around) and around is not signal.default_int_handler:
+            signal.raise_signal(self.signal)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT and self.signal is not None:

@@ -175,7 +175,7 @@ def test_workers_outlive_signals_and_end_with_the_program(tmp_path: Path) -> Non
     assert program.stdin is not None and program.stdout is not None
     workers = [int(pid) for pid in program.stdout.readline().split()]
     assert len(workers) == 2
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
         for pid in workers:
             os.kill(pid, number)
     time.sleep(0.5)
