@@ -98,7 +98,7 @@ def report(evaluation: Evaluation, truth: GroundTruth, out: Path | None) -> dict
     if out is not None:
         write_json(out / "figures.json", scores.figures)
         write_json(out / "per_class.json", scores.per_class)
-        draw_class_curves(curves, truth.names, out / "curves.png")
+        draw_class_curves(curves, truth.names, out / "class_curves.png")
     return scores.figures
 
 

@@ -107,7 +107,7 @@ def finish(
 
 def detection_pairs(
     config: TrainConfig, val_set: Annotations, detections: Detections, count: int = 8
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
     """The first images of the validation set with labels and detections, as plots.draw_detections takes them."""
     images = ImageSource(val_set, config.data.on_error)
     for i in range(min(count, len(val_set))):
@@ -118,6 +118,7 @@ def detection_pairs(
         found = detections[detections["image_id"] == val_set.image_ids[i]]
         boxes = np.concatenate([found["box_xywh"][:, :2], found["box_xywh"][:, :2] + found["box_xywh"][:, 2:]], axis=1)
         yield (
+            val_set.file_name(i),
             image,
             np.concatenate([boxes_xyxy, classes[:, None]], axis=1),
             np.concatenate([boxes, found["score"][:, None], found["class"][:, None]], axis=1),

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 
@@ -29,11 +28,11 @@ from data.dataset_check import CheckedSet, Network, check_dataset
 from models import Darknet
 from train_utils.check_pictures import draw_box_sizes, draw_classes
 from train_utils.check_report import html_report, text_report, verdict
-from train_utils.drawing import draw_boxes
 from train_utils.log import Progress
-from train_utils.plots import draw_targets, save_sheet
+from train_utils.plots import draw_targets
+from train_utils.sheets import Cell, Group, save_sheet
 
-COLUMNS, CELL = 4, 400  # of a sheet, and the side of a cell in pixels
+COLUMNS = 4  # of a sheet
 PAIRS = 8  # of images that are twice or alike, on their sheet
 
 
@@ -91,7 +90,7 @@ def draw(config: CheckDataConfig, checked: CheckedSet, network: Network, out: Pa
     for split, indices in chosen.items():
         if indices:
             path = out / f"labels_{split}.jpg"
-            save_sheet([labelled(checked, split, index) for index in indices], COLUMNS, path, CELL)
+            save_sheet([Group([labelled(checked, split, i)]) for i in indices], COLUMNS, path)
             found.append((f"Labels of {split}, {len(indices)} images at random", path))
     if chosen["train"]:
         path = out / "train_batch.jpg"
@@ -99,9 +98,9 @@ def draw(config: CheckDataConfig, checked: CheckedSet, network: Network, out: Pa
         found.append((f"A training batch, augmented, at {config.image_size} pixels", path))
     if checked.pairs:
         path = out / "pairs.jpg"
-        shown = [place for pair in checked.pairs[:PAIRS] for place in pair]
-        save_sheet([labelled(checked, split, index) for split, index in shown], COLUMNS, path, CELL)
-        found.append(("Images given twice or alike, in pairs from the left", path))
+        pairs = [Group([labelled(checked, *place) for place in pair]) for pair in checked.pairs[:PAIRS]]
+        save_sheet(pairs, COLUMNS // 2, path)
+        found.append(("Images given twice or alike, in pairs", path))
     return found
 
 
@@ -110,16 +109,13 @@ def pick(positions: list[int], count: int, generator: np.random.Generator) -> li
     return sorted(generator.choice(positions, min(count, len(positions)), replace=False).tolist() if positions else [])
 
 
-def labelled(checked: CheckedSet, split: str, index: int) -> np.ndarray:
-    """An image of the size of a sheet's cell, with its boxes drawn on it."""
+def labelled(checked: CheckedSet, split: str, index: int) -> Cell:
+    """An image with its boxes, under its file name."""
     annotations = checked.splits[split]
     image = ImageSource(annotations, OnError.stop).read(index)
     assert image is not None  # with stop it raises
     classes, boxes = annotations.training_boxes(index)
-    ratio = CELL / max(image.shape[:2])  # before drawing: names would become too small to read
-    size = (max(1, round(image.shape[1] * ratio)), max(1, round(image.shape[0] * ratio)))
-    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
-    return draw_boxes(small, boxes * ratio, classes, annotations.names)
+    return Cell(image, boxes, classes, annotations.names, None, f"{split}: {annotations.file_name(index)}", "no box")
 
 
 def draw_augmented(config: CheckDataConfig, checked: CheckedSet, indices: list[int], out: Path) -> None:

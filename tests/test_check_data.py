@@ -23,6 +23,7 @@ from scripts.check_data import check, main
 from tests.data.bad_inputs import exif, with_segment
 from tests.data.drawn_set import DrawnSet
 from train_utils.log import RunLog
+from train_utils.sheets import GAP, LINE, MARGIN
 
 VOID = {"meta", "img"}
 
@@ -105,8 +106,9 @@ def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest
         "classes.png", "box_sizes.png", "labels_train.jpg", "labels_val.jpg", "train_batch.jpg", "pairs.jpg",
     }  # fmt: skip
     assert all(picture.std() > 10 for picture in pictures.values())
-    first, second = np.split(pictures["pairs.jpg"][:300, :800], 2, axis=1)  # the same picture with other boxes
-    assert np.median(np.abs(first.astype(int) - second)) <= 3
+    top, left, side = MARGIN + LINE + GAP, MARGIN + GAP, 440
+    first, second = (pictures["pairs.jpg"][top : top + 300, x : x + side] for x in (left, left + side + GAP))
+    assert np.median(np.abs(first.astype(int) - second)) <= 3, "the same picture with other boxes"
 
     text = (out / "report.html").read_text()
     page = Page(text)

@@ -102,7 +102,7 @@ def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
     figures = evaluate(compose("eval", EvalConfig, [*trained, f"out={tmp_path}"], complete_from_checkpoint))
     said = capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {
-        "figures.json", "per_class.json", "detections.json", "curves.png",
+        "figures.json", "per_class.json", "detections.json", "class_curves.png",
     }  # fmt: skip
     assert json.loads((tmp_path / "figures.json").read_text()) == figures and list(figures) == list(FIGURES)
     assert figures["AP50"] > 0.02, "too little is found to test with"

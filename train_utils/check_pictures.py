@@ -12,6 +12,8 @@ import numpy as np
 matplotlib.use("Agg")  # no display is needed
 from matplotlib import pyplot as plt
 
+from train_utils.curve_plots import as_label
+
 MOST_POINTS = 20_000  # of a scatter: more take long and show no more
 MOST_BARS = 100
 
@@ -27,8 +29,7 @@ def draw_classes(splits: dict[str, list[dict[str, Any]]], out: Path) -> None:
     for number, (split, classes) in enumerate(by_split.items()):
         places = np.arange(len(names)) + (number - (len(by_split) - 1) / 2) * width
         axis.bar(places, [classes.get(name, 0) for name in names], width, label=split)
-    # A dollar sign would begin a formula.
-    labels = [name.replace("$", r"\$")[:30] for name in names]
+    labels = [as_label(name) for name in names]
     axis.set_xticks(range(len(names)), labels, rotation=90 if len(names) > 10 else 0, fontsize=8)
     axis.set(ylabel="boxes", yscale="symlog")
     axis.legend()

@@ -16,6 +16,12 @@ from train_utils.operating_points import ClassCurve
 NAMED = 10  # classes with a line of their own in the legend
 
 
+def as_label(name: str) -> str:
+    """A class name as matplotlib shows it: a dollar sign would begin a formula, an underscore hide it from a legend."""
+    shown = name[:30].replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
 def draw_class_curves(curves: Sequence[ClassCurve], names: Sequence[str], out: Path) -> None:
     """Draw precision over recall, and F1 over the score threshold, at IoU .5, into the picture ``out``.
 
@@ -24,7 +30,7 @@ def draw_class_curves(curves: Sequence[ClassCurve], names: Sequence[str], out: P
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     shown = [(curve, name) for curve, name in zip(curves, names, strict=True) if curve.thresholds.size]
     for number, (curve, name) in enumerate(sorted(shown, key=lambda pair: -pair[0].boxes)):
-        style = {"label": name} if number < NAMED else {"color": "0.8", "zorder": 1}
+        style = {"label": as_label(name)} if number < NAMED else {"color": "0.8", "zorder": 1}
         (line,) = left.plot(curve.recall, curve.precision, linewidth=1, **style)
         right.plot(curve.thresholds, curve.f1, linewidth=1, **style)
         if (best := curve.best()) is not None and number < NAMED:
@@ -34,6 +40,8 @@ def draw_class_curves(curves: Sequence[ClassCurve], names: Sequence[str], out: P
     for axis in (left, right):
         axis.set(xlim=(0, 1), ylim=(0, 1.02), xticks=np.linspace(0, 1, 6))
         axis.grid(alpha=0.3)
+        if not shown:
+            axis.text(0.5, 0.5, "no detections", transform=axis.transAxes, ha="center", color="grey")
     if shown:
         left.legend(fontsize=8)
     figure.savefig(out, dpi=110)

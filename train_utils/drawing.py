@@ -47,7 +47,7 @@ def draw_boxes(
 
 def _draw_label(canvas: np.ndarray, text: str, corner: tuple[int, int], color: tuple[int, int, int]) -> None:
     """A text on a plate above ``corner`` (x, y), moved to lie inside the picture."""
-    font_scale = max(0.35, min(canvas.shape[:2]) / 1100)
+    font_scale = max(0.42, min(canvas.shape[:2]) / 1100)
     weight = max(1, round(font_scale * 1.4))
     (width, height), base = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, font_scale, weight)
     left = max(0, min(corner[0], canvas.shape[1] - width))
