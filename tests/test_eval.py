@@ -57,7 +57,11 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared
         options = [*data, f"detections={results}", f"evaluate.backend={backend}"]
         figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
         assert list(figures.values()) == expected, backend
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"figures.json", "per_class.json", "curves.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "figures.json",
+        "per_class.json",
+        "class_curves.png",
+    }
     for wrong in (["ckpt=a.pt"], ["model=yolov3", "model.weights=a.weights"], ["task=speed"]):
         with pytest.raises(ConfigError, match=r"detections= are scored as they are. fix: leave out ckpt, model and"):
             compose("eval", EvalConfig, [*data, f"detections={results}", *wrong], complete_from_checkpoint)
