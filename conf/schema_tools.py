@@ -58,6 +58,19 @@ class ConvertConfig:
 
 
 @dataclass
+class ConvertDataConfig:
+    """Everything that scripts/convert_data.py reads."""
+
+    csv: str  # one row for each box, with a header that data/csv_boxes.py knows
+    images: str | None  # folder of the images; null: that of the CSV file
+    out: str  # the COCO json
+    names: str | None  # file that gives the order of the classes, or their names; null: sorted
+    corners_in_bbox: bool  # a column bbox holds x1, y1, x2, y2; false: x, y, width, height
+    empty: bool  # images of the folder that no row names are part of the set, too
+    debug: bool
+
+
+@dataclass
 class CfgInfoConfig:
     """Everything that scripts/cfg_info.py reads."""
 

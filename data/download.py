@@ -10,14 +10,19 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path, PurePosixPath
 
 from data.errors import DataError
 
 CHUNK = 1 << 20
 PAUSE_SECONDS = 1.0  # before the second attempt; doubled before each further one
+CONNECT_SECONDS = 10.0  # within which a server answers at all
 Report = Callable[[int, int], None]  # (units so far, units in all: 0 where that is not known)
+
+
+class Unreachable(DataError):
+    """No connection to the server could be made: most likely this machine has no way to it."""
 
 
 def download(url: str, path: Path, md5: str, attempts: int, timeout: float, report: Report) -> None:
@@ -25,7 +30,7 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
 
     The bytes so far are in ``<path>.part``; the file gets its name when its MD5 is right. Raises ``DataError`` after
     ``attempts`` failures in a row without a new byte, at once where the server refuses the file, and where the sum is
-    wrong, in which case the bytes are thrown away.
+    wrong, in which case the bytes are thrown away; ``Unreachable`` where the first attempt finds no server.
     """
     if path.is_file() and _md5(path) == md5:
         return
@@ -46,6 +51,9 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
                 ) from error
             problem: Exception = error
         except (OSError, HTTPException) as error:
+            if failures == 0 and isinstance(error, urllib.error.URLError):  # raised before there was an answer
+                fix = f"fix: connect this machine to it, or fetch the file into {path} by other means"
+                raise Unreachable(f"{url} cannot be reached ({error.reason}). {fix}") from error
             problem = error
         arrived = part.exists() and part.stat().st_size > before
         failures = 1 if arrived else failures + 1
@@ -66,7 +74,7 @@ def _continue(url: str, part: Path, timeout: float, report: Report) -> None:
     """Appends the missing bytes to ``part``; raises OSError where the connection ends before the file does."""
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
+    with urllib.request.build_opener(_Http, _Https).open(request, timeout=timeout) as answer:
         if answer.status != 206:
             start = 0  # the server sends the whole file
         length = int(answer.headers.get("Content-Length", 0))
@@ -79,6 +87,34 @@ def _continue(url: str, part: Path, timeout: float, report: Report) -> None:
                 report(done, total)
     if total and done < total:
         raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
+
+
+def _connect_soon(connection: HTTPConnection, connect: Callable[[], None]) -> None:
+    """Give up early where nobody answers, as behind a firewall, and be patient with what comes then."""
+    reading = connection.timeout
+    connection.timeout = min(reading or CONNECT_SECONDS, CONNECT_SECONDS)
+    connect()
+    connection.sock.settimeout(reading)
+
+
+class _HttpConnection(HTTPConnection):
+    def connect(self) -> None:
+        _connect_soon(self, super().connect)
+
+
+class _HttpsConnection(HTTPSConnection):
+    def connect(self) -> None:
+        _connect_soon(self, super().connect)
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_HttpConnection, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_HttpsConnection, req)
 
 
 def unpack(archive: Path, folder: Path, report: Report) -> None:

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from tqdm import tqdm
 
 from conf.entry import ConfigError, run
-from conf.schema_tools import GetDataConfig
-from data.download import download, unpack
+from conf.schema_tools import GetDataConfig, PublicSetConfig
+from data.download import Unreachable, download, unpack
 
 
 def get_data(config: GetDataConfig) -> Path:
@@ -32,8 +32,11 @@ def get_data(config: GetDataConfig) -> Path:
             print(f"{file_name}: unpacked already")
             continue
         path = done.with_name(file_name)
-        with _Bar(file_name, "B") as bar:
-            download(archive.url, path, archive.md5, config.attempts, config.timeout_seconds, bar.report)
+        try:
+            with _Bar(file_name, "B") as bar:
+                download(archive.url, path, archive.md5, config.attempts, config.timeout_seconds, bar.report)
+        except Unreachable as error:
+            raise Unreachable(f"{str(error).partition(' fix: ')[0]} fix: {by_hand(chosen, root)}") from error
         with _Bar(f"unpack {file_name}", " files") as bar:
             unpack(path, root, bar.report)
         done.write_text(archive.md5)
@@ -41,6 +44,21 @@ def get_data(config: GetDataConfig) -> Path:
             path.unlink()
     print(f"{config.name} is in {root.absolute()}")
     return root
+
+
+def by_hand(chosen: PublicSetConfig, root: Path) -> str:
+    """How to fetch the archives of a set on another machine, as the rest of a sentence."""
+    folder = (root / ".archives").absolute()
+    absent = [url for url in (archive.url for archive in chosen.archives) if not _is_there(url, folder)]
+    return (
+        f"where there is a network, wget {' '.join(absent)}, copy what it fetched into {folder} and run this command "
+        "again, which checks and unpacks it"
+    )
+
+
+def _is_there(url: str, folder: Path) -> bool:
+    name = PurePosixPath(urlsplit(url).path).name
+    return (folder / name).exists() or (folder / f"{name}.unpacked").exists()
 
 
 class _Bar:

@@ -1,0 +1,42 @@
+"""Turn boxes in a CSV file into a COCO json.
+
+    python -m scripts.convert_data csv=boxes.csv images=pictures out=boxes.json
+    python -m scripts.convert_data csv=open-images.csv images=train names=class-descriptions-boxable.csv out=train.json
+
+An annotation of the json has the number of its row as id, so that later messages name the row.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from conf.entry import ConfigError, run
+from conf.schema_tools import ConvertDataConfig
+from data.csv_boxes import read_csv
+from data.csv_to_coco import to_coco
+
+
+def convert(config: ConvertDataConfig) -> Path:
+    """Write the json; returns its path."""
+    path, out = Path(config.csv), Path(config.out)
+    images = Path(config.images) if config.images is not None else path.parent
+    if not images.is_dir():
+        raise ConfigError(f"images={images} is no folder. fix: name the one that the images are in")
+    if out.exists():
+        raise ConfigError(f"out={out} exists. fix: name another file")
+    names = Path(config.names) if config.names is not None else None
+    content = to_coco(read_csv(path, config.corners_in_bbox), path, images, names, config.empty)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(content), encoding="utf-8")
+    classes = ", ".join(category["name"] for category in content["categories"][:10])
+    counts = f"{len(content['images'])} images, {len(content['annotations'])} boxes"
+    print(f"{out}: {counts}, {len(content['categories'])} classes: {classes}")
+    train = f"data.train={{annotations: '{out.absolute()}', images: '{images.absolute()}'}}"
+    print(f"python train.py data=coco data.name={out.stem} data.split=0.1 {shlex.quote(train)}")
+    return out
+
+
+if __name__ == "__main__":
+    run("convert_data", ConvertDataConfig, convert)
