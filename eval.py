@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.build import build_model, complete_from_checkpoint, image_size_of, model_from_checkpoint
+from conf.build import build_model, image_size_of, model_from_checkpoint
 from conf.build_data import open_images, open_split
+from conf.completion import complete_from_checkpoint
 from conf.entry import ConfigError, run
 from conf.schema import EvalConfig, EvalTask, EvaluateConfig
 from data import (

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.build import Detector, model_or_checkpoint, open_detector
+from conf.build import Detector, open_detector
+from conf.completion import model_or_checkpoint
 from conf.entry import ConfigError, run
 from conf.schema_inference import ExportConfig, ExportFormat
 from data.shapes import draw_image

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from conf.build import Detector, model_or_checkpoint, open_detector
+from conf.build import Detector, open_detector
+from conf.completion import model_or_checkpoint
 from conf.entry import ConfigError, run
 from conf.schema_inference import PredictConfig
 from data import Frame, FrameBatch, FrameBatches, Medium, cut_at_edges, find_media

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch.nn import BatchNorm2d
 
-from conf.entry import CONF_DIR, ConfigError, layered, to_dictionary
-from conf.schema import EvalTask, ModelConfig, TrainConfig
+from conf.entry import ConfigError, to_dictionary
+from conf.schema import ModelConfig, TrainConfig
 from data import Annotations, read_names
 from models import (
     WEIGHTS_VERSION,
@@ -22,6 +22,7 @@ from models import (
     Head,
     LossConfig,
     LossSection,
+    ModelError,
     WeightsReport,
     YoloLoss,
     load_cfg,
@@ -34,7 +35,7 @@ from models import (
     zoo_cfg,
 )
 from train_utils.checkpoint import FORMAT as CHECKPOINT_FORMAT
-from train_utils.checkpoint import load_checkpoint, peek_config
+from train_utils.checkpoint import load_checkpoint
 from train_utils.run_state import images_seen
 
 
@@ -148,7 +149,11 @@ def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | Non
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
         known, ids = read_names(Path(names)) if names is not None else ([], None)
-        model, note = build_model(config, len(known) or None, whole=True)
+        try:
+            model, note = build_model(config, len(known) or None, whole=True)
+        except ModelError:
+            _blame_names(config, names, len(known))
+            raise
         known = known or [str(index) for index in range(model.num_classes)]
         size = image_size or image_size_of(model.cfg)
     if size % model.max_stride:
@@ -157,6 +162,17 @@ def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | Non
             f"image_size={size} is no multiple of the network's stride {model.max_stride}. fix: {nearest}"
         )
     return Detector(model.eval(), known, ids or list(range(1, len(known) + 1)), size, note)
+
+
+def _blame_names(config: ModelConfig, names: str | None, count: int) -> None:
+    """Raise ConfigError where weights that do not fit a network of ``count`` classes fit one of the .cfg's count."""
+    if names is not None:
+        with suppress(ModelError):
+            classes = build_model(config, None, whole=True)[0].num_classes
+            raise ConfigError(
+                f"names={names} holds {count} names, {config.weights} knows {classes} classes."
+                f" fix: name those {classes}"
+            )
 
 
 def image_size_of(cfg: Cfg) -> int:
@@ -168,60 +184,6 @@ def image_size_of(cfg: Cfg) -> int:
     if height != width:
         raise cfg.net.error(f"is for images of {width}x{height}, no square. fix: set evaluate.image_size", "width")
     return width
-
-
-def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The configuration with the checkpoint's values where neither YAML nor the command line gives one."""
-    given = model_or_checkpoint(given, named)
-    if given.get("detections") is not None:
-        if given.get("ckpt") is not None or given["model"] is not None or given["task"] != EvalTask.score.value:
-            raise ConfigError("detections= are scored as they are. fix: leave out ckpt, model and task")
-        if "data" not in given:
-            raise ConfigError("detections= are scored against data. fix: add data=...")
-        return given
-    if given["model"] is None:
-        del given["model"]
-    if given.get("ckpt") is not None:
-        return completed(given, ("data", "model"))
-    if "model" not in given or "data" not in given:
-        raise ConfigError(
-            "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
-        )
-    return given
-
-
-def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The configuration with ``model`` null where no network is named, since ``ckpt`` holds its own.
-
-    Raises ConfigError where options of a network stand beside ``ckpt``, or alone.
-    """
-    model = given.get("model") or {}
-    keys = [key for key in named if key.split(".")[0] == "model"]
-    if given.get("ckpt") is not None and keys and model:
-        raise ConfigError(f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out")
-    if "cfg" in model:
-        return given
-    if given.get("ckpt") is None and (keys or model.get("weights") is not None):
-        key = keys[0] if keys else "model.weights"
-        raise ConfigError(
-            f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<name of the zoo>"
-        )
-    return {**given, "model": None}
-
-
-def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
-    """``given`` laid over the named sections of the checkpoint's configuration; the image size is the one it was
-    evaluated with where ``given`` has none."""
-    saved = peek_config(Path(given["ckpt"]))
-    image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
-    given["evaluate"]["image_size"] = image_size
-    for section in sections:
-        if section not in saved and section not in given:
-            raise ConfigError(f"ckpt={given['ckpt']} was converted and names no {section}. fix: add {section}=...")
-    if "data" in saved:  # keys that an earlier version of the program did not know have today's values
-        today = yaml.safe_load((CONF_DIR / "data" / "coco.yaml").read_text(encoding="utf-8"))
-        saved["data"] = layered(today, saved["data"])
-    return layered({section: saved[section] for section in sections if section in saved}, given)
 
 
 def make_loss(heads: Sequence[Head], config: LossSection) -> YoloLoss | DarknetLoss:

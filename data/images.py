@@ -39,6 +39,14 @@ class Encoded(NamedTuple):
     orientation: int  # by which it is to be turned, 1 to 8; 1: not at all
 
 
+def why_not_decoded(data: bytes, header: Header) -> str:
+    """A clause on an image that does not decode: its kind of numbers, if they are others than 8 or 16 bits."""
+    pixels = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), cv2.IMREAD_UNCHANGED)
+    if pixels is None or pixels.itemsize <= 2:
+        return f"cannot be decoded: its {header.kind} data are damaged, or of a kind that OpenCV does not read"
+    return f"has pixels of {pixels.dtype}; pictures of 8 or 16 bits are read, so convert it"
+
+
 class ImageSource:
     """The decoded images of a data set, by position, from their files or from a ``cache`` of them."""
 
@@ -106,8 +114,7 @@ class ImageSource:
         # From memory OpenCV refuses an image that ends early; from a file it would fill up a JPEG with grey.
         image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), AS_STORED)
         if image is None:
-            what = f"cannot be decoded: its {header.kind} data are damaged, or of a kind that OpenCV does not read"
-            raise DataError(f"{self.annotations.path(index)} {what}. {_FIX}")
+            raise DataError(f"{self.annotations.path(index)} {why_not_decoded(data, header)}. {_FIX}")
         turned = turn_decoded(np.asarray(image, dtype=np.uint8), header, orientation)
         if turned.shape[:2] != tuple(self.annotations.sizes[index].tolist()):
             raise self._wrong_size(index, header._replace(height=image.shape[0], width=image.shape[1]))

@@ -16,7 +16,7 @@ from data.config import Exif
 from data.errors import DataError
 from data.geometry import Image
 from data.headers import MAX_PIXELS, is_cut_short, read_header
-from data.images import AS_STORED
+from data.images import AS_STORED, why_not_decoded
 from data.orientation import turn_decoded
 
 logger = logging.getLogger(__name__)
@@ -124,9 +124,11 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
         raise DataError(f"{path} is not an image of a known type. {_FIX}")
     if header.height * header.width > MAX_PIXELS:
         raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read. {_FIX}")
-    image = None if is_cut_short(data, header) else cv2.imdecode(np.frombuffer(data, dtype=np.uint8), AS_STORED)
+    if is_cut_short(data, header):
+        raise DataError(f"{path} is cut short: the end of its JPEG data is missing. {_FIX}")
+    image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), AS_STORED)
     if image is None:
-        raise DataError(f"{path} cannot be decoded: its {header.kind} data are damaged or end early. {_FIX}")
+        raise DataError(f"{path} {why_not_decoded(data, header)}. {_FIX}")
     orientation = header.orientation if exif == Exif.apply else 1
     return Frame(medium, 1, turn_decoded(np.asarray(image, dtype=np.uint8), header, orientation), orientation != 1)
 

@@ -4,6 +4,7 @@ A .cfg is a list of sections, each a `[kind]` line followed by `key=value` lines
 others are the layers, numbered from 0 in file order.
 """
 
+import codecs
 import difflib
 import re
 from collections.abc import Collection
@@ -93,15 +94,29 @@ class Cfg:
 def load_cfg(path: str | Path) -> Cfg:
     """Read the .cfg file at `path`. Raises ModelError where it is missing or cannot be understood."""
     try:
-        # Comments of published files are in many encodings; whatever matters is ASCII and checked by the parser.
-        with Path(path).open(encoding="utf-8-sig", errors="replace") as file:
-            text = file.read(MAX_CHARACTERS + 1)
+        with Path(path).open("rb") as file:
+            data = file.read(4 * MAX_CHARACTERS + 4)
     except OSError as error:
         message = f"cannot read the cfg file {path} ({error.strerror}). fix: set model.cfg to a Darknet .cfg"
         raise ModelError(message) from error
+    text = _decoded(data)
     if len(text) > MAX_CHARACTERS:
         raise ModelError(f"{path} has more than {MAX_CHARACTERS:,} characters, so it is no .cfg. fix: check the path")
     return parse_cfg(text, str(path))
+
+
+def _decoded(data: bytes) -> str:
+    """The text of a .cfg: UTF-16, as Windows tools write it, by its byte order mark or its zero bytes, else UTF-8.
+
+    Comments of published files are in many encodings; whatever matters is ASCII and checked by the parser.
+    """
+    if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        text = data.decode("utf-16", errors="replace")
+    elif data[:2].count(0) == 1:  # of "[n" or "#\n" without a mark
+        text = data.decode("utf-16-be" if data[0] == 0 else "utf-16-le", errors="replace")
+    else:
+        text = data.decode("utf-8-sig", errors="replace")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def parse_cfg(text: str, source: str) -> Cfg:

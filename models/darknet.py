@@ -1,6 +1,8 @@
 """A Darknet network as a torch module: images in, one raw map for each [yolo] section out."""
 
 import math
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -8,10 +10,12 @@ from torch import Tensor, nn
 
 from models.cfg import Cfg, load_cfg
 from models.errors import ModelError
-from models.graph import IMAGES, BuildOptions, Node, Shape
+from models.graph import IMAGES, BuildOptions, Graph, Node, Shape
 from models.heads import Head
 from models.layers import Convolution, SharedConvolution, YoloMap
 from models.sections import build_graph
+
+WIDTHS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # to name one instead of one that does not work
 
 
 class Darknet(nn.Module):
@@ -50,7 +54,7 @@ class Darknet(nn.Module):
         if not 0 < width < math.inf:
             raise ModelError(f"model.width must be above 0, got {width}")
         self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
-        graph = build_graph(self.cfg, BuildOptions(num_classes, width, bn_eps, bn_momentum))
+        graph = _build(self.cfg, BuildOptions(num_classes, width, bn_eps, bn_momentum))
         nodes = graph.nodes
         self.layers = nn.ModuleList(node.module for node in nodes)
         self.heads: list[Head] = graph.heads
@@ -159,6 +163,24 @@ def layer_flops(model: Darknet, index: int, image_size: tuple[int, int]) -> int:
         return 0
     rows, columns = model.shapes[index].size(image_size)
     return 2 * layer.conv.weight.numel() * rows * columns
+
+
+def _build(cfg: Cfg, options: BuildOptions) -> Graph:
+    """The graph of a .cfg. Raises ModelError, which names model.width where the .cfg itself makes a network."""
+    try:
+        return build_graph(cfg, options)
+    except ModelError as error:
+        if options.width == 1:
+            raise
+        with torch.device("meta"):  # shapes only
+            build_graph(cfg, replace(options, width=1.0))
+            for width in sorted(WIDTHS, key=lambda width: abs(width - options.width)):
+                with suppress(ModelError):
+                    build_graph(cfg, replace(options, width=width))
+                    break
+        raise ModelError(
+            f"model.width={options.width:g} makes no network of this .cfg ({error}). fix: model.width={width:g}"
+        ) from error
 
 
 def _releases(nodes: list[Node]) -> list[list[int]]:

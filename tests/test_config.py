@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.build import complete_from_checkpoint
+from conf.completion import complete_from_checkpoint
 from conf.entry import CONF_DIR, ConfigError, compose, run, to_dictionary, to_yaml
 from conf.messages import full_keys
 from conf.resume import continue_run

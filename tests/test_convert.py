@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from conf.build import build_model, complete_from_checkpoint, model_from_checkpoint, open_detector
+from conf.build import build_model, model_from_checkpoint, open_detector
+from conf.completion import complete_from_checkpoint
 from conf.entry import ConfigError, compose, run, to_dictionary
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_tools import ConvertConfig

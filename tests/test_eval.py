@@ -12,7 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import eval as program
-from conf.build import complete_from_checkpoint
+from conf.completion import complete_from_checkpoint
 from conf.entry import ConfigError, compose
 from conf.schema import EvalConfig, TrainConfig
 from data import DataFormat, OnError, ShapesConfig, ensure_shapes, open_annotations

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import export as program
-from conf.build import build_model, describe_network, model_or_checkpoint
+from conf.build import build_model, describe_network
+from conf.completion import model_or_checkpoint
 from conf.entry import compose, run
 from conf.schema import TrainConfig
 from conf.schema_inference import ExportConfig

@@ -11,7 +11,8 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from conf.build import complete_from_checkpoint, make_loss
+from conf.build import make_loss
+from conf.completion import complete_from_checkpoint
 from conf.entry import ConfigError, compose, continue_run, layered, to_dictionary, to_plain, to_yaml
 from conf.messages import explain
 from conf.schema import CHOICES, EvalConfig, TrainConfig

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf.build import complete_from_checkpoint, model_or_checkpoint
+from conf.completion import complete_from_checkpoint, model_or_checkpoint
 from conf.entry import Complete, run
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import ExportConfig, PredictConfig

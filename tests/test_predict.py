@@ -13,24 +13,21 @@ import numpy as np
 import pytest
 import torch
 
-from conf.build import (
-    build_model,
-    complete_from_checkpoint,
-    describe_network,
-    model_from_checkpoint,
-    model_or_checkpoint,
-)
+from conf.build import build_model, describe_network, model_from_checkpoint
 from conf.build_data import open_split
+from conf.completion import complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose, run, to_dictionary
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import PredictConfig
 from data import DataFormat, ShapesConfig, cut_at_edges, ensure_shapes
 from data.shapes import CLASSES
 from eval import Evaluator, evaluate
+from models import Darknet, save_darknet_weights
 from models.weights import head_layers
 from predict import predict
 from tests.data.tagged import stored_picture, upright, write_set
 from tests.data.test_media import picture, video
+from tests.models.cfg_writer import cfg, conv, head
 from tests.test_programs import start
 from train_utils.checkpoint import load_checkpoint, save_checkpoint
 from train_utils.distributed import init_distributed_mode
@@ -199,6 +196,9 @@ def test_what_does_not_fit_is_said_in_one_sentence(
     (tmp_path / "pictures" / "broken.png").write_bytes(b"no picture")
     shutil.copy(folder / "random.pt", tmp_path)
     (tmp_path / "two.names").write_text("one\ntwo\n")
+    (tmp_path / "three.names").write_text("one\ntwo\nthree\n")
+    (tmp_path / "a.cfg").write_text(cfg(conv(8, 3, 2), head(0)))
+    save_darknet_weights(Darknet("a.cfg"), "a.weights")
     weights = ["model=yolov3-tiny", "model.weights=a.weights"]
     for arguments, said in (
         (["ckpt=random.pt"], "source has no value"),

@@ -17,7 +17,7 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from conf.build import complete_from_checkpoint
+from conf.completion import complete_from_checkpoint
 from conf.entry import compose
 from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes

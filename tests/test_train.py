@@ -14,7 +14,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from conf.build import complete_from_checkpoint, model_from_checkpoint
+from conf.build import model_from_checkpoint
+from conf.completion import complete_from_checkpoint
 from conf.entry import compose, layered
 from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from conf.build import complete_from_checkpoint
+from conf.completion import complete_from_checkpoint
 from conf.entry import compose, to_dictionary
 from conf.schema import EvalConfig, TrainConfig
 from data import Annotations, DataConfig, DataError, DataFormat, OnError, SplitConfig, open_annotations

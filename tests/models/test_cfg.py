@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from models import Darknet, ModelError, load_cfg, parse_cfg, zoo_cfg
+from tests.models.cfg_writer import cfg, conv, head
 
 SMALL = """[net]
 width=64
@@ -184,3 +185,15 @@ def test_darknets_training_options_and_any_bytes_in_comments_are_accepted(tmp_pa
     # A byte order mark, an option of Darknet's own schedule, and a comment that is no UTF-8.
     path.write_bytes(b"\xef\xbb\xbf" + SMALL.encode().replace(b"[net]", b"[net]\nburn_in=1000 # \xff"))
     assert len(load_cfg(path).layers) == 3
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "utf-8", "latin-1"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("first", ["[net]", "# für Ä\n[net]"])
+def test_windows_text_files_are_read(encoding: str, line_end: str, first: str, tmp_path: Path) -> None:
+    text = cfg(conv(8, 3, 2), head(0)).replace("[net]", first, 1)
+    (tmp_path / "a.cfg").write_bytes(text.replace("\n", line_end).encode(encoding))
+    read = load_cfg(tmp_path / "a.cfg")
+    assert [section.kind for section in read.layers] == ["convolutional", "convolutional", "yolo"]
+    assert read.net.integer("width") == 64 and read.net.line == 1 + first.count("\n")
+    assert read.text == text or encoding == "latin-1"

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from models import Darknet, ModelError, count_flops, count_parameters, parse_cfg, zoo_cfg
 from models.layers import Convolution
 from models.weights import weight_tensors
+from tests.models import cfg_writer
 
 # reference.md section 4: parameters at 80, 20, 1 classes; GFLOPs at 416, 512, 608, 640 pixels and 80 classes; bytes of
 # the .weights file at 80 classes; layers, convolutions, Darknet indices of the [yolo] layers.
@@ -108,6 +109,26 @@ def test_width_scales_in_steps_of_eight(width: float, expected: list[int]) -> No
     model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=5, width=width)
     assert [model.layers[index].conv.out_channels for index in (0, 2, 4, 12)] == expected
     assert [model.head_convolution(head).conv.out_channels for head in model.heads] == [30, 30]
+
+
+@pytest.mark.parametrize(
+    ("layers", "fault"),
+    [
+        ((cfg_writer.conv(48, groups=6),), r"wide\.cfg:18: \[convolutional\] groups=6 must divide the 16 input"),
+        (
+            (cfg_writer.route(-1, groups=6),),
+            r"wide\.cfg:14: \[route\] groups=6 must divide the channels of",
+        ),
+    ],
+)
+def test_a_width_that_makes_no_network_is_named_with_one_that_does(layers: tuple[str, ...], fault: str) -> None:
+    text = cfg_writer.cfg(cfg_writer.conv(48), *layers, cfg_writer.head(0))
+    assert Darknet(parse_cfg(text, "wide.cfg")).width == 1
+    with pytest.raises(ModelError, match=rf"model\.width=0\.25 makes no network .* \({fault}.*\)\. fix: ") as error:
+        Darknet(parse_cfg(text, "wide.cfg"), width=0.25)
+    assert Darknet(parse_cfg(text, "wide.cfg"), width=float(str(error.value).split("=")[-1])).width == 0.5
+    with pytest.raises(ModelError, match=r"^wide\.cfg:1"):
+        Darknet(parse_cfg(text.replace("groups=6", "groups=7"), "wide.cfg"), width=0.25)
 
 
 def test_depthwise_convolution_stays_one_at_any_width() -> None:

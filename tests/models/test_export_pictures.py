@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conf.build import model_or_checkpoint
+from conf.completion import model_or_checkpoint
 from conf.entry import compose
 from conf.schema_inference import ExportConfig
 from export import export

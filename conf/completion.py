@@ -1,0 +1,67 @@
+"""What completes a command line: the network that is named, or the values of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from conf.entry import CONF_DIR, ConfigError, layered
+from conf.schema import EvalTask
+from train_utils.checkpoint import peek_config
+
+
+def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The configuration with the checkpoint's values where neither YAML nor the command line gives one."""
+    given = model_or_checkpoint(given, named)
+    if given.get("detections") is not None:
+        if given.get("ckpt") is not None or given["model"] is not None or given["task"] != EvalTask.score.value:
+            raise ConfigError("detections= are scored as they are. fix: leave out ckpt, model and task")
+        if "data" not in given:
+            raise ConfigError("detections= are scored against data. fix: add data=...")
+        return given
+    if given["model"] is None:
+        del given["model"]
+    if given.get("ckpt") is not None:
+        return completed(given, ("data", "model"))
+    if "model" not in given or "data" not in given:
+        raise ConfigError(
+            "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
+        )
+    return given
+
+
+def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The configuration with ``model`` null where no network is named, since ``ckpt`` holds its own.
+
+    Raises ConfigError where options of a network stand beside ``ckpt``, or alone.
+    """
+    model = given.get("model") or {}
+    keys = [key for key in named if key.split(".")[0] == "model"]
+    if given.get("ckpt") is not None and keys and model:
+        raise ConfigError(f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out")
+    if "cfg" in model:
+        return given
+    if given.get("ckpt") is None and (keys or model.get("weights") is not None):
+        key = keys[0] if keys else "model.weights"
+        raise ConfigError(
+            f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<name of the zoo>"
+        )
+    return {**given, "model": None}
+
+
+def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+    """``given`` laid over the named sections of the checkpoint's configuration; the image size is the one it was
+    evaluated with where ``given`` has none."""
+    saved = peek_config(Path(given["ckpt"]))
+    image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
+    given["evaluate"]["image_size"] = image_size
+    for section in sections:
+        if section not in saved and section not in given:
+            raise ConfigError(f"ckpt={given['ckpt']} was converted and names no {section}. fix: add {section}=...")
+    if "data" in saved:  # keys that an earlier version of the program did not know have today's values
+        today = yaml.safe_load((CONF_DIR / "data" / "coco.yaml").read_text(encoding="utf-8"))
+        saved["data"] = layered(today, saved["data"])
+    return layered({section: saved[section] for section in sections if section in saved}, given)
