@@ -101,8 +101,7 @@ def read_yolo(
     Image ids count from 1 in their order, category ids are the numbers of the label files; an object's area is that of
     its box. What cannot be read goes to the findings.
     """
-    findings, notes = Findings(), Findings()
-    parts, start = [], 0
+    findings, notes, parts, start = Findings(), Findings(), list[_Read](), 0
     for part in in_chunks(partial(_read_chunk, exif=exif), listed, "reading labels"):
         part.rows[:, 0] += start
         notes.add(TURNED if exif == Exif.apply else IGNORED, part.tagged)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data.annotations
+import data.locate
 from data import DataConfig, DataError, index_cache, open_annotations
 from data.index_cache import index_key
 
@@ -22,7 +22,7 @@ def indices(coco_set) -> list[Path]:
 
 def test_opening_again_maps_the_files_and_reads_no_source(coco_set, monkeypatch: pytest.MonkeyPatch) -> None:
     first = coco_set.open()
-    monkeypatch.setattr(data.annotations, "read_coco", None)
+    monkeypatch.setattr(data.locate, "read_coco", None)
     second = coco_set.open()
     assert len(indices(coco_set)) == 1
     assert np.array_equal(first.boxes_xywh, second.boxes_xywh)
