@@ -18,11 +18,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.failures import ConfigError, JobError, is_job_of_multirun, job_failure, tell, tell_failed_jobs
+from conf.failures import ConfigError, JobError, is_job_of_multirun, job_failure, tell, tell_failed_jobs, tell_interrupt
 from conf.messages import explain, foreign_flag_message, is_foreign_flag
 from conf.schema import CHOICES
 from train_utils.distributed import (
-    environment_rank,
     environment_world_size,
     name_lost_peers,
     shutdown,
@@ -73,9 +72,7 @@ def run(
         if failures:
             raise failures[0]
     except KeyboardInterrupt:
-        if environment_rank() == 0:
-            print("stopped by Ctrl-C", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(tell_interrupt())
     except JobError as error:
         sys.exit(tell_failed_jobs([known for known in failures if isinstance(known, JobError)] or [error]))
     except Exception as error:

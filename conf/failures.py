@@ -6,6 +6,7 @@ launcher as JobError.
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from train_utils.checkpoint import CheckpointError
 from train_utils.distributed import let_others_hear, should_report_error, tell_launcher
 from train_utils.errors import DistributedError, TrainError
 
-BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
+BUG_EXIT_CODE, USAGE_EXIT_CODE, INTERRUPT_EXIT_CODE = 1, 2, 130
 OMEGACONF_NULL_SECTION = "Unexpected type for root"  # of its AssertionError
 
 
@@ -52,8 +53,15 @@ def tell(error: BaseException, schema: type, debug: bool) -> int:
     ``schema`` is that of the program, whose keys the sentence may name.
     """
     reason = _reason(error, schema)
-    _say(reason, error if debug or reason is None else None)
+    _say(reason and f"error: {reason}", error if debug or reason is None else None)
     return BUG_EXIT_CODE if reason is None else USAGE_EXIT_CODE
+
+
+def tell_interrupt() -> int:
+    """Say that Ctrl-C ended the program, on one process; others then do not count it as lost. Gives the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it at once
+    _say("stopped by Ctrl-C", None)
+    return INTERRUPT_EXIT_CODE
 
 
 def is_job_of_multirun() -> bool:
@@ -71,7 +79,7 @@ def job_failure(error: BaseException, schema: type, debug: bool) -> JobError:
         code = error.code if isinstance(error.code, int) else BUG_EXIT_CODE
         reason = f"ended with code {code}"
     failure = JobError(job, reason or "".join(traceback.format_exception_only(error)).strip(), code)
-    _say(str(failure), error if debug or reason is None else None)
+    _say(f"error: {failure}", error if debug or reason is None else None)
     return failure
 
 
@@ -86,10 +94,10 @@ def _say(text: str | None, traced: BaseException | None) -> None:
         if traced is not None:
             traceback.print_exception(traced)
         if text is not None:
-            print(f"error: {text}", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
     if text is None and traced is not None:
-        text = "".join(traceback.format_exception_only(traced)).strip()
-    tell_launcher(f"error: {text}")
+        text = f"error: {''.join(traceback.format_exception_only(traced)).strip()}"
+    tell_launcher(str(text))
     let_others_hear()
 
 

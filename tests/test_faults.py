@@ -23,7 +23,7 @@ GOING_ON = ("full-disk-log", "slow")
 
 
 def test_faults_end_all_processes_and_are_told_once(tmp_path: Path) -> None:
-    names = (*ENDING, *GOING_ON)
+    names = (*ENDING, *GOING_ON, "interrupt")
     with ThreadPoolExecutor(2) as pool:
         outcomes = dict(
             zip(names, pool.map(lambda name: strike_down(name, tmp_path / name), names), strict=True),
@@ -38,6 +38,10 @@ def test_faults_end_all_processes_and_are_told_once(tmp_path: Path) -> None:
         assert outcome.tracebacks + len(errors) == 1, outcome
         told_by = outcome.texts[FAULTS[name].rank] if beginning == "Traceback" else "\n".join(outcome.texts)
         assert f"\n{beginning}" in f"\n{told_by}", f"{name}: {outcome}"
+
+    texts = outcomes["interrupt"].texts
+    assert outcomes["interrupt"].codes == [2, 130] and outcomes["interrupt"].sentences == [], "nobody was lost"
+    assert [text.count("stopped by Ctrl-C") for text in texts] == [0, 1] and outcomes["interrupt"].tracebacks == 0
 
     run = tmp_path / "full-disk-log" / "run"
     assert any("cannot write" in line for line in outcomes["full-disk-log"].sentences)

@@ -19,7 +19,7 @@ class Target(NamedTuple):
 
 
 class CheckpointWriter:
-    """One write at a time, in the background. A write that fails is told once; training goes on and tries again."""
+    """One write at a time, in the background. Of writes that fail in a row the first is told; training goes on."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -43,7 +43,22 @@ class CheckpointWriter:
         return self._error is not None
 
     def wait(self) -> None:
-        """Let the write that is under way come to its end."""
+        """Let the write that is under way come to its end; the first that fails in a row is told."""
+        failed_before = self._error is not None
+        self._settle()
+        if self._error is not None and not failed_before:
+            self._say(f"{self._error}. Training goes on with the checkpoint before and tries again")
+        elif self._error is None and failed_before:
+            self._say("checkpoints are written again")
+
+    def close(self) -> None:
+        """End the thread. Raises CheckpointError where the last write did not succeed."""
+        self._settle()
+        self._pool.shutdown()
+        if self._error is not None:
+            raise self._error
+
+    def _settle(self) -> None:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
@@ -51,15 +66,6 @@ class CheckpointWriter:
         if error is not None and not isinstance(error, CheckpointError):
             raise error
         self._error = error
-        if error is not None:
-            self._say(f"{error}. Training goes on with the checkpoint before and tries again")
-
-    def close(self) -> None:
-        """End the thread. Raises CheckpointError where the last write did not succeed."""
-        self.wait()
-        self._pool.shutdown()
-        if self._error is not None:
-            raise self._error
 
 
 def _write(state: dict[str, Any], targets: list[Target]) -> None:

@@ -76,6 +76,7 @@ class MetricsCsv:
         """
         self._path, self._columns, self._is_main = path, list(columns), is_main
         self._waiting: list[Mapping[str, object]] = []  # rows that could not be written
+        self._failed = False  # the last time
         if is_main:
             rows = self._read_until(epochs_done) if epochs_done > 0 and path.exists() else []
             self._write(rows)
@@ -83,7 +84,7 @@ class MetricsCsv:
     def write(self, row: Mapping[str, object]) -> None:
         """Append a row; a column without a value stays empty.
 
-        Where the file cannot be written, as on a full disk, a warning is shown and the row waits for the next one.
+        Where the file cannot be written, as on a full disk, one warning is shown and rows wait for the next one.
         """
         if not self._is_main:
             return
@@ -99,9 +100,12 @@ class MetricsCsv:
             if whole is not None:
                 with suppress(OSError):
                     os.truncate(self._path, whole)  # no half row
-            _warn(f"cannot write {self._path} ({error.strerror}): {len(self._waiting)} row(s) wait for the next one")
+            if not self._failed:
+                _warn(f"cannot write {self._path} ({error.strerror}): its rows wait until that is possible again")
+            self._failed = True
             return
         self._waiting.clear()
+        self._failed = False
 
     def _read_until(self, epochs_done: int) -> list[dict[str, str]]:
         text = self._path.read_text(encoding="utf-8")

@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from train_utils import checkpoint_writer
 from train_utils.checkpoint import load_checkpoint, load_last, save_checkpoint
+from train_utils.checkpoint_writer import CheckpointWriter, Target
 from train_utils.errors import CheckpointError
 
 
@@ -246,6 +248,27 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert load_checkpoint(path) == {"epoch": 1}
     assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_writes_that_fail_in_a_row_are_told_once_and_end_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    writer, full = CheckpointWriter(said.append), [True]
+
+    def save(path: Path, *_: object) -> None:
+        if full[0]:
+            raise CheckpointError(f"cannot write {path}")
+
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", save)
+    for full[0] in (True, True, False, True, True):
+        writer.write({"step": 1}, [Target(tmp_path / "best.pt", False), Target(tmp_path / "last.pt", True)])
+        writer.wait()
+    lines = [line.partition(". ")[0] for line in said]
+    assert lines == [f"cannot write {tmp_path}/best.pt", "checkpoints are written again", lines[0]]
+    with pytest.raises(CheckpointError, match="cannot write"):
+        writer.close()
+    assert len(said) == 3, "the error says it"
 
 
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
