@@ -221,6 +221,37 @@ def test_arguments_reach_the_programs_as_they_were_written(folder: Path) -> None
             assert job.fact("ExitCode") == "7:0", job.output
 
 
+WAYS = {
+    ("train.sbatch", "--nodes=2", "--gpus-per-node=2"): "--nproc-per-node=2",
+    ("train.sbatch", "--nodes=2", "--gres=gpu:2"): "--nproc-per-node=2",
+    ("train.sbatch", "--nodes=2", "--gpus=4"): "--nproc-per-node=2",
+    ("train.sbatch", "--nodes=1", "--ntasks-per-node=2", "--gpus-per-task=1"): "--nproc-per-node=2",
+    ("train.sbatch", "--nodes=1"): "--nproc-per-node=1",
+    ("train_srun.sbatch", "--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2"): "train.py",
+    ("train_srun.sbatch", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1"): "train.py",
+    ("train_srun.sbatch", "--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=2"): "fix: --ntasks-per-node=2",
+}
+
+
+def test_each_way_to_ask_for_gpus_gives_a_node_of_the_step_all_that_the_job_has_there(folder: Path) -> None:
+    """With a stand-in for Python that prints what it sees."""
+    stand_in = folder / "print gpus"
+    stand_in.write_text('#!/bin/bash\necho "sees ${SLURM_GPUS_ON_NODE:-0}: $*"\n')
+    stand_in.chmod(0o755)
+    jobs = [submit(script, folder, options, ["a=b"], str(stand_in)) for script, *options in WAYS]
+    for job, (script, *options), expected in zip(jobs, WAYS, WAYS.values(), strict=True):
+        state = job.end()
+        if expected.startswith("fix"):
+            assert state == "FAILED" and expected in job.output and "sees" not in job.output, job.output
+            continue
+        assert state == "COMPLETED", (options, job.output)
+        seen = [line for line in job.output.splitlines() if line.startswith("sees") and "a=b" in line]
+        gpus = "2" if any("gpu" in option for option in options) else "0"
+        nodes = 2 if "--nodes=2" in options else 1
+        assert len(seen) == nodes * (2 if script == "train_srun.sbatch" else 1), job.output
+        assert all(line.startswith(f"sees {gpus}: ") and expected in line for line in seen), job.output
+
+
 @pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_evaluation_as_a_job_gives_the_figures_of_the_training(folder: Path, whole: Path) -> None:
     """On a node without GPUs, where the tasks of a node say how many processes torchrun starts."""

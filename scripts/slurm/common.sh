@@ -1,5 +1,8 @@
 # Sourced by the job scripts beside it, which set $repo: what they share.
 # From the user: PYTHON (the interpreter; else .venv of the repository), PROCESSES_PER_NODE, OMP_NUM_THREADS.
+# What a site needs before Python runs stands in scripts/slurm/site.sh, or the file that SITE names. It is sourced once,
+# by the job script, and exports reach all processes: `module load cuda`, `conda activate yolo`, PYTHON=python.
+# `prefix=(apptainer exec --nv yolo.sif)` puts a command in front of Python; PYTHON is then the container's.
 # A job works in the folder where it was submitted (or sbatch --chdir), as any command does.
 
 fail() {
@@ -7,9 +10,20 @@ fail() {
     exit 1
 }
 
+prefix=()
+site=${SITE:-$repo/scripts/slurm/site.sh}
+if [[ -f $site ]]; then
+    set +u # modules and conda read variables that may not be set
+    # shellcheck source=/dev/null
+    source "$site" || fail "$site ended with an error. fix: correct it, or SITE=<another file> sbatch ..."
+    set -u
+elif [[ ${SITE:-} ]]; then
+    fail "SITE=$SITE is no file. fix: correct its path"
+fi
+
 # Parallel tasks must not run `uv run`: on a shared disk they would change one environment at the same time.
 python=${PYTHON:-$repo/.venv/bin/python}
-command -v "$python" >/dev/null || fail "no $python. fix: 'uv sync' in $repo on the login node, or PYTHON=<interpreter> sbatch ..."
+((${#prefix[@]})) || command -v "$python" >/dev/null || fail "no $python. fix: 'uv sync' in $repo on the login node, or PYTHON=<interpreter> sbatch ..."
 
 # As slurm_job_name() in train_utils/launch_environment.py. The number of an array's last task is the array's as well:
 # a requeue by it would mean the whole array.
@@ -31,21 +45,58 @@ set_threads() { # CPUS PROCESSES
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($1 / $2 > 0 ? $1 / $2 : 1))}
 }
 
+# say_facts: what a reader of the output asks first.
+say_facts() {
+    local versions='import sys, importlib.metadata as m
+print("python", sys.version.split()[0], *(f"{n} {m.version(n)}" for n in ("torch", "hydra-core", "numpy")))'
+    echo "$(date '+%Y-%m-%d %H:%M:%S %z')  job $job${SLURM_RESTART_COUNT:+, restart $SLURM_RESTART_COUNT}"
+    echo "nodes: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd ' '), GPUs on each: $gpus"
+    echo "versions: $(srun --version), $("${prefix[@]}" "$python" -c "$versions" 2>/dev/null || echo 'packages not installed'),\
+ repository $(git -C "$repo" describe --always --dirty 2>/dev/null || echo 'without git')"
+    ((gpus)) || echo "no GPU was asked for: this runs on CPUs. For GPUs: sbatch --gpus-per-node=<number> ..."
+}
+
+# The GPUs of a node of this job, however they were asked for: the same on all nodes.
+gpus=${SLURM_GPUS_ON_NODE:-0}
+if [[ ${SLURM_GPUS:-} =~ ^([^,]*:)?([0-9]+)$ ]] && ((BASH_REMATCH[2] != gpus * SLURM_JOB_NUM_NODES)); then
+    fail "--gpus=$SLURM_GPUS are not the same number on each of $SLURM_JOB_NUM_NODES nodes. fix: --gpus-per-node=<number>"
+fi
+# srun reads these as options of its own, which would cut a node's GPUs for its one torchrun, or bind tasks to them.
+asked_per_task=${SLURM_GPUS_PER_TASK:-}
+unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_GPU_BIND
+
+# gpus_of_step: sets `step_gpus` to the option by which each node's tasks see all of its GPUs.
+gpus_of_step() {
+    step_gpus=()
+    ((gpus == 0)) || step_gpus=(--gpus-per-node="$gpus")
+}
+
 # run_tasks PROGRAM ARGUMENTS...: one srun task for each process. Ends the job.
 run_tasks() {
+    local tasks=${SLURM_TASKS_PER_NODE:-1}
+    [[ $tasks =~ ^([0-9]+)(\(x[0-9]+\))?$ ]] ||
+        fail "the nodes have different numbers of tasks ($tasks). fix: --ntasks-per-node=<number>"
+    tasks=${BASH_REMATCH[1]}
+    if [[ $asked_per_task =~ ([0-9]+)$ ]] && ((BASH_REMATCH[1] > 1)); then
+        fail "--gpus-per-task=$asked_per_task: a task is one process, which uses one GPU. fix: --gpus-per-task=1"
+    fi
+    ((gpus == 0 || tasks == gpus)) ||
+        fail "$tasks tasks on a node do not fit its $gpus GPUs: each needs one. fix: --ntasks-per-node=$gpus"
     set_threads "$cpus_per_task" 1
-    run_step --cpus-per-task="$cpus_per_task" "$python" "$repo/$1" "${@:2}"
+    gpus_of_step
+    run_step "${step_gpus[@]}" --cpus-per-task="$cpus_per_task" "${prefix[@]}" "$python" "$repo/$1" "${@:2}"
 }
 
 # run_torchrun PROGRAM ARGUMENTS...: one torchrun on each node, with a process for each GPU, or where there is none for
 # each task of a node. Ends the job.
 run_torchrun() {
-    local tasks=${SLURM_NTASKS_PER_NODE:-1} gpus=${SLURM_GPUS_ON_NODE:-0} first_node
+    local tasks=${SLURM_NTASKS_PER_NODE:-1} first_node
     local processes=${PROCESSES_PER_NODE:-$((gpus > 0 ? gpus : tasks))}
     first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
     set_threads $((cpus_per_task * tasks)) "$processes"
-    run_step --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=$((cpus_per_task * tasks)) \
-        "$python" -m torch.distributed.run --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="$processes" \
+    gpus_of_step
+    run_step "${step_gpus[@]}" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=$((cpus_per_task * tasks)) \
+        "${prefix[@]}" "$python" -m torch.distributed.run --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="$processes" \
         --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" \
         --rdzv-endpoint="$first_node:$((20000 + SLURM_JOB_ID % 10000))" \
         "$repo/$1" "${@:2}"
@@ -54,7 +105,7 @@ run_torchrun() {
 # run_step SRUN_OPTIONS... COMMAND...: one job step. Hands USR1 on to it, requeues the job if the run asks for that,
 # and ends the job with the step's exit code.
 run_step() {
-    local options=() code interrupted step
+    local options=() code interrupted step repeater=
     while [[ $1 == --* ]]; do
         options+=("$1")
         shift
@@ -62,12 +113,13 @@ run_step() {
     # The training writes this file after an early stop with its checkpoint on the disk. Exit codes cannot say it:
     # torchrun ends with 1 after SIGTERM, and the first task that ends with another code than 0 has the others killed.
     export REQUEUE_FILE=$PWD/runs/.requeue-$job
-    mkdir -p runs && rm -f "$REQUEUE_FILE" || fail "cannot write in $PWD/runs. fix: submit from a folder you may write to"
+    { mkdir -p runs && rm -f "$REQUEUE_FILE"; } || fail "cannot write in $PWD/runs. fix: submit from a folder you may write to"
+    say_facts
     # torchrun would die of USR1 and leave its processes alone; these replace the ignored signal once they can answer.
     # Without --kill-on-bad-exit the others would wait for a task that failed.
     srun --kill-on-bad-exit=1 "${options[@]}" bash -c 'trap "" USR1; exec "$@"' - "$@" &
     step=$!
-    trap 'interrupted=1; [[ ${repeater:-} ]] || { repeat_usr1 "$step" & repeater=$!; }' USR1
+    trap 'interrupted=1; [[ $repeater ]] || { repeat_usr1 "$step" & repeater=$!; }' USR1
     trap 'interrupted=1' TERM # SLURM sends it to the step as well, which is then to have the time to end
     while :; do
         interrupted=
