@@ -2,7 +2,7 @@
 
     python train.py experiment=quickstart
     torchrun --nproc-per-node=2 train.py data=coco
-    sbatch scripts/slurm/train.sbatch data=coco
+    sbatch --gpus-per-node=4 scripts/slurm/train.sbatch data=coco
 
 What a run leaves is in runs/<name>/<date_time>/.
 """
