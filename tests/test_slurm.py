@@ -233,6 +233,7 @@ WAYS = {
 }
 
 
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="half a minute: ALL_SLURM_TESTS=1")
 def test_each_way_to_ask_for_gpus_gives_a_node_of_the_step_all_that_the_job_has_there(folder: Path) -> None:
     """With a stand-in for Python that prints what it sees."""
     stand_in = folder / "print gpus"
