@@ -39,7 +39,8 @@ FOREIGN_FLAGS = {
 }
 # By the suffixes of files, the keys that they are for where a group takes names of choices.
 KEYS_OF_FILES = {
-    "model": {".cfg": "model.cfg", ".weights": "model.weights", ".pt": "model.weights", ".pth": "model.weights"}
+    "model": {".cfg": "model.cfg", ".weights": "model.weights", ".pt": "model.weights", ".pth": "model.weights"},
+    "data": dict.fromkeys((".yaml", ".yml", ".data"), "data.root"),  # of a YOLO set
 }
 HYDRA_FLAGS = (
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
@@ -110,7 +111,8 @@ def explain(error: Exception, schema: Any) -> str:
         group, name = choice.groups()
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
         if meant := key_of_file(group, name):
-            return f"{group}={name} is a file, and {group}= takes names. fix: {option(meant, name)}"
+            first = "data=yolo " if group == "data" else ""
+            return f"{group}={name} is a file, and {group}= takes names. fix: {first}{option(meant, name)}"
         near = difflib.get_close_matches(name, options, n=1)
         hint = f"did you mean {group}={near[0]}? " if near else ""
         return f"no choice {group}={name}; {hint}there are: {', '.join(options)}"

@@ -9,13 +9,13 @@ An annotation of the json has the number of its row as id, so that later message
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 from conf.entry import ConfigError, run
 from conf.schema_tools import ConvertDataConfig
 from data.csv_boxes import read_csv
 from data.csv_to_coco import to_coco
+from train_utils.shell import option
 
 
 def convert(config: ConvertDataConfig) -> Path:
@@ -33,8 +33,8 @@ def convert(config: ConvertDataConfig) -> Path:
     classes = ", ".join(category["name"] for category in content["categories"][:10])
     counts = f"{len(content['images'])} images, {len(content['annotations'])} boxes"
     print(f"{out}: {counts}, {len(content['categories'])} classes: {classes}")
-    train = f"data.train={{annotations: '{out.absolute()}', images: '{images.absolute()}'}}"
-    print(f"python train.py data=coco data.name={out.stem} data.split=0.1 {shlex.quote(train)}")
+    paths = option("data.train.annotations", out.absolute()), option("data.train.images", images.absolute())
+    print(f"python train.py data=coco {option('data.name', out.stem)} data.split=0.1 {' '.join(paths)}")
     return out
 
 

@@ -49,6 +49,8 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("epochs=3", "no option epochs; did you mean train.epochs?"),
         ("data.rooot=/x", "no option data.rooot; did you mean data.root?"),
         ("+train.foo=1", "no option train.foo"),
+        ("data=/x/my.yaml", "data=/x/my.yaml is a file, and data= takes names. fix: data=yolo data.root=/x/my.yaml"),
+        ("data=obj.data", "fix: data=yolo data.root=obj.data"),
         ("data=coko", "no choice data=coko; did you mean data=coco?"),
         ("model=yolov9", "no choice model=yolov9"),
         ("train.epochs=many", "train.epochs: Value 'many'"),
