@@ -22,6 +22,7 @@ from train import train
 from train_utils.batch_probe import CPU_SHARE
 from train_utils.distributed import World
 from train_utils.errors import TrainError
+from train_utils.numerics import autocast_dtype
 from train_utils.run_state import read_run
 
 HERE = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
@@ -43,7 +44,8 @@ def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
 
 def memory_for(config: TrainConfig, images: int, world: World = HERE) -> int:
     """Bytes available on a node with which ``images`` fit into a pass of each process, and no divisor above that."""
-    probe = auto_batch._probe(config, build_model(config.model, 5)[0], world, None, 96)
+    dtype = autocast_dtype(config.train.precision.value, world.device)
+    probe = auto_batch._probe(config, build_model(config.model, 5)[0], world, dtype, 96)
     enough, too_much = probe.needed(images), probe.needed(images + 1)
     return int((enough + too_much) / 2 / CPU_SHARE * world.local_world_size)
 
