@@ -28,7 +28,7 @@ from conf.build_data import make_sampler, make_train_loader, open_split
 from conf.entry import layered, run
 from conf.report import announce, finish, save_config, tell_places
 from conf.resume import continue_run
-from conf.schema import OnNonFinite, TrainConfig
+from conf.schema import AUTO, OnNonFinite, TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, TrainDataset, check_same_classes
 from eval import Evaluation, Evaluator
 from models import Darknet, DarknetLoss, YoloLoss
@@ -48,7 +48,14 @@ from train_utils.distributed import (
 from train_utils.engine import EpochResult, rehearse, train_one_epoch
 from train_utils.log import MetricsCsv, Progress, RunLog, log_warnings
 from train_utils.nonfinite import NonFiniteGuard
-from train_utils.numerics import autocast_dtype, choose_benchmark, keep_freed_memory, seed_everything, weights_dtype
+from train_utils.numerics import (
+    autocast_dtype,
+    check_same_bits,
+    choose_benchmark,
+    keep_freed_memory,
+    seed_everything,
+    weights_dtype,
+)
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.plots import draw_targets
 from train_utils.run_folder import RunFolder, on_main, open_run_folder
@@ -73,11 +80,11 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     if config.train.deterministic:
         choose_fixed_workspace()
     world = init_distributed_mode(config.train.device.value, config.train.timeout_seconds)
-    low, high = config.train.multi_scale
-    benchmark, benchmark_note = choose_benchmark(
-        config.train.cudnn_benchmark, world.device, config.train.deterministic, config.train.rect or low != high
-    )
-    seed_everything(config.train.seed, config.train.deterministic, benchmark)
+    deterministic, sizes = config.train.deterministic, config.train.multi_scale
+    check_same_bits(world.device, deterministic, config.train.sync_bn, config.train.device_batch_size == AUTO)
+    sizes_change = config.train.rect or sizes[0] != sizes[1]
+    benchmark, note = choose_benchmark(config.train.cudnn_benchmark, world.device, deterministic, sizes_change)
+    seed_everything(config.train.seed, deterministic, benchmark)
     keep_freed_memory()
     dtype = autocast_dtype(config.train.precision.value, world.device)
 
@@ -111,11 +118,11 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
         log.line(saved_note)
         log.line(weights_note)
     log.line(batch_note)
-    log.line(benchmark_note)
+    log.line(note)
 
     schedule = Schedule(config.optim, sampler.steps_per_epoch, sampler.steps_per_epoch * config.train.epochs)
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
-    wrapped = wrap_model(state.model, world, by_image=config.train.deterministic)
+    wrapped = wrap_model(state.model, world, config.train.seed if deterministic else None)
     loss = make_loss(model.heads, config.loss)
     if saved is not None:
         rehearse(wrapped, loss, state.optimizer, 2 * model.max_stride, world, dtype)

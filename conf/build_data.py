@@ -80,6 +80,8 @@ def make_sampler(
     device_batch_size = config.train.device_batch_size
     if device_batch_size in (None, AUTO):
         limit = config.train.max_device_batch_size
+        if micro_batch is None and config.train.deterministic and world.device.type == "cpu":
+            micro_batch = _micro_batch_of_any_world(config, world)
         if micro_batch is not None and micro_batch % world.world_size == 0:
             limit = micro_batch // world.world_size
         device_batch_size = fitting_device_batch_size(config.train.batch_size, world.world_size, limit)
@@ -95,6 +97,20 @@ def make_sampler(
         image_sizes=train_set.sizes if config.train.rect else None,
         tile_pool=config.augment.tile_pool,
     )
+
+
+def _micro_batch_of_any_world(config: TrainConfig, world: World) -> int:
+    """The images of a forward pass over all processes as one process alone would choose them, since the weights follow
+    from it. Raises DataError where the processes cannot share so many."""
+    images = fitting_device_batch_size(config.train.batch_size, 1, config.train.max_device_batch_size)
+    if images % world.world_size:
+        fitting = fitting_device_batch_size(config.train.batch_size, world.world_size, config.train.batch_size)
+        raise DataError(
+            f"train.deterministic=true puts {images} images into a pass over all processes, whatever their number, and "
+            f"{world.world_size} cannot share them. fix: a number of processes that divides {images}, or another "
+            f"training: train.device_batch_size={fitting} (images of one process) or a divisor"
+        )
+    return images
 
 
 def training_sizes(config: TrainConfig, stride: int) -> MultiScale:

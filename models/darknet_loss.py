@@ -165,8 +165,12 @@ def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Cross-entropy of each element less its least value, for targets between 0 and 1: 0 where they are met."""
-    least: Tensor = torch.special.entr(wanted) + torch.special.entr(1 - wanted)
+    """Cross-entropy of each element less its least value: 0 where targets between 0 and 1 are met.
+
+    A cell that is positive by truth_thresh may have the centre outside of it, a target that nothing meets.
+    """
+    within = wanted.clamp(0, 1)
+    least: Tensor = torch.special.entr(within) + torch.special.entr(1 - within)
     return _cross_entropy(logits, wanted) - least
 
 

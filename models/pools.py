@@ -3,7 +3,11 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import wrap_torch_function
 from torchvision.ops import drop_block2d  # type: ignore[import-untyped]
+
+# As torch's own functions it lets its caller run the images of a batch one by one, each with its own blocks.
+_drop_blocks = wrap_torch_function(lambda x, *_, **__: (x,))(drop_block2d)
 
 
 class MaxPool(nn.Module):
@@ -152,5 +156,5 @@ class Dropout(nn.Module):
             return F.dropout(x, self.probability, self.training)
         # A block is odd and no larger than the map.
         size = min(self.block_size, *x.shape[2:])
-        thinned: Tensor = drop_block2d(x, self.probability, size - 1 + size % 2, training=self.training)
+        thinned: Tensor = _drop_blocks(x, self.probability, size - 1 + size % 2, training=self.training)
         return thinned

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from conf.build_data import make_train_loader, open_split
+from conf.build_data import make_sampler, make_train_loader, open_split
 from conf.entry import compose
 from conf.schema import TrainConfig
-from data import Batch, ShapesConfig, ensure_shapes
+from data import Batch, DataError, ShapesConfig, ensure_shapes
 from scripts.world_size import largest_difference, parts_of
 from tests.process_group import run_group
 from train import train
@@ -123,6 +123,24 @@ def test_samples_depend_neither_on_processes_nor_on_workers(folder: Path) -> Non
                     torch.equal(image, its_image) and torch.equal(targets, its_targets)
                     for its_image, its_targets in other
                 )
+
+
+def test_deterministic_passes_hold_the_images_of_one_process(folder: Path) -> None:
+    """Whatever the number of processes, since batch statistics follow from them; else each takes what it can."""
+    annotations = open_split(options(folder, "model=yolov3-tiny").data, "train", init_distributed_mode("cpu", 60))
+
+    def passes(world_size: int, *more: str) -> tuple[int, int]:
+        config = options(folder, "model=yolov3-tiny", "train.batch_size=24", "train.max_device_batch_size=6", *more)
+        place = World(0, 0, world_size, world_size, 0, 1, torch.device("cpu"), "none", "none")
+        sampler = make_sampler(config, annotations, 32, place)
+        return sampler.device_batch_size, sampler.accumulate
+
+    deterministic = "train.deterministic=true"
+    assert [passes(count, deterministic) for count in (1, 2, 3, 6)] == [(6, 4), (3, 4), (2, 4), (1, 4)]
+    assert [passes(count) for count in (1, 2, 3)] == [(6, 4), (6, 2), (4, 2)]
+    assert passes(2, deterministic, "train.device_batch_size=4") == (4, 3)
+    with pytest.raises(DataError, match=r"6 images into a pass .*4 cannot share .*train\.device_batch_size=6 "):
+        passes(4, deterministic)
 
 
 @pytest.mark.slow

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train_utils.image_sums import GradientSums, ImageSummed, use_image_sums
+from train_utils.image_sums import ImageSummed
 from train_utils.sync_batchnorm import GlobalBatchNorm2d, Stack
 from train_utils.wait_clock import WaitClock
 from train_utils.world import World
@@ -44,11 +44,12 @@ def own_statistics(model: nn.Module) -> set[str]:
     }
 
 
-def wrap_model(model: nn.Module, world: World, by_image: bool, sum_over_ranks: Callable[[Tensor], Tensor]) -> nn.Module:
-    """The model with gradients of all processes. ``by_image`` (on a CPU): with the same bits at any number of them."""
-    if by_image and world.device.type == "cpu":
-        sums = GradientSums()
-        return ImageSummed(use_image_sums(model, sums), sums, sum_over_ranks)
+def wrap_model(
+    model: nn.Module, world: World, seed: int | None, sum_over_ranks: Callable[[Tensor], Tensor]
+) -> nn.Module:
+    """The model with gradients of all processes. With a ``seed``, on a CPU: the same bits at any number of them."""
+    if seed is not None and world.device.type == "cpu":
+        return ImageSummed(model, sum_over_ranks, seed)
     if world.world_size == 1:
         return model
     wrapped = DistributedDataParallel(
@@ -109,8 +110,13 @@ def loss_factor(model: nn.Module, world: World) -> int:
 
 
 @contextmanager
-def gradient_exchange(model: nn.Module, last: bool) -> Iterator[None]:
-    """Context of one micro-batch's forward and backward: gradients travel with the ``last`` one of a step only."""
+def gradient_exchange(model: nn.Module, last: bool, step: int = 0, indices: Sequence[int] = ()) -> Iterator[None]:
+    """Context of one micro-batch's forward and backward: gradients travel with the ``last`` one of a step only.
+
+    ``step`` and ``indices`` (positions of the images in the data set) say what an ImageSummed model draws numbers from.
+    """
+    if isinstance(model, ImageSummed):
+        model.begin(step, indices)
     if isinstance(model, DistributedDataParallel) and not last:
         with model.no_sync():
             yield

@@ -219,12 +219,13 @@ def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:
     return data_parallel.convert_sync_batchnorm(model, world, stack_over_ranks)
 
 
-def wrap_model(model: nn.Module, world: World, by_image: bool = False) -> nn.Module:
+def wrap_model(model: nn.Module, world: World, seed: int | None = None) -> nn.Module:
     """The model, changed in place and wrapped, with gradients of all processes; the plain one for a single process.
 
-    ``by_image``: on a CPU, with gradients that have the same bits at any number of processes (image_sums.py).
+    With a ``seed``, on a CPU: the gradients have the same bits at any number of processes (image_sums.py), and layers
+    that draw numbers draw them from it.
     """
-    return data_parallel.wrap_model(model, world, by_image, sum_over_ranks)
+    return data_parallel.wrap_model(model, world, seed, sum_over_ranks)
 
 
 def broadcast_text(text: str | None) -> str:

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,9 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from train_utils.batch_types import ImageBatch, NetworkInput
 from train_utils.coco_eval import Detections, make_detections
 from train_utils.distributed import World, sum_over_ranks
+from train_utils.image_sums import ImageSummed
 from train_utils.log import Progress
 from train_utils.memory import detection_pass
 from train_utils.nonfinite import NonFiniteGuard
+from train_utils.numerics import one_thread_per_operator
 from train_utils.optim import Schedule
 from train_utils.optimiser_step import OptimiserStep
 from train_utils.run_state import LOSS_NAMES, RunState
@@ -102,24 +104,25 @@ def train_one_epoch(
     images_done, first_step, started = 0, state.step, time.perf_counter()
     waiting = Waiting(loader)
     stopped_by = None
-    for micro_batch, batch in enumerate(waiting, start=1):
-        step.add(batch)
-        images_done += len(batch.indices) * world.world_size
-        if not step.full:
-            continue
-        lr = state.optimizer.param_groups[0]["lr"]
-        decision = step.update()
-        with clock:
-            check_in_sync(state.model, world, state.step, lr, check_sync_every)
-        if decision.save or decision.stop:
-            save()
-            decisions.saved()
-        if decision.stop:
-            stopped_by = decision.stop
-            break
-        if progress.due(micro_batch):
-            seconds = time.perf_counter() - started
-            progress.show(micro_batch, **_means(state, 1), lr=lr, images_per_second=images_done / seconds)
+    with one_thread_per_operator() if isinstance(model, ImageSummed) else nullcontext():
+        for micro_batch, batch in enumerate(waiting, start=1):
+            step.add(batch)
+            images_done += len(batch.indices) * world.world_size
+            if not step.full:
+                continue
+            lr = state.optimizer.param_groups[0]["lr"]
+            decision = step.update()
+            with clock:
+                check_in_sync(state.model, world, state.step, lr, check_sync_every)
+            if decision.save or decision.stop:
+                save()
+                decisions.saved()
+            if decision.stop:
+                stopped_by = decision.stop
+                break
+            if progress.due(micro_batch):
+                seconds = time.perf_counter() - started
+                progress.show(micro_batch, **_means(state, 1), lr=lr, images_per_second=images_done / seconds)
     seconds = time.perf_counter() - started
     times = RankTimes(seconds, waiting.seconds, clock.seconds, steps=state.step - first_step)
     progress.close()
@@ -217,7 +220,7 @@ def forward_all(
         with cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32):
             yield from map(forward, loader)
         return
-    with _one_thread_per_operator() as threads, ThreadPoolExecutor(threads) as pool:
+    with one_thread_per_operator() as threads, ThreadPoolExecutor(threads) as pool:
         waiting: list[Future[tuple[InputType, list[Tensor]]]] = []
         for batch in loader:
             waiting.append(pool.submit(forward, batch))
@@ -225,14 +228,3 @@ def forward_all(
                 yield waiting.pop(0).result()
         for future in waiting:
             yield future.result()
-
-
-@contextmanager
-def _one_thread_per_operator() -> Iterator[int]:
-    """Inside, torch computes every operator with one thread; gives the number of threads there were."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield threads
-    finally:
-        torch.set_num_threads(threads)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import platform
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +86,26 @@ def set_cuda_generator(state: Tensor) -> None:
         torch.cuda.set_rng_state(state)
 
 
+def check_same_bits(device: torch.device, deterministic: bool, sync_bn: bool, derived_by_memory: bool) -> None:
+    """Raises TrainError for options with which ``deterministic`` cannot give the same weights on any number of
+    processes; nothing on a GPU, where it promises no more than the same process's own bits.
+
+    ``derived_by_memory``: the images of a forward pass follow from the memory that is free.
+    """
+    if not deterministic or device.type != "cpu":
+        return
+    if not sync_bn:
+        raise TrainError(
+            "train.deterministic=true on a CPU gives the same weights with any number of processes, train.sync_bn=false"
+            " other batch statistics with each. fix: train.sync_bn=true or train.deterministic=false"
+        )
+    if derived_by_memory:
+        raise TrainError(
+            "train.deterministic=true on a CPU gives the same weights on any machine, train.device_batch_size=auto"
+            " other batch statistics with other memory. fix: train.device_batch_size=null or a number"
+        )
+
+
 def keep_freed_memory() -> None:
     """Let this process, and loader workers forked from it, keep memory that they free for their next allocation.
 
@@ -95,3 +117,14 @@ def keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+@contextmanager
+def one_thread_per_operator() -> Iterator[int]:
+    """Inside, torch computes every operator with one thread; gives the number of threads there were."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from train_utils.batch_types import ImageBatch
 from train_utils.distributed import World, gradient_exchange, loss_factor, max_over_ranks, sum_over_ranks
+from train_utils.image_sums import ImageSummed, ImagewiseLoss
 from train_utils.memory import training_pass
 from train_utils.nonfinite import NonFiniteGuard
 from train_utils.optim import Schedule
@@ -44,6 +45,8 @@ class OptimiserStep:
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.sums = torch.zeros_like(self.state.loss_sums)
         self._sum_over_ranks = self.clock.timed(sum_over_ranks)
+        if isinstance(self.model, ImageSummed):
+            self.loss = ImagewiseLoss(self.loss)
 
     @property
     def full(self) -> bool:
@@ -58,7 +61,7 @@ class OptimiserStep:
             self.schedule.apply(state.optimizer, state.step)
         batch = on_host.to(self.world.device, non_blocking=True)
         self.batches.append(batch)
-        exchange = gradient_exchange(self.model, self.full)
+        exchange = gradient_exchange(self.model, self.full, state.step, on_host.indices.tolist())
         with training_pass(self.world.device, batch.images.shape, self.accumulate), exchange:
             parts = self.loss(
                 self.forward(self.model, batch),

@@ -1,19 +1,20 @@
 """Batch normalisation with the statistics of the micro-batches of all processes, for devices without a kernel for it.
 
 torch has nn.SyncBatchNorm on CUDA only. The formulas are those of Ioffe & Szegedy 2015 with sums over the images and
-positions of all ranks. Each image is summed by itself, and the images are merged in their order in the global
-micro-batch, of which each rank holds every so manieth: so all ranks hold the same statistics to the last bit, and the
-same as one process with all images would.
+positions of all ranks. Each image is summed by itself, and sums over images add the sorted numbers: so all ranks hold
+the same statistics to the last bit, whichever rank has which image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from train_utils.by_image import Images
 
 Stack = Callable[[Tensor], Tensor]  # a tensor of one shape on all ranks -> (ranks, *shape), the same on all ranks
 
@@ -42,7 +43,8 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
     Takes over the parameters, statistics and mode of ``norm``, and has its state dict. In evaluation it is plain
     batch normalisation. Forward and backward each call ``stack_over_ranks`` once, so all ranks must run both, in the
     same order. Input of float32, float64 or, beside float32 parameters, bfloat16; its memory format is kept. Where
-    ``sums`` is set, the gradients of weight and bias go there and not to their ``.grad``.
+    ``sums`` is set, the gradients of weight and bias go there and not to their ``.grad``. Of ``Images`` each is
+    computed by itself.
     """
 
     def __init__(self, norm: nn.BatchNorm2d, stack_over_ranks: Stack) -> None:
@@ -56,16 +58,18 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
         self.stack_over_ranks = stack_over_ranks
         self.sums: Sums | None = None
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Any) -> Any:
         """Normalise (batch, channels, rows, columns); in training the running statistics move as in torch."""
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        stack = self.stack_over_ranks
-        statistics = global_statistics(input.detach(), self.weight.detach(), stack)
+        maps = input.each if isinstance(input, Images) else (input,)
+        statistics = global_statistics([part.detach() for part in maps], self.weight.detach(), self.stack_over_ranks)
         self._follow(statistics)
-        normalised: Tensor = _Normalise.apply(input, self.weight, self.bias, statistics, self)
-        return normalised
+        normalised: tuple[Tensor, ...] = _Normalise.apply(self.weight, self.bias, statistics, self, *maps)
+        if isinstance(input, Images):
+            return Images(normalised, input.random_states)
+        return normalised[0]
 
     @torch.no_grad()
     def _follow(self, statistics: Statistics) -> None:
@@ -78,34 +82,41 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
         self.num_batches_tracked.add_(1)
 
 
-def global_statistics(x: Tensor, like: Tensor, stack_over_ranks: Stack) -> Statistics:
-    """Mean and variance of x (batch, channels, rows, columns) over all ranks.
+def global_statistics(maps: Sequence[Tensor], like: Tensor, stack_over_ranks: Stack) -> Statistics:
+    """Mean and variance over all ranks of ``maps``, the parts (images, channels, rows, columns) of a batch.
 
     Merged by the formula of Chan et al. 1979, which loses no digits where the mean is large. ``like``: a tensor
     (channels,) in the format of the parameters. Raises ValueError where all ranks together have one value a channel.
     """
-    # Image by image in the format of the parameters, over images in float64: then the dealing of images to ranks has no
-    # say in the statistics.
+    parts = torch.cat([_moments(part, like.dtype) for part in maps])
+    means, squares, counts = stack_over_ranks(parts).flatten(0, 1).unbind(1)  # (images, channels) each
+    total = float(counts[:, 0].sum())
+    if total <= 1:
+        shape = tuple(maps[0].shape)
+        raise ValueError(f"batch norm needs more than one value for each channel over all ranks, got {shape}")
+    mean = _sum_over_images(means * counts) / total
+    return Statistics(mean, _sum_over_images(squares + counts * (means - mean).square()) / total, total)
+
+
+def _moments(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of each image and channel of x the mean, the squares around it and the number of positions: (images, 3, channels)
+    in float64.
+
+    Image by image in the format of the parameters, over images in float64: then the dealing of images to ranks has no
+    say in the statistics.
+    """
     per_image = x.numel() // (x.shape[0] * x.shape[1])
-    means = x.sum(POSITIONS, dtype=like.dtype, keepdim=True) / per_image
+    means = x.sum(POSITIONS, dtype=dtype, keepdim=True) / per_image
     centred = x - means
     means = means.flatten(1).double()
     shifts = centred.sum(POSITIONS).double() / per_image  # what rounding left of the means
     squares = centred.square_().sum(POSITIONS).double() - per_image * shifts.square()
-    means += shifts
-    parts = torch.stack((means, squares, torch.full_like(means, per_image)), dim=1)
-    means, squares, counts = _in_order(stack_over_ranks(parts)).unbind(1)  # (images, channels) each
-    total = float(counts[:, 0].sum())
-    if total <= 1:
-        raise ValueError(f"batch norm needs more than one value for each channel over all ranks, got {tuple(x.shape)}")
-    mean = (means * counts).sum(0) / total
-    squares = (squares + counts * (means - mean).square()).sum(0)
-    return Statistics(mean, squares / total, total)
+    return torch.stack((means + shifts, squares, torch.full_like(means, per_image)), dim=1)
 
 
-def _in_order(stacked: Tensor) -> Tensor:
-    """(ranks, images, ...) as (ranks * images, ...) in the order of the global micro-batch."""
-    return stacked.transpose(0, 1).flatten(0, 1)
+def _sum_over_images(values: Tensor) -> Tensor:
+    """Sum of (images, channels), rounded alike in whatever order the images come."""
+    return values.sort(dim=0).values.sum(0)
 
 
 class _Normalise(torch.autograd.Function):
@@ -113,26 +124,21 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, statistics: Statistics, layer: GlobalBatchNorm2d
-    ) -> Tensor:
+        ctx: Any, weight: Tensor, bias: Tensor, statistics: Statistics, layer: GlobalBatchNorm2d, *maps: Tensor
+    ) -> tuple[Tensor, ...]:
         mean, variance = statistics.mean.to(weight.dtype), statistics.variance.to(weight.dtype)
-        ctx.save_for_backward(x, weight, mean, (variance + layer.eps).rsqrt())
+        ctx.save_for_backward(weight, mean, (variance + layer.eps).rsqrt(), *maps)
         ctx.elements, ctx.layer = statistics.elements, layer
-        return nn.functional.batch_norm(x, mean, variance, weight, bias, training=False, eps=layer.eps)
+        normalise = nn.functional.batch_norm
+        return tuple(normalise(x, mean, variance, weight, bias, training=False, eps=layer.eps) for x in maps)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, scale = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weight, mean, scale, *maps = ctx.saved_tensors
         layer: GlobalBatchNorm2d = ctx.layer
-        centred = x - mean.view(1, -1, 1, 1)
-        parts = torch.stack(  # (images, 2, channels)
-            (
-                centred.mul_(grad).sum(POSITIONS).double() * scale.double(),
-                grad.sum(POSITIONS, dtype=weight.dtype).double(),
-            ),
-            dim=1,
-        )
+        scale64 = scale.double()
+        parts = torch.cat([_products(x, grad, mean, scale64) for x, grad in zip(maps, grads, strict=True)])
         grad_weight = grad_bias = None
         if layer.sums is not None:
             for parameter, gradient in zip((layer.weight, layer.bias), parts.unbind(1), strict=True):
@@ -140,11 +146,22 @@ class _Normalise(torch.autograd.Function):
                     layer.sums.add(parameter, gradient)
         else:
             grad_weight, grad_bias = parts.sum(0).to(weight.dtype)
-        of_weight, of_bias = _in_order(layer.stack_over_ranks(parts)).sum(0) / ctx.elements
+        of_weight, of_bias = map(_sum_over_images, layer.stack_over_ranks(parts).flatten(0, 1).unbind(1))
+        of_weight, of_bias = of_weight / ctx.elements, of_bias / ctx.elements
         # d loss / dx = factor * (grad - of_bias - (x - mean) * scale * of_weight) as grad * a + x * b + c
-        factor, scale64 = (weight * scale).double(), scale.double()
-        a, b = factor, -factor * scale64 * of_weight
-        c = -factor * of_bias - b * mean.double()
+        a = (weight * scale).double()
+        b = -a * scale64 * of_weight
+        c = -a * of_bias - b * mean.double()
         a, b, c = (vector.to(weight.dtype).view(1, -1, 1, 1) for vector in (a, b, c))
-        grad_x = torch.addcmul(c, x, b, out=torch.empty_like(x, dtype=weight.dtype)).addcmul_(grad, a)
-        return grad_x.to(x.dtype), grad_weight, grad_bias, None, None
+        grads_x = [
+            torch.addcmul(c, x, b, out=torch.empty_like(x, dtype=weight.dtype)).addcmul_(grad, a).to(x.dtype)
+            for x, grad in zip(maps, grads, strict=True)
+        ]
+        return grad_weight, grad_bias, None, None, *grads_x
+
+
+def _products(x: Tensor, grad: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Of each image the gradients of weight and bias, (images, 2, channels) in float64."""
+    centred = x - mean.view(1, -1, 1, 1)
+    of_weight = centred.mul_(grad).sum(POSITIONS).double() * scale
+    return torch.stack((of_weight, grad.sum(POSITIONS, dtype=mean.dtype).double()), dim=1)

@@ -11,13 +11,15 @@ import multiprocessing
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from models import Darknet, IouKind, LossConfig, YoloLoss, zoo_cfg
+from models import Darknet, IouKind, LossConfig, LossParts, YoloLoss, zoo_cfg
 from train_utils.distributed import convert_sync_batchnorm, gradient_exchange, init_distributed_mode, wrap_model
+from train_utils.image_sums import ImagewiseLoss
 from train_utils.numerics import has_native_bfloat16, keep_freed_memory
 
 
@@ -58,13 +60,15 @@ def measure(
     world = init_distributed_mode("cpu", 60)
     if chosen.global_norm:
         model = convert_sync_batchnorm(model, world)
-    model = wrap_model(model, world, chosen.by_image)
+    model = wrap_model(model, world, seed=0 if chosen.by_image else None)
     images = torch.rand(batch_size, 3, image_size, image_size).to(memory_format=layout)
     targets = torch.rand(8 * batch_size, 6) * image_size / 2
     targets[:, 0] = torch.arange(8 * batch_size) % batch_size
     targets[:, 1] = torch.arange(8 * batch_size) % 3
     config = LossConfig("yolov3", 3.54, 64.3, 37.4, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0)
-    loss = YoloLoss(darknet.heads, config)
+    loss: Callable[..., LossParts] = YoloLoss(darknet.heads, config)
+    if chosen.by_image:
+        loss = ImagewiseLoss(loss)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
     seconds = []
     for _ in range(WARM_UP + COUNTED):
@@ -72,7 +76,7 @@ def measure(
         with gradient_exchange(model, last=True):
             with torch.autocast("cpu", torch.bfloat16, enabled=chosen.bfloat16):
                 raw_maps = model(images)
-            loss(raw_maps, targets).total.backward()
+            loss(raw_maps, targets, 1.0, lambda total: total, 1).total.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         seconds.append(time.perf_counter() - started)

@@ -284,3 +284,11 @@ def test_a_step_never_waits_for_the_accelerator(name: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(again.total.cpu(), on_cpu.total, rtol=1e-4, atol=1e-5)
+
+
+def test_a_positive_by_overlap_whose_object_is_centred_elsewhere_has_a_finite_squared_error() -> None:
+    keys = replace(AS_THE_CFG, iou=BoxLoss.mse, truth_thresh=0.2)
+    maps, targets = [raw.requires_grad_() for raw in random_maps(2, CASES["yolov3"])], random_targets(60, 2)
+    parts = DarknetLoss(CASES["yolov3"], keys)(maps, targets)
+    parts.total.backward()
+    assert parts.box.isfinite() and all(raw.grad.isfinite().all() for raw in maps)

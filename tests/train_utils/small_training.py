@@ -98,11 +98,13 @@ def train_epoch(
     loader: Sequence[Batch],
     accumulate: int = 1,
     loss: Any = mean_loss,
+    model: nn.Module | None = None,
     **guard: Any,
 ) -> EpochResult:
-    """One epoch of the real loop over ``loader``; ``guard`` are arguments of NonFiniteGuard."""
+    """One epoch of the real loop over ``loader``; ``model`` is ``state.model`` where it is wrapped, ``guard`` are
+    arguments of NonFiniteGuard."""
     return train_one_epoch(
-        model=state.model,
+        model=model or state.model,
         loss=loss,
         loader=loader,
         state=state,

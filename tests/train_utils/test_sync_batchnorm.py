@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models import Darknet, zoo_cfg
+from train_utils.by_image import Images
 from train_utils.data_parallel import convert_sync_batchnorm, own_statistics
 from train_utils.sync_batchnorm import GlobalBatchNorm2d
 from train_utils.world import World
@@ -155,3 +156,33 @@ def test_a_converted_network_keeps_names_tensors_and_frozen_layers() -> None:
 def test_a_batch_norm_that_keeps_no_statistics_is_refused() -> None:
     with pytest.raises(ValueError, match="running statistics"):
         GlobalBatchNorm2d(nn.BatchNorm2d(2, track_running_stats=False), lambda tensor: tensor[None])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_dealing_of_images_has_no_say(layout: torch.memory_format) -> None:
+    """Any of them anywhere, in any order, as a batch or one by one: the very bits."""
+    torch.manual_seed(2)
+    x = (torch.randn(6, CHANNELS, 5, 3) * 3 + 2).to(memory_format=layout)
+    grad, start = torch.randn_like(x), plain_norm(torch.float32)
+
+    def train_on(shares: list[list[int]], one_by_one: bool) -> dict[str, Tensor]:
+        def run(rank: int, stack: Callable[[Tensor], Tensor]) -> tuple[GlobalBatchNorm2d, Tensor, Tensor]:
+            norm = GlobalBatchNorm2d(copy.deepcopy(start), stack)
+            own = x[shares[rank]].clone(memory_format=torch.preserve_format).requires_grad_()
+            y = torch.cat(norm(Images(own.split(1), [torch.get_rng_state()])).each) if one_by_one else norm(own)
+            y.backward(grad[shares[rank]])
+            assert own.grad is not None
+            return norm, y.detach(), own.grad
+
+        norms, maps, grads = zip(*on_ranks(run, len(shares)), strict=True)
+        back = torch.tensor([image for share in shares for image in share]).argsort()
+        found = {"y": torch.cat(maps)[back], "grad": torch.cat(grads)[back]}
+        return found | dict(norms[0].named_buffers())
+
+    expected = train_on([[0, 1, 2, 3, 4, 5]], one_by_one=True)
+    for shares in ([[0, 2, 4], [1, 3, 5]], [[0, 1, 2], [3, 4, 5]], [[5, 0], [3, 1], [2, 4]]):
+        found = train_on(shares, one_by_one=True)
+        assert [key for key in expected if not torch.equal(found[key], expected[key])] == [], shares
+    whole = train_on([[0, 1, 2, 3, 4, 5]], one_by_one=False)
+    for key, value in expected.items():
+        torch.testing.assert_close(whole[key], value, rtol=1e-6, atol=1e-6)
