@@ -85,7 +85,7 @@ def export(config: ExportConfig) -> Path:
     print(f"wrote {out}: {out.stat().st_size / 1e6:.1f} MB, {seconds}")
     print("\n".join(f"  {name:<11} {kind_and_shape}" for name, kind_and_shape in values.items()))
     print(agreement(comparison, batches, graph.suppression is not None))
-    print(usage(out, config.format, list(values)), flush=True)
+    print(usage(out, config, list(values), detector.model.max_stride), flush=True)
     return out
 
 
@@ -185,7 +185,8 @@ def metadata(config: ExportConfig, detector: Detector, size: tuple[int, int], va
         "names": json.dumps(detector.names, ensure_ascii=False),
         "image_size": json.dumps(size),  # height, width
         "strides": json.dumps([head.stride for head in detector.model.heads]),
-        "stride": json.dumps(detector.model.max_stride),  # sides of images are multiples of it
+        "stride": json.dumps(detector.model.max_stride),  # height and width of images must be multiples of it
+        "open": json.dumps([*["batch"] * config.dynamic_batch, *["height", "width"] * config.dynamic_size]),
         "values": json.dumps(values),
     }
     if config.nms:
@@ -207,20 +208,24 @@ def agreement(comparison: Comparison, batches: Sequence[Tensor], suppresses: boo
     return f"{line}; {comparison.detections} detections of pictures{invented} the same"
 
 
-def usage(out: Path, file_format: ExportFormat, names: Sequence[str]) -> str:
-    """Lines of Python that run the file."""
+def usage(out: Path, config: ExportConfig, names: Sequence[str], stride: int) -> str:
+    """Lines of Python that run the file; where its size is open they refuse sides that are no multiples of the stride,
+    for which ONNX files may give boxes, but wrong ones."""
     outputs = ", ".join(names[1:])
     reading = "# images: cv2.imread(path, cv2.IMREAD_COLOR_RGB), which turns upright by EXIF tags; letterboxed, / 255"
-    if file_format == ExportFormat.onnx:
+    if config.dynamic_size:
+        multiple = f"height and width must be multiples of {stride}"
+        reading += f"\n  assert not any(side % {stride} for side in images.shape[2:]), {multiple!r}"
+    if config.format == ExportFormat.onnx:
         lines = [
             "import onnxruntime",
-            f'session = onnxruntime.InferenceSession("{out}")',
+            f"session = onnxruntime.InferenceSession({str(out)!r})",
             f'{outputs} = session.run(None, {{"images": images}})  # a numpy array',
         ]
     else:
         lines = [
             "import torch, torchvision  # torchvision has the non-maximum suppression",
-            f'detector = torch.export.load("{out}").module()',
+            f"detector = torch.export.load({str(out)!r}).module()",
             f"{outputs} = detector(images)  # a tensor",
         ]
     return "\n".join(["run it:", *(f"  {line}" for line in [reading, *lines])])

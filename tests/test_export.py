@@ -21,7 +21,7 @@ from conf.schema_inference import ExportConfig
 from export import export
 from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
 from models.export import DetectorGraph
-from models.export_files import write_torch
+from models.export_files import METADATA_FILE, write_torch
 from tests.test_programs import start
 from train_utils.checkpoint import save_checkpoint
 
@@ -101,6 +101,32 @@ def test_a_file_is_replaced_only_by_one_that_agrees(folder: Path, monkeypatch: p
     assert export(config) == Path("tiny.pt2")
     module = torch.export.load("tiny.pt2").module()
     assert [value.shape for value in module(torch.rand(1, 3, 64, 64))] == [(1, 60, 4), (1, 60, 3)]
+
+
+@pytest.mark.parametrize("file_format", ["torch", "onnx"])
+def test_the_printed_lines_refuse_a_side_that_is_no_multiple_of_the_stride(
+    file_format: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*TINY, "names=three.names", f"format={file_format}", "image_size=64", "dynamic_size=true"]
+    path = export(
+        compose("export", ExportConfig, [*options, f"out='my file.{'onnx' if file_format == 'onnx' else 'pt2'}'"])
+    )
+    lines = "\n".join(line.strip() for line in capsys.readouterr().out.split("run it:\n")[1].splitlines())
+    for height, width in ((64, 64), (96, 32)):
+        images = torch.rand(1, 3, height, width)
+        values = {"images": images if file_format == "torch" else images.numpy()}
+        exec(lines, values)
+        assert values["boxes_xyxy"].shape[2] == 4
+    with pytest.raises(AssertionError, match="height and width must be multiples of 32"):
+        exec(lines, {"images": torch.rand(1, 3, 64, 80)})
+    if file_format == "onnx":
+        known = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
+    else:
+        extra = {METADATA_FILE: ""}
+        with pytest.raises(RuntimeError, match=r"= 80 to be of the form 32\*"):
+            torch.export.load(path, extra_files=extra).module()(torch.rand(1, 3, 64, 80))
+        known = json.loads(extra[METADATA_FILE])
+    assert (json.loads(known["stride"]), json.loads(known["open"])) == (32, ["height", "width"])
 
 
 @pytest.mark.slow
