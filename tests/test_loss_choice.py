@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 
 from conf.build import make_loss
 from conf.completion import complete_from_checkpoint
-from conf.entry import ConfigError, compose, continue_run, layered, to_dictionary, to_plain, to_yaml
+from conf.entry import ConfigError, compose, layered, to_dictionary, to_plain, to_yaml
 from conf.messages import explain
+from conf.resume import continue_run
 from conf.schema import CHOICES, EvalConfig, TrainConfig
 from data import OnError
 from eval import evaluate
