@@ -189,9 +189,15 @@ class Training:
 
     def __post_init__(self) -> None:
         config, self.path = self.config.train, self.folder.path
-        self.metrics = MetricsCsv(self.path / "metrics.csv", COLUMNS, self.world.is_main, self.state.epoch)
-        self.times = MetricsCsv(self.path / "times.csv", TIME_COLUMNS, self.world.is_main, self.state.epoch)
-        self.ranks = RankTable(self.path / "ranks.csv", self.world.is_main, self.state.epoch, self.log.line)
+        self.ended_after = max_over_ranks([self.folder.ended_after])[0]  # known to the first process
+        # With train.best_only the checkpoint is an earlier one.
+        epochs_done = max(self.state.epoch, self.ended_after)
+        self.over = self.why_over(epochs_done)
+        if self.over is None:
+            epochs_done, self.ended_after, self.folder.ended_after = self.state.epoch, 0, 0
+        self.metrics = MetricsCsv(self.path / "metrics.csv", COLUMNS, self.world.is_main, epochs_done)
+        self.times = MetricsCsv(self.path / "times.csv", TIME_COLUMNS, self.world.is_main, epochs_done)
+        self.ranks = RankTable(self.path / "ranks.csv", self.world.is_main, epochs_done, self.log.line)
         self.clock = WaitClock(self.world.device)
         time_waiting(self.wrapped, self.clock)
         self.writer = CheckpointWriter(self.log.line)
@@ -209,12 +215,11 @@ class Training:
 
     def run(self) -> dict[str, float]:
         """Train the epochs that are left; the best epoch's figures on the first process, {} on the others."""
-        state, epochs = self.state, self.config.train.epochs
-        if state.epoch >= epochs:
-            self.log.line(f"nothing to do: all {epochs} epochs are done")
+        state, over = self.state, self.over
         evaluation = stopped_by = None
-        patience = self.config.train.patience or epochs
-        while state.epoch < epochs and stopped_by is None:
+        if over is not None:
+            self.log.line(f"nothing to do: {over}" if self.ended_after else f"{over}, but the figures were not shown")
+        while over is None and stopped_by is None:
             started = time.perf_counter()
             result = self.train_epoch()
             stopped_by = result.stopped_by
@@ -224,19 +229,36 @@ class Training:
             evaluation = self.evaluate()
             self.write_epoch(result, evaluation.scores.figures if evaluation is not None else {}, started)
             stopped_by = stopped_by or self.decisions.decide(True, state.step).stop
-            out_of_patience = evaluation is not None and state.epoch - state.best_epoch >= patience
-            if max_over_ranks([out_of_patience])[0]:  # only the first process has the figures
-                self.log.line(f"no better AP in {patience} epochs: the training ends here (train.patience)")
-                stopped_by = None
-                break
+            over = self.why_over(state.epoch)
+            if over is not None and state.epoch < self.config.train.epochs:
+                self.log.line(f"the training ends here: {over}")
         on_main(self.world, self.close_writer)  # where the last checkpoint is missing, all processes fail
-        if stopped_by is not None and state.epoch < epochs:
+        if stopped_by is not None and over is None:
             self.log.line(f"stopped at step {state.step} by {stopped_by.name}; resume={self.path} goes on from there")
             ask_for_requeue(self.world, stopped_by)
-        elif evaluation is not None:
-            val_set = self.evaluator.annotations
-            finish(self.log, self.path, self.config, state, val_set, evaluation.scores, evaluation.detections)
+        elif self.ended_after == 0:
+            self.finish(evaluation)
         return state.best_figures
+
+    def why_over(self, epochs_done: int) -> str | None:
+        """Why there is nothing to train after so many epochs, the same on all processes; None where there is."""
+        config, state = self.config.train, self.state
+        if epochs_done >= config.epochs:
+            return f"all {config.epochs} epochs are done"
+        waited = epochs_done - state.best_epoch if state.evaluated_epoch == state.epoch else 0
+        # Only the first process has the figures.
+        if max_over_ranks([self.world.is_main and 0 < config.patience <= waited])[0]:
+            return f"no better AP in {config.patience} epochs (train.patience)"
+        return None
+
+    def finish(self, evaluation: Evaluation | None) -> None:
+        """Show what the training gave, after the ``evaluation`` of the first process or, without one, a new one."""
+        if not max_over_ranks([evaluation is not None])[0]:
+            evaluation = self.score()
+        if evaluation is not None:
+            val_set = self.evaluator.annotations
+            finish(self.log, self.path, self.config, self.state, val_set, evaluation.scores, evaluation.detections)
+        self.folder.ended_after = self.state.epoch
 
     def close_writer(self) -> str:
         """End the thread that writes; raises CheckpointError where its last write did not succeed."""
@@ -274,8 +296,10 @@ class Training:
 
     def evaluate(self) -> Evaluation | None:
         """Score the averaged weights where that is due after this epoch."""
-        if not self.config.evaluate.is_due(self.state.epoch, self.config.train.epochs):
-            return None
+        return self.score() if self.config.evaluate.is_due(self.state.epoch, self.config.train.epochs) else None
+
+    def score(self) -> Evaluation | None:
+        """Score the averaged weights; None on all processes but the first."""
         average = self.state.average.module
         broadcast_module(average)  # without SyncBatchNorm each process averaged its own statistics
         return self.evaluator(average)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -147,11 +148,59 @@ def test_a_dry_run_says_what_it_found_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_patience_ends_a_training_that_does_not_get_better(shapes: Path, tmp_path: Path) -> None:
-    still = ["optim.lr=1e-9", "optim.burn_in_bias_lr=0", "optim.ema_decay=0", "model.freeze=22", "train.patience=2"]
-    train(options(shapes, tmp_path / "run", "train.epochs=9", "logger.pictures=false", *still))
-    state = load_last(tmp_path / "run")[0]
-    assert state["epoch"] == state["best_epoch"] + 2 < 9
+STILL = (
+    "optim.lr=1e-9", "optim.burn_in_bias_lr=0", "optim.ema_decay=0", "model.freeze=22", "train.epochs=9",
+    "train.patience=2", "logger.pictures=false",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("best_only", [False, True])
+def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(
+    best_only: bool, shapes: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    config = options(shapes, run, *STILL, f"train.best_only={best_only}")
+    train(config)
+    state = load_last(run)[0]
+    assert len(rows(run)) == state["best_epoch"] + 2 < 9
+    before, table = load_last(run)[0], (run / "metrics.csv").read_bytes()
+    for _ in range(2):
+        train(resumed(config, run))
+        assert_same(load_last(run)[0], before)
+        assert (run / "metrics.csv").read_bytes() == table
+    log = (run / "train.log").read_text()
+    assert log.count("nothing to do: no better AP in 2 epochs (train.patience)") == 2
+    assert len(closing_tables(run)) == 1, "it was written again"
+    train(resumed(config, run, train=replace(config.train, patience=3)))
+    assert len(rows(run)) == state["best_epoch"] + 3, "more patience is given"
+
+
+def test_a_run_that_was_killed_before_its_closing_table_writes_it(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last epoch, and after one that ended the patience; the table is that of a run left alone."""
+    for more in (("train.epochs=1",), STILL):
+        run, whole = tmp_path / f"run{len(more)}", tmp_path / f"whole{len(more)}"
+        config = options(shapes, run, "logger.pictures=false", *more)
+        train(options(shapes, whole, "logger.pictures=false", *more))
+        with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
+            patch.setattr("train.finish", power_cut)
+            train(config)
+        assert closing_tables(run) == []
+        for _ in range(2):
+            train(resumed(config, run))
+        assert len(rows(run)) == len(rows(whole))
+        assert closing_tables(run) == closing_tables(whole) != []
+
+
+def power_cut(*_: Any) -> None:
+    raise TrainError("power cut")
+
+
+def closing_tables(run: Path) -> list[str]:
+    """What the log shows at the end of a training, each time it does."""
+    text = re.sub(r"^\d{4}-\S+ \S+ ", "", (run / "train.log").read_text(), flags=re.MULTILINE)
+    return re.findall(r"^ *AP   AP50.+?^best AP [\d.]+ after epoch \d+", text, re.MULTILINE | re.DOTALL)
 
 
 def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes: Path, tmp_path: Path) -> None:

@@ -28,13 +28,13 @@ PAUSE_SECONDS = 0.5  # between two looks at a claim
 class Claim:
     """A run folder that this process holds until ``release``.
 
-    ``before`` is what the claim before this one said, {} for the first. ``finished`` says whether the training in the
-    folder is over, its closing table included; whoever trains sets it.
+    ``before`` is what the claim before this one said, {} for the first. ``ended_after`` is kept for the next one: the
+    epochs after which the training in the folder was over, its closing table included, else 0.
     """
 
     def __init__(self, folder: Path, number: int, content: dict[str, Any], before: dict[str, Any]) -> None:
         self.folder, self.before = folder, before
-        self.finished = before.get("ended") == "finished"
+        self.ended_after = int(before.get("ended_after", 0))
         self._number, self._content = number, content
         self._lost = False
         self._over = threading.Event()
@@ -59,7 +59,7 @@ class Claim:
         content = self._content if used else self.before
         # On a full disk nothing is written: that this process is over says the same.
         with suppress(OSError), whole_file(_path(self.folder, self._number)) as file:
-            json.dump(content | {"ended": "finished" if self.finished else "stopped"}, file)
+            json.dump(content | {"released": True, "ended_after": self.ended_after}, file)
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_SECONDS):
@@ -149,7 +149,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _is_held(path: Path, content: dict[str, Any], job: JobPlace) -> bool | None:
-    if "ended" in content:
+    if "released" in content:
         return False
     if job.job and content.get("job") == job.job and content["restarts"] < job.restarts:
         return False  # SLURM ends a job before it starts it again

@@ -25,14 +25,15 @@ class RunFolder:
         self.path, self._claim = path, claim
 
     @property
-    def finished(self) -> bool:
-        """Whether the training in the folder is over, its closing table included; True where nobody asks."""
-        return self._claim is None or self._claim.finished
+    def ended_after(self) -> int:
+        """The epochs after which the training in the folder was over and had shown its figures; 0 where it was not, and
+        on all processes but the first."""
+        return self._claim.ended_after if self._claim is not None else 0
 
-    @finished.setter
-    def finished(self, value: bool) -> None:
+    @ended_after.setter
+    def ended_after(self, epochs: int) -> None:
         if self._claim is not None:
-            self._claim.finished = value
+            self._claim.ended_after = epochs
 
     def check(self) -> None:
         """Raise TrainError, on the first process, where another run took the folder over."""

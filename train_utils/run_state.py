@@ -51,6 +51,7 @@ class RunState:
     seen: int = 0  # images trained on, those of the initial weights included: Darknet's count
     best: float = ABSENT  # best AP so far
     best_epoch: int = 0
+    evaluated_epoch: int = 0  # the last that was evaluated, on the first process
     best_figures: dict[str, float] = field(default_factory=dict)  # on the first process
     loss_sums: Tensor = field(default_factory=lambda: torch.zeros(len(LOSS_NAMES), dtype=torch.float64))
     loss_steps: int = 0  # steps of the epoch under way that loss_sums, of this process, are made of
@@ -60,6 +61,8 @@ class RunState:
 
         Without boxes in the validation set there is no AP: the latest weights count as the best then.
         """
+        if figures:
+            self.evaluated_epoch = self.epoch
         if not figures or (figures["AP"] <= self.best and not figures["AP"] == self.best == ABSENT):
             return False
         self.best, self.best_epoch, self.best_figures = figures["AP"], self.epoch, dict(figures)
@@ -93,6 +96,7 @@ class RunState:
             "seen": self.seen,
             "best": self.best,
             "best_epoch": self.best_epoch,
+            "evaluated_epoch": self.evaluated_epoch,
             "figures": dict(self.best_figures),
             "model": self.model.state_dict(),
             "ema": self.average.module.state_dict(),
@@ -129,6 +133,7 @@ class RunState:
         self.restore_weights(state)
         self.epoch, self.step, self.seen = state["epoch"], self._same_place(state, folder), images_seen(state)
         self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
+        self.evaluated_epoch = state.get("evaluated_epoch", 0)  # earlier versions did not say
         self.loss_steps = state.get("loss_steps", 0)
         sums = state.get("loss_sums", torch.zeros(1, len(LOSS_NAMES), dtype=torch.float64))
         same_ranks = state["world_size"] == world.world_size

@@ -95,12 +95,12 @@ def test_of_processes_that_race_for_a_folder_one_gets_it_also_when_its_holder_wa
 
 def test_a_released_folder_is_free_and_remembers_that_its_training_is_over(held: tuple[Path, Claim]) -> None:
     folder, claim = held
-    assert is_held(folder, ALONE) is True and not claim.finished
-    claim.finished = True
+    assert is_held(folder, ALONE) is True and claim.ended_after == 0
+    claim.ended_after = 7
     claim.release()
     assert is_held(folder, ALONE) is False
     again = claim_folder(folder, ALONE, patient=False)
-    assert isinstance(again, Claim) and again.finished
+    assert isinstance(again, Claim) and again.ended_after == 7
     again.release(used=False)
     assert again.before == json.loads(next(folder.glob(".claim-*.json")).read_text())
 
