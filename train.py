@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from conf.agreement import check_agreement
 from conf.auto_batch import probed_micro_batch
-from conf.build import build_model, describe, make_loss
+from conf.build import build_model, build_resumed_model, describe, make_loss
 from conf.build_data import make_sampler, make_train_loader, open_split
 from conf.entry import layered, run
 from conf.report import announce, finish, save_config, tell_places
@@ -96,8 +96,13 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     train_set, val_set = open_split(config.data, "train", world), open_split(config.data, "val", world)
     check_same_classes(train_set, val_set)
     check_agreement(world, config, saved, train_set, val_set)
-    model, weights_note = build_model(config.model, len(train_set.names))
-    micro_batch = saved.get("micro_batch") if saved is not None else None
+    weights_note: str | None
+    if saved is None:
+        micro_batch = None
+        model, weights_note = build_model(config.model, len(train_set.names))
+    else:
+        micro_batch = saved.get("micro_batch")
+        model, weights_note = build_resumed_model(config.model, len(train_set.names), saved)
     micro_batch, batch_note = probed_micro_batch(config, model, world, dtype, micro_batch)
     if config.dry_run:
         tell_places(
@@ -114,11 +119,8 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
         on_main(world, lambda: save_config(folder.path, config))
     log_warnings(log, "deterministic")  # where train.deterministic cannot be kept, torch names the operator
     announce(log, folder.path, config, world, dtype, train_set, val_set, sampler, model.heads)
-    if saved is None:
-        log.line(saved_note)
-        log.line(weights_note)
-    log.line(batch_note)
-    log.line(note)
+    for line in (saved_note, weights_note, batch_note, note):
+        log.line(line)
 
     schedule = Schedule(config.optim, sampler.steps_per_epoch, sampler.steps_per_epoch * config.train.epochs)
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
@@ -126,7 +128,6 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     loss = make_loss(model.heads, config.loss)
     if saved is not None:
         rehearse(wrapped, loss, state.optimizer, 2 * model.max_stride, world, dtype)
-        log.line(saved_note)
         log.line(state.take_up(saved, folder.path, world, config.resume_force))
         del saved
         on_main(world, lambda: save_config(folder.path, config))  # only now: a resume that was refused leaves it alone

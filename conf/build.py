@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,6 +66,20 @@ def build_model(config: ModelConfig, num_classes: int | None, whole: bool = Fals
             f" would be random, which serves for training only. fix: {without}"
         )
     return model, str(report)
+
+
+def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[str, Any]) -> tuple[Darknet, str | None]:
+    """The network for the run of a checkpoint, whose weights it is yet to get, and one sentence where its .cfg is not
+    there any more, as after a move: then it is built from the text in the checkpoint. Initial weights are not read."""
+    path, note, network = Path(config.cfg), None, saved["network"]
+    if path.suffix and not path.exists():
+        note = f"model.cfg: there is no {path} any more, so the network is built from the text in the checkpoint"
+        cfg = parse_cfg(network["cfg"], config.cfg)
+    else:
+        cfg = load_network(config)
+    model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
+    model.freeze(config.freeze)
+    return model, note
 
 
 def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> WeightsReport:
@@ -206,5 +220,5 @@ def describe(
         "weights_version": list(WEIGHTS_VERSION),
         "micro_batch": micro_batch,
         "steps_per_epoch": steps_per_epoch,
-        "data": {"images": len(train_set), "boxes": len(train_set.classes)},
+        "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
     }

@@ -19,12 +19,12 @@ from conf.build import model_from_checkpoint
 from conf.completion import complete_from_checkpoint
 from conf.entry import compose, layered
 from conf.schema import EvalConfig, TrainConfig
-from data import ShapesConfig, ensure_shapes
+from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, ModelError, zoo_cfg
 from models.weights import weight_tensors
 from tests.small_run import small_run
-from train import train
+from train import complete, train
 from train_utils import checkpoint_writer
 from train_utils.checkpoint import load_checkpoint, load_last
 from train_utils.coco_eval import FIGURES
@@ -253,6 +253,80 @@ def test_a_run_folder_is_not_trained_into_twice(shapes: Path, tmp_path: Path) ->
         other = options(shapes, tmp_path / "run", "model.width=0.25")
         train(resumed(other, tmp_path / "run"))
     assert "width: 0.125" in (tmp_path / "run" / "config.yaml").read_text(), "a refused resume changed the folder"
+
+
+def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With everything that its options name: data, a .cfg of one's own, initial weights."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(next(path.parent for path in shapes.glob("*/annotations")), first / "data")
+    cfg, weights = shutil.copy(zoo_cfg("yolov3-tiny"), first / "own.cfg"), first / "start.weights"
+    write_darknet(Darknet(zoo_cfg("yolov3-tiny"), 5, 0.125), weights)
+    given = [
+        "data=coco", f"data.root={first}/data", f"data.index_dir={first}/index", "data.workers=0",
+        "data.train={annotations: annotations/instances_train.json, images: train}", "name=moved",
+        "data.val={annotations: annotations/instances_val.json, images: val}", "train.device=cpu",
+        f"model.cfg={cfg}", "model.width=0.125", f"model.weights={weights}", "train.image_size=64", "evaluate.every=0",
+        "train.batch_size=8", "train.epochs=2", "logger.pictures=false", "train.save_every_steps=1",
+    ]  # fmt: skip
+
+    def run(*more: str) -> None:
+        train(compose("train", TrainConfig, list(more), complete))
+
+    run(*given, f"run_dir={tmp_path}/whole")
+    with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
+        die_after(patch, 1)
+        run(*given, f"run_dir={first}/run")
+    first.rename(second)
+    shutil.copytree(second / "run", second / "other")
+    with pytest.raises(DataError, match=rf"there is no {first}/data/\S+json\. fix: set data\.root to the folder"):
+        run(f"resume={second}/run")
+    places = [f"data.root={second}/data", f"data.index_dir={second}/index"]
+    run(f"resume={second}/run", *places)
+    assert f"there is no {first}/own.cfg any more" in (second / "run" / "train.log").read_text()
+    expected, found = load_last(tmp_path / "whole")[0], load_last(second / "run")[0]
+    for part in ("model", "ema", "optimizer", "step", "seen"):
+        assert_same(found[part], expected[part], part)
+
+    annotations = second / "data" / "annotations"
+    (annotations / "instances_train.json").rename(annotations / "elsewhere.json")
+    elsewhere = "data.train={annotations: annotations/elsewhere.json, images: train}"
+    content = json.loads((annotations / "elsewhere.json").read_text())
+    for changed in (True, False):
+        content["annotations"][0]["bbox"][2] += 1 if changed else -1
+        (annotations / "elsewhere.json").write_text(json.dumps(content))
+        if changed:
+            with pytest.raises(CheckpointError, match=r"would not go on as it began \(.*training set: "):
+                run(f"resume={second}/other", *places, elsewhere)
+        else:
+            run(f"resume={second}/other", *places, elsewhere, f"model.cfg={second}/own.cfg")
+    (second / "own.cfg").write_text((second / "own.cfg").read_text().replace("filters=512", "filters=256"))
+    with pytest.raises(CheckpointError, match="its network differs"):
+        run(f"resume={second}/other", *places, elsewhere, f"model.cfg={second}/own.cfg")
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_folder(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the first row of its table; asked for by name, and by resume=auto."""
+    given = ("train.epochs=2", "logger.pictures=false")
+    train(options(shapes, tmp_path / "whole", *given))
+    for resume in ("auto", "name"):
+        run = tmp_path / resume
+        config = options(shapes, run, *given)
+        with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
+            patch.setattr("train_utils.run_state.RunState.save", power_cut)
+            train(config)
+        assert len(rows(run)) == 1
+        if resume == "auto":
+            config = compose("train", TrainConfig, [f"run_dir={run}", "resume=auto"], complete)
+            assert config.resume == str(run) and config.train.epochs == 2
+            train(config)
+        else:
+            train(resumed(config, run))
+        assert (run / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
+        assert f"{run} holds no checkpoint yet: its run begins again" in (run / "train.log").read_text()
 
 
 def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_path: Path) -> None:

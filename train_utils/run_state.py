@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,17 @@ LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 # them choose the micro-batch, which is compared by itself.
 WITHOUT_EFFECT = (
     "name", "run_dir", "resume", "resume_force", "debug", "logger.", "evaluate.", "data.name", "data.root", "data.val.",
-    "data.workers", "data.cache", "data.index_dir", "model.weights", "model.fresh_heads", "train.device",
+    "data.workers", "data.cache", "data.index_dir", "model.cfg", "model.weights", "model.fresh_heads", "train.device",
     "train.device_batch_size", "train.max_device_batch_size", "train.timeout_seconds", "train.best_only",
     "train.save_every_steps", "train.save_every_minutes", "train.check_sync_every", "train.max_nonfinite_steps",
     "train.on_nonfinite", "train.patience", "train.deterministic", "train.cudnn_benchmark",
 )  # fmt: skip
+PLACES = (
+    "data.format",
+    "data.train.",
+    "data.names",
+    "data.shapes.",
+)  # of the training set: no matter where it has not changed
 
 
 @dataclass
@@ -169,18 +175,27 @@ class RunState:
             self.scaler.load_state_dict(state["scaler"])
 
     def _check(self, state: dict[str, Any], folder: Path, force: bool) -> None:
-        network = {key: value for key, value in state["network"].items() if key != "seen"}  # of earlier versions
-        for key, before in (("network", network), ("names", state["names"])):
-            if before != self.description[key]:
+        network, names = dict(state["network"]), self.description["names"]
+        # Earlier versions kept the images seen there, too. Where the .cfg lies does not matter, what it says does.
+        network |= {"source": self.description["network"]["source"]}
+        network.pop("seen", None)
+        for key, before, now in (("network", network, self.description["network"]), ("names", state["names"], names)):
+            if before != now:
                 raise CheckpointError(
                     f"resume={folder}: its {key} differs from the one configured now. fix: resume with the options of "
                     f"{folder / 'config.yaml'}, or start a new run with model.weights={folder / 'checkpoints/best.pt'}"
                 )
         changed = changed_values(state["config"], self.description["config"])
-        telling = [line for line in changed if not _without_effect(line.partition(":")[0])]
-        for key, name in (("micro_batch", "images in one forward pass over all processes"), ("data", "training set")):
-            if key in state and state[key] != self.description[key]:
-                telling.append(f"{name}: {state[key]} -> {self.description[key]}")
+        data = {key: value for key, value in self.description["data"].items() if key in state.get("data", {})}
+        # The same images and boxes may lie elsewhere, in another format.
+        free = (*WITHOUT_EFFECT, *PLACES) if data == state.get("data") and "digest" in data else WITHOUT_EFFECT
+        telling = [line for line in changed if not _is_below(line.partition(":")[0], free)]
+        for key, now, name in (
+            ("micro_batch", self.description["micro_batch"], "images in one forward pass over all processes"),
+            ("data", data, "training set"),
+        ):
+            if key in state and state[key] != now:
+                telling.append(f"{name}: {state[key]} -> {now}")
         if telling and not force:
             raise CheckpointError(
                 f"resume={folder}: the training would not go on as it began ({'; '.join(telling)}). fix: leave these "
@@ -188,8 +203,8 @@ class RunState:
             )
 
 
-def _without_effect(key: str) -> bool:
-    return any(f"{key}.".startswith(free if free.endswith(".") else f"{free}.") for free in WITHOUT_EFFECT)
+def _is_below(key: str, options: Sequence[str]) -> bool:
+    return any(f"{key}.".startswith(option if option.endswith(".") else f"{option}.") for option in options)
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
