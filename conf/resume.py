@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from conf.entry import ConfigError, plain
 from conf.schema import CHOICES
+from train_utils.checkpoint import FOLDER, peek_config
 from train_utils.distributed import allowed_restarts, job_folder_name, job_place
 from train_utils.run_folder import find_run
 from train_utils.run_state import changed_values
@@ -49,11 +52,27 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a run folder. Raises ConfigError where it has none that can be read."""
+    """The configuration of a run folder; without a config.yaml that of its checkpoint.
+
+    Raises ConfigError where there is neither, or the file is damaged.
+    """
     path = folder / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
-    return plain(OmegaConf.load(path))
+    if not path.exists():
+        checkpoints = [folder / FOLDER / f"{name}.pt" for name in ("last", "last.previous", "best")]
+        there = next((checkpoint for checkpoint in checkpoints if checkpoint.is_file()), None)
+        if there is None:
+            raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
+        return peek_config(there)
+    try:
+        loaded = OmegaConf.load(path)
+        if isinstance(loaded, DictConfig) and "train" in loaded:
+            return plain(loaded)
+        problem = "it is empty or cut"
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        problem = str(error).splitlines()[0]
+    raise ConfigError(
+        f"{path} cannot be read ({problem}). fix: delete it, and the run's options are those of its last checkpoint"
+    )
 
 
 def _has_options(folder: Path, given: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 from conf.completion import complete_from_checkpoint
 from conf.entry import CONF_DIR, ConfigError, compose, run, to_dictionary, to_yaml
 from conf.messages import full_keys
+from conf.report import save_config
 from conf.resume import continue_run
 from conf.schema import EvalConfig, TrainConfig
 from eval import evaluate
 from train import complete, train
+from train_utils.checkpoint import save_checkpoint
+from train_utils.errors import TrainError
 
 Program = Callable[..., str]
 
@@ -149,6 +153,65 @@ def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacke
     assert config["train"]["epochs"] == 7 and config["data"]["name"] == "bccd", "not those of the command line"
     assert config["train"]["max_device_batch_size"] == now["train"]["max_device_batch_size"]
     assert config["resume"] == str(tmp_path) and config["run_dir"] is None
+
+
+def test_options_beside_resume_hold_for_compose_as_on_a_command_line(tmp_path: Path) -> None:
+    before = compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.5", "data.workers=3"], complete)
+    save_config(tmp_path, before)
+    found = compose("train", TrainConfig, [f"resume={tmp_path}", "train.epochs=7", "++data.workers=1"], complete)
+    assert (found.train.epochs, found.data.workers, found.optim.lr) == (7, 1, 0.5)
+    assert found.name == "quickstart" and found.resume == str(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "\n", "{", "a: [", "text", "[1, 2]", "\0\0\0", "a: 1", "train: ["])
+def test_a_damaged_config_yaml_is_one_sentence_and_the_checkpoint_stands_in_for_a_missing_one(
+    content: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=rf"^{path} cannot be read \([^\n]+\)\. fix: delete it, [^\n]+$"):
+        compose("train", TrainConfig, [f"resume={tmp_path}"], complete)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=rf"^{path} cannot be read \([^\n]+\)\. fix: delete it, [^\n]+$"):
+        compose("train", TrainConfig, [f"resume={tmp_path}"], complete)
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"holds no config\.yaml\. fix: "):
+        compose("train", TrainConfig, [f"resume={tmp_path}"], complete)
+    config = compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.5"])
+    save_checkpoint(tmp_path / "checkpoints" / "last.pt", {"config": to_dictionary(config)})
+    assert compose("train", TrainConfig, [f"resume={tmp_path}"], complete).optim.lr == 0.5
+
+
+@pytest.mark.parametrize("call", range(1, 7))
+def test_a_full_disk_leaves_the_configuration_as_it_was(
+    call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever write, sync or rename is the one that fails."""
+    save_config(tmp_path, compose("train", TrainConfig, ["experiment=quickstart"]))
+    before, calls = (tmp_path / "config.yaml").read_bytes(), 0
+
+    def fails(function: Callable[..., object]) -> Callable[..., object]:
+        def called(*arguments: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise OSError(28, "No space left on device")
+            return function(*arguments)
+
+        return called
+
+    changed = compose("train", TrainConfig, ["experiment=quickstart", "data.workers=3"])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails(os.fsync))
+        patch.setattr(os, "replace", fails(os.replace))
+        with pytest.raises(TrainError, match=r"cannot write \S+config\.yaml \(No space left on device\)\. fix: "):
+            save_config(tmp_path, changed)
+    kept = [path.read_bytes() for path in tmp_path.glob("config_until_*.yaml")]
+    renamed = call == 6  # only the folder's sync is left then
+    assert ((tmp_path / "config.yaml").read_bytes() != before) == renamed
+    assert all(content == before for content in kept) and not list(tmp_path.glob("*.tmp"))
+    save_config(tmp_path, changed)
+    assert "workers: 3" in (tmp_path / "config.yaml").read_text()
 
 
 def test_a_training_that_torchrun_may_start_again_goes_on_in_its_own_folder_and_in_no_other(

@@ -210,9 +210,17 @@ def _find(path: Path, which: str) -> Path:
 
 
 def _other_files(file: Path) -> str:
-    """What to try instead of ``file``."""
-    others = sorted(other.name for other in file.parent.glob("*.pt") if other != file)
+    """What to try instead of ``file``: the intact ones beside it."""
+    others = sorted(other.name for other in file.parent.glob("*.pt") if other != file and _is_intact(other))
     return f"try {' or '.join(others)} in {file.parent}" if others else "give a run folder or a .pt file of train.py"
+
+
+def _is_intact(file: Path) -> bool:
+    try:
+        content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
+        return bool(content["digest"] == _digest(content["state"]))
+    except Exception:  # as in _read
+        return False
 
 
 def _remove_if_there(path: Path) -> None:
