@@ -175,25 +175,21 @@ class RunState:
             self.scaler.load_state_dict(state["scaler"])
 
     def _check(self, state: dict[str, Any], folder: Path, force: bool) -> None:
-        network, names = dict(state["network"]), self.description["names"]
-        # Earlier versions kept the images seen there, too. Where the .cfg lies does not matter, what it says does.
-        network |= {"source": self.description["network"]["source"]}
-        network.pop("seen", None)
-        for key, before, now in (("network", network, self.description["network"]), ("names", state["names"], names)):
-            if before != now:
+        own = self.description
+        for key in ("network", "names"):
+            if _without_place(state[key]) != _without_place(own[key]):
                 raise CheckpointError(
                     f"resume={folder}: its {key} differs from the one configured now. fix: resume with the options of "
                     f"{folder / 'config.yaml'}, or start a new run with model.weights={folder / 'checkpoints/best.pt'}"
                 )
-        changed = changed_values(state["config"], self.description["config"])
-        data = {key: value for key, value in self.description["data"].items() if key in state.get("data", {})}
-        # The same images and boxes may lie elsewhere, in another format.
-        free = (*WITHOUT_EFFECT, *PLACES) if data == state.get("data") and "digest" in data else WITHOUT_EFFECT
+        changed = changed_values(state["config"], own["config"])
+        free: tuple[str, ...] = WITHOUT_EFFECT
+        data = {key: own["data"][key] for key in state.get("data", {})}  # earlier versions kept no digest
+        if "digest" in data and data == state["data"]:
+            free += PLACES  # the same images and boxes may lie elsewhere, in another format
         telling = [line for line in changed if not _is_below(line.partition(":")[0], free)]
-        for key, now, name in (
-            ("micro_batch", self.description["micro_batch"], "images in one forward pass over all processes"),
-            ("data", data, "training set"),
-        ):
+        for key, name in (("micro_batch", "images in one forward pass over all processes"), ("data", "training set")):
+            now = data if key == "data" else own.get(key)
             if key in state and state[key] != now:
                 telling.append(f"{name}: {state[key]} -> {now}")
         if telling and not force:
@@ -201,6 +197,12 @@ class RunState:
                 f"resume={folder}: the training would not go on as it began ({'; '.join(telling)}). fix: leave these "
                 "as they were, or resume_force=true"
             )
+
+
+def _without_place(part: Any) -> Any:
+    """A description of the network but for the place of its .cfg, and for the images seen, which earlier versions kept
+    there; other parts as they are."""
+    return {key: part[key] for key in part if key not in ("source", "seen")} if isinstance(part, Mapping) else part
 
 
 def _is_below(key: str, options: Sequence[str]) -> bool:
