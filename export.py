@@ -145,11 +145,9 @@ def output_path(config: ExportConfig) -> Path:
     suffix = SUFFIXES[config.format]
     if config.out is not None:
         out = Path(config.out)
-    elif config.ckpt is not None:
-        ckpt = Path(config.ckpt)
-        out = (ckpt / FOLDER / "best" if ckpt.is_dir() else ckpt).with_suffix(suffix)
-    elif config.model is not None and config.model.weights is not None:
-        out = Path(config.model.weights).with_suffix(suffix)
+    elif given := config.ckpt or (config.model and config.model.weights):
+        source = Path(given)
+        out = (source / FOLDER / "best" if source.is_dir() else source).with_suffix(suffix)
     else:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     if out.suffix != suffix:

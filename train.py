@@ -60,6 +60,7 @@ from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.plots import draw_targets
 from train_utils.run_folder import RunFolder, on_main, open_run_folder
 from train_utils.run_state import LOSS_NAMES, RunState, continue_from, read_run
+from train_utils.shell import option
 from train_utils.steps import StepDecisions, StopRequest, ask_for_requeue
 from train_utils.stragglers import RankTable
 from train_utils.wait_clock import WaitClock
@@ -235,7 +236,9 @@ class Training:
                 self.log.line(f"the training ends here: {over}")
         on_main(self.world, self.close_writer)  # where the last checkpoint is missing, all processes fail
         if stopped_by is not None and over is None:
-            self.log.line(f"stopped at step {state.step} by {stopped_by.name}; resume={self.path} goes on from there")
+            self.log.line(
+                f"stopped at step {state.step} by {stopped_by.name}; {option('resume', self.path)} goes on from there"
+            )
             ask_for_requeue(self.world, stopped_by)
         elif self.ended_after == 0:
             self.finish(evaluation)

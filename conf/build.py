@@ -35,7 +35,7 @@ from models import (
     zoo_cfg,
 )
 from train_utils.checkpoint import FORMAT as CHECKPOINT_FORMAT
-from train_utils.checkpoint import load_checkpoint
+from train_utils.checkpoint import find_checkpoint, load_checkpoint
 from train_utils.run_state import images_seen
 
 
@@ -84,10 +84,13 @@ def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[st
 
 def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> WeightsReport:
     """Set a model's values from Darknet ``.weights``, or from a ``.pt`` or ``.pth`` file: a checkpoint of this project
-    (its averaged weights) or a state dict of another system. ``model.seen`` becomes the file's where it has one.
+    (its averaged weights) or a state dict of another system; of a run folder, its best.pt.
+    ``model.seen`` becomes the file's where it has one.
 
     Raises ModelError or CheckpointError; the model is unchanged then.
     """
+    if path.is_dir():
+        path = find_checkpoint(path, "best")
     if path.suffix not in (".pt", ".pth"):
         return load_darknet_weights(model, path, fresh_heads)
     content = read_tensor_file(path)

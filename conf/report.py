@@ -20,6 +20,7 @@ from train_utils.log import RunLog
 from train_utils.numerics import weights_dtype
 from train_utils.plots import draw_curves, draw_detections
 from train_utils.run_state import RunState
+from train_utils.shell import option
 from train_utils.whole_files import keep_copy, whole_file
 
 
@@ -99,7 +100,7 @@ def finish(
 ) -> None:
     """Show what the training gave: the table of the last evaluation, the curves, detections beside the labels."""
     log.line(format_table(scores))
-    log.line(f"{state.best_sentence()}: python eval.py ckpt={folder}/checkpoints/best.pt")
+    log.line(f"{state.best_sentence()}: python eval.py {option('ckpt', folder / 'checkpoints' / 'best.pt')}")
     if config.logger.pictures:
         draw_curves(folder / "metrics.csv", folder / "curves.png")
         draw_detections(detection_pairs(config, val_set, detections), val_set.names, folder / "val_detections.jpg")

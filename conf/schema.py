@@ -57,7 +57,7 @@ class ModelConfig:
     cfg: str  # a name of models/zoo, or the path of a Darknet .cfg
     width: float  # factor on the filters of every convolution but the heads'
     anchors: list[Any] | None  # pairs [width, height] in pixels for all [yolo] sections; null: those of the .cfg
-    weights: str | None  # initial: Darknet .weights (whole or cut), or .pt: a checkpoint, another system's state dict
+    weights: str | None  # initial: Darknet .weights (whole or cut), a run folder, or .pt: a checkpoint, a state dict
     fresh_heads: bool  # leave the convolutions before [yolo] at random: for weights of another class count
     bn_eps: float
     bn_momentum: float

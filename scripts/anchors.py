@@ -8,6 +8,7 @@ K-means with IoU distance, then random refinement; prints the recall before and 
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import matplotlib
@@ -31,6 +32,7 @@ from data.anchor_fit import (
 )
 from models import Darknet
 from train_utils.log import Progress
+from train_utils.shell import option
 
 
 def find_anchors(config: AnchorsConfig) -> Sizes:
@@ -62,7 +64,8 @@ def find_anchors(config: AnchorsConfig) -> Sizes:
         path.write_text(override(found, config), encoding="utf-8")
         draw(sizes, current, found, path.with_suffix(".png"))
         folder = path.absolute().parent.parent
-        print(f"wrote {path} and {path.with_suffix('.png')}: train.py --config-dir {folder} model={path.stem}")
+        words = f"{shlex.quote(str(folder))} {option('model', path.stem)}"
+        print(f"wrote {path} and {path.with_suffix('.png')}: train.py --config-dir {words}")
     return found
 
 

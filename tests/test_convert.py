@@ -124,6 +124,11 @@ def test_a_converted_checkpoint_is_opened_by_the_programs(command: Command, tmp_
     config = compose("train", TrainConfig, ["model.cfg=small.cfg", "model.weights=a.pt", "model.bn_eps=1e-3"])
     model, said = build_model(config.model, 2)
     assert_same(model)
+    (tmp_path / "my run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "my run" / "checkpoints" / "best.pt").write_bytes((tmp_path / "a.pt").read_bytes())
+    assert_same(build_model(replace(config.model, weights="my run"), 2)[0])
+    with pytest.raises(CheckpointError, match=r"the folder .* has no checkpoints/best\.pt"):
+        build_model(replace(config.model, weights=str(tmp_path)), 2)
     assert model.seen == 64_000 and "all 3,238 values" in said and "bn_eps" not in said
     _, said = build_model(replace(config.model, bn_eps=1e-6), 2)
     assert "it was trained with model.bn_eps=0.001, here it is 1e-06" in said
@@ -212,7 +217,10 @@ def test_a_cfg_that_leaves_filters_to_their_default_is_completed(tmp_path: Path)
         (["ckpt=a.pt", "out=b.weights", "cfg=three.names"], "three.names exists and differs"),
         (["ckpt=a.pt", "out=b.weights", "seen=-1"], "seen must be 0 or more, or null, got -1"),
         (["ckpt=a.pt", "out=b.weights", "seen=20000000000000000000"], "does not fit the 64 bits of a header"),
-        (["ckpt=a.weights", "out=b.weights"], "a.weights is damaged, or no checkpoint"),
+        (
+            ["ckpt=a.weights", "out=b.weights"],
+            "a.weights is no checkpoint: run folders and their .pt files are read here, Darknet's",
+        ),
         (["ckpt=none.pt", "out=b.weights"], "there is no checkpoint"),
     ],
 )

@@ -54,7 +54,7 @@ PROGRAMS = {
         TrainConfig,
         train,
         complete_training,
-        [*SHAPES, "train.epochs=1", "train.batch_size=2", "train.image_size=64", "train.device=cpu", "run_dir=run"],
+        [*SHAPES, "train.epochs=1", "train.batch_size=2", "train.image_size=64", "train.device=cpu"],
     ),
     "eval": Program(EvalConfig, evaluate, complete_from_checkpoint, [*SHAPES, "device=cpu"]),
     "predict": Program(
@@ -124,3 +124,27 @@ def test_an_option_read_back_by_shell_and_hydra_is_what_it_was() -> None:
     for value in values:
         (typed,) = shlex.split(option("key", value))
         assert parser.parse_override(typed).value() == value
+
+
+@pytest.mark.parametrize("name", ["eval", "predict", "export", "convert"])
+def test_a_file_that_is_no_checkpoint_is_told_what_is_read(name: str, start: Callable[..., str]) -> None:
+    cv2.imwrite("picture.png", np.zeros((64, 48, 3), np.uint8))
+    for file in ("a.onnx", "a.pt2", "a.weights", "a.cfg"):
+        Path(file).write_bytes(b"something")
+        said = start(name, f"ckpt={file}", *["out=b.weights"] * (name == "convert"))
+        assert said.startswith(f"{file} is no checkpoint: run folders and their .pt files are read here, ")
+        assert ("exported from>" in said) == (file in ("a.onnx", "a.pt2")), said
+
+
+def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
+    start: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64, seed=0))
+    (tmp_path / "a.cfg").write_text(SMALL)
+    run_dir = "my run, übung"
+    assert start("train", "model.cfg=a.cfg", option("run_dir", run_dir).strip("'"), "logger.pictures=false") == ""
+    log = (tmp_path / run_dir / "train.log").read_text(encoding="utf-8")
+    _, program, *typed = shlex.split(log.split(": python ")[-1].splitlines()[0].join(["python ", ""]))
+    monkeypatch.setattr(sys, "argv", [program, *typed, "device=cpu"])
+    run("eval", EvalConfig, evaluate, complete_from_checkpoint)
+    assert "AP" in capsys.readouterr().out

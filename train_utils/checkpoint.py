@@ -22,6 +22,13 @@ from train_utils.whole_files import sync_folder
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
 FOLDER = "checkpoints"
+EXPORTED = "exported ones are for other programs. fix: ckpt=<the run folder or .pt file that it was exported from>"
+OTHER_FORMATS = {  # by suffix, what to do with a file that is given for a checkpoint
+    ".onnx": EXPORTED,
+    ".pt2": EXPORTED,
+    ".weights": "Darknet's with their network. fix: model.cfg=<its .cfg> and model.weights= instead of ckpt=",
+    ".cfg": "and a .cfg holds no weights. fix: model.cfg= and model.weights= instead of ckpt=",
+}
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
@@ -66,7 +73,7 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
 
     Raises CheckpointError when there is none, or it is damaged, or not one of this project.
     """
-    file = _find(path, which)
+    file = find_checkpoint(path, which)
     content = _content(file)
     state: dict[str, Any] = content["state"]
     if _digest(state) != content.get("digest"):
@@ -76,7 +83,7 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
 
 def peek_config(path: Path) -> dict[str, Any]:
     """The configuration in the checkpoint that ``load_checkpoint`` would read, without reading its tensors."""
-    config: dict[str, Any] = _content(_find(path, "best"), mapped=True)["state"]["config"]
+    config: dict[str, Any] = _content(find_checkpoint(path, "best"), mapped=True)["state"]["config"]
     return config
 
 
@@ -197,8 +204,12 @@ def _read(file: Path, mapped: bool) -> Any:
         ) from error
 
 
-def _find(path: Path, which: str) -> Path:
-    """The checkpoint file that ``path`` means."""
+def find_checkpoint(path: Path, which: str) -> Path:
+    """The checkpoint file that ``path`` means: itself, or that of a run folder. Raises CheckpointError."""
+    if path.suffix in OTHER_FORMATS:
+        raise CheckpointError(
+            f"{path} is no checkpoint: run folders and their .pt files are read here, {OTHER_FORMATS[path.suffix]}"
+        )
     if path.is_file():
         return path
     if not path.is_dir():

@@ -15,6 +15,7 @@ from train_utils.distributed import World, broadcast_text, job_folder_name, job_
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.launch_environment import JobPlace
 from train_utils.run_claim import Claim, claim_folder, is_held, last_claim
+from train_utils.shell import option
 from train_utils.whole_files import keep_copy
 
 
@@ -68,8 +69,8 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
             if resume is None and _holds_run(folder):
                 claim.release(used=False)
                 raise TrainError(
-                    f"run_dir={folder} already holds a run. fix: resume={folder} to continue it (resume=auto by "
-                    "itself), or another run_dir"
+                    f"run_dir={folder} already holds a run. fix: {option('resume', folder)} to continue it"
+                    " (resume=auto by itself), or another run_dir"
                 )
             claims.append(claim)
             if resume is not None and not _checkpoints(folder) and _holds_run(folder):
