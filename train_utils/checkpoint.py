@@ -23,12 +23,8 @@ FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
 FOLDER = "checkpoints"
 EXPORTED = "exported ones are for other programs. fix: ckpt=<the run folder or .pt file that it was exported from>"
-OTHER_FORMATS = {  # by suffix, what to do with a file that is given for a checkpoint
-    ".onnx": EXPORTED,
-    ".pt2": EXPORTED,
-    ".weights": "Darknet's with their network. fix: model.cfg=<its .cfg> and model.weights= instead of ckpt=",
-    ".cfg": "and a .cfg holds no weights. fix: model.cfg= and model.weights= instead of ckpt=",
-}
+DARKNET = "Darknet's are two files. fix: model.cfg=<its .cfg> and model.weights=<its .weights> instead of ckpt="
+OTHER_FORMATS = {".onnx": EXPORTED, ".pt2": EXPORTED, ".weights": DARKNET, ".cfg": DARKNET}
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
