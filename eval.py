@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.build import build_model, image_size_of, model_from_checkpoint
-from conf.build_data import open_images, open_split
+from conf.build.batches import open_images, open_split
+from conf.build.network import build_model, image_size_of, model_from_checkpoint
 from conf.completion import complete_from_checkpoint
 from conf.entry import ConfigError, run
 from conf.schema import EvalConfig, EvalTask, EvaluateConfig
@@ -36,17 +36,17 @@ from data import (
     make_loader,
 )
 from models import Darknet, Postprocess
-from train_utils.checkpoint import load_checkpoint
-from train_utils.coco_eval import ABSENT, OPERATING_POINT, CocoResult, format_table, score
-from train_utils.curve_plots import draw_class_curves
-from train_utils.detections import MAX_CLASSES, Detections, GroundTruth, pack, to_coco_json, unpack
 from train_utils.distributed import World, gather_arrays, init_distributed_mode
-from train_utils.engine import detect
-from train_utils.log import Progress
-from train_utils.operating_points import class_curves
-from train_utils.result_files import read_results, write_json
-from train_utils.run_folder import open_folder
-from train_utils.speed import measure_speed
+from train_utils.loop.train_epoch import detect
+from train_utils.pictures.charts import draw_class_curves
+from train_utils.run.checkpoint import load_checkpoint
+from train_utils.run.log import Progress
+from train_utils.run.run_folder import open_folder
+from train_utils.scores.coco_eval import ABSENT, OPERATING_POINT, CocoResult, format_table, score
+from train_utils.scores.detections import MAX_CLASSES, Detections, GroundTruth, pack, to_coco_json, unpack
+from train_utils.scores.operating_points import class_curves
+from train_utils.scores.result_files import read_results, write_json
+from train_utils.scores.speed import measure_speed
 
 
 def evaluate(config: EvalConfig) -> dict[str, float]:

@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.build import Detector, open_detector
+from conf.build.network import Detector, open_detector
 from conf.completion import model_or_checkpoint
 from conf.entry import ConfigError, run
 from conf.schema_inference import ExportConfig, ExportFormat
-from data.shapes import draw_image
-from data.transforms import letterbox
-from models.export import DetectorGraph, FixedSuppression
-from models.export_check import Comparison, check_onnx, check_torch
-from models.export_files import DynamicAxes, output_names, write_onnx, write_torch
-from train_utils.checkpoint import FOLDER
+from data.formats.shapes import draw_image
+from data.samples.letterbox import letterbox
+from models.export.check import Comparison, check_onnx, check_torch
+from models.export.files import DynamicAxes, output_names, write_onnx, write_torch
+from models.export.graph import DetectorGraph, FixedSuppression
+from train_utils.run.checkpoint import FOLDER
 
 PROJECT = "hydra-yolov3-spp"
 SUFFIXES = {ExportFormat.onnx: ".onnx", ExportFormat.torch: ".pt2"}

@@ -17,19 +17,19 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from conf.build import Detector, open_detector
+from conf.build.network import Detector, open_detector
 from conf.completion import model_or_checkpoint
 from conf.entry import ConfigError, run
 from conf.schema_inference import PredictConfig
 from data import Frame, FrameBatch, FrameBatches, Medium, cut_at_edges, find_media
 from models import Postprocess
-from train_utils.coco_eval import make_detections
 from train_utils.distributed import World, environment_world_size, init_distributed_mode
-from train_utils.drawing import DrawnFiles
-from train_utils.engine import forward_all
-from train_utils.log import Progress
-from train_utils.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
-from train_utils.run_folder import dated_folder, open_folder
+from train_utils.loop.train_epoch import forward_all
+from train_utils.pictures.boxes import DrawnFiles
+from train_utils.run.log import Progress
+from train_utils.run.run_folder import dated_folder, open_folder
+from train_utils.scores.coco_eval import make_detections
+from train_utils.scores.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
 
 GPU_BATCH_SIZE = 8  # on a CPU one: there, threads take whole batches side by side
 

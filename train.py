@@ -21,20 +21,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from conf.agreement import check_agreement
-from conf.auto_batch import probed_micro_batch
-from conf.build import build_model, build_resumed_model, describe, make_loss
-from conf.build_data import make_sampler, make_train_loader, open_split
+from conf.build.agreement import check_agreement
+from conf.build.batches import make_sampler, make_train_loader, open_split
+from conf.build.device_batch import probed_micro_batch
+from conf.build.network import build_model, build_resumed_model, describe, make_loss
+from conf.build.report import announce, finish, save_config, tell_places
 from conf.entry import layered, run
-from conf.report import announce, finish, save_config, tell_places
 from conf.resume import continue_run
 from conf.schema import AUTO, OnNonFinite, TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, TrainDataset, check_same_classes
 from eval import Evaluation, Evaluator
 from models import Darknet, DarknetLoss, YoloLoss
-from train_utils.checkpoint_writer import CheckpointWriter
-from train_utils.coco_eval import ABSENT, FIGURES
-from train_utils.data_parallel import time_waiting
 from train_utils.distributed import (
     World,
     barrier,
@@ -45,9 +42,10 @@ from train_utils.distributed import (
     max_over_ranks,
     wrap_model,
 )
-from train_utils.engine import EpochResult, rehearse, train_one_epoch
-from train_utils.log import MetricsCsv, Progress, RunLog, log_warnings
-from train_utils.nonfinite import NonFiniteGuard
+from train_utils.loop.nonfinite import NonFiniteGuard
+from train_utils.loop.stop_and_save import StepDecisions, StopRequest, ask_for_requeue
+from train_utils.loop.stragglers import RankTable
+from train_utils.loop.train_epoch import EpochResult, rehearse, train_one_epoch
 from train_utils.numerics import (
     autocast_dtype,
     check_same_bits,
@@ -57,13 +55,15 @@ from train_utils.numerics import (
     weights_dtype,
 )
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
-from train_utils.plots import draw_targets
-from train_utils.run_folder import RunFolder, on_main, open_run_folder
-from train_utils.run_state import LOSS_NAMES, RunState, continue_from, read_run
+from train_utils.parallel.wait_clock import WaitClock
+from train_utils.parallel.wrap import time_waiting
+from train_utils.pictures.plots import draw_targets
+from train_utils.run.checkpoint_writer import CheckpointWriter
+from train_utils.run.log import MetricsCsv, Progress, RunLog, log_warnings
+from train_utils.run.run_folder import RunFolder, on_main, open_run_folder
+from train_utils.run.run_state import LOSS_NAMES, RunState, continue_from, read_run
+from train_utils.scores.coco_eval import ABSENT, FIGURES
 from train_utils.shell import option
-from train_utils.steps import StepDecisions, StopRequest, ask_for_requeue
-from train_utils.stragglers import RankTable
-from train_utils.wait_clock import WaitClock
 
 COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: the same in every repetition of a run
 TIME_COLUMNS = ("epoch", "seconds", "images_per_second", "waiting")  # of times.csv

@@ -10,7 +10,7 @@ import yaml
 
 from conf.entry import CONF_DIR, ConfigError, layered
 from conf.schema import EvalTask
-from train_utils.checkpoint import peek_config
+from train_utils.run.checkpoint import peek_config
 
 
 def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Types of the whole configuration: the root of each entry point, and the sections that belong to no other part.
 
 Fields carry no defaults: YAML holds every value, once, so an absent key fails by its full name. A part's own section
-stands beside its consumer (data/config.py, models/loss.py, train_utils/optim.py) and is only put together here.
+stands beside its consumer (data/config.py, models/loss/yolo.py, train_utils/optim.py) and is only put together here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from data import AugmentConfig, DataConfig, Resize
 from models import DarknetLossConfig, LossConfig, LossSection
-from train_utils.coco_backends import choose_backend
 from train_utils.optim import OptimConfig
+from train_utils.scores.coco_backends import choose_backend
 
 AUTO = "auto"  # of train.device_batch_size
 
@@ -152,7 +152,7 @@ class EvaluateConfig:
     multi_label: bool  # one box may be reported with several classes
     clip: bool  # cut boxes at the edges of their image
     round_boxes: bool  # corners to whole pixels of the image
-    backend: str  # library that scores, a name of train_utils/coco_backends.py; auto: the fastest that is installed
+    backend: str  # library that scores, a name in scores/coco_backends.py; auto: the fastest installed
     every: int  # epochs between evaluations in training; 0: only after the last
 
     def __post_init__(self) -> None:

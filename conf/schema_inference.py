@@ -8,7 +8,7 @@ from typing import Any
 
 from conf.schema import Device, ModelConfig
 from data import Exif, OnBadFile, Resize
-from models.export_files import OPSETS
+from models.export.files import OPSETS
 
 
 @dataclass

@@ -61,7 +61,7 @@ class ConvertConfig:
 class ConvertDataConfig:
     """Everything that scripts/convert_data.py reads."""
 
-    csv: str  # one row for each box, with a header that data/csv_boxes.py knows
+    csv: str  # one row for each box, with a header that data/formats/csv_boxes.py knows
     images: str | None  # folder of the images; null: that of the CSV file
     out: str  # the COCO json
     names: str | None  # file that gives the order of the classes, or their names; null: sorted

@@ -1,8 +1,17 @@
 """Data sets: from annotation files and images to batches of network input."""
 
-from data.annotations import Annotations, check_same_classes, open_annotations
+from data.audit.summary import summarise
 from data.augment_config import AugmentConfig, Colour
-from data.classes import read_names
+from data.batches.frame_batches import FrameBatch, FrameBatches
+from data.batches.loader import make_loader
+from data.batches.multi_scale import MultiScale
+from data.batches.orders import repeat_factors
+from data.batches.samplers import (
+    EvalBatchSampler,
+    TrainBatchSampler,
+    eval_batches,
+    fitting_device_batch_size,
+)
 from data.config import (
     DataConfig,
     DataFormat,
@@ -14,25 +23,16 @@ from data.config import (
     ShapesConfig,
     SplitConfig,
 )
-from data.dataset import Batch, EvalDataset, TrainDataset
 from data.errors import DataError
-from data.frame_batches import FrameBatch, FrameBatches
-from data.image_cache import CachedImages, build_image_cache, kept_cache_name
-from data.images import ImageSource
-from data.loader import make_loader
-from data.media import Frame, Medium, Video, find_media
-from data.multi_scale import MultiScale
-from data.orders import repeat_factors
-from data.plan import Request
-from data.samplers import (
-    EvalBatchSampler,
-    TrainBatchSampler,
-    eval_batches,
-    fitting_device_batch_size,
-)
-from data.set_summary import summarise
-from data.shapes import ensure_shapes
-from data.transforms import Letterbox, cut_at_edges, letterbox
+from data.formats.shapes import ensure_shapes
+from data.images.cache import CachedImages, build_image_cache, kept_cache_name
+from data.images.media import Frame, Medium, Video, find_media
+from data.images.source import ImageSource
+from data.index.annotations import Annotations, check_same_classes, open_annotations
+from data.index.classes import read_names
+from data.samples.dataset import Batch, EvalDataset, TrainDataset
+from data.samples.letterbox import Letterbox, cut_at_edges, letterbox
+from data.samples.plan import Request
 
 __all__ = [
     "Annotations",

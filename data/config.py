@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from data.classes import NAME_FILES, read_names
+from data.index.classes import NAME_FILES, read_names
 
 
 class DataFormat(StrEnum):
@@ -43,7 +43,7 @@ class OnBadFile(StrEnum):
 
 
 class Exif(StrEnum):
-    """Whether images are turned upright as their EXIF tag says: see data/orientation.py."""
+    """Whether images are turned upright as their EXIF tag says: see data/images/orientation.py."""
 
     apply = "apply"
     ignore = "ignore"

@@ -1,19 +1,19 @@
 """Darknet YOLO networks: built from .cfg files, their loss, their decoding and their weights."""
 
 from models.boxes import IouKind
-from models.cfg import Cfg, load_cfg, parse_cfg, zoo_cfg
-from models.cfg_edit import fitted_cfg, with_anchors
-from models.darknet import Darknet, count_flops, count_parameters
-from models.darknet_loss import DarknetLoss, DarknetLossConfig
+from models.cfg.edit import fitted_cfg, with_anchors
+from models.cfg.parse import Cfg, load_cfg, parse_cfg, zoo_cfg
 from models.decode import Postprocess, decode
 from models.errors import ModelError
-from models.foreign_weights import load_foreign_state_dict
-from models.heads import Head
-from models.loss import LossConfig, LossParts, LossSection, YoloLoss
-from models.state_dicts import load_weights_of_checkpoint, read_tensor_file
-from models.weights import load_darknet_weights, save_darknet_weights
-from models.weights_file import WEIGHTS_VERSION
-from models.weights_report import WeightsReport
+from models.loss.darknet import DarknetLoss, DarknetLossConfig
+from models.loss.yolo import LossConfig, LossParts, LossSection, YoloLoss
+from models.network.darknet import Darknet, count_flops, count_parameters
+from models.network.heads import Head
+from models.weights.darknet import load_darknet_weights, save_darknet_weights
+from models.weights.file import WEIGHTS_VERSION
+from models.weights.foreign import load_foreign_state_dict
+from models.weights.report import WeightsReport
+from models.weights.state_dicts import load_weights_of_checkpoint, read_tensor_file
 
 __all__ = [
     "WEIGHTS_VERSION",

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision.ops import box_iou, nms  # type: ignore[import-untyped]
 
 from models.boxes import cxcywh_to_xyxy
-from models.heads import Head
+from models.network.heads import Head
 
 MAX_LOG_SIZE = math.log(1e3)  # a box is at most a thousand anchors wide, so that exp of an early network stays finite
 

@@ -17,11 +17,11 @@ import numpy as np
 matplotlib.use("Agg")  # no display is needed
 from matplotlib import pyplot as plt
 
-from conf.build import load_network
+from conf.build.network import load_network
 from conf.entry import ConfigError, run
 from conf.schema_tools import AnchorsConfig
 from data import open_annotations
-from data.anchor_fit import (
+from data.audit.anchor_fit import (
     Sizes,
     best_overlaps,
     kmeans_anchors,
@@ -31,7 +31,7 @@ from data.anchor_fit import (
     refine_anchors,
 )
 from models import Darknet
-from train_utils.log import Progress
+from train_utils.run.log import Progress
 from train_utils.shell import option
 
 

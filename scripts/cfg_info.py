@@ -17,20 +17,20 @@ from dataclasses import fields
 import torch
 from torch import nn
 
-from conf.build import build_model, load_network
+from conf.build.network import build_model, load_network
 from conf.entry import ConfigError, run
 from conf.schema_tools import CfgInfoConfig
 from models import Darknet, count_parameters
-from models.cfg import Cfg, Section
-from models.cfg_keys import SECTION_KEYS
-from models.darknet import layer_flops
-from models.graph import IMAGES
-from models.heads import DarknetLossKeys, Head
-from models.layers import Convolution, SharedConvolution
-from models.pools import Upsample
-from models.receptive_field import Field, receptive_fields
-from models.weights import weight_tensors
-from models.weights_file import LONGEST_HEADER
+from models.cfg.keys import SECTION_KEYS
+from models.cfg.parse import Cfg, Section
+from models.network.darknet import layer_flops
+from models.network.graph import IMAGES
+from models.network.heads import DarknetLossKeys, Head
+from models.network.layers import Convolution, SharedConvolution
+from models.network.pools import Upsample
+from models.network.receptive_field import Field, receptive_fields
+from models.weights.darknet import weight_tensors
+from models.weights.file import LONGEST_HEADER
 
 COLUMNS = 120  # of the output
 WHAT = 34  # of them for the options of a layer

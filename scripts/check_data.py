@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf.build import load_network
+from conf.build.network import load_network
 from conf.entry import ConfigError, run
 from conf.schema_tools import CheckDataConfig
 from data import ImageSource, OnError, Request, TrainDataset
-from data.anchor_fit import network_sizes
-from data.dataset_check import CheckedSet, Network, check_dataset
+from data.audit.anchor_fit import network_sizes
+from data.audit.check import CheckedSet, Network, check_dataset
+from data.audit.report import html_report, text_report, verdict
 from models import Darknet
-from train_utils.check_pictures import draw_box_sizes, draw_classes
-from train_utils.check_report import html_report, text_report, verdict
-from train_utils.log import Progress
-from train_utils.plots import draw_targets
-from train_utils.sheets import Cell, Group, save_sheet
+from train_utils.pictures.data_set import draw_box_sizes, draw_classes
+from train_utils.pictures.plots import draw_targets
+from train_utils.pictures.sheets import Cell, Group, save_sheet
+from train_utils.run.log import Progress
 
 COLUMNS = 4  # of a sheet
 PAIRS = 8  # of images that are twice or alike, on their sheet

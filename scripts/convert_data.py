@@ -13,8 +13,8 @@ from pathlib import Path
 
 from conf.entry import ConfigError, run
 from conf.schema_tools import ConvertDataConfig
-from data.csv_boxes import read_csv
-from data.csv_to_coco import to_coco
+from data.formats.csv_boxes import read_csv
+from data.formats.csv_to_coco import to_coco
 from train_utils.shell import option
 
 

@@ -19,12 +19,12 @@ from typing import Any
 
 from torch.nn import BatchNorm2d
 
-from conf.build import Detector, build_model, describe_network, model_from_checkpoint, open_detector
+from conf.build.network import Detector, build_model, describe_network, model_from_checkpoint, open_detector
 from conf.entry import ConfigError, run, to_dictionary
 from conf.schema import ModelConfig
 from conf.schema_tools import ConvertConfig
 from models import Darknet, ModelError, fitted_cfg, save_darknet_weights
-from train_utils.checkpoint import load_checkpoint, peek_config, save_checkpoint
+from train_utils.run.checkpoint import load_checkpoint, peek_config, save_checkpoint
 
 DARKNET_EPS = 1e-6  # what Darknet adds to a variance
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from conf.entry import ConfigError, run
 from conf.schema_tools import GetDataConfig, PublicSetConfig
-from data.download import Unreachable, download, unpack
+from data.formats.download import Unreachable, download, unpack
 
 
 def get_data(config: GetDataConfig) -> Path:

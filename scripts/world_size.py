@@ -24,7 +24,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from train_utils.checkpoint import load_checkpoint
+from train_utils.run.checkpoint import load_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRECISIONS = {"float64": (), "float32": ("train.deterministic=true",)}

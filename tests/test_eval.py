@@ -18,15 +18,15 @@ from conf.schema import EvalConfig, TrainConfig
 from data import DataFormat, OnError, ShapesConfig, ensure_shapes, open_annotations
 from eval import evaluate
 from models import Darknet, zoo_cfg
-from tests.data.test_boxes_outside import BOXES, NO_AREA, OUTSIDE, write_set
+from tests.data.index.test_boxes_outside import BOXES, NO_AREA, OUTSIDE, write_set
 from tests.test_train import assert_same
 from tests.train_utils.coco_sets import INSTALLED, plain_pycocotools
 from train import train
-from train_utils.checkpoint import load_last
-from train_utils.coco_backends import BACKENDS
-from train_utils.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, make_detections, to_coco_json
 from train_utils.distributed import init_distributed_mode
-from train_utils.speed import STAGES
+from train_utils.run.checkpoint import load_last
+from train_utils.scores.coco_backends import BACKENDS
+from train_utils.scores.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, make_detections, to_coco_json
+from train_utils.scores.speed import STAGES
 
 
 @pytest.mark.slow

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 import export as program
-from conf.build import build_model, describe_network
+from conf.build.network import build_model, describe_network
 from conf.completion import model_or_checkpoint
 from conf.entry import compose, run
 from conf.schema import TrainConfig
 from conf.schema_inference import ExportConfig
 from export import export
 from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
-from models.export import DetectorGraph
-from models.export_files import METADATA_FILE, write_torch
+from models.export.files import METADATA_FILE, write_torch
+from models.export.graph import DetectorGraph
 from tests.test_programs import start
-from train_utils.checkpoint import save_checkpoint
+from train_utils.run.checkpoint import save_checkpoint
 
 TINY = ["model=yolov3-tiny", "model.width=0.125", "model.weights=tiny.weights"]
 NAMES = ["circle", "square", "star"]

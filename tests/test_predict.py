@@ -13,24 +13,24 @@ import numpy as np
 import pytest
 import torch
 
-from conf.build import build_model, describe_network, model_from_checkpoint
-from conf.build_data import open_split
+from conf.build.batches import open_split
+from conf.build.network import build_model, describe_network, model_from_checkpoint
 from conf.completion import complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose, run, to_dictionary
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import PredictConfig
 from data import DataFormat, ShapesConfig, cut_at_edges, ensure_shapes
-from data.shapes import CLASSES
+from data.formats.shapes import CLASSES
 from eval import Evaluator, evaluate
 from models import Darknet, save_darknet_weights
-from models.weights import head_layers
+from models.weights.darknet import head_layers
 from predict import predict
+from tests.data.images.test_media import picture, video
 from tests.data.tagged import stored_picture, upright, write_set
-from tests.data.test_media import picture, video
 from tests.models.cfg_writer import cfg, conv, head
 from tests.test_programs import start
-from train_utils.checkpoint import load_checkpoint, save_checkpoint
 from train_utils.distributed import init_distributed_mode
+from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
 
 IDS = [30, 10, 20, 50, 40]  # category ids that are not the order of the classes
 EVERYTHING = ["confidence=0.001", "nms_iou=0.6", "multi_label=true", "device=cpu"]  # as conf/evaluate/coco.yaml

@@ -22,9 +22,9 @@ from conf.entry import compose
 from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
-from tests.process_group import run_group
+from tests.runs.process_group import run_group
 from train import COLUMNS, complete, train
-from train_utils.coco_eval import FIGURES
+from train_utils.scores.coco_eval import FIGURES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
@@ -166,7 +166,7 @@ def train_here(folder: Path, options: list[str]) -> None:
 
 
 def test_a_broken_picture_is_named_or_left_out(folder: Path) -> None:
-    """It is broken after the index was built; tests/test_faults.py has what other ranks do about an error."""
+    """It is broken after the index was built; tests/runs/test_faults.py has what other ranks do about an error."""
     broken = next(path for path in (folder / "shapes").rglob("train/*.jpg"))
     good = broken.read_bytes()
     more = ["augment=none", "train.epochs=1", "logger.pictures=false", "evaluate.confidence=0.5"]

@@ -15,23 +15,23 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from conf.build import model_from_checkpoint
+from conf.build.network import model_from_checkpoint
 from conf.completion import complete_from_checkpoint
 from conf.entry import compose, layered
 from conf.schema import EvalConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, ModelError, zoo_cfg
-from models.weights import weight_tensors
+from models.weights.darknet import weight_tensors
 from tests.small_run import small_run
 from train import complete, train
-from train_utils import checkpoint_writer
-from train_utils.checkpoint import load_checkpoint, load_last
-from train_utils.coco_eval import FIGURES
 from train_utils.errors import CheckpointError, TrainError
+from train_utils.loop.stop_and_save import StepDecisions
 from train_utils.optim import Decay
-from train_utils.run_state import read_run
-from train_utils.steps import StepDecisions
+from train_utils.run import checkpoint_writer
+from train_utils.run.checkpoint import load_checkpoint, load_last
+from train_utils.run.run_state import read_run
+from train_utils.scores.coco_eval import FIGURES
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)
 
@@ -316,7 +316,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_f
         run = tmp_path / resume
         config = options(shapes, run, *given)
         with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-            patch.setattr("train_utils.run_state.RunState.save", power_cut)
+            patch.setattr("train_utils.run.run_state.RunState.save", power_cut)
             train(config)
         assert len(rows(run)) == 1
         if resume == "auto":

@@ -19,16 +19,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train_utils import data_parallel, launch_environment, store
-from train_utils.data_parallel import gradient_exchange, loss_factor, unwrap
-from train_utils.devices import choose_device
 from train_utils.errors import DistributedError
-from train_utils.file_systems import place_on_disk
-from train_utils.launch_environment import JobPlace, read_launch, strip_local_rank
-from train_utils.orphans import watch_parent
-from train_utils.process_group import Group, launch_of_group, meeting_point
-from train_utils.seats import Member
-from train_utils.world import World
+from train_utils.launch import environment as launch_environment
+from train_utils.launch.devices import choose_device
+from train_utils.launch.environment import JobPlace, read_launch, strip_local_rank
+from train_utils.launch.seats import Member
+from train_utils.parallel import wrap as data_parallel
+from train_utils.parallel.wrap import gradient_exchange, loss_factor, unwrap
+from train_utils.processes import store
+from train_utils.processes.orphans import watch_parent
+from train_utils.processes.process_group import Group, launch_of_group, meeting_point
+from train_utils.processes.shared_disks import place_on_disk
+from train_utils.processes.world import World
 
 __all__ = [
     "World", "allowed_restarts", "barrier", "broadcast_module", "broadcast_text", "choose_fixed_workspace",

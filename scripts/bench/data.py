@@ -25,7 +25,7 @@ import cv2
 import numpy as np
 import torch
 
-import data.jpeg
+import data.files.jpeg
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import (
@@ -42,9 +42,9 @@ from data import (
     make_loader,
     open_annotations,
 )
-from data.images import AS_STORED
-from data.loader import PREFETCHED_BATCHES
-from data.reference_path import reference_sample
+from data.batches.loader import PREFETCHED_BATCHES
+from data.images.source import AS_STORED
+from data.samples.reference_path import reference_sample
 from train_utils.numerics import keep_freed_memory
 
 BATCH_SIZE = 16
@@ -110,7 +110,7 @@ class Bench:
     def modes(self) -> dict[str, Mode]:
         """By name, how samples are made."""
         modes = {"plain reference path": Mode(self.reference)}
-        if data.jpeg.simplejpeg is not None:
+        if data.files.jpeg.simplejpeg is not None:
             modes["default, by OpenCV alone"] = Mode(partial(self.opencv_alone, self.files, Colour.cpu))
             modes["colour on the device, by OpenCV alone"] = Mode(partial(self.opencv_alone, self.files, Colour.device))
         return modes | {
@@ -180,11 +180,11 @@ class Bench:
 
 @contextmanager
 def without_simplejpeg() -> Iterator[None]:
-    module, data.jpeg.simplejpeg = data.jpeg.simplejpeg, None
+    module, data.files.jpeg.simplejpeg = data.files.jpeg.simplejpeg, None
     try:
         yield
     finally:
-        data.jpeg.simplejpeg = module
+        data.files.jpeg.simplejpeg = module
 
 
 def compare_modes(bench: Bench) -> None:
@@ -262,7 +262,7 @@ def main(overrides: list[str]) -> None:
         bench = Bench(config, Path(folder) / "cache")
         print(
             f"{len(bench.files.annotations)} images of {config.data.root}, {bench.side} px, OpenCV {cv2.__version__}, "
-            f"simplejpeg {'not installed' if data.jpeg.simplejpeg is None else 'installed'}"
+            f"simplejpeg {'not installed' if data.files.jpeg.simplejpeg is None else 'installed'}"
         )
         compare_modes(bench)
         compare_loaders(bench)

@@ -25,10 +25,10 @@ from torch import Tensor
 from torchvision.ops import nms  # type: ignore[import-untyped]
 
 from models.decode import nms_in_each_class
-from train_utils.coco_backends import BACKENDS
-from train_utils.coco_eval import score
-from train_utils.detections import DETECTION, PACKED, Detections, GroundTruth, pack, unpack
 from train_utils.distributed import barrier, gather_arrays, init_distributed_mode, shutdown
+from train_utils.scores.coco_backends import BACKENDS
+from train_utils.scores.coco_eval import score
+from train_utils.scores.detections import DETECTION, PACKED, Detections, GroundTruth, pack, unpack
 
 IMAGES, CLASSES, FOUND = 5000, 80, 100
 RANKS = (1, 2, 4)

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, open_annotations
-from train_utils.memory import process_peak
+from train_utils.memory.out_of_memory import process_peak
 
 FILES_PER_FOLDER = 10_000
 WORKERS = (1, 8)

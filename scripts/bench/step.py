@@ -19,8 +19,8 @@ from torch import nn
 
 from models import Darknet, IouKind, LossConfig, LossParts, YoloLoss, zoo_cfg
 from train_utils.distributed import convert_sync_batchnorm, gradient_exchange, init_distributed_mode, wrap_model
-from train_utils.image_sums import ImagewiseLoss
 from train_utils.numerics import has_native_bfloat16, keep_freed_memory
+from train_utils.parallel.image_sums import ImagewiseLoss
 
 
 class Variant(NamedTuple):

@@ -25,7 +25,7 @@ fi
 python=${PYTHON:-$repo/.venv/bin/python}
 ((${#prefix[@]})) || command -v "$python" >/dev/null || fail "no $python. fix: 'uv sync' in $repo on the login node, or PYTHON=<interpreter> sbatch ..."
 
-# As slurm_job_name() in train_utils/launch_environment.py. The number of an array's last task is the array's as well:
+# As slurm_job_name() in train_utils/launch/environment.py. The number of an array's last task is the array's as well:
 # a requeue by it would mean the whole array.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}

@@ -1,4 +1,4 @@
-"""Darknet's loss in plain Python and double precision, one cell and one object at a time: what models/darknet_loss.py
+"""Darknet's loss in plain Python and double precision, one cell and one object at a time: what models/loss/darknet.py
 must equal.
 
 Written from what Darknet computes, gradients first ("delta", what it adds to the raw values), with none of the code
@@ -11,9 +11,9 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from loss_reference import Box, overlap, sigmoid
 
 from models import Head
+from tests.models.loss_reference import Box, overlap, sigmoid
 
 STEP = 1e-6  # of the numerical derivatives, in units of the image
 Cell = tuple[int, int, int, int]  # image, anchor, row, column

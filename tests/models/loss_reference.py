@@ -1,4 +1,4 @@
-"""The loss in plain Python, one target and one cell at a time, in double precision: what models/loss.py must equal.
+"""The loss in plain Python, one target and one cell at a time, in double precision, for models/loss/yolo.py.
 
 Written from the formulation alone (reference.md section 2), with none of the code under test.
 """

@@ -13,8 +13,8 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from train_utils.coco_backends import BACKENDS
-from train_utils.detections import Detections, GroundTruth, make_detections
+from train_utils.scores.coco_backends import BACKENDS
+from train_utils.scores.detections import Detections, GroundTruth, make_detections
 
 INSTALLED = [name for name, backend in BACKENDS.items() if importlib.util.find_spec(backend.module) is not None]
 CATEGORY_IDS = [3, 7, 8, 90]  # with gaps, as in COCO

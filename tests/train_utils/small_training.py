@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from train_utils.distributed import World
-from train_utils.engine import EpochResult, train_one_epoch
-from train_utils.log import Progress
-from train_utils.nonfinite import NonFiniteGuard
+from train_utils.loop.nonfinite import NonFiniteGuard
+from train_utils.loop.stop_and_save import StepDecisions, StopRequest
+from train_utils.loop.train_epoch import EpochResult, train_one_epoch
 from train_utils.optim import Decay, OptimConfig, Schedule, WeightAverage, make_optimizer
-from train_utils.run_state import RunState
-from train_utils.steps import StepDecisions, StopRequest
-from train_utils.wait_clock import WaitClock
+from train_utils.parallel.wait_clock import WaitClock
+from train_utils.run.log import Progress
+from train_utils.run.run_state import RunState
 
 CONFIG = OptimConfig(
     lr=0.01,

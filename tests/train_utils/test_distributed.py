@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.process_group import fork_context, free_port, run_group
+from tests.runs.process_group import fork_context, free_port, run_group
 from tests.train_utils.worker import run_in
 from train_utils.distributed import (
     World,

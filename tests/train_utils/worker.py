@@ -19,9 +19,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from train_utils import store
-from train_utils.coco_eval import make_detections
-from train_utils.data_parallel import time_waiting
 from train_utils.distributed import (
     World,
     barrier,
@@ -42,7 +39,10 @@ from train_utils.distributed import (
     wrap_model,
 )
 from train_utils.errors import DistributedError
-from train_utils.wait_clock import WaitClock
+from train_utils.parallel.wait_clock import WaitClock
+from train_utils.parallel.wrap import time_waiting
+from train_utils.processes import store
+from train_utils.scores.coco_eval import make_detections
 
 IMAGES, MICRO_BATCHES = 12, 2
 

@@ -1,0 +1,1 @@
+"""How do options become objects?"""

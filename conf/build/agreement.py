@@ -1,0 +1,52 @@
+"""What all processes of a training must have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conf.entry import to_dictionary
+from conf.schema import TrainConfig
+from data import Annotations
+from train_utils.distributed import World
+from train_utils.run.same_start import require_agreement
+
+# Nodes may have other folders, cores and devices; the weights are those of the first process.
+FREE = {"": ("run_dir", "resume"), "data": ("root", "index_dir", "workers"), "model": ("weights",)}
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def check_agreement(
+    world: World, config: TrainConfig, saved: dict[str, Any] | None, train_set: Annotations, val_set: Annotations
+) -> None:
+    """Raise TrainError, on all processes, where one has other options, data, checkpoint, torch or program than rank 0.
+
+    ``saved`` is the checkpoint from which the run goes on. All processes must call it.
+    """
+    options = to_dictionary(config)
+    for section, keys in FREE.items():
+        for key in keys:
+            (options[section] if section else options).pop(key, None)
+    sets: dict[str, Any] = {}
+    for split, found in (("training", train_set), ("validation", val_set)):
+        sets[f"the number of {split} images"] = len(found)
+        sets[f"the number of {split} boxes"] = len(found.classes)
+        sets[f"the list of {split} classes"] = list(found.names)
+    start = {
+        "the step of the checkpoint": saved["step"] if saved is not None else "none",
+        "the version of torch": str(torch.__version__),
+        "the program (digest of its source)": source_digest(),
+    }
+    require_agreement(world, options | sets | start)
+
+
+def source_digest() -> str:
+    """Changes with every change of the program."""
+    digest = hashlib.sha256()
+    for folder in ("", "conf", "data", "models", "train_utils"):
+        for path in sorted((ROOT / folder).glob("*.py")):
+            digest.update(f"{folder}/{path.name}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]

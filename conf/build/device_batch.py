@@ -1,0 +1,75 @@
+"""What ``train.device_batch_size=auto`` stands for: the most images for which this node's memory suffices."""
+
+from __future__ import annotations
+
+import torch
+
+from conf.build.batches import training_sizes
+from conf.build.network import make_loss
+from conf.schema import AUTO, TrainConfig
+from data import fitting_device_batch_size
+from models import Darknet
+from train_utils.distributed import World, barrier, max_over_ranks
+from train_utils.errors import TrainError
+from train_utils.memory.out_of_memory import available_memory, gib
+from train_utils.memory.probe import CPU_SHARE, CpuProbe, GpuProbe, TrainingPass, choose_images, divisors
+from train_utils.numerics import weights_dtype
+
+
+def probed_micro_batch(
+    config: TrainConfig, model: Darknet, world: World, dtype: torch.dtype | None, saved: int | None
+) -> tuple[int | None, str | None]:
+    """The images of one forward pass over all processes with ``auto``, and one line about it; else ``saved``, None.
+
+    ``saved``, of a run that goes on, is kept without a look at the memory where the processes can share it. ``dtype``
+    is that of autocast. All processes call this together and get the same; ``model`` is left as it is. Raises
+    TrainError where not even one image fits, DataError where the processes cannot share a step.
+    """
+    if config.train.device_batch_size != AUTO:
+        return saved, None
+    images_of_step = config.train.batch_size // world.world_size
+    limit = fitting_device_batch_size(config.train.batch_size, world.world_size, images_of_step)
+    if saved is not None and saved % world.world_size == 0:
+        kept = fitting_device_batch_size(config.train.batch_size, world.world_size, saved // world.world_size)
+        return kept * world.world_size, f"train.device_batch_size={AUTO}: {kept} images, as before"
+    side = max(training_sizes(config, model.max_stride).size(0))
+    choice = choose_images(divisors(limit), _probe(config, model, world, dtype, side), max_over_ranks)
+    if world.device.type == "cuda":
+        budget = f"the {gib(choice.available)} of a GPU"
+    else:
+        budget = (
+            f"the {gib(choice.available)} that a process may take ({CPU_SHARE:.0%} of what is available, "
+            f"{world.local_world_size} process(es) on a node)"
+        )
+    if choice.images == 0:
+        needs = "more than" if world.device.type == "cuda" else f"{gib(choice.needed)} of"
+        raise TrainError(
+            f"out of memory: a training with 1 x {side} x {side} in a pass (images x height x width) needs {needs} "
+            f"{budget}. fix: a smaller train.image_size or train.multi_scale, or a smaller model.width"
+        )
+    why = "all of a step" if choice.images == limit else "the next larger number does not fit"
+    note = (
+        f"train.device_batch_size={AUTO}: {choice.images} x {side} x {side} in a pass (images x height x width; {why}) "
+        f"need {gib(choice.needed)} of {budget}"
+    )
+    return choice.images * world.world_size, note
+
+
+def _probe(
+    config: TrainConfig, model: Darknet, world: World, dtype: torch.dtype | None, side: int
+) -> GpuProbe | CpuProbe:
+    available = int(CPU_SHARE * available_memory() / world.local_world_size)
+    barrier()  # before any process takes memory for its passes
+    run = TrainingPass(
+        model,
+        make_loss(model.heads, config.loss),
+        side,
+        world,
+        weights_dtype(config.train.precision.value),
+        dtype,
+        torch.channels_last if config.train.channels_last else torch.contiguous_format,
+        config.train.sync_bn,
+    )
+    if world.device.type == "cuda":
+        return GpuProbe(run, world.world_size)
+    return CpuProbe(run, world.world_size, available)

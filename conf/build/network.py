@@ -1,0 +1,227 @@
+"""From the configuration to a network: built from its .cfg, with the weights that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch.nn import BatchNorm2d
+
+from conf.entry import ConfigError, to_dictionary
+from conf.schema import ModelConfig, TrainConfig
+from data import Annotations, read_names
+from models import (
+    WEIGHTS_VERSION,
+    Cfg,
+    Darknet,
+    DarknetLoss,
+    DarknetLossConfig,
+    Head,
+    LossConfig,
+    LossSection,
+    ModelError,
+    WeightsReport,
+    YoloLoss,
+    load_cfg,
+    load_darknet_weights,
+    load_foreign_state_dict,
+    load_weights_of_checkpoint,
+    parse_cfg,
+    read_tensor_file,
+    with_anchors,
+    zoo_cfg,
+)
+from train_utils.run.checkpoint import FORMAT as CHECKPOINT_FORMAT
+from train_utils.run.checkpoint import find_checkpoint, load_checkpoint
+from train_utils.run.run_state import images_seen
+
+
+def load_network(config: ModelConfig) -> Cfg:
+    """The parsed .cfg that ``model.cfg`` means, a file or a name of the zoo, with ``model.anchors`` where given."""
+    path = Path(config.cfg)
+    cfg = load_cfg(path if path.suffix else zoo_cfg(config.cfg))
+    return cfg if config.anchors is None else with_anchors(cfg, config.anchors)
+
+
+def build_model(config: ModelConfig, num_classes: int | None, whole: bool = False) -> tuple[Darknet, str]:
+    """A network with fresh head biases, its first layers frozen and initial weights as configured, and one sentence
+    about those. ``num_classes`` None keeps the count of the .cfg. With ``whole``, for all but training, raises
+    ConfigError where a layer would stay random."""
+    cfg = load_network(config)
+    model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
+    model.init_head_biases()
+    model.freeze(config.freeze)
+    if config.weights is None:
+        if whole:
+            raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
+        return model, "initial weights: random"
+    report = load_initial_weights(model, Path(config.weights), config.fresh_heads)
+    if whole and not report.is_whole:
+        without = "leave out model.fresh_heads" if config.fresh_heads else "give a whole file"
+        raise ConfigError(
+            f"{config.weights} gives {report.layers_loaded} of {report.layers_total} layers with weights, the others"
+            f" would be random, which serves for training only. fix: {without}"
+        )
+    return model, str(report)
+
+
+def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[str, Any]) -> tuple[Darknet, str | None]:
+    """The network for the run of a checkpoint, whose weights it is yet to get, and one sentence where its .cfg is not
+    there any more, as after a move: then it is built from the text in the checkpoint. Initial weights are not read."""
+    path, note, network = Path(config.cfg), None, saved["network"]
+    if path.suffix and not path.exists():
+        note = f"model.cfg: there is no {path} any more, so the network is built from the text in the checkpoint"
+        cfg = parse_cfg(network["cfg"], config.cfg)
+    else:
+        cfg = load_network(config)
+    model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
+    model.freeze(config.freeze)
+    return model, note
+
+
+def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> WeightsReport:
+    """Set a model's values from Darknet ``.weights``, or from a ``.pt`` or ``.pth`` file: a checkpoint of this project
+    (its averaged weights) or a state dict of another system; of a run folder, its best.pt.
+    ``model.seen`` becomes the file's where it has one.
+
+    Raises ModelError or CheckpointError; the model is unchanged then.
+    """
+    if path.is_dir():
+        path = find_checkpoint(path, "best")
+    if path.suffix not in (".pt", ".pth"):
+        return load_darknet_weights(model, path, fresh_heads)
+    content = read_tensor_file(path)
+    if not (isinstance(content, dict) and content.get("format") == CHECKPOINT_FORMAT):
+        return load_foreign_state_dict(model, content, path, fresh_heads)
+    state = load_checkpoint(path)  # now its digest is checked, too
+    report = load_weights_of_checkpoint(model, state["ema"], path, fresh_heads)
+    model.seen = images_seen(state)
+    theirs = state["network"]["bn_eps"]
+    ours = next((module.eps for module in model.modules() if isinstance(module, BatchNorm2d)), theirs)
+    if theirs != ours:
+        report = replace(report, note=f"it was trained with model.bn_eps={theirs:g}, here it is {ours:g}")
+    return report
+
+
+def describe_network(model: Darknet, config: ModelConfig) -> dict[str, Any]:
+    """What a checkpoint says about its network; model_from_checkpoint builds it again from this."""
+    return {
+        "cfg": model.cfg.text,
+        "source": model.cfg.source,
+        "num_classes": model.num_classes,
+        "width": config.width,
+        "bn_eps": config.bn_eps,
+        "bn_momentum": config.bn_momentum,
+    }
+
+
+def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
+    """The averaged model of a checkpoint with the header of its .weights file, and its class names."""
+    built_from = state["network"]
+    model = Darknet(
+        parse_cfg(built_from["cfg"], built_from["source"]),
+        built_from["num_classes"],
+        built_from["width"],
+        bn_eps=built_from["bn_eps"],
+        bn_momentum=built_from["bn_momentum"],
+    )
+    model.load_state_dict(state["ema"])
+    model.seen = images_seen(state)
+    major, minor, revision = state.get("weights_version", WEIGHTS_VERSION)
+    model.weights_version = (major, minor, revision)
+    return model, list(state["names"])
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A trained network on the CPU, in evaluation mode; ``note`` says in one sentence where it is from."""
+
+    model: Darknet
+    names: list[str]
+    category_ids: list[int]  # of the classes, in the order of names: the data set's own, or 1, 2, ...
+    image_size: int
+    note: str
+
+
+def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | None, image_size: int | None) -> Detector:
+    """The averaged network of a checkpoint, or that of ``config`` with its weights.
+
+    ``names`` is for Darknet weights, which know none: a text file of class names, one a line, or a COCO json, whose
+    categories count in the order of their ids; without it classes are called by their number. ``image_size`` None means
+    the one the checkpoint was evaluated with, or that of the .cfg.
+    Raises ConfigError where nothing says which weights to take, or names and network differ in number.
+    """
+    if ckpt is not None:
+        state = load_checkpoint(Path(ckpt))
+        model, known = model_from_checkpoint(state)
+        ids = state.get("category_ids")  # checkpoints of earlier versions do not know them
+        saved = state["config"]
+        size = image_size or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
+        origin = f"epoch {state['epoch']}" if "optimizer" in state else "converted weights"
+        note = f"{ckpt}: {origin}, {len(known)} classes"
+    elif config is None or config.weights is None:
+        raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
+    else:
+        known, ids = read_names(Path(names)) if names is not None else ([], None)
+        try:
+            model, note = build_model(config, len(known) or None, whole=True)
+        except ModelError:
+            _blame_names(config, names, len(known))
+            raise
+        known = known or [str(index) for index in range(model.num_classes)]
+        size = image_size or image_size_of(model.cfg)
+    if size % model.max_stride:
+        nearest = max(1, round(size / model.max_stride)) * model.max_stride
+        raise ConfigError(
+            f"image_size={size} is no multiple of the network's stride {model.max_stride}. fix: {nearest}"
+        )
+    return Detector(model.eval(), known, ids or list(range(1, len(known) + 1)), size, note)
+
+
+def _blame_names(config: ModelConfig, names: str | None, count: int) -> None:
+    """Raise ConfigError where weights that do not fit a network of ``count`` classes fit one of the .cfg's count."""
+    if names is not None:
+        with suppress(ModelError):
+            classes = build_model(config, None, whole=True)[0].num_classes
+            raise ConfigError(
+                f"names={names} holds {count} names, {config.weights} knows {classes} classes."
+                f" fix: name those {classes}"
+            )
+
+
+def image_size_of(cfg: Cfg) -> int:
+    """The side in pixels of the square images that a .cfg was made for.
+
+    Raises ModelError where its [net] section gives none, or another shape.
+    """
+    height, width = (cfg.net.integer(key, minimum=1) for key in ("height", "width"))
+    if height != width:
+        raise cfg.net.error(f"is for images of {width}x{height}, no square. fix: set evaluate.image_size", "width")
+    return width
+
+
+def make_loss(heads: Sequence[Head], config: LossSection) -> YoloLoss | DarknetLoss:
+    """The loss that ``loss=`` chose."""
+    if isinstance(config, DarknetLossConfig):
+        return DarknetLoss(heads, config)
+    assert isinstance(config, LossConfig)
+    return YoloLoss(heads, config)
+
+
+def describe(
+    config: TrainConfig, model: Darknet, train_set: Annotations, micro_batch: int, steps_per_epoch: int
+) -> dict[str, Any]:
+    """What a checkpoint says about itself, so that nothing else is needed to use it."""
+    return {
+        "network": describe_network(model, config.model),
+        "names": list(train_set.names),
+        "category_ids": train_set.category_ids.tolist(),
+        "config": to_dictionary(config),
+        "weights_version": list(WEIGHTS_VERSION),
+        "micro_batch": micro_batch,
+        "steps_per_epoch": steps_per_epoch,
+        "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
+    }

@@ -1,0 +1,126 @@
+"""What a training says before it begins and shows when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from conf.entry import to_yaml
+from conf.schema import TrainConfig
+from data import Annotations, ImageSource, TrainBatchSampler, summarise
+from models import Head, LossConfig
+from train_utils.distributed import World, describe_place, gather_arrays
+from train_utils.errors import TrainError
+from train_utils.numerics import weights_dtype
+from train_utils.pictures.plots import draw_curves, draw_detections
+from train_utils.run.log import RunLog
+from train_utils.run.run_state import RunState
+from train_utils.run.whole_files import keep_copy, whole_file
+from train_utils.scores.coco_eval import CocoResult, format_table
+from train_utils.scores.detections import Detections
+from train_utils.shell import option
+
+
+def announce(
+    log: RunLog,
+    folder: Path,
+    config: TrainConfig,
+    world: World,
+    dtype: torch.dtype | None,
+    train_set: Annotations,
+    val_set: Annotations,
+    sampler: TrainBatchSampler,
+    heads: Sequence[Head],
+) -> None:
+    """Say what is about to happen: the facts that follow from the configuration."""
+    anchors = np.array(sorted({anchor for head in heads for anchor in head.anchors}))
+    # Darknet's loss gives every box its best anchor, so there is no overlap below which one is lost.
+    min_iou = config.loss.anchor_iou if isinstance(config.loss, LossConfig) else None
+    for split, part in (("train", train_set), ("val", val_set)):
+        summary = summarise(part, config.train.image_size, anchors, min_iou)
+        log.line(f"{split}: {summary.line()}")
+        log.line(summary.warning() if split == "train" else None)
+        for said in (*part.skipped, *part.notes):
+            log.line(f"{split}: {said}")
+    log.line(
+        f"{world.world_size} process(es) on {world.device.type} ({world.launcher}, {world.backend}), forward pass in "
+        f"{str(dtype or weights_dtype(config.train.precision.value)).removeprefix('torch.')}"
+    )
+    log.line(
+        f"{config.train.epochs} epochs x {sampler.steps_per_epoch} steps x {config.train.batch_size} images "
+        f"({world.world_size} processes x {sampler.device_batch_size} images x {sampler.accumulate} passes), "
+        f"run folder {folder}"
+    )
+
+
+def tell_places(
+    config: TrainConfig, world: World, train_set: Annotations, val_set: Annotations, sampler: TrainBatchSampler
+) -> None:
+    """For ``dry_run``: one line of every process, in the order of their ranks, printed by the first."""
+    gpu = f" {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
+    line = (
+        f"{describe_place()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
+        f"{len(train_set.names)} classes, {len(val_set)} validation images), batch of {config.train.batch_size} images "
+        f"= {world.world_size} processes x {sampler.device_batch_size} images x {sampler.accumulate} passes"
+    )
+    lines = gather_arrays(np.frombuffer(line.encode(), np.uint8))
+    for each in lines or ():
+        print(each.tobytes().decode(), flush=True)
+
+
+def save_config(folder: Path, config: TrainConfig) -> str:
+    """Write the resolved configuration into a run folder; one that was there and differs is kept beside it.
+
+    Raises TrainError where it cannot be written; the one that was there is still there then.
+    """
+    path, text = folder / "config.yaml", to_yaml(config)
+    try:
+        if path.exists():
+            if path.read_text(encoding="utf-8", errors="replace") == text:
+                return ""
+            keep_copy(path)
+        with whole_file(path) as file:
+            file.write(text)
+    except OSError as error:
+        raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
+    return ""
+
+
+def finish(
+    log: RunLog,
+    folder: Path,
+    config: TrainConfig,
+    state: RunState,
+    val_set: Annotations,
+    scores: CocoResult,
+    detections: Detections,
+) -> None:
+    """Show what the training gave: the table of the last evaluation, the curves, detections beside the labels."""
+    log.line(format_table(scores))
+    log.line(f"{state.best_sentence()}: python eval.py {option('ckpt', folder / 'checkpoints' / 'best.pt')}")
+    if config.logger.pictures:
+        draw_curves(folder / "metrics.csv", folder / "curves.png")
+        draw_detections(detection_pairs(config, val_set, detections), val_set.names, folder / "val_detections.jpg")
+
+
+def detection_pairs(
+    config: TrainConfig, val_set: Annotations, detections: Detections, count: int = 8
+) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+    """The first images of the validation set with labels and detections, as plots.draw_detections takes them."""
+    images = ImageSource(val_set, config.data.on_error)
+    for i in range(min(count, len(val_set))):
+        image = images.read(i)
+        if image is None:  # left out by data.on_error=skip
+            continue
+        classes, boxes_xyxy = val_set.training_boxes(i)
+        found = detections[detections["image_id"] == val_set.image_ids[i]]
+        boxes = np.concatenate([found["box_xywh"][:, :2], found["box_xywh"][:, :2] + found["box_xywh"][:, 2:]], axis=1)
+        yield (
+            val_set.file_name(i),
+            image,
+            np.concatenate([boxes_xyxy, classes[:, None]], axis=1),
+            np.concatenate([boxes, found["score"][:, None], found["class"][:, None]], axis=1),
+        )

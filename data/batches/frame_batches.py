@@ -1,0 +1,163 @@
+"""Makes batches of network input from pictures and videos: the files decoded by threads, ahead of what is asked for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, repeat, takewhile
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.batches.samplers import input_shape
+from data.config import Exif, OnBadFile, Resize
+from data.errors import DataError
+from data.geometry import Image
+from data.images.media import Frame, Medium, Video, read_picture
+from data.samples.letterbox import Letterbox, resize_into
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+WAITING_BATCHES = 4  # of unfinished batches together: a bound on the decoded pictures in memory
+
+
+@dataclass
+class FrameBatch:
+    """B frames whose network input has one shape."""
+
+    frames: list[Frame]
+    images: Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
+    letterboxes: list[Letterbox]
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> FrameBatch:
+        """The batch with its network input on a device."""
+        return FrameBatch(self.frames, self.images.to(device, non_blocking=non_blocking), self.letterboxes)
+
+
+class FrameBatches:
+    """All frames of ``media`` in batches of at most ``batch_size``, each frame's input as an evaluation would make it.
+
+    Only frames whose input has one shape (see ``input_shape``) share a batch, so a frame's input does not depend on its
+    neighbours. Pictures come in no particular order, the frames of a video in theirs, and none beside another medium's.
+    """
+
+    def __init__(
+        self,
+        media: list[Medium],
+        image_size: int,
+        stride: int,
+        batch_size: int,
+        resize: Resize,
+        rect: bool,
+        exif: Exif,
+        on_error: OnBadFile,
+        threads: int,
+    ) -> None:
+        self.media, self.batch_size, self.on_error, self.threads = media, batch_size, on_error, threads
+        self.resize, self.exif = resize, exif
+        self._shape = partial(input_shape, image_size=image_size, stride=stride, rect=rect, upscale=True, resize=resize)
+        self.seconds = 0.0  # that reading and resizing took so far, of all threads together
+        self.skipped: list[str] = []  # what was left out so far, and why
+
+    def count(self) -> int:
+        """How many frames there are, as the videos themselves say; those that do not say count as one frame.
+
+        With ``on_error=stop`` an unreadable video raises DataError here, before anything is computed.
+        """
+        total = 0
+        for medium in self.media:
+            try:
+                total += max(1, Video(medium).num_frames) if medium.is_video else 1
+            except DataError:
+                if self.on_error == OnBadFile.stop:
+                    raise
+        return total
+
+    def __iter__(self) -> Iterator[FrameBatch]:
+        self.seconds, self.skipped = 0.0, []
+        with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as in_order:
+            for is_video, group in groupby(self.media, key=lambda medium: medium.is_video):
+                if is_video:
+                    for medium in group:
+                        yield from self._batches(self._frames_of(medium, in_order))
+                else:
+                    pictures = (partial(self._guarded, partial(self._prepare_picture, medium)) for medium in group)
+                    yield from self._batches(_ahead(pool, pictures, 2 * self.threads))
+
+    def _frames_of(self, medium: Medium, in_order: ThreadPoolExecutor) -> Iterator[_Prepared | None]:
+        """The frames of a video, decoded by one thread."""
+        video = self._guarded(partial(Video, medium))
+        frames = iter(video) if video is not None else iter(())
+        prepared = _ahead(in_order, repeat(partial(self._prepare_next, frames)), 2 * self.threads)
+        yield from takewhile(lambda one: one is not None, prepared)  # None is behind the last frame
+
+    def _batches(self, prepared: Iterable[_Prepared | None]) -> Iterator[FrameBatch]:
+        waiting: dict[tuple[int, int], list[_Prepared]] = {}
+        for one in prepared:
+            if one is None:  # left out
+                continue
+            self.seconds += one.seconds
+            shape = one.canvas.shape[:2]
+            waiting.setdefault(shape, []).append(one)
+            if len(waiting[shape]) == self.batch_size:
+                yield _together(waiting.pop(shape))
+            elif sum(map(len, waiting.values())) >= WAITING_BATCHES * self.batch_size:
+                yield _together(waiting.pop(max(waiting, key=lambda key: len(waiting[key]))))
+        for group in waiting.values():
+            yield _together(group)
+
+    def _prepare_picture(self, medium: Medium) -> _Prepared:
+        started = time.perf_counter()
+        return self._prepare(read_picture(medium, self.exif), started)
+
+    def _prepare_next(self, frames: Iterator[Frame]) -> _Prepared | None:
+        started = time.perf_counter()
+        frame = next(frames, None)
+        return self._prepare(frame, started) if frame is not None else None
+
+    def _prepare(self, frame: Frame, started: float) -> _Prepared:
+        canvas: Image = np.empty((*self._shape(frame.size), 3), dtype=np.uint8)
+        letterbox = resize_into(canvas, frame.image, self.resize, upscale=True)
+        return _Prepared(frame, canvas, letterbox, time.perf_counter() - started)
+
+    def _guarded(self, read: Callable[[], Result]) -> Result | None:
+        """What ``read`` returns; None where it finds a file bad and such files are to be left out."""
+        try:
+            return read()
+        except DataError as error:
+            if self.on_error == OnBadFile.stop:
+                raise
+            logger.warning("left out: %s", error)
+            self.skipped.append(str(error))
+            return None
+
+
+class _Prepared(NamedTuple):
+    frame: Frame
+    canvas: Image
+    letterbox: Letterbox
+    seconds: float
+
+
+def _together(group: list[_Prepared]) -> FrameBatch:
+    images = torch.from_numpy(np.stack([one.canvas for one in group])).permute(0, 3, 1, 2)
+    return FrameBatch([one.frame for one in group], images, [one.letterbox for one in group])
+
+
+def _ahead(pool: ThreadPoolExecutor, jobs: Iterable[Callable[[], Result]], number: int) -> Iterator[Result]:
+    """The results of ``jobs`` in order, up to ``number`` of them computed ahead by the pool."""
+    running: deque[Future[Result]] = deque()
+    for job in jobs:
+        running.append(pool.submit(job))
+        if len(running) > number:
+            yield running.popleft().result()
+    while running:
+        yield running.popleft().result()

@@ -1,0 +1,219 @@
+"""Which images come when, at which size and on which rank.
+
+The order of an epoch is that of the whole run; a rank takes its share of it. So a micro-batch, one forward pass over
+all ranks, holds the same images at any number of ranks as long as its size over all of them is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import groupby, islice
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data.distributed import DistributedSampler
+
+from data.batches.multi_scale import MultiScale
+from data.batches.orders import EpochOrder, Order, Shapes, grouped_by_shape, largest_rectangle
+from data.config import Resize
+from data.errors import DataError
+from data.geometry import scaled_size
+from data.samples.plan import Request
+
+
+class TrainBatchSampler(Sampler[list[Request]]):
+    """The micro-batches of one rank, epoch by epoch.
+
+    ``batch_size`` is the number of images in one optimiser step over all ranks, ``device_batch_size`` that in one
+    forward pass of one rank. An epoch has whole steps only: the images that are left over have another place in the
+    order of the next epoch. Options:
+
+    - ``factors`` (N,): how often each image comes in an epoch, see ``repeat_factors``;
+    - ``image_sizes`` (N, 2), heights and widths: all images of a step share a rectangle of about their aspect;
+    - ``tile_pool``: blocks of so many consecutive positions of an epoch are the pools of their requests. They follow
+      from the order of the whole run, so no sample depends on the number of ranks. A block is dealt to one rank as far
+      as ``device_batch_size`` allows, wholly where it is a multiple: then a batch decodes no image but its own.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        batch_size: int,
+        device_batch_size: int,
+        world_size: int,
+        rank: int,
+        seed: int,
+        sizes: MultiScale,
+        *,
+        factors: NDArray[np.float64] | None = None,
+        image_sizes: NDArray[np.int32] | None = None,
+        tile_pool: int = 0,
+    ) -> None:
+        _check_batch_sizes(batch_size, device_batch_size, world_size)
+        if num_images < batch_size:
+            raise DataError(
+                f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. "
+                f"fix: a train.batch_size of at most {num_images}"
+            )
+        self.device_batch_size = device_batch_size
+        self.accumulate = batch_size // (device_batch_size * world_size)  # micro-batches in one step
+        self.sizes = sizes
+        self.epoch = 0
+        self.start_micro_batch = 0
+        self._order = Order(num_images, seed, factors)
+        self.steps_per_epoch = self._order.length // batch_size
+        self._batch_size = batch_size
+        self._seed = seed
+        self._image_sizes = image_sizes
+        self._tile_pool = tile_pool
+        self._unit = math.gcd(tile_pool, device_batch_size) if tile_pool else 1  # positions that are dealt together
+        self._dealt: DistributedSampler[int] = DistributedSampler(
+            range(self.steps_per_epoch * batch_size // self._unit),  # type: ignore[arg-type]  # only its length counts
+            num_replicas=world_size,
+            rank=rank,
+            shuffle=False,
+            drop_last=True,
+        )
+
+    def set_epoch(self, epoch: int, start_micro_batch: int = 0) -> None:
+        """Chooses the epoch to iterate over next, and how many of its micro-batches a resumed run has already had."""
+        self.epoch = epoch
+        self.start_micro_batch = start_micro_batch
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch * self.accumulate - self.start_micro_batch
+
+    def __iter__(self) -> Iterator[list[Request]]:
+        epoch = self.epoch
+        order, shapes = self._of_epoch(epoch)
+        batches = BatchSampler(self._dealt, self.device_batch_size // self._unit, drop_last=True)
+        for number, units in islice(enumerate(batches), self.start_micro_batch, None):
+            step = number // self.accumulate
+            height, width = self.sizes.size(epoch * self.steps_per_epoch + step)
+            if shapes is not None:
+                height, width = self.sizes.rectangle(height, shapes.heights[step], shapes.widths[step])
+            positions = np.concatenate([np.arange(unit * self._unit, (unit + 1) * self._unit) for unit in units])
+            pools = self._pools(positions, order)
+            yield [
+                Request(index, height, width, epoch, repeat, pool)
+                for index, repeat, pool in zip(
+                    order.indices[positions].tolist(), order.repeats[positions].tolist(), pools, strict=True
+                )
+            ]
+
+    def _of_epoch(self, epoch: int) -> tuple[EpochOrder, Shapes | None]:
+        order = self._order.of_epoch(epoch)
+        if self._image_sizes is None:
+            return order, None
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(epoch, 1))))
+        largest = None
+        if epoch == 0:  # memory runs out in the first step or never
+            spare = 0 if self._order.factors is None else 1  # that many more are drawn in some epochs
+            left_out = self._order.length - self.steps_per_epoch * self._batch_size + spare
+            largest = largest_rectangle(self._image_sizes, self._batch_size, left_out, self.sizes.most_pixels)
+        return grouped_by_shape(order, self._image_sizes, self._batch_size, generator, largest)
+
+    def _pools(self, positions: NDArray[np.int64], order: EpochOrder) -> list[tuple[int, ...]]:
+        """For each position the images of its block; the last block of an epoch reaches back to be as long."""
+        if not self._tile_pool:
+            return [()] * len(positions)
+        last = max(0, len(order.indices) - self._tile_pool)
+        starts = np.minimum(positions // self._tile_pool * self._tile_pool, last).tolist()
+        blocks = {start: tuple(order.indices[start : start + self._tile_pool].tolist()) for start in set(starts)}
+        return [blocks[start] for start in starts]
+
+
+def _check_batch_sizes(batch_size: int, device_batch_size: int, world_size: int) -> None:
+    micro_batch = device_batch_size * world_size
+    if batch_size % micro_batch:
+        lower = batch_size // micro_batch * micro_batch
+        nearest = f"{lower} or {lower + micro_batch}" if lower else f"{micro_batch}"
+        hint = ""
+        if batch_size % world_size == 0:
+            fitting = fitting_device_batch_size(batch_size, world_size, device_batch_size)
+            hint = f", or train.device_batch_size={fitting}"
+        raise DataError(
+            f"train.batch_size={batch_size} is not a multiple of {world_size} processes x "
+            f"train.device_batch_size={device_batch_size}. fix: train.batch_size={nearest}{hint}"
+        )
+
+
+class EvalBatchSampler(Sampler[list[Request]]):
+    """Every ``world_size``-th of the batches from ``eval_batches``: each image exactly once over all ranks."""
+
+    def __init__(self, batches: list[list[Request]], rank: int, world_size: int) -> None:
+        self.batches = batches[rank::world_size]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Request]]:
+        return iter(self.batches)
+
+
+def input_shape(
+    size: tuple[int, int],
+    image_size: int,
+    stride: int,
+    rect: bool,
+    upscale: bool = False,
+    pad: float = 0.0,
+    resize: Resize = Resize.letterbox,
+) -> tuple[int, int]:
+    """Height and width of the network input for an image of ``size`` (height, width).
+
+    The square of ``image_size``, rounded up to a multiple of ``stride``; with ``rect`` the rectangle of the image's own
+    sides instead, scaled so that the longer one is at most ``image_size``, plus ``pad`` strides, rounded up. A
+    stretched image has no aspect to keep: its input is square, ``rect`` or not.
+    """
+    if rect and resize == Resize.letterbox:
+        height, width = scaled_size(size, (image_size, image_size), upscale)
+        sides = (height + pad * stride, width + pad * stride)
+    else:
+        sides = (image_size, image_size)
+    height, width = (int(np.ceil(side / stride)) * stride for side in sides)
+    return height, width
+
+
+def eval_batches(
+    sizes: NDArray[np.int32],
+    image_size: int,
+    batch_size: int,
+    stride: int,
+    rect: bool,
+    upscale: bool = False,
+    pad: float = 0.0,
+    resize: Resize = Resize.letterbox,
+) -> list[list[Request]]:
+    """All images in batches of at most ``batch_size`` with one shape each, the largest shape first.
+
+    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. Since only images of equal shape share a
+    batch, an image's input depends neither on ``batch_size`` nor on its neighbours.
+    """
+    shapes = [
+        input_shape((height, width), image_size, stride, rect, upscale, pad, resize) for height, width in sizes.tolist()
+    ]
+    order = sorted(range(len(sizes)), key=lambda i: (-shapes[i][0] * shapes[i][1], shapes[i], i))
+    batches = []
+    for (height, width), group in groupby(order, key=shapes.__getitem__):
+        indices = list(group)
+        for start in range(0, len(indices), batch_size):
+            batches.append([Request(index, height, width, 0) for index in indices[start : start + batch_size]])
+    return batches
+
+
+def fitting_device_batch_size(batch_size: int, world_size: int, largest: int) -> int:
+    """The most images, but not above ``largest``, for one forward pass of one rank that ``batch_size`` divides into.
+
+    Raises ``DataError`` where the ranks cannot share ``batch_size`` evenly.
+    """
+    per_rank, rest = divmod(batch_size, world_size)
+    if rest or not per_rank:
+        nearest = f"{per_rank * world_size} or " if per_rank else ""
+        raise DataError(
+            f"train.batch_size={batch_size} is not a multiple of {world_size} processes. "
+            f"fix: train.batch_size={nearest}{(per_rank + 1) * world_size}"
+        )
+    return max(size for size in range(1, min(per_rank, largest) + 1) if per_rank % size == 0)

@@ -1,0 +1,117 @@
+"""The files that describe a YOLO set: a data.yaml or Darknet's obj.data, which name its images and classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data.errors import DataError, shown
+from data.index.source import read_lines
+
+YAML_SUFFIXES = (".yaml", ".yml")
+SET_SUFFIXES = (*YAML_SUFFIXES, ".data")
+USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
+
+
+def find_set_file(root: Path) -> Path:
+    """The file in a folder that says which images are for training and which for validation.
+
+    That is the data.yaml or obj.data, or else the only other one with such a suffix that does so. Raises ``DataError``
+    where there is none, or more than one.
+    """
+    for name in USUAL_NAMES:
+        if (root / name).is_file():
+            return root / name
+    others = [path for path in sorted(root.glob("*.*")) if path.suffix.lower() in SET_SUFFIXES and _names_images(path)]
+    if len(others) == 1:
+        return others[0]
+    there = f"more than one: {', '.join(path.name for path in others)}" if others else "none"
+    raise DataError(
+        f"data.root: of a data.yaml or obj.data that says which images are for training, {root} holds {there}. fix: "
+        "data.root=<that file>, or data.train.annotations=<a folder of images, or a list of them>"
+    )
+
+
+def _names_images(path: Path) -> bool:
+    """Whether a file says which images are for training; whatever else is wrong with it."""
+    try:
+        return "train" in (darknet_options(path) if path.suffix.lower() == ".data" else load_yaml(path))
+    except DataError:
+        return False
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """The keys of a data.yaml. Raises ``DataError`` where it is none."""
+    try:
+        content = yaml.safe_load(path.read_bytes())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: such as a date with a 13th month
+        raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds no keys. fix: name a data.yaml with train, val and names")
+    return content
+
+
+def names_of_yaml(content: dict[str, Any], path: Path) -> list[str] | None:
+    """The class names of a data.yaml: a list, or a dictionary with the keys 0, 1, ..., also as text.
+
+    ``None`` where it has none; raises ``DataError`` where they are not usable.
+    """
+    names = content.get("names")
+    if names is None:
+        return None
+    if isinstance(names, dict):
+        names = {int(key) if isinstance(key, str) and key.isdecimal() else key: name for key, name in names.items()}
+        if sorted(names, key=str) != sorted(range(len(names)), key=str):
+            raise DataError(
+                f"{path}: the keys of names are {shown(list(names))}. fix: number them from 0 on, none left out"
+            )
+        names = [names[number] for number in range(len(names))]
+    if not isinstance(names, list) or not names:
+        raise DataError(f"{path} has names={shown(names)}. fix: make it a list with at least one class")
+    for name in names:
+        # YAML takes yes, no, on and off for truth values.
+        if isinstance(name, bool) or not isinstance(name, str | int | float):
+            raise DataError(f"{path} has the class name {shown(name)}. fix: make it a text, in quotes")
+    texts = [str(name) for name in names]
+    if len(set(texts)) < len(texts):
+        twice = next(name for name in texts if texts.count(name) > 1)
+        raise DataError(f"{path} has two classes of the name {twice!r}. fix: give each its own name")
+    count = content.get("nc", len(texts))
+    if count != len(texts):
+        raise DataError(f"{path} has nc={shown(count)}, but {len(texts)} names. fix: correct one of them")
+    return texts
+
+
+def darknet_options(path: Path) -> dict[str, str]:
+    """The ``key = value`` lines of Darknet's obj.data. Raises ``DataError`` for any other."""
+    options = {}
+    for number, line in enumerate(read_lines(path, "Darknet's obj.data, with train=, valid= and names="), start=1):
+        line = line.strip()
+        if line and line[0] not in "#;":
+            key, found, value = (part.strip() for part in line.partition("="))
+            if not found:
+                raise DataError(f"{path}:{number} is {shown(line)} instead of key = value. fix: correct the line")
+            options[key] = value
+    return options
+
+
+def darknet_path(name: str, path: Path, base: Path) -> Path:
+    """A file that obj.data at ``path`` names: from its own folder on, the one above, ``base`` or the current one.
+
+    Darknet itself starts at the current folder, which usually holds ``data/obj.data``. Raises ``DataError`` where
+    there is nothing.
+    """
+    name = name.replace("\\", "/")
+    tried = list(dict.fromkeys(folder / name for folder in darknet_folders(path, base)))
+    place = next((candidate for candidate in tried if candidate.exists()), None)
+    if place is None:
+        looked = ", ".join(map(str, tried))
+        raise DataError(f"{path} names {name}, but there is no such file (looked for {looked}). fix: correct its path")
+    return place
+
+
+def darknet_folders(path: Path, base: Path) -> list[Path]:
+    """Where relative paths of obj.data, and of the lists it names, may start."""
+    return [path.parent, path.parent.parent, base, Path.cwd()]

@@ -1,0 +1,229 @@
+"""Draws a small data set of coloured shapes in the COCO layout: nothing to download, exact boxes and areas.
+
+Every image is a function of (seed, split, number) alone. Objects overlap, but each keeps a good part of itself in
+sight, and its box and area are those of its visible pixels, as in COCO.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import hashlib
+import json
+import math
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from data.config import ShapesConfig
+from data.errors import DataError
+from data.index.cache import publish
+
+DRAWING_VERSION = 4  # raise it when the same settings give other files
+CLASSES = ("circle", "square", "triangle", "star", "cross")
+SMALLEST_OBJECT = 16.0  # pixels across
+LARGEST_OBJECT = 0.5  # of the image's shorter side
+MOST_OBJECTS = 7
+LEAST_VISIBLE = 0.45  # share of each object that stays in sight
+PLACEMENTS = 20  # tries to find room for an object before it is left out
+ASPECTS = (0.6, 1.6)  # height over width
+AREAS = (0.7, 1.3)  # of an image, relative to image_size ** 2
+JPEG_QUALITY = 90
+HUE_SPREAD = 0.06  # of the colour circle, around the hue that a class leans to
+
+
+class Drawing(NamedTuple):
+    """One picture: image (h, w, 3) uint8 RGB, and per object its class and visible pixels, a mask (h, w)."""
+
+    image: NDArray[np.uint8]
+    classes: list[int]
+    masks: list[NDArray[np.bool_]]
+
+
+def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
+    """The folder below ``root`` that holds the set drawn with ``config``; draws it where it is not there.
+
+    Other settings have another folder. Any number of processes may call this at once.
+    """
+    parameters = {"version": DRAWING_VERSION, **asdict(config)}
+    folder = root / hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[:8]
+    if folder.is_dir():
+        return folder
+    temporary = root / f".{folder.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        (temporary / "annotations").mkdir(parents=True)
+        for number, (split, count) in enumerate((("train", config.train_images), ("val", config.val_images))):
+            content = _draw_split(temporary / split, count, config.image_size, [config.seed, number])
+            (temporary / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+        (temporary / "parameters.json").write_text(json.dumps(parameters, indent=2))
+        publish(temporary, folder)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the drawn data set to {root} ({error.strerror}). "
+            "fix: set data.root to a folder with space that you may write to"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # gone already after a rename
+    return folder
+
+
+def draw_image(image_size: int, generator: np.random.Generator) -> Drawing:
+    """Draws one picture of about ``image_size ** 2`` pixels, one in twenty of them without objects."""
+    aspect = math.exp(generator.uniform(*np.log(ASPECTS)))
+    side = image_size * math.sqrt(generator.uniform(*AREAS))
+    height, width = round(side * math.sqrt(aspect)), round(side / math.sqrt(aspect))
+    image = _background(height, width, generator)
+    classes: list[int] = []
+    masks: list[NDArray[np.bool_]] = []
+    full_areas: list[int] = []
+    count = 0 if generator.random() < 0.05 else int(generator.integers(1, MOST_OBJECTS + 1))
+    for _ in range(count):
+        kind = int(generator.integers(len(CLASSES)))
+        mask = _place(kind, masks, full_areas, (height, width), generator)
+        if mask is None:
+            continue
+        _paint(image, mask, kind, generator)
+        masks = [earlier & ~mask for earlier in masks]
+        masks.append(mask)
+        classes.append(kind)
+        full_areas.append(int(mask.sum()))
+    noise = generator.normal(0, generator.uniform(2, 10), image.shape)
+    return Drawing(np.clip(image + noise, 0, 255).astype(np.uint8), classes, masks)
+
+
+def visible_box(mask: NDArray[np.bool_]) -> tuple[int, int, int, int]:
+    """Left, top, width and height of the pixels set in ``mask``; at least one must be."""
+    columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
+    left, top = int(columns[0]), int(rows[0])
+    return left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top
+
+
+def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> dict[str, Any]:
+    """Writes the images of one split and returns its COCO annotations."""
+    folder.mkdir()
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for number in tqdm(range(count), desc=f"drawing {folder.name} shapes", disable=None, leave=False):
+        drawing = draw_image(image_size, np.random.Generator(np.random.PCG64(np.random.SeedSequence([*seed, number]))))
+        height, width = drawing.image.shape[:2]
+        name = f"{number + 1:06d}.jpg"
+        bgr = cv2.cvtColor(drawing.image, cv2.COLOR_RGB2BGR)
+        encoded = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1]
+        (folder / name).write_bytes(encoded.tobytes())
+        images.append({"id": number + 1, "file_name": name, "width": width, "height": height})
+        for kind, mask in zip(drawing.classes, drawing.masks, strict=True):
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": number + 1,
+                    "category_id": kind + 1,
+                    "bbox": list(visible_box(mask)),
+                    "area": int(mask.sum()),
+                    "segmentation": _polygons(mask),
+                    "iscrowd": 0,
+                }
+            )
+    categories = [{"id": number + 1, "name": name} for number, name in enumerate(CLASSES)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def _polygons(mask: NDArray[np.bool_]) -> list[list[float]]:
+    """The outlines of a mask as COCO has them: through the middle of the pixels at its edge."""
+    found, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+    return [(contour.reshape(-1) + 0.5).tolist() for contour in found if len(contour) > 2]
+
+
+def _place(
+    kind: int,
+    masks: list[NDArray[np.bool_]],
+    full_areas: list[int],
+    size: tuple[int, int],
+    generator: np.random.Generator,
+) -> NDArray[np.bool_] | None:
+    """The mask of a new object that leaves enough of all earlier ones in sight, or ``None`` where no try gave one."""
+    height, width = size
+    for _ in range(PLACEMENTS):
+        across = math.exp(generator.uniform(math.log(SMALLEST_OBJECT), math.log(LARGEST_OBJECT * min(size))))
+        centre = generator.uniform((0.4 * across, 0.4 * across), (width - 0.4 * across, height - 0.4 * across))
+        corners = OUTLINES[CLASSES[kind]](generator.uniform(0, 2 * math.pi)) * (across / 2) + centre
+        mask = np.zeros(size, dtype=np.uint8)
+        # Integer corners with 4 fractional bits; OpenCV puts whole numbers at pixel centres.
+        cv2.fillPoly(mask, [np.round((corners - 0.5) * 16).astype(np.int32)], 1, shift=4)
+        new = mask.astype(bool)
+        sights = (np.count_nonzero(old & ~new) / full for old, full in zip(masks, full_areas, strict=True))
+        if new.any() and all(sight >= LEAST_VISIBLE for sight in sights):
+            return new
+    return None
+
+
+def _circle(angle: float) -> NDArray[np.float64]:
+    return _polar(np.ones(48), angle)
+
+
+def _square(angle: float) -> NDArray[np.float64]:
+    return _polar(np.ones(4), angle)
+
+
+def _triangle(angle: float) -> NDArray[np.float64]:
+    return _polar(np.ones(3), angle)
+
+
+def _star(angle: float) -> NDArray[np.float64]:
+    return _polar(np.tile([1.0, 0.4], 5), angle)
+
+
+def _cross(angle: float) -> NDArray[np.float64]:
+    arm = np.array([[1, 0.3], [0.3, 0.3], [0.3, 1]]) / math.hypot(1, 0.3)
+    quarter_turns = [np.array([[c, -s], [s, c]]) for c, s in ((1, 0), (0, 1), (-1, 0), (0, -1))]
+    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    corners: NDArray[np.float64] = np.concatenate([arm @ quarter.T for quarter in quarter_turns]) @ turn.T
+    return corners
+
+
+def _polar(radii: NDArray[np.float64], angle: float) -> NDArray[np.float64]:
+    angles = angle + np.linspace(0, 2 * math.pi, len(radii), endpoint=False)
+    return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
+
+
+# Corners (n, 2) of each class inside the unit circle, turned by an angle.
+OUTLINES: dict[str, Callable[[float], NDArray[np.float64]]] = {
+    "circle": _circle,
+    "square": _square,
+    "triangle": _triangle,
+    "star": _star,
+    "cross": _cross,
+}
+
+
+def _background(height: int, width: int, generator: np.random.Generator) -> NDArray[np.float32]:
+    """A smooth random texture (h, w, 3)."""
+    coarse = generator.uniform(40, 216) + generator.uniform(-40, 40, (4, 4, 3))
+    fine = cv2.resize(coarse.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
+    return np.asarray(fine, dtype=np.float32)
+
+
+def _paint(image: NDArray[np.float32], mask: NDArray[np.bool_], kind: int, generator: np.random.Generator) -> None:
+    """Fills the mask with one colour that stands out from what it covers, slightly shaded from left to right."""
+    behind = image[mask].mean(axis=0)
+    colour = _colour(kind, generator)
+    while np.abs(colour - behind).max() < 70:
+        colour = _colour(kind, generator)
+    shade = np.linspace(-1, 1, mask.shape[1], dtype=np.float32) * generator.uniform(-20, 20)
+    image[mask] = (colour + shade[np.nonzero(mask)[1], None]).astype(np.float32)
+
+
+def _colour(kind: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """A colour (RGB, 0..255) for an object of a class.
+
+    As with many real objects, colour hints at the class without settling it: neighbouring classes share hues. Telling
+    shapes apart by their outline alone takes a network far longer than a first try should last.
+    """
+    hue = (kind / len(CLASSES) + generator.normal(0, HUE_SPREAD)) % 1
+    return np.array(colorsys.hsv_to_rgb(hue, generator.uniform(0.45, 1), generator.uniform(0.35, 1))) * 255

@@ -1,0 +1,120 @@
+"""Decoded images of a data set in one file that all processes of a node map: one copy, whatever their number.
+
+The file lies on a memory file system (/dev/shm) or, to be kept, on a disk. It holds one byte per image, 1 where it
+could be read, and then the pixels of all images one after the other, in their annotated sizes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from data.config import ImageCache, OnError
+from data.errors import DataError
+from data.files.reading import usable_cores
+from data.index.annotations import Annotations
+from data.index.cache import stamp_files
+
+if TYPE_CHECKING:
+    from data.images.source import ImageSource
+
+ZEROS = bytes(1 << 20)  # written where the system cannot reserve room in a file
+CACHE_VERSION = 2  # of the layout of the file, and of how images are decoded: raise it when either changes
+
+
+def kept_cache_name(annotations: Annotations, on_error: OnError) -> str:
+    """A file name for the cache of these images that changes when one of the files does, or how they are turned."""
+    paths = [os.path.join(annotations.image_root, annotations.file_name(i)) for i in range(len(annotations))]
+    key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}".encode())
+    key.update(annotations.sizes.tobytes())
+    return f"{key.hexdigest()[:32]}.images"
+
+
+class CachedImages:
+    """The images of a finished cache file. Once it is open everywhere the file may be unlinked."""
+
+    def __init__(self, path: Path, annotations: Annotations) -> None:
+        self._made_of = path, annotations
+        self._sizes = annotations.sizes
+        self._starts = _starts(annotations)
+        pixels = np.memmap(path, dtype=np.uint8, mode="r")
+        assert len(pixels) == self._starts[-1], f"{path} was made from other annotations"
+        self._bytes = pixels.view(np.ndarray)
+
+    def __reduce__(self) -> tuple[type[CachedImages], tuple[Path, Annotations]]:
+        return CachedImages, self._made_of  # a spawned worker maps the file itself
+
+    def read(self, index: int) -> NDArray[np.uint8] | None:
+        """The image (h, w, 3), read-only, or ``None`` where it could not be read when the cache was built."""
+        if not self._bytes[index]:
+            return None
+        return self._bytes[self._starts[index] : self._starts[index + 1]].reshape(*self._sizes[index], 3)
+
+
+def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None:
+    """Decodes all images into ``path``, unless the file is there already; one process on each node calls this first.
+
+    The file appears whole or not at all. ``kind`` is the value of ``data.cache``, for messages. Raises ``DataError``
+    where there is too little room, before any work, or, with ``data.on_error=stop``, where an image cannot be read.
+    """
+    if path.exists():
+        return
+    annotations = images.annotations
+    starts = _starts(annotations)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _reserve(temporary, int(starts[-1]), kind)
+        target = np.memmap(temporary, dtype=np.uint8, mode="r+")
+
+        def fill(index: int) -> None:
+            image = images.read(index)
+            if image is not None:
+                target[starts[index] : starts[index + 1]] = image.reshape(-1)
+                target[index] = 1
+
+        with ThreadPoolExecutor(usable_cores()) as pool:  # OpenCV decodes outside the interpreter's lock
+            count = len(annotations)
+            for _ in tqdm(pool.map(fill, range(count)), "decoding images", count, disable=None, leave=False):
+                pass
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # gone already after the rename
+
+
+def _starts(annotations: Annotations) -> NDArray[np.int64]:
+    """Where each image (N) starts in the file, and where the last one ends: (N + 1,)."""
+    lengths = annotations.sizes.astype(np.int64).prod(axis=1) * 3
+    starts: NDArray[np.int64] = len(annotations) + np.concatenate([[0], np.cumsum(lengths)])
+    return starts
+
+
+def _reserve(path: Path, size: int, kind: ImageCache) -> None:
+    """Makes a file of ``size`` bytes with room behind all of them: a mapped page that is missing later kills."""
+    try:
+        free = shutil.disk_usage(path.parent).free
+        if size > free:
+            raise DataError(
+                f"data.cache={kind} needs {size / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB "
+                "are free. fix: data.cache=none"
+            )
+        with path.open("wb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                for start in range(0, size, len(ZEROS)):
+                    file.write(ZEROS[: size - start])
+    except OSError as error:
+        raise DataError(
+            f"data.cache={kind} cannot write {size / 2**30:.1f} GiB to {path.parent} ({error.strerror}). "
+            "fix: data.cache=none"
+        ) from error

@@ -1,0 +1,84 @@
+"""Which images of a set are turned upright as their EXIF tag says, and how.
+
+An image is turned unless its annotated width x height are those of the stored pixels only. Where a size cannot tell
+(tags 2 to 4 keep it, squares have one), most of the set's other tagged images decide; without any, it is turned.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from data.config import Exif
+from data.files.headers import Header, read_headers
+from data.files.reading import in_chunks
+from data.geometry import Image, Size
+from data.index.source import Source
+
+TURNED = "images turned upright by their EXIF tag"
+STORED = "images with an EXIF tag that are read as stored, since their sizes are annotated so"
+IGNORED = "images with an EXIF tag that data.exif=ignore passes over"
+NEITHER = "images with an EXIF tag whose annotated size is neither that of the turned nor that of the stored image"
+
+_INVERSE = (0, 1, 2, 3, 4, 5, 8, 7, 6)  # of each orientation, which undoes it
+
+
+class TurnRule(NamedTuple):
+    """Which images of a set are turned."""
+
+    exif: Exif
+    unclear: bool  # whether those are whose annotated size does not tell
+
+    def orientation(self, header: Header, size: Size) -> int:
+        """By which EXIF orientation an image is to be turned, with the annotated ``size`` (height, width)."""
+        if self.exif == Exif.ignore:
+            return 1
+        turned = header.size(header.orientation) == size if header.tells else self.unclear
+        return header.orientation if turned else 1
+
+
+UPRIGHT = TurnRule(Exif.apply, unclear=True)
+
+
+def turn_decoded(image: Image, header: Header, orientation: int) -> Image:
+    """An image (h, w, 3) as OpenCV decoded it with IGNORE_ORIENTATION, turned by ``orientation`` as it was stored."""
+    if header.kind == "TIFF":  # whose tag OpenCV follows in any case
+        orientation = 1 if orientation == header.orientation else _INVERSE[header.orientation]
+    if orientation > 4:
+        image = np.asarray(cv2.transpose(image), dtype=np.uint8)
+    flip = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}.get(orientation)
+    return image if flip is None else np.asarray(cv2.flip(image, flip), dtype=np.uint8)
+
+
+def rule_of(source: Source, exif: Exif) -> TurnRule:
+    """The rule for a set with annotated sizes, from the headers of all its images; told in ``source.notes``.
+
+    Images that have no annotated size get that of the image as the rule turns it.
+    """
+    paths = [os.path.join(source.image_root, name) for name in source.file_names]
+    headers = np.concatenate([np.zeros((0, 3), dtype=np.int64), *in_chunks(read_headers, paths, "reading EXIF tags")])
+    stored, tagged = headers[:, :2], headers[:, 2] > 1
+    turned = np.where(headers[:, 2:] > 4, stored[:, ::-1], stored)
+    fits_stored, fits_turned = ((sizes == source.sizes).all(axis=1) for sizes in (stored, turned))
+    untold = np.zeros(len(headers), dtype=bool)
+    untold[source.unsized] = True
+    unclear = tagged & ((fits_stored & fits_turned) | untold)
+    says_stored, says_turned = tagged & ~unclear & fits_stored, tagged & ~unclear & fits_turned
+    rule = TurnRule(exif, unclear=bool(says_turned.sum() >= says_stored.sum()))
+
+    def note(kind: str, which: NDArray[np.bool_]) -> None:
+        source.notes.add(kind, [source.file_names[row] for row in np.flatnonzero(which).tolist()])
+
+    note(NEITHER, tagged & ~unclear & ~fits_stored & ~fits_turned)
+    if exif == Exif.ignore:
+        note(IGNORED, tagged)
+        return rule
+    note(TURNED, says_turned | (unclear & rule.unclear))
+    note(STORED, says_stored | (unclear & (not rule.unclear)))
+    if rule.unclear:
+        source.sizes = np.where((untold & tagged)[:, None], turned, source.sizes)
+    return rule

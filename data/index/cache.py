@@ -1,0 +1,220 @@
+"""The folders that indices live in: named by the content of their sources, written whole or not at all.
+
+A folder holds one ``.npy`` file per array and ``about.json``. Nothing is ever changed in place: other sources have
+another key and so another folder, and a build becomes visible by one rename, after its files reached the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import time
+import uuid
+from array import array
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.errors import DataError
+from data.files.reading import in_chunks
+
+FORMAT_VERSION = 4  # of the columns and of the checks that made them: raise it when either changes
+COLUMNS = (
+    "name_bytes",
+    "name_offsets",
+    "image_ids",
+    "sizes",
+    "offsets",
+    "boxes_xywh",
+    "classes",
+    "crowd",
+    "areas",
+    "category_ids",
+    "outline_points",
+    "outline_starts",
+    "outline_first",
+)
+KEPT_HASH_BYTES = 1 << 24  # a hash is kept of files from this size: smaller ones are read in a moment
+KEPT_HASH_AGE = 10  # seconds since the last change
+STALE_SECONDS = 24 * 3600  # a temporary folder this old belongs to a build that was killed
+
+
+class Stamps(NamedTuple):
+    """What the file system says of files. An edit can keep the size and mtime of a file, but not its ctime."""
+
+    digest: str  # of their names, sizes and times
+    is_file: NDArray[np.bool_]  # (N,) whether each is there, and neither a folder nor a pipe
+    exists: NDArray[np.bool_]  # (N,) whether there is anything of that name
+
+
+def stamp_files(paths: Sequence[str]) -> Stamps:
+    """Looks at many files without opening them."""
+    parts = list(in_chunks(_stamp_chunk, paths, "looking for files"))
+    columns = np.concatenate([part for _, part in parts]) if parts else np.zeros((0, 4), dtype=np.int64)
+    digest = hashlib.sha256(b"".join(part for part, _ in parts)).hexdigest()
+    return Stamps(
+        digest, np.array([stat.S_ISREG(mode) for mode in columns[:, 0].tolist()], dtype=bool), columns[:, 0] != 0
+    )
+
+
+def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
+    columns = array("q")
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):  # ValueError: a name that no file can have
+            columns.extend((0, 0, 0, 0))
+        else:
+            columns.extend((status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
+    digest.update(columns)
+    return digest.digest(), np.frombuffer(columns, dtype=np.int64).reshape(-1, 4)
+
+
+def index_key(index_dir: Path, hashed: Sequence[Path], stamps: Sequence[str], asked: Sequence[Any]) -> str:
+    """The name of the index made from these sources, as 32 hexadecimal digits.
+
+    ``hashed`` files count by their content; ``stamps`` are the digests of those that are many and small; ``asked`` is
+    whatever else the index depends on, as plain data. Raises ``OSError`` where a hashed file cannot be read.
+    """
+    digest = hashlib.sha256(json.dumps([FORMAT_VERSION, *stamps, *asked]).encode())
+    for path in hashed:
+        digest.update(f"{path}\n{_content_hash(path, index_dir)}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _content_hash(path: Path, index_dir: Path) -> str:
+    """The SHA-256 of a file. That of a large file is kept with its times: hashing those of COCO takes a second.
+
+    A file system's clock ticks in milliseconds, or seconds on some: a file that has just been written may change
+    again without a new time, so such a hash is not kept.
+    """
+    before = path.stat()
+    if before.st_size < KEPT_HASH_BYTES:
+        return _sha256(path)
+    stamp = [before.st_size, before.st_mtime_ns, before.st_ctime_ns]
+    kept = index_dir / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.hash"
+    with suppress(OSError, ValueError):
+        known_stamp, content_hash = json.loads(kept.read_text(encoding="utf-8"))
+        if known_stamp == stamp:
+            return str(content_hash)
+    content_hash = _sha256(path)
+    if time.time_ns() - before.st_ctime_ns > KEPT_HASH_AGE * 10**9 and path.stat().st_ctime_ns == before.st_ctime_ns:
+        with suppress(OSError):  # whoever cannot write there is told so when the index is written
+            index_dir.mkdir(parents=True, exist_ok=True)
+            temporary = index_dir / f".{uuid.uuid4().hex}.tmp"
+            temporary.write_text(json.dumps([stamp, content_hash]), encoding="utf-8")
+            temporary.replace(kept)
+    return content_hash
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find_index(index_dir: Path, key: str) -> Path | None:
+    """The folder of an index, or ``None`` where it has not been built."""
+    folder = index_dir / key
+    return folder if folder.is_dir() else None
+
+
+def build_index(
+    index_dir: Path, key: str, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]
+) -> Path:
+    """Writes an index and returns its folder; where another process finished the same one first, that one is used.
+
+    Raises ``DataError`` where ``index_dir`` cannot be written.
+    """
+    folder = index_dir / key
+    temporary = index_dir / f".{key}.{uuid.uuid4().hex}.tmp"
+    try:
+        index_dir.mkdir(parents=True, exist_ok=True)
+        _remove_stale(index_dir)
+        temporary.mkdir()
+        for name in COLUMNS:
+            with (temporary / f"{name}.npy").open("wb") as file:
+                np.save(file, columns[name], allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+        with (temporary / "about.json").open("w", encoding="utf-8") as file:
+            json.dump(about, file)
+            file.flush()
+            os.fsync(file.fileno())
+        publish(temporary, folder)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the index of the data set to {index_dir} ({error.strerror}). "
+            "fix: set data.index_dir to a folder with space that you may write to"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # gone already after a rename
+    return folder
+
+
+def publish(temporary: Path, folder: Path) -> None:
+    """Renames a finished folder to its final name; keeps the one that stands there if another process was faster."""
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        return
+    parent = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of an index, memory-mapped and read-only, and its ``about``."""
+    try:
+        arrays = {name: _map(folder / f"{name}.npy") for name in COLUMNS}
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"the index {folder} is damaged ({error}). fix: delete that folder") from error
+    return arrays, about
+
+
+class MappedFile(NamedTuple):
+    """Stands for an array that is the whole of a file of an index."""
+
+    path: Path
+
+
+def mapped_file(value: object) -> MappedFile | None:
+    """The file that an array of ``load_index`` maps; None for anything else."""
+    if isinstance(value, np.ndarray) and isinstance(value.base, np.memmap) and value.base.shape == value.shape:
+        return MappedFile(Path(str(value.base.filename)))
+    return None
+
+
+def map_again(value: Any) -> Any:
+    """The array of a MappedFile; anything else as it is."""
+    return _map(value.path) if isinstance(value, MappedFile) else value
+
+
+def _map(path: Path) -> NDArray[np.generic]:
+    # An ndarray over the mapped pages: np.memmap's own indexing costs a Python call for each slice.
+    mapped: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    return mapped
+
+
+def _remove_stale(index_dir: Path) -> None:
+    limit = time.time() - STALE_SECONDS
+    for entry in index_dir.glob(".*.tmp"):
+        with suppress(FileNotFoundError):  # its own process may be done with it at this moment
+            if entry.stat().st_mtime >= limit:
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()

@@ -1,0 +1,72 @@
+"""Which classes of a data set are used, and in which order; the files that name them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+
+from data.errors import DataError
+from data.formats.set_files import YAML_SUFFIXES, darknet_options, darknet_path, load_yaml, names_of_yaml
+from data.index.source import read_lines
+
+NAME_FILES = "a text file with one class a line, a data.yaml, Darknet's obj.data or a COCO json"
+
+
+def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -> dict[int, str]:
+    """The classes, id to name, that ``names`` holds, in that order; all of them where it is ``None``.
+
+    Raises ``DataError`` where a name is not among those of ``path``.
+    """
+    if names is None:
+        return by_id
+    id_of = {name: number for number, name in by_id.items()}
+    for name in names:
+        if name not in id_of:
+            near = difflib.get_close_matches(name, id_of, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"its categories are {', '.join(id_of)}."
+            raise DataError(
+                f"data.names holds {name!r}, which is no category of {path}: {hint} fix: correct data.names"
+            )
+    return {id_of[name]: name for name in names}
+
+
+def read_names(path: Path) -> tuple[list[str], list[int] | None]:
+    """Class names of a file, and of a COCO json, whose categories count in the order of their ids, those ids, too.
+
+    The file is what ``NAME_FILES`` says, by its suffix. Raises ``DataError`` where it is not.
+    """
+    suffix = path.suffix.lower()
+    ids = None
+    try:
+        if suffix == ".json":
+            categories = json.loads(path.read_bytes())["categories"]
+            by_id = {int(category["id"]): str(category["name"]) for category in categories}
+            ids = sorted(by_id)
+            names = [by_id[number] for number in ids]
+        elif suffix in YAML_SUFFIXES:
+            names = names_of_yaml(load_yaml(path), path) or []
+        elif suffix == ".data":
+            options = darknet_options(path)
+            if "names" not in options:
+                raise DataError(f"{path} has no names=. fix: add the line, or name {NAME_FILES}")
+            return _lines_of(darknet_path(options["names"], path, path.parent)), None
+        else:
+            names = _lines_of(path)
+    except OSError as error:
+        raise DataError(f"the class names {path} cannot be read ({error.strerror}). fix: name {NAME_FILES}") from error
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is no list of class names. fix: name {NAME_FILES}") from error
+    if not names:
+        raise DataError(f"{path} holds no class names. fix: name {NAME_FILES}")
+    return names, ids
+
+
+def _lines_of(path: Path) -> list[str]:
+    """The lines of a text file; empty ones only at its end, since each counts for a class."""
+    lines = [line.strip() for line in read_lines(path, "obj.names, with one class a line")]
+    while lines and not lines[-1]:
+        lines.pop()
+    if "" in lines:
+        raise DataError(f"{path}:{lines.index('') + 1} is empty, but counts for a class. fix: name it, or remove it")
+    return lines

@@ -1,0 +1,272 @@
+"""Makes batches of network input from annotations and images.
+
+A training sample is a function of the run's seed and of its request, and of nothing else: not of the worker, the rank
+or what came before. It is drawn in two parts: a plan (data/samples/plan.py), then its pixels and boxes, here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, get_worker_info
+
+from data.augment_config import AugmentConfig, Colour
+from data.config import Resize
+from data.geometry import Boxes, Image, Matrix, Size, visible_boxes
+from data.images.source import ImageSource
+from data.index.annotations import Annotations
+from data.samples.colour import change_colour, network_input
+from data.samples.copy_paste import ObjectChoice, Paste, hidden_share, paste_pixels
+from data.samples.labels import Labels
+from data.samples.letterbox import PAD_VALUE, resize_into
+from data.samples.plan import Picture, Plan, Request, draw_plan
+from data.samples.tiles import UprightTile, WarpedTile, tile_of
+
+
+@dataclass
+class Batch:
+    """B samples of one size with T boxes in all."""
+
+    images: Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
+    targets: Tensor  # float32 (T, 6): position in the batch, class, cx, cy, w, h in pixels of these images
+    indices: Tensor  # int64 (B,) positions in the data set
+    letterboxes: Tensor  # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; (0, 4) for training samples
+    gains: Tensor  # float32 (B, 3) of hue, saturation and value, for network_input to apply; (0, 3): none
+
+    def network_input(self) -> Tensor:
+        """The images as floats in 0..1, with the gains applied, on the batch's device."""
+        return network_input(self.images, self.gains)
+
+    def pin_memory(self) -> Batch:
+        """The batch in page-locked memory; the loader calls this."""
+        return Batch(**{field.name: getattr(self, field.name).pin_memory() for field in fields(self)})
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        """The batch on a device."""
+        return Batch(
+            **{field.name: getattr(self, field.name).to(device, non_blocking=non_blocking) for field in fields(self)}
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
+        # From a worker only the images travel as shared memory: for each such tensor the training process asks the
+        # worker, which is busy with the next batch.
+        small = [getattr(self, field.name).numpy() for field in fields(self)[1:]]
+        return _receive, (self.images, *small)
+
+
+def _receive(images: Tensor, *small: np.ndarray) -> Batch:
+    return Batch(images, *map(torch.from_numpy, small))
+
+
+class Tile(NamedTuple):
+    """An image that shows in a sample."""
+
+    position: int  # of the image in the data set
+    matrix: Matrix  # maps the image to the sample
+    drawing: UprightTile | WarpedTile
+
+
+class Drawn(NamedTuple):
+    """What came into a sample."""
+
+    tiles: list[Tile]  # those whose images could be read
+    donor: Tile | None  # of which objects were copied in,
+    paste: Paste | None  # these
+
+
+class TrainDataset(Dataset[Batch]):
+    """Augmented training samples. The last epochs do without mosaics, mixtures and copied objects."""
+
+    def __init__(
+        self, annotations: Annotations, augment: AugmentConfig, seed: int, epochs: int, images: ImageSource
+    ) -> None:
+        self.annotations = annotations
+        self.augment = augment
+        self.seed = seed
+        self.epochs = epochs
+        self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
+        self.images = images
+        self._labels = Labels(annotations)
+        self._objects = ObjectChoice(annotations) if augment.copy_paste else None
+        self._sizes = np.asarray(annotations.sizes)  # a plain view: indexing a memory map is slow
+
+    def __len__(self) -> int:
+        return len(self.annotations)
+
+    def __reduce__(self) -> tuple[Callable[..., TrainDataset], tuple[Any, ...]]:
+        # For spawned workers: what is made from the annotations is made again from the files that they map.
+        return type(self), (self.annotations, self.augment, self.seed, self.epochs, self.images)
+
+    def __getitem__(self, request: Request) -> Batch:
+        return self.__getitems__([request])
+
+    def __getitems__(self, requests: Sequence[Request]) -> Batch:
+        """The batch of these requests, which must ask for one size. Torch's loader calls this once per batch.
+
+        An image that shows in several of the samples is decoded once.
+        """
+        buffer = _empty_images(requests)
+        plans = [self.plan(request) for request in requests]
+        pictures = [[_visible_tiles(picture, plan.size) for picture in plan.all_pictures()] for plan in plans]
+        images = _BatchImages(self.images, [tile for sample in pictures for tiles in sample for tile in tiles])
+        drawn = [
+            self._draw(canvas, plan, sample, images)
+            for canvas, plan, sample in zip(buffer.numpy(), plans, pictures, strict=True)
+        ]
+        on_device = self.augment.colour == Colour.device
+        gains = np.array([plan.gains for plan in plans] if on_device else [], dtype=np.float32)
+        targets = self._targets(drawn, plans[0].size)
+        return _batch(buffer, requests, targets, gains=torch.from_numpy(gains.reshape(-1, 3)))
+
+    def plan(self, request: Request) -> Plan:
+        """The plan of one sample."""
+        return draw_plan(request, self._sizes, self.augment, self.seed, request.epoch < self.first_plain_epoch)
+
+    def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: _BatchImages) -> Drawn:
+        """Draws one sample onto the canvas (H, W, 3)."""
+        tiles = _draw_picture(canvas, pictures[0], images)
+        donor = paste = None
+        if len(plan.pictures) == 2:
+            other = np.empty_like(canvas)
+            tiles += _draw_picture(other, pictures[1], images)
+            cv2.addWeighted(canvas, plan.share, other, 1 - plan.share, 0, dst=canvas)
+        if plan.donor is not None and self._objects is not None:
+            other = np.empty_like(canvas)
+            for donor in _draw_picture(other, pictures[-1], images):
+                paste = self._objects.paste(donor.position, donor.matrix, plan.size, plan.donor_seed)
+                paste_pixels(canvas, other, paste.mask)
+        if self.augment.colour == Colour.cpu:
+            change_colour(canvas, plan.gains)
+        return Drawn(tiles, donor, paste)
+
+    def _targets(self, drawn: list[Drawn], size: Size) -> NDArray[np.float32]:
+        """Targets (T, 6) of the samples' tiles: sample, class, cx, cy, w, h; all in one go, since boxes are few."""
+        per_sample = [sample.tiles + ([sample.donor] if sample.donor else []) for sample in drawn]
+        tiles = [tile for tiles in per_sample for tile in tiles]
+        numbers, rows, classes, boxes = self._labels.moved(
+            [tile.position for tile in tiles], [tile.matrix for tile in tiles]
+        )
+        ends = np.cumsum([len(tiles) for tiles in per_sample])
+        samples = np.searchsorted(ends, numbers, side="right")
+        clipped, kept = visible_boxes(boxes, size, self.augment.min_visible)
+        for number, sample in enumerate(drawn):
+            if sample.paste is not None:
+                of_donor = numbers == ends[number] - 1
+                kept &= ~of_donor | np.isin(rows, sample.paste.rows)
+                below = np.flatnonzero((samples == number) & ~of_donor)
+                kept[below] &= hidden_share(clipped[below], sample.paste.mask) < 1 - self.augment.min_visible
+        return _target_rows(samples[kept], classes[kept], clipped[kept])
+
+
+def _draw_picture(canvas: Image, tiles: list[Tile], images: _BatchImages) -> list[Tile]:
+    canvas.fill(PAD_VALUE)
+    drawn = []
+    for tile in tiles:
+        image = images.take(tile.position)
+        if image is not None:  # else unreadable and to be skipped: its place stays grey, without boxes
+            tile.drawing.draw(canvas, image)
+            drawn.append(tile)
+    return drawn
+
+
+class _BatchImages:
+    """The images of one batch, each decoded once, as far down as any tile shows it, and let go after its last use."""
+
+    def __init__(self, source: ImageSource, tiles: Sequence[Tile]) -> None:
+        self._source = source
+        self._uses = Counter(tile.position for tile in tiles)
+        self._rows: dict[int, int] = {}
+        for tile in tiles:
+            self._rows[tile.position] = max(self._rows.get(tile.position, 0), tile.drawing.last_row)
+        self._decoded: dict[int, Image | None] = {}
+
+    def take(self, index: int) -> Image | None:
+        """An image from its first row to the last that shows, or ``None`` where it is unreadable and to be skipped."""
+        if index not in self._decoded:
+            self._decoded[index] = self._source.read(index, self._rows[index])
+        self._uses[index] -= 1
+        return self._decoded[index] if self._uses[index] else self._decoded.pop(index)
+
+
+def _visible_tiles(picture: Picture, size: Size) -> list[Tile]:
+    tiles = []
+    for index, placed, matrix in zip(picture.indices, picture.placed, picture.matrices(), strict=True):
+        drawing = tile_of(matrix, placed.size, size)
+        if drawing is not None:
+            tiles.append(Tile(index, matrix, drawing))
+    return tiles
+
+
+class EvalDataset(Dataset[Batch]):
+    """Images made to fit as ``resize`` says; ``upscale``: the letterbox enlarges those smaller than requested."""
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        images: ImageSource,
+        upscale: bool = False,
+        resize: Resize = Resize.letterbox,
+    ) -> None:
+        self.annotations = annotations
+        self.images = images
+        self.upscale = upscale
+        self.resize = resize
+
+    def __len__(self) -> int:
+        return len(self.annotations)
+
+    def __getitem__(self, request: Request) -> Batch:
+        return self.__getitems__([request])
+
+    def __getitems__(self, requests: Sequence[Request]) -> Batch:
+        """The batch of these requests, which must ask for one size. Torch's loader calls this once per batch."""
+        buffer = _empty_images(requests)
+        targets, letterboxes = [], []
+        for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
+            image = self.images.read(request.index)
+            if image is None:  # unreadable and to be skipped: a grey image, whose objects count as missed
+                image = np.full((*self.annotations.sizes[request.index], 3), PAD_VALUE, dtype=np.uint8)
+            box = resize_into(canvas, image, self.resize, self.upscale)
+            classes, boxes = self.annotations.training_boxes(request.index)
+            targets.append(_target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
+            letterboxes.append(box)
+        how = torch.tensor(letterboxes, dtype=torch.float64)
+        return _batch(buffer, requests, np.concatenate(targets), letterboxes=how)
+
+
+def _empty_images(requests: Sequence[Request]) -> Tensor:
+    """Memory for the images of a batch, uint8 (B, H, W, 3); in a worker it is shared with the training process."""
+    height, width = requests[0].height, requests[0].width
+    assert all((request.height, request.width) == (height, width) for request in requests), "one size per batch"
+    shape = (len(requests), height, width, 3)
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    # As torch's own collate function does: a tensor that is not shared yet would be copied when it is sent.
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape))
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+
+
+def _target_rows(samples: NDArray[np.int64], classes: NDArray[np.int32], boxes_xyxy: Boxes) -> NDArray[np.float32]:
+    """Rows (T, 6) of sample, class, cx, cy, w, h."""
+    low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
+    columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
+    return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def _batch(buffer: Tensor, requests: Sequence[Request], targets: NDArray[np.float32], **more: Tensor) -> Batch:
+    nothing = {"letterboxes": torch.empty((0, 4), dtype=torch.float64), "gains": torch.empty((0, 3))}
+    return Batch(
+        images=buffer.permute(0, 3, 1, 2),
+        targets=torch.from_numpy(targets),
+        indices=torch.tensor([request.index for request in requests]),
+        **nothing | more,
+    )

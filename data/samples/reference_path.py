@@ -1,0 +1,110 @@
+"""A training sample the plain way: what data/samples/dataset.py must agree with, and be faster than.
+
+This is what the published systems do: decode every image whole, scale it, paste it on a canvas of twice the sample's
+side, warp the canvas once, change the colours by look-up tables. It follows the very same plan. Tests and
+scripts/bench/data.py use it; no training does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from data.geometry import Boxes, Image, Size, corner_points, inverse, move_boxes, project, visible_boxes
+from data.index.annotations import Annotations
+from data.samples.copy_paste import ObjectChoice, hidden_share
+from data.samples.letterbox import PAD_VALUE
+from data.samples.plan import Picture, Plan
+
+
+def reference_sample(
+    plan: Plan, annotations: Annotations, read: Callable[[int], Image | None], min_visible: float
+) -> tuple[Image, NDArray[np.int32], Boxes]:
+    """The sample of a plan: its image (H, W, 3), and the classes (n,) and boxes_xyxy (n, 4) that show in it.
+
+    ``read`` gives the whole image at a position of the data set, or ``None`` where it is to be left out.
+    """
+    drawn = [_picture(picture, plan.size, read) for picture in plan.pictures]
+    image = drawn[0]
+    if len(drawn) == 2:
+        image = np.asarray(cv2.addWeighted(drawn[0], plan.share, drawn[1], 1 - plan.share, 0), dtype=np.uint8)
+    found = [_boxes(picture, plan.size, annotations, min_visible) for picture in plan.pictures]
+    classes, boxes = (np.concatenate(column) for column in zip(*found, strict=True))
+    if plan.donor is not None:
+        paste = ObjectChoice(annotations).paste(
+            plan.donor.indices[0], plan.donor.matrices()[0], plan.size, plan.donor_seed
+        )
+        image = np.where(paste.mask[..., None] == 1, _picture(plan.donor, plan.size, read), image)
+        seen = hidden_share(boxes, paste.mask) < 1 - min_visible
+        donor_classes, donor_boxes = _boxes(plan.donor, plan.size, annotations, min_visible, paste.rows)
+        classes = np.concatenate([classes[seen], donor_classes])
+        boxes = np.concatenate([boxes[seen], donor_boxes])
+    return _change_colour(image, plan.gains), classes, boxes
+
+
+def _picture(picture: Picture, size: Size, read: Callable[[int], Image | None]) -> Image:
+    left, top, right, bottom = _canvas(picture, size)
+    canvas = np.full((bottom - top, right - left, 3), PAD_VALUE, dtype=np.uint8)
+    for index, placed in zip(picture.indices, picture.placed, strict=True):
+        image = read(index)
+        if image is None:
+            continue
+        height, width = placed.scaled
+        if (height, width) != image.shape[:2]:
+            image = np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+        x, y = placed.corner[0] - left, placed.corner[1] - top
+        shown = canvas[max(0, y) : max(0, y + height), max(0, x) : max(0, x + width)]
+        shown[:] = image[max(0, -y) :, max(0, -x) :][: shown.shape[0], : shown.shape[1]]
+    # The canvas's corner is its origin, and OpenCV puts whole numbers at the centres of pixels.
+    forth = np.array([[1, 0, left + 0.5], [0, 1, top + 0.5], [0, 0, 1]])
+    back = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
+    matrix = back @ picture.canvas_to_sample @ forth
+    dsize, grey = (size[1], size[0]), (PAD_VALUE, PAD_VALUE, PAD_VALUE)
+    flat = not (matrix[2, 0] or matrix[2, 1])
+    warp, matrix = (cv2.warpAffine, matrix[:2]) if flat else (cv2.warpPerspective, matrix)
+    return np.asarray(warp(canvas, matrix, dsize, flags=cv2.INTER_LINEAR, borderValue=grey), dtype=np.uint8)
+
+
+def _canvas(picture: Picture, size: Size) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of a canvas around what the sample shows, of twice its sides at least."""
+    shown = project(corner_points(size), inverse(picture.canvas_to_sample))
+    low, high = np.floor(shown.min(axis=0)).astype(int), np.ceil(shown.max(axis=0)).astype(int)
+    more = np.maximum(0, 2 * np.array([size[1], size[0]]) - (high - low))
+    low -= more // 2
+    high += more - more // 2
+    return int(low[0]), int(low[1]), int(high[0]), int(high[1])
+
+
+def _change_colour(image: Image, gains: NDArray[np.float64]) -> Image:
+    hue, saturation, value = cv2.split(cv2.cvtColor(image, cv2.COLOR_RGB2HSV))
+    levels = np.arange(256)
+    hue = cv2.LUT(hue, (levels * gains[0] % 180).astype(np.uint8))
+    saturation = cv2.LUT(saturation, np.minimum(levels * gains[1], 255).astype(np.uint8))
+    value = cv2.LUT(value, np.minimum(levels * gains[2], 255).astype(np.uint8))
+    return np.asarray(cv2.cvtColor(cv2.merge((hue, saturation, value)), cv2.COLOR_HSV2RGB), dtype=np.uint8)
+
+
+def _boxes(
+    picture: Picture,
+    size: Size,
+    annotations: Annotations,
+    min_visible: float,
+    only: NDArray[np.int64] | None = None,
+) -> tuple[NDArray[np.int32], Boxes]:
+    """The boxes of all images, or those of the rows ``only``, scaled and pasted like them, then moved as the canvas."""
+    classes, boxes = [], []
+    for index, placed in zip(picture.indices, picture.placed, strict=True):
+        image_classes, image_boxes = annotations.training_boxes(index)
+        if only is not None:
+            rows = np.arange(annotations.offsets[index], annotations.offsets[index + 1])
+            chosen = np.isin(rows[~annotations.crowd[rows]], only)
+            image_classes, image_boxes = image_classes[chosen], image_boxes[chosen]
+        factors = np.array([placed.scaled[1] / placed.size[1], placed.scaled[0] / placed.size[0]] * 2)
+        classes.append(image_classes)
+        boxes.append((image_boxes * factors + np.array([*placed.corner, *placed.corner])).astype(np.float32))
+    moved = move_boxes(np.concatenate(boxes), picture.canvas_to_sample)
+    clipped, kept = visible_boxes(moved, size, min_visible)
+    return np.concatenate(classes)[kept], clipped[kept]

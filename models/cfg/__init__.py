@@ -1,0 +1,1 @@
+"""What does a Darknet .cfg say?"""

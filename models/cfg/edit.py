@@ -1,0 +1,68 @@
+"""Changes to a .cfg's text: whatever keeps the text, as checkpoints do, keeps the change."""
+
+from collections.abc import Iterable, Sequence
+
+from models.cfg.parse import Cfg, Section, parse_cfg
+from models.errors import ModelError
+from models.network.darknet import Darknet
+from models.network.heads import read_anchors
+from models.network.layers import Convolution, SharedConvolution
+
+
+def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]]) -> Cfg:
+    """The .cfg with other anchors, (width, height) in pixels at network scale, in all its [yolo] sections.
+
+    Their masks stay, so the number of anchors does too. Raises ModelError where it is another.
+    """
+    text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
+    changes: list[tuple[Section, str, str]] = []
+    for section in cfg.layers:
+        if section.kind != "yolo":
+            continue
+        count = len(read_anchors(section)[0])
+        if count != len(anchors):
+            raise ModelError(
+                f"model.anchors holds {len(anchors)} anchors, {cfg.source}:{section.line} needs {count}."
+                f" fix: give {count} pairs of width and height"
+            )
+        changes += [(section, "anchors", text), (section, "num", str(count))]
+    return parse_cfg(_with_options(cfg.text, changes), cfg.source)
+
+
+def fitted_cfg(model: Darknet) -> str:
+    """The text of `model.cfg` with the filters, groups and classes that the model has; the same text where they agree.
+
+    Darknet reads it together with what save_darknet_weights writes.
+    """
+    changes = (
+        (section, key, str(value))
+        for section, layer in zip(model.cfg.layers, model.layers, strict=True)
+        for key, value in _own_values(section, layer, model.num_classes).items()
+        if section.integer(key, -1) != value
+    )
+    return _with_options(model.cfg.text, changes)
+
+
+def _own_values(section: Section, layer: object, num_classes: int) -> dict[str, int]:
+    """The options that class count and width change, with the values of the built layer."""
+    if section.kind == "yolo":
+        return {"classes": num_classes}
+    if isinstance(layer, SharedConvolution):
+        layer = layer.source
+    if isinstance(layer, Convolution):
+        values = {"filters": layer.conv.out_channels}
+        return values | {"groups": layer.conv.groups} if "groups" in section.options else values
+    return {}
+
+
+def _with_options(text: str, changes: Iterable[tuple[Section, str, str]]) -> str:
+    """The text with these (section, key, value): in the line where the key stands, else in a new one at the top of its
+    section."""
+    lines = text.split("\n")  # as the parser counts them
+    edits = [
+        (section.option_lines.get(key, section.line), key in section.option_lines, f"{key}={value}")
+        for section, key, value in changes
+    ]
+    for number, replaces, line in sorted(edits, reverse=True):  # from the end: line numbers above stay valid
+        lines[number - 1 if replaces else number : number] = [line]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""How does a network leave this project: ONNX and torch.export?"""

@@ -1,0 +1,210 @@
+"""Writes a DetectorGraph to a file, .onnx or .pt2, and runs such files on the CPU."""
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.errors import ModelError
+from models.export.graph import DetectorGraph
+
+DynamicAxes = Mapping[int, str]  # axis of the images that a user of the file may choose -> its name
+Run = Callable[[Tensor], tuple[Tensor, ...]]  # images -> outputs
+
+BOXES = ("boxes_xyxy", "scores")
+DETECTIONS = ("boxes", "scores", "classes", "counts")
+CANDIDATES = ("all_boxes_xyxy", "all_scores")  # in the midst of an ONNX file with suppression: what goes into it
+METADATA_FILE = "metadata.json"  # inside a .pt2
+OPSETS = range(18, 26)  # each tried with onnxruntime; below 18 torch's exporter does not know how
+
+
+def output_names(graph: DetectorGraph) -> tuple[str, ...]:
+    """What the outputs of the graph are called, in order."""
+    names = BOXES if graph.suppression is None else DETECTIONS
+    return (*names, *CANDIDATES) if graph.show_candidates else names
+
+
+def write_onnx(
+    graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes, opset: int, metadata: Mapping[str, str], path: Path
+) -> None:
+    """Write an ONNX file with one input, ``images``, and the graph's outputs under their names.
+
+    The shapes are those of ``example`` but for the axes in ``dynamic``. Candidates that the graph shows are no outputs
+    of the file; they keep their names inside, where OnnxFile finds them. Raises ModelError where an exporter gives up.
+    """
+    exported = _exported(graph, example, dynamic)
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                exported,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                input_names=["images"],
+                output_names=output_names(graph),
+                dynamic_shapes={"images": dict(dynamic)} if dynamic else None,
+                custom_translation_table={torch.ops.aten.sort.stable: _sort},
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise ModelError(
+                f"torch cannot write this network as ONNX with opset={opset} ({_root(error)})."
+                " fix: format=torch; debug=true shows more"
+            ) from error
+        assert program is not None
+        model = program.model
+        if graph.show_candidates:
+            del model.graph.outputs[-len(CANDIDATES) :]
+        model.metadata_props.update(metadata)
+        program.save(path, external_data=False)
+
+
+def write_torch(
+    graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes, metadata: Mapping[str, str], path: Path
+) -> None:
+    """Write a torch.export archive; shapes as in write_onnx, the metadata as JSON in its file metadata.json."""
+    exported = _exported(graph, example, dynamic)
+    exported.example_inputs = None  # would go into the file, hundreds of megabytes for a large batch
+    # An open file: given a path, torch puts its name inside the archive.
+    with _quiet(), path.open("wb") as file:
+        torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
+
+
+class OnnxFile:
+    """An ONNX file of write_onnx that has passed ONNX's own checker, to be run by onnxruntime."""
+
+    def __init__(self, path: Path) -> None:
+        import onnx
+
+        onnx.checker.check_model(str(path), full_check=True)
+        self._path = path
+        self.run: Run = _session(str(path))
+
+    def with_candidates(self) -> Run:
+        """Like run, with the values called CANDIDATES after the file's own outputs."""
+        import onnx
+
+        proto = onnx.load(self._path)
+        proto.graph.output.extend(_candidates())
+        return _session(proto.SerializeToString())
+
+    def suppression(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
+        """The part of the file behind the candidates: (images, boxes_xyxy, scores) -> detections.
+
+        Of the images only the shape counts.
+        """
+        import onnx
+
+        proto = onnx.load(self._path)
+        proto.graph.value_info.extend(_candidates())
+        part = onnx.utils.Extractor(proto).extract_model(["images", *CANDIDATES], list(DETECTIONS))
+        return _session(part.SerializeToString())
+
+
+def run_torch(path: Path) -> Run:
+    """A function that runs a torch.export archive."""
+    with _quiet():
+        module: Any = torch.export.load(path).module()
+
+    @torch.no_grad()
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        with _running(images):
+            return tuple(module(images))
+
+    return run
+
+
+def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> torch.export.ExportedProgram:
+    stride = graph.network.max_stride
+    axes: dict[int, Any] = {
+        axis: torch.export.Dim(name) if axis == 0 else stride * torch.export.Dim(f"{name}_in_strides")
+        for axis, name in dynamic.items()
+    }
+    # Twice as large along open axes: the exporter takes a batch of 1, or a side of one stride, for a constant.
+    example = example.repeat([2 if axis in dynamic else 1 for axis in range(example.ndim)])
+    with _quiet():
+        try:
+            exported = torch.export.export(graph, (example,), dynamic_shapes={"images": axes or None})
+        except torch._dynamo.exc.UserError as error:
+            raise ModelError(
+                f"torch cannot leave {', '.join(dynamic.values())} of this network open ({_root(error)})."
+                " fix: dynamic_size=false; debug=true shows more"
+            ) from error
+    for node in exported.graph.nodes:
+        node.meta.pop("stack_trace", None)  # file names of this machine, which would go into the file
+    return exported
+
+
+def _session(model: str | bytes) -> Callable[..., tuple[Tensor, ...]]:
+    """A function that runs an ONNX file, or the bytes of one: inputs in the file's order -> outputs."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        given = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+        with _running(inputs[0]):
+            return tuple(torch.from_numpy(output) for output in session.run(None, given))
+
+    return run
+
+
+def _candidates() -> list[Any]:
+    import onnx
+
+    return [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in CANDIDATES]
+
+
+def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
+    """torch.sort(stable=True) for the ONNX exporter, which knows only the unstable one.
+
+    ONNX defines its TopK to put the lower index first among equal values.
+    """
+    from onnxscript import opset18
+
+    op: Any = opset18  # its annotations know no values that are still to be computed
+    length = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
+    return op.TopK(x, length, axis=dim, largest=int(descending), sorted=1)
+
+
+def _root(error: BaseException) -> str:
+    """The first sentence of what an error was raised from in the first place."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0].rstrip(".")
+
+
+@contextmanager
+def _running(images: Tensor) -> Iterator[None]:
+    """What goes wrong inside a file as a ModelError; onnxruntime's own errors have nothing but Exception in common."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(
+            f"the exported file fails on images {list(images.shape)} ({_root(error)})."
+            " fix: another opset or format; debug=true shows more"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' remarks on their own inside. Errors pass, and what was written is run afterwards."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnx_ir", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

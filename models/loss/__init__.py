@@ -1,0 +1,1 @@
+"""How far are the raw maps from the targets?"""

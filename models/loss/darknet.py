@@ -1,0 +1,220 @@
+"""Darknet's loss, steered by the keys of each [yolo] section (models/network/heads.py: DarknetLossKeys).
+
+Source: AlexeyAB/darknet, src/yolo_layer.c and src/box.c. For each head:
+- Every anchor of every cell is a negative, objectness 0, unless its decoded box overlaps an object of its image by
+  more than ignore_thresh while its best class is above 0.25: then it is left out.
+- Every object takes, of all anchors of the .cfg, the one of the most similar shape. If the head has it, it is positive
+  in the cell that holds the object's centre; with iou_thresh below 1 so is each of the head that overlaps by more.
+- With truth_thresh below 1 a decoded box that overlaps an object by more than that is positive too.
+- A positive has objectness 1, a class term with the classes of all its objects, and a box term for each of them;
+  with iou_thresh below 1 the sum of these is divided by the number of its classes.
+Sums over an image, not means: divided by the images of the global micro-batch only.
+
+Darknet states gradients, not losses. The objectness, class and mse terms here are the functions whose gradients those
+are: cross-entropies of the logits, for mse also of the centres with the offset in the cell as target, and squared
+errors of the sizes. The overlap terms are 1 - IoU of boxes in units of the image. Their gradient goes to the raw values
+as Darknet passes it on, without the derivatives of the sigmoid and the grid for centres and of the anchor for sizes.
+The normalizers of .cfg files are made for that: by the exact chain rule boxes are hardly learnt (docs/results.md).
+
+What differs from Darknet: with new_coords it also multiplies by the derivative of the logistic layer in front of the
+head, so that predictions far from their targets learn slowest; here the gradient goes to the raw values as in other
+heads, which learns better (docs/results.md). cls_normalizer weighs the class term always (there only with
+counters_per_class). The overlap's derivatives by width and height are not doubled, those of CIoU's aspect term exact. A
+centre on the far edge belongs to the last cell. Not followed are objectness_smooth, focal_loss, max_delta,
+counters_per_class and iou_thresh_kind.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.boxes import EPS, IouKind, at_least_float32, box_iou_aligned, cxcywh_to_xyxy
+from models.decode import MAX_LOG_SIZE, box_sizes, cell_offsets, decode_boxes
+from models.loss.assignment import (
+    Anchors,
+    Positives,
+    best_overlaps,
+    merge_classes,
+    positives_by_overlap,
+    positives_by_shape,
+)
+from models.loss.yolo import LossParts, LossSection
+from models.network.heads import DarknetLossKeys, Head
+
+RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability from which a box may be left out
+
+
+class BoxLoss(StrEnum):
+    """What a [yolo] section can say as iou_loss."""
+
+    mse = "mse"
+    iou = "iou"
+    giou = "giou"
+    diou = "diou"
+    ciou = "ciou"
+
+
+@dataclass
+class DarknetLossConfig(LossSection):
+    """Values that replace those of every [yolo] section, None leaves each its own. `iou` is Darknet's iou_loss."""
+
+    iou: BoxLoss | None
+    iou_normalizer: float | None
+    cls_normalizer: float | None
+    obj_normalizer: float | None
+    ignore_thresh: float | None
+    truth_thresh: float | None
+    iou_thresh: float | None
+    label_smooth_eps: float | None
+
+    def __post_init__(self) -> None:
+        for key, value in self._numbers().items():
+            if value < 0:
+                raise ValueError(f"loss.{key} must be 0 or more, or null for that of the .cfg, got {value}")
+
+    def over(self, keys: DarknetLossKeys) -> DarknetLossKeys:
+        """The keys of a section with the values of this configuration, where it has any."""
+        keys = replace(keys, **self._numbers())  # type: ignore[arg-type]  # iou_loss is none of them
+        if self.iou is not None:
+            keys = replace(keys, iou_loss=None if self.iou is BoxLoss.mse else IouKind(self.iou.value))
+        return keys
+
+    def _numbers(self) -> dict[str, float]:
+        return {key: value for key, value in vars(self).items() if key not in ("name", "iou") and value is not None}
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+class DarknetLoss:
+    """The loss of raw maps against targets as the .cfg of a network asks for it."""
+
+    def __init__(self, heads: Sequence[Head], config: DarknetLossConfig) -> None:
+        self.heads = [replace(head, darknet_loss=config.over(head.darknet_loss)) for head in heads]
+        self._anchors_on: dict[torch.device, list[Anchors]] = {}
+
+    def __call__(
+        self,
+        raw_maps: Sequence[Tensor],
+        targets: Tensor,
+        objectness_ratio: float = 1.0,
+        sum_over_ranks: Callable[[Tensor], Tensor] = _identity,
+        world_size: int = 1,
+    ) -> LossParts:
+        """The loss of one micro-batch; arguments as for YoloLoss.
+
+        objectness_ratio is not used: in Darknet the objectness target of a positive is 1. sum_over_ranks is called
+        exactly once, with the number of images, by which the sums are divided; world_size plays no part.
+        """
+        with torch.autocast(device_type=targets.device.type, enabled=False):
+            images = sum_over_ranks(targets.new_full((1,), len(raw_maps[0]), dtype=torch.float32))
+            terms = [
+                self._head_terms(head, anchors, raw, targets.float())
+                for head, anchors, raw in zip(self.heads, self._anchors(targets.device), raw_maps, strict=True)
+            ]
+            share = 1 / images[0]
+            box, objectness, classification = (torch.stack(parts).sum() * share for parts in zip(*terms, strict=True))
+        total = box + objectness + classification
+        return LossParts(total, box.detach(), objectness.detach(), classification.detach())
+
+    def _anchors(self, device: torch.device) -> list[Anchors]:
+        """Anchors of every head; kept for each device, because copying them there waits for it."""
+        if device not in self._anchors_on:
+            self._anchors_on[device] = [
+                Anchors(*(torch.tensor(part, device=device) for part in (head.anchors, head.all_anchors, head.mask)))
+                for head in self.heads
+            ]
+        return self._anchors_on[device]
+
+    def _head_terms(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Box, objectness and class term of one head, weighted, summed over the images."""
+        keys = head.darknet_loss
+        boxes = decode_boxes(at_least_float32(raw[..., :4].detach()), anchors.own, head).flatten(1, 3)
+        overlaps = best_overlaps(boxes, targets)  # (batch, a * rows * columns)
+        positives = positives_by_shape(targets, anchors, head.stride, raw.shape, keys.iou_thresh)
+        if keys.truth_thresh < 1 and len(targets):
+            more = positives_by_overlap(targets, boxes, overlaps, raw.shape, keys.truth_thresh)
+            positives = positives.joined(more)
+        weight, cells, _ = positives
+        predicted = at_least_float32(raw[tuple(cells)])  # (p, 5 + classes)
+
+        recognised = raw[..., 5:].detach().amax(-1).float() > RECOGNISED
+        left_out = recognised & (overlaps.view(raw.shape[:4]) > keys.ignore_thresh)
+        objects = weight.new_zeros(raw.shape[:4])
+        objects.view(-1).scatter_reduce_(0, cells.flat(raw.shape), weight, reduce="amax")
+        counted = torch.maximum(objects, (~left_out).float())
+        objectness = (_cross_entropy(at_least_float32(raw[..., 4]), objects) * counted).sum()
+
+        classes, objects_there = merge_classes(cells.flat(raw.shape), weight, positives.targets[:, 1], head.num_classes)
+        smoothed = classes * (1 - keys.label_smooth_eps) + keys.label_smooth_eps / 2
+        classification = (_cross_entropy(predicted[:, 5:], smoothed).sum(-1) * weight / objects_there).sum()
+
+        image_size = weight.new_full((2,), raw.shape[3] * head.stride)  # filled on the device
+        image_size[1] = raw.shape[2] * head.stride
+        box = _box_errors(head, predicted[:, :4], anchors.own[cells.anchor], positives, image_size)
+        divisor = classes.sum(-1).clamp(min=1) if keys.iou_thresh < 1 else 1
+        return (
+            (box * weight / divisor).sum() * keys.iou_normalizer,
+            objectness * keys.obj_normalizer,
+            classification * keys.cls_normalizer,
+        )
+
+
+def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Of each element; its gradient is Darknet's, probability - wanted."""
+    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+
+
+def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Cross-entropy of each element less its least value: 0 where targets between 0 and 1 are met.
+
+    A cell that is positive by truth_thresh may have the centre outside of it, a target that nothing meets.
+    """
+    within = wanted.clamp(0, 1)
+    least: Tensor = torch.special.entr(within) + torch.special.entr(1 - within)
+    return _cross_entropy(logits, wanted) - least
+
+
+def _box_errors(head: Head, raw: Tensor, anchors: Tensor, positives: Positives, image_size: Tensor) -> Tensor:
+    """The box loss (p,) of each pair; raw (p, 4), anchors (p, 2), image_size (2,) as width, height."""
+    raw_xy, raw_wh = raw.split(2, dim=-1)
+    corner = torch.stack((positives.cells.column, positives.cells.row), dim=-1)
+    centre = positives.targets[:, 2:4] / head.stride - corner  # in cells, from the corner of the cell
+    size = positives.targets[:, 4:6].clamp(min=EPS)
+    kind = head.darknet_loss.iou_loss
+    if kind is None:
+        errors = _offset_errors(raw_xy, centre, head) + _size_errors(raw_wh, size / anchors, head)
+        return errors.sum(-1) * (2 - (size / image_size).prod(-1))  # small objects count more
+
+    # Cells from the corner and pixels, both over the size of the image: Darknet's units.
+    cell = head.stride / image_size
+    growth = 1 if head.new_coords else raw_wh.detach().clamp(max=MAX_LOG_SIZE).exp()
+    predicted_centre = _carried_by(raw_xy, cell_offsets(raw_xy, head) * cell)
+    predicted_size = _carried_by(raw_wh, box_sizes(raw_wh, anchors, head) / image_size, growth)
+    predicted = cxcywh_to_xyxy(torch.cat((predicted_centre, predicted_size), dim=-1))
+    wanted = cxcywh_to_xyxy(torch.cat((centre * cell, size / image_size), dim=-1))
+    return 1 - box_iou_aligned(predicted, wanted, kind)
+
+
+def _carried_by(carrier: Tensor, value: Tensor, factor: Tensor | float = 1) -> Tensor:
+    """`value`, but its gradient times `factor` goes to `carrier`, as if it were that."""
+    return value.detach() + (carrier - carrier.detach()) * factor
+
+
+def _offset_errors(raw_xy: Tensor, wanted: Tensor, head: Head) -> Tensor:
+    """Losses (p, 2) with Darknet's gradient offset - wanted, 0 where they agree; offsets in cells."""
+    probability = (wanted + (head.scale_x_y - 1) / 2) / head.scale_x_y  # of which cell_offsets makes the wanted offset
+    return _divergence(raw_xy, probability) * head.scale_x_y
+
+
+def _size_errors(raw_wh: Tensor, wanted: Tensor, head: Head) -> Tensor:
+    """Losses (p, 2) with Darknet's gradient, of raw or sigmoid - wanted, for sizes in units of the anchor."""
+    if head.new_coords:
+        return _divergence(raw_wh, (wanted.sqrt() / 2).clamp(max=1))
+    return (raw_wh - wanted.log()).square() / 2

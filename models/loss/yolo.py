@@ -1,0 +1,200 @@
+"""The YOLOv3-SPP loss: wh-IoU assignment, an IoU box term, objectness and class cross-entropies.
+
+Formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive): every anchor of every head whose
+shape fits a target is positive in the cell that holds the target's centre. All arithmetic is in float32, or the
+float64 of the maps, and shapes depend on the number of targets only: no boolean indexing, so a step on an accelerator
+never waits for the host.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.boxes import IouKind, at_least_float32, box_iou_aligned, cxcywh_to_xyxy, wh_iou
+from models.decode import box_sizes, cell_offsets
+from models.loss.assignment import Cells, centre_cells
+from models.network.heads import Head
+
+FOCAL_ALPHA = 0.25  # weight of the positives in the focal loss of Lin et al. 2017, their best value
+
+
+@dataclass
+class LossSection:
+    """What every choice of a loss has: the name it is chosen by."""
+
+    name: str
+
+
+@dataclass
+class LossConfig(LossSection):
+    """Weights and options of YoloLoss.
+
+    classification is the gain for 80 classes, scaled by classes / 80. A target belongs to an anchor where their
+    shapes overlap by more than anchor_iou. *_positive_weight multiply the cross-entropy of positives. label_smoothing
+    moves class targets from 0 and 1 by half its value; focal_gamma 0 is plain cross-entropy.
+    """
+
+    box: float
+    objectness: float
+    classification: float
+    iou: IouKind
+    anchor_iou: float
+    objectness_positive_weight: float
+    class_positive_weight: float
+    focal_gamma: float
+    label_smoothing: float
+
+    def __post_init__(self) -> None:
+        for key in ("box", "objectness", "classification", "focal_gamma"):
+            if not getattr(self, key) >= 0:
+                raise ValueError(f"loss.{key} must be 0 or more, got {getattr(self, key)}")
+        for key in ("objectness_positive_weight", "class_positive_weight"):
+            if not getattr(self, key) > 0:
+                raise ValueError(f"loss.{key} must be above 0, got {getattr(self, key)}")
+        for key in ("anchor_iou", "label_smoothing"):
+            if not 0 <= getattr(self, key) < 1:
+                raise ValueError(f"loss.{key} must be 0 or more and below 1, got {getattr(self, key)}")
+
+
+class LossParts(NamedTuple):
+    """Scalars: `total` to call backward on, and its three weighted summands, detached, to print."""
+
+    total: Tensor
+    box: Tensor
+    objectness: Tensor
+    classification: Tensor
+
+
+class _Assignment(NamedTuple):
+    """Which targets belong to which anchors of one head; t targets, a anchors."""
+
+    weight: Tensor  # float (t, a): 1 where target and anchor match, else 0
+    cells: Cells  # image (t, 1), anchor (1, a), row (t, 1), column (t, 1)
+    anchors: Tensor  # (a, 2) in pixels
+    boxes_xyxy: Tensor  # (t, 1, 4) in pixels, relative to the corner of the target's cell
+    classes: Tensor  # (t, 1) int64
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+class YoloLoss:
+    """The loss of raw maps against targets, for the heads of one network."""
+
+    def __init__(self, heads: Sequence[Head], config: LossConfig) -> None:
+        self.heads = list(heads)
+        self.config = config
+        self._anchors_on: dict[torch.device, list[Tensor]] = {}
+
+    def __call__(
+        self,
+        raw_maps: Sequence[Tensor],
+        targets: Tensor,
+        objectness_ratio: float = 1.0,
+        sum_over_ranks: Callable[[Tensor], Tensor] = _identity,
+        world_size: int = 1,
+    ) -> LossParts:
+        """The loss of one micro-batch.
+
+        raw_maps: as Darknet returns them, any float type.
+        targets: float32 (t, 6): image index in the batch, class, cx, cy, w, h in pixels of the batch's images.
+        objectness_ratio: how far the objectness target of a positive is its IoU (1) rather than 1 (0).
+        sum_over_ranks: sums a tensor over all ranks; called exactly once, with or without targets, so that ranks
+            stay in step. Positives are averaged over the global micro-batch, so a rank that holds few of them gives
+            each the weight it would have in one process. The shares of all ranks add up to the loss.
+        world_size: the number of ranks, with as many images each, by which what is averaged over cells is divided.
+        """
+        with torch.autocast(device_type=targets.device.type, enabled=False):
+            anchors = self._anchors(targets.device)
+            assigned = [
+                self._assign(head, head_anchors, raw, targets.float())
+                for head, head_anchors, raw in zip(self.heads, anchors, raw_maps, strict=True)
+            ]
+            counts = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
+            shares = 1 / counts.clamp(min=1)  # a head without positives has zero terms, not 0 / 0
+            terms = [
+                self._head_terms(head, raw, assignment, share, objectness_ratio, world_size)
+                for head, raw, assignment, share in zip(self.heads, raw_maps, assigned, shares, strict=True)
+            ]
+        box, objectness, classification = (torch.stack(summands).sum() for summands in zip(*terms, strict=True))
+        box = box * self.config.box
+        objectness = objectness * self.config.objectness
+        classification = classification * (self.config.classification * self.heads[0].num_classes / 80)
+        total = box + objectness + classification
+        return LossParts(total, box.detach(), objectness.detach(), classification.detach())
+
+    def _anchors(self, device: torch.device) -> list[Tensor]:
+        """Anchors (a, 2) of every head; kept for each device, because copying them there waits for it."""
+        if device not in self._anchors_on:
+            self._anchors_on[device] = [torch.tensor(head.anchors, device=device) for head in self.heads]
+        return self._anchors_on[device]
+
+    def _assign(self, head: Head, anchors: Tensor, raw: Tensor, targets: Tensor) -> _Assignment:
+        """Match targets with the anchors of one head by shape alone, in the one cell that holds the centre."""
+        centre, size = targets[:, 2:4], targets[:, 4:6]
+        cells = centre_cells(targets, head.stride, raw.shape)
+        corner = torch.cat((cells.column, cells.row), dim=1) * head.stride
+        return _Assignment(
+            weight=(wh_iou(size, anchors) > self.config.anchor_iou).to(at_least_float32(raw).dtype),
+            cells=cells,
+            anchors=anchors,
+            boxes_xyxy=cxcywh_to_xyxy(torch.cat((centre - corner, size), dim=1))[:, None],
+            classes=targets[:, 1:2].long(),
+        )
+
+    def _head_terms(
+        self, head: Head, raw: Tensor, assigned: _Assignment, share: Tensor, objectness_ratio: float, world_size: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Box, objectness and class term of one head, without gains; `share` is the weight of one positive."""
+        config = self.config
+        # (t, a, 5 + classes), one row for each pair, matched or not
+        predicted = at_least_float32(raw[tuple(assigned.cells)])
+        xy, wh, _, class_logits = predicted.split((2, 2, 1, head.num_classes), dim=-1)
+        # Relative to the cell's corner, as the targets are: differences of large coordinates lose digits.
+        centre = cell_offsets(xy, head) * head.stride
+        boxes = cxcywh_to_xyxy(torch.cat((centre, box_sizes(wh, assigned.anchors, head)), dim=-1))
+        iou = box_iou_aligned(boxes, assigned.boxes_xyxy, config.iou)
+        box = ((1 - iou) * assigned.weight).sum() * share
+
+        quality = 1 - objectness_ratio + objectness_ratio * iou.detach().clamp(min=0)
+        targets = _objectness_targets(raw, assigned, quality)
+        logits = at_least_float32(raw[..., 4])
+        objectness = self._cross_entropy(logits, targets, config.objectness_positive_weight).sum()
+        objectness = objectness / (logits.numel() * world_size)
+
+        # Also with one class: decoding multiplies by its probability, as Darknet does, so it must be learnt.
+        wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
+        smoothed = wanted.to(class_logits.dtype) * (1 - config.label_smoothing) + config.label_smoothing / 2
+        losses = self._cross_entropy(class_logits, smoothed.expand_as(class_logits), config.class_positive_weight)
+        classification = (losses.mean(-1) * assigned.weight).sum() * share
+        return box, objectness, classification
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor, positive_weight: float) -> Tensor:
+        """Binary cross-entropy of every element, focal (Lin et al. 2017) where gamma is above 0."""
+        weight = None if positive_weight == 1 else logits.new_full((), positive_weight)  # filled on the device
+        losses = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
+        if self.config.focal_gamma == 0:
+            return losses
+        # Soft targets interpolate between the two cases that the paper defines.
+        probability = logits.sigmoid()
+        miss = targets * (1 - probability) + (1 - targets) * probability
+        alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
+        return losses * alpha * miss**self.config.focal_gamma
+
+
+def _objectness_targets(raw: Tensor, assigned: _Assignment, quality: Tensor) -> Tensor:
+    """Objectness targets (batch, anchors, rows, columns): the quality (t, a) of positives, 0 elsewhere.
+
+    Where several targets claim one anchor of one cell the largest quality counts. That rule does not depend on the
+    order of the targets, so the step is deterministic; each of them still counts in the box and class terms.
+    """
+    position = assigned.cells.flat(raw.shape)  # (t, a)
+    targets = quality.new_zeros(raw.shape[:4])
+    # Pairs that do not match write 0, the least a target can be.
+    targets.view(-1).scatter_reduce_(0, position.flatten(), (quality * assigned.weight).flatten(), reduce="amax")
+    return targets

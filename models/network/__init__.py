@@ -1,0 +1,1 @@
+"""How does a .cfg become a network?"""

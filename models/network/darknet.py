@@ -1,0 +1,194 @@
+"""A Darknet network as a torch module: images in, one raw map for each [yolo] section out."""
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.cfg.parse import Cfg, load_cfg
+from models.errors import ModelError
+from models.network.graph import IMAGES, BuildOptions, Graph, Node, Shape
+from models.network.heads import Head
+from models.network.layers import Convolution, SharedConvolution, YoloMap
+from models.network.sections import build_graph
+
+WIDTHS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # to name one instead of one that does not work
+
+
+class Darknet(nn.Module):
+    """The network of a .cfg.
+
+    Args:
+        cfg: path of a .cfg file, or one already parsed.
+        num_classes: retargets the [yolo] sections and the convolutions in front of them; None keeps the file's count.
+        width: factor for the filters of all other convolutions (multiples of 8, at least 8); 1 leaves them as written.
+        bn_eps, bn_momentum: of all batch normalisations. 1e-6 is what Darknet weights were made for.
+
+    Attributes:
+        layers: the modules in file order, so that an index is a Darknet layer index.
+        heads: one Head for each [yolo] section, in the order of the raw maps.
+        shapes, sources: of every layer its map's channels and strides, and the indices of the layers it reads.
+        max_stride: image rows and columns must be multiples of this.
+        in_channels: channels of an image.
+        notes: sentences about oddities of the .cfg that its reader should know.
+        seen, weights_version: images the weights were trained on and (major, minor, revision), as a .weights header
+            has them.
+
+    Raises ModelError, naming file and line, for a .cfg that makes no network.
+    """
+
+    def __init__(
+        self,
+        cfg: str | Path | Cfg,
+        num_classes: int | None = None,
+        width: float = 1.0,
+        bn_eps: float = 1e-6,
+        bn_momentum: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if num_classes is not None and num_classes < 1:
+            raise ModelError(f"the number of classes must be 1 or more, got {num_classes}")
+        if not 0 < width < math.inf:
+            raise ModelError(f"model.width must be above 0, got {width}")
+        self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
+        graph = _build(self.cfg, BuildOptions(num_classes, width, bn_eps, bn_momentum))
+        nodes = graph.nodes
+        self.layers = nn.ModuleList(node.module for node in nodes)
+        self.heads: list[Head] = graph.heads
+        self.notes: list[str] = graph.notes
+        self.shapes: list[Shape] = [node.shape for node in nodes]
+        self.sources: list[tuple[int, ...]] = [node.sources for node in nodes]
+        self.num_classes = self.heads[0].num_classes
+        self.width = width
+        self.max_stride = graph.max_stride
+        self.in_channels = graph.image.channels
+        self.seen = 0
+        self.weights_version = (0, 2, 5)  # what Darknet writes today
+        self._num_frozen = 0
+        self._released = _releases(nodes)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Raw maps, (batch, anchors, rows, columns, 5 + classes) for each head in file order, nothing decoded.
+
+        images: float (batch, in_channels, height, width), RGB in 0..1; height and width multiples of max_stride;
+        computed in float64 where that is the format of the weights. The last dimension of a map is x, y, w, h,
+        objectness, classes, all before any activation.
+        """
+        self._check_size(images.shape[-3], images.shape[-2], images.shape[-1])
+        if self.head_convolution(self.heads[0]).conv.weight.dtype == torch.float64:
+            images = images.double()
+        maps: dict[int, Tensor] = {IMAGES: images}
+        for index, layer in enumerate(self.layers):
+            maps[index] = layer(*[maps[source] for source in self.sources[index]])
+            for source in self._released[index]:
+                del maps[source]
+        return [maps[head.layer] for head in self.heads]
+
+    def _check_size(self, channels: int, height: int, width: int) -> None:
+        if channels != self.in_channels:
+            raise ModelError(
+                f"{self.cfg.source} is for images of {self.in_channels} channels, these have {channels}."
+                f" fix: channels={channels} in its [net] section"
+            )
+        step = self.max_stride
+        if height % step or width % step or not height or not width:
+            valid = [max(step, round(side / step) * step) for side in (height, width)]
+            raise ModelError(
+                f"image size {height}x{width} is not a multiple of the network's stride {step}."
+                f" fix: the nearest is {valid[0]}x{valid[1]}"
+            )
+
+    def train(self, mode: bool = True) -> "Darknet":
+        """Switch between training and evaluation; frozen layers stay in evaluation, so their statistics stand still."""
+        super().train(mode)
+        for layer in self.layers[: self._num_frozen]:
+            layer.eval()
+        return self
+
+    def freeze(self, first_n_layers: int) -> None:
+        """Exclude layers 0 .. first_n_layers - 1 from training: parameters and batch norm statistics stay as they are.
+
+        Darknet-53 is the first 75 layers of yolov3 and yolov3-spp. Raises ModelError outside 0..number of layers.
+        """
+        if not 0 <= first_n_layers <= len(self.layers):
+            raise ModelError(f"model.freeze must be between 0 and {len(self.layers)} layers, got {first_n_layers}")
+        if first_n_layers > max(head.layer for head in self.heads) - 1:
+            raise ModelError(f"model.freeze={first_n_layers} leaves nothing to train. fix: freeze fewer layers")
+        self._num_frozen = first_n_layers
+        for index, layer in enumerate(self.layers):
+            layer.requires_grad_(index >= first_n_layers)
+        self.train(self.training)
+
+    @torch.no_grad()
+    def init_head_biases(self) -> None:
+        """Let an untrained network expect what data look like: few objects, each class equally likely.
+
+        Without this the first epochs only unlearn the false objects of a sigmoid that starts at 0.5. Offsets of the
+        published YOLOv3-SPP recipe: -4.5 for objectness, log(0.6 / (classes - 0.99)) for every class.
+        """
+        for head in self.heads:
+            convolution = self.head_convolution(head)
+            bias = convolution.conv.bias if convolution.norm is None else convolution.norm.bias
+            assert bias is not None
+            per_anchor = bias.view(len(head.anchors), 5 + head.num_classes)
+            per_anchor[:, 4] -= 4.5
+            per_anchor[:, 5:] += math.log(0.6 / (head.num_classes - 0.99))
+
+    def head_convolution(self, head: Head) -> Convolution:
+        """The convolution that makes the raw map of `head`."""
+        layer = self.layers[head.layer - 1]
+        assert isinstance(layer, Convolution)  # the graph admits nothing else in front of [yolo]
+        return layer
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trained values; batch norm statistics, which are measured, do not count."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_flops(model: Darknet, image_size: tuple[int, int]) -> int:
+    """Floating-point operations of one image of (height, width) pixels: 2 for each multiply-add of a convolution."""
+    return sum(layer_flops(model, index, image_size) for index in range(len(model.layers)))
+
+
+def layer_flops(model: Darknet, index: int, image_size: tuple[int, int]) -> int:
+    """The part of one layer in count_flops."""
+    layer = model.layers[index]
+    if isinstance(layer, SharedConvolution):
+        layer = layer.source
+    if not isinstance(layer, Convolution):
+        return 0
+    rows, columns = model.shapes[index].size(image_size)
+    return 2 * layer.conv.weight.numel() * rows * columns
+
+
+def _build(cfg: Cfg, options: BuildOptions) -> Graph:
+    """The graph of a .cfg. Raises ModelError, which names model.width where the .cfg itself makes a network."""
+    try:
+        return build_graph(cfg, options)
+    except ModelError as error:
+        if options.width == 1:
+            raise
+        with torch.device("meta"):  # shapes only
+            build_graph(cfg, replace(options, width=1.0))
+            for width in sorted(WIDTHS, key=lambda width: abs(width - options.width)):
+                with suppress(ModelError):
+                    build_graph(cfg, replace(options, width=width))
+                    break
+        raise ModelError(
+            f"model.width={options.width:g} makes no network of this .cfg ({error}). fix: model.width={width:g}"
+        ) from error
+
+
+def _releases(nodes: list[Node]) -> list[list[int]]:
+    """For every layer the maps that nothing later reads, so that their memory can go back after it has run."""
+    last_reader = {source: index for index, node in enumerate(nodes) for source in node.sources}
+    released = []
+    for index, node in enumerate(nodes):
+        done = [source for source in dict.fromkeys(node.sources) if last_reader[source] == index]
+        unread = index not in last_reader and not isinstance(node.module, YoloMap)
+        released.append([*done, index] if unread else done)
+    return released

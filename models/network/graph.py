@@ -1,0 +1,159 @@
+"""From the sections of a .cfg to layers with known sources, channels and strides.
+
+The stride of a map (input pixels per cell, as a Fraction because a map may be larger than the image) follows from
+the layers it came through. That needs every layer to divide rows and columns exactly by its own stride, which is
+checked here, so that maps that meet in a route or shortcut are known to fit before any image is seen.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from torch import nn
+
+from models.cfg.parse import Cfg, Section
+from models.network.heads import Head
+from models.network.layers import YoloMap
+
+IMAGES = -1  # the source index that means the network's input
+# Bounds far above every published network: what exceeds them is a slip, refused before any memory is taken for it.
+MAX_VALUES = 350_000_000  # stored values, 1.4 GB: more than yolov4-p7, the largest, has
+MAX_CHANNELS = 100_000
+MAX_VALUES_PER_PIXEL = 2048  # of one map, for each pixel of the image; published networks have up to 64
+MAX_STRIDE = 1024  # images are at least as large; published networks have up to 128
+
+Stride = tuple[Fraction, Fraction]  # pixels per (row, column)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is known of a map before an image is: its channels, and the image's rows and columns in each of its own.
+
+    stride None: one row and one column, whatever the image.
+    """
+
+    channels: int
+    stride: Stride | None
+
+    def scaled(self, channels: int, factor: Fraction | int | tuple[int, int]) -> "Shape":
+        """The shape behind a layer that gives `channels` and divides rows and columns by `factor`."""
+        rows, columns = factor if isinstance(factor, tuple) else (factor, factor)
+        stride = None if self.stride is None else (self.stride[0] * rows, self.stride[1] * columns)
+        return Shape(channels, stride)
+
+    def size(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """(rows, columns) of the map for an image of (height, width) pixels."""
+        if self.stride is None:
+            return 1, 1
+        return int(image_size[0] / self.stride[0]), int(image_size[1] / self.stride[1])
+
+    def __str__(self) -> str:
+        if self.stride is None:
+            return "1x1"
+        rows, columns = self.stride
+        return f"stride {rows}" if rows == columns else f"strides {rows} and {columns}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One layer's place in the network: its module, where its inputs come from and what its map looks like."""
+
+    module: nn.Module
+    sources: tuple[int, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What may differ from the .cfg, and what it does not say.
+
+    num_classes: class count for all [yolo] sections and the convolutions in front of them; None keeps the file's.
+    width: factor for the filters of all other convolutions, rounded to multiples of 8, at least 8; 1 keeps them.
+    """
+
+    num_classes: int | None
+    width: float
+    bn_eps: float
+    bn_momentum: float
+
+
+class Graph:
+    """The nodes and heads of a .cfg as far as they are built; sections.py adds one layer after the other."""
+
+    def __init__(self, cfg: Cfg, options: BuildOptions) -> None:
+        self.cfg = cfg
+        self.options = options
+        channels = cfg.net.integer("channels", 3, minimum=1, maximum=MAX_VALUES_PER_PIXEL)
+        self.image = Shape(channels, (Fraction(1), Fraction(1)))
+        self.max_stride = 1  # image rows and columns must be multiples of this
+        self.nodes: list[Node] = []
+        self.heads: list[Head] = []
+        self.num_values = 0
+        self.notes: list[str] = []  # what a reader of the .cfg should know, in sentences with file and line
+
+    def add(self, section: Section, node: Node) -> None:
+        """Append a layer. Raises ModelError where its map could not be computed on any image of sensible size."""
+        channels, stride = node.shape.channels, node.shape.stride
+        if channels > MAX_CHANNELS:
+            raise section.error(f"makes a map of {channels:,} channels, more than {MAX_CHANNELS:,}")
+        if stride is not None:
+            if channels > MAX_VALUES_PER_PIXEL * stride[0] * stride[1]:
+                raise section.error(
+                    f"makes a map of {channels:,} channels at {node.shape}, more than {MAX_VALUES_PER_PIXEL:,} values"
+                    " for each pixel of the image. fix: check its size and the strides before it"
+                )
+            self.max_stride = math.lcm(self.max_stride, stride[0].numerator, stride[1].numerator)
+        if self.max_stride > MAX_STRIDE:
+            raise section.error(
+                f"would need images whose sides are multiples of {self.max_stride:,} pixels, more than {MAX_STRIDE:,}."
+                " fix: check its stride and those before it"
+            )
+        self.nodes.append(node)
+
+    def note(self, section: Section, sentence: str, key: str) -> None:
+        """Keep a sentence that a reader of the .cfg should know, with the file and the line of `key`."""
+        self.notes.append(str(section.error(sentence, key)))
+
+    def previous(self, section: Section) -> int:
+        """The layer in front of the one being built, IMAGES for the first."""
+        if not self.nodes:
+            return IMAGES
+        return self._checked(section, len(self.nodes) - 1, key=None)
+
+    def resolve(self, section: Section, key: str, reference: int) -> int:
+        """The layer index that `reference` means: from the start of the file, or backwards if below 0."""
+        source = reference if reference >= 0 else len(self.nodes) + reference
+        if not 0 <= source < len(self.nodes):
+            raise section.error(
+                f"{key} refers to layer {reference}, but this is layer {len(self.nodes)}: only earlier ones exist", key
+            )
+        return self._checked(section, source, key)
+
+    def shape(self, source: int) -> Shape:
+        """The shape of the map of a source."""
+        return self.image if source == IMAGES else self.nodes[source].shape
+
+    def following(self) -> Section | None:
+        """The section behind the one being built."""
+        return next(iter(self.cfg.layers[len(self.nodes) + 1 : len(self.nodes) + 2]), None)
+
+    def check_same_size(self, section: Section, sources: tuple[int, ...]) -> None:
+        """Refuse sources whose maps differ in size."""
+        shapes = {source: self.shape(source) for source in sources}
+        if len({shape.stride for shape in shapes.values()}) > 1:
+            listed = ", ".join(f"layer {source} at {shape}" for source, shape in shapes.items())
+            raise section.error(f"joins maps of different sizes: {listed}. fix: use sources of one stride")
+
+    def reserve(self, section: Section, num_values: int) -> None:
+        """Count the values of a layer about to be made; refuse a network that is too large to be meant."""
+        self.num_values += num_values
+        if self.num_values > MAX_VALUES:
+            raise section.error(
+                f"brings the network to {self.num_values:,} values, more than the {MAX_VALUES:,} that are allowed."
+                " fix: check its filters and size"
+            )
+
+    def _checked(self, section: Section, source: int, key: str | None) -> int:
+        if isinstance(self.nodes[source].module, YoloMap):
+            raise section.error(f"takes its input from the [yolo] layer {source}. fix: put a [route] before it", key)
+        return source

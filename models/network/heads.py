@@ -1,0 +1,120 @@
+"""What a [yolo] section says: its anchors, how its raw map becomes boxes, and how Darknet would train it."""
+
+from dataclasses import dataclass
+
+from models.boxes import IouKind
+from models.cfg.parse import Section
+
+MISSING_ANCHOR = 0.5
+MIN_ANCHOR, MAX_ANCHOR = 0.01, 1e6  # pixels
+MAX_SCALE_X_Y = 100  # cells
+Anchors = tuple[tuple[float, float], ...]  # (width, height) in pixels at network scale
+
+
+@dataclass(frozen=True)
+class DarknetLossKeys:
+    """The options of a [yolo] section that steer Darknet's loss, with Darknet's defaults.
+
+    iou_loss: overlap measure of the box term, None for squared errors of the raw coordinates ("mse").
+    *_normalizer: weights of the box, class and objectness terms.
+    ignore_thresh: a box that overlaps an object by more than this is no negative.
+    truth_thresh: one that overlaps it by more than this is a positive; 1 means never.
+    iou_thresh: anchors whose shape overlaps an object's by more than this are positive besides the best; 1 means none.
+    label_smooth_eps: class targets are moved from 0 and 1 by half of it.
+    """
+
+    iou_loss: IouKind | None = None
+    iou_normalizer: float = 0.75
+    cls_normalizer: float = 1.0
+    obj_normalizer: float = 1.0
+    ignore_thresh: float = 0.5
+    truth_thresh: float = 1.0
+    iou_thresh: float = 1.0
+    label_smooth_eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one [yolo] section says: enough to assign targets to its raw map and to decode it.
+
+    `layer` is the Darknet layer index, `stride` the pixels per cell, `anchors` (width, height) in pixels at network
+    scale: those of `all_anchors` that `mask` selects. Centres are decoded as sigmoid * scale_x_y - (scale_x_y - 1) / 2.
+    With `new_coords` sizes are (2 * sigmoid)^2 anchors instead of exp(raw) anchors.
+    """
+
+    layer: int
+    stride: int
+    anchors: Anchors
+    num_classes: int
+    scale_x_y: float = 1.0
+    new_coords: bool = False
+    all_anchors: Anchors = ()
+    mask: tuple[int, ...] = ()
+    darknet_loss: DarknetLossKeys = DarknetLossKeys()
+
+
+def read_head(section: Section, layer: int, stride: int, num_classes: int) -> Head:
+    """The head of a [yolo] section. Raises ModelError with file and line for values that make none."""
+    all_anchors, mask = read_anchors(section)
+    scale_x_y = section.number("scale_x_y", 1.0)
+    if not 1 <= scale_x_y <= MAX_SCALE_X_Y:
+        raise section.error(f"scale_x_y must lie in 1..{MAX_SCALE_X_Y}, got {scale_x_y:g}", "scale_x_y")
+    return Head(
+        layer=layer,
+        stride=stride,
+        anchors=tuple(all_anchors[index] for index in mask),
+        num_classes=num_classes,
+        scale_x_y=scale_x_y,
+        new_coords=section.integer("new_coords", 0) != 0,
+        all_anchors=all_anchors,
+        mask=mask,
+        darknet_loss=_loss_keys(section),
+    )
+
+
+def read_anchors(section: Section) -> tuple[Anchors, tuple[int, ...]]:
+    """All anchors of a [yolo] section, and the indices of those that its mask selects.
+
+    All pairs that the file lists count, whatever its `num` says: published files list more. The second half of a last
+    pair that is missing is 0.5, as in Darknet.
+    """
+    values = section.numbers("anchors")
+    if len(values) % 2:
+        values.append(MISSING_ANCHOR)
+    if wrong_sizes := [value for value in values if not MIN_ANCHOR <= value <= MAX_ANCHOR]:
+        raise section.error(
+            f"anchors must lie in {MIN_ANCHOR}..{MAX_ANCHOR:,.0f} pixels, got {wrong_sizes[0]:g}", "anchors"
+        )
+    anchors = tuple(zip(values[::2], values[1::2], strict=True))
+    num = section.integer("num", 1, minimum=1)
+    if "mask" in section.options:
+        mask = tuple(section.integers("mask"))
+    elif num <= len(anchors):
+        mask = tuple(range(num))
+    else:
+        raise section.error(f"has no mask, and num={num} is more than its {len(anchors)} anchors", "num")
+    if wrong := [index for index in mask if not 0 <= index < len(anchors)]:
+        raise section.error(f"mask names anchor {wrong[0]}, but the {len(anchors)} are numbered from 0", "mask")
+    return anchors, mask
+
+
+def _loss_keys(section: Section) -> DarknetLossKeys:
+    default = DarknetLossKeys()
+    kind = section.choice("iou_loss", "mse", ("mse", *IouKind.__members__))
+    return DarknetLossKeys(
+        iou_loss=None if kind == "mse" else IouKind[kind],
+        iou_normalizer=_weight(section, "iou_normalizer", default.iou_normalizer),
+        cls_normalizer=_weight(section, "cls_normalizer", default.cls_normalizer),
+        obj_normalizer=_weight(section, "obj_normalizer", default.obj_normalizer),
+        ignore_thresh=_weight(section, "ignore_thresh", default.ignore_thresh),
+        truth_thresh=_weight(section, "truth_thresh", default.truth_thresh),
+        iou_thresh=_weight(section, "iou_thresh", default.iou_thresh),
+        label_smooth_eps=_weight(section, "label_smooth_eps", default.label_smooth_eps),
+    )
+
+
+def _weight(section: Section, key: str, default: float) -> float:
+    value = section.number(key, default)
+    if value < 0:
+        raise section.error(f"{key} must be 0 or more, got {value:g}", key)
+    return value

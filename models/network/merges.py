@@ -1,0 +1,91 @@
+"""Layers that join several maps: sums, concatenations, products."""
+
+from enum import StrEnum
+
+import torch
+from torch import Tensor, nn
+
+from models.network.activations import ACTIVATIONS, NORMALISER_EPS
+
+
+class WeightsNormalization(StrEnum):
+    """How the weights of a weighted sum are made to add up to about 1; Darknet's names."""
+
+    none = "none"
+    relu = "relu"
+    softmax = "softmax"
+
+
+class Shortcut(nn.Module):
+    """Sum of maps of one size, then an activation. The result has the channels of the first map.
+
+    Of a map with more channels the first ones are added; one with fewer is added to the first ones (partial residual
+    networks, Wang et al. 2019). weights_per_source > 0 weighs each source: with one factor, or with one for each
+    channel of the first map. `weights` is (sources, weights_per_source), as Darknet stores it.
+    """
+
+    weights: nn.Parameter | None
+
+    def __init__(
+        self, activation: str, num_sources: int, weights_per_source: int, normalization: WeightsNormalization
+    ) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.ones(num_sources, weights_per_source)) if weights_per_source else None
+        self.normalization = normalization
+        self.activation = ACTIVATIONS[activation]()
+
+    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
+        sources = [first, *others]
+        if self.weights is not None:
+            factors = self._factors(self.weights)[:, None, :, None, None]  # (sources, 1, 1 or channels, 1, 1)
+            total = first * factors[0]
+        else:
+            factors, total = None, first
+        for index, other in enumerate(sources[1:], start=1):
+            shared = min(total.shape[1], other.shape[1])
+            added = other if other.shape[1] == shared else other[:, :shared]
+            if factors is not None:
+                added = added * factors[index][:, : factors.shape[2] if factors.shape[2] == 1 else shared]
+            if shared == total.shape[1]:
+                total = total + added
+            else:
+                total = torch.cat((total[:, :shared] + added, total[:, shared:]), dim=1)
+        activated: Tensor = self.activation(total)
+        return activated
+
+    def _factors(self, weights: Tensor) -> Tensor:
+        """The weights, normalised over the sources."""
+        if self.normalization is WeightsNormalization.none:
+            return weights
+        if self.normalization is WeightsNormalization.relu:
+            parts = weights.relu()
+        else:
+            parts = (weights - weights.amax(0, keepdim=True)).exp()
+        return parts / (parts.sum(0, keepdim=True) + NORMALISER_EPS)
+
+
+class Route(nn.Module):
+    """Concatenation of maps along the channels; of each source only the part `group` of `groups` equal ones."""
+
+    def __init__(self, groups: int, group: int) -> None:
+        super().__init__()
+        self.groups = groups
+        self.group = group
+
+    def forward(self, *sources: Tensor) -> Tensor:
+        if self.groups > 1:
+            sources = tuple(source.chunk(self.groups, dim=1)[self.group] for source in sources)
+        return sources[0] if len(sources) == 1 else torch.cat(sources, dim=1)
+
+
+class Product(nn.Module):
+    """Product of two maps, then an activation: spatial attention ([sam]), or one factor for each channel
+    ([scale_channels], Hu et al. 2018), where the first map has one row and column."""
+
+    def __init__(self, activation: str) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]()
+
+    def forward(self, factors: Tensor, x: Tensor) -> Tensor:
+        activated: Tensor = self.activation(x * factors)
+        return activated

@@ -1,0 +1,108 @@
+"""What a [convolutional] section means."""
+
+from models.cfg.parse import Section
+from models.network.graph import Graph, Node
+from models.network.heads import read_anchors
+from models.network.layers import Convolution, SharedConvolution
+from models.network.section_options import check_grid, read_activation, read_blur, read_strides
+
+CHANNEL_STEP = 8  # scaled filter counts are multiples of this
+
+
+def convolutional(graph: Graph, section: Section) -> Node:
+    source = graph.previous(section)
+    shape = graph.shape(source)
+    declared = section.integer("filters", 1, minimum=1)
+    filters = _num_filters(graph, declared)
+    xnor = section.integer("xnor", 0) != 0
+    groups = section.integer("groups", 1, minimum=1)
+    if xnor and groups > 1:
+        graph.note(section, "has groups, which xnor=1 puts out of force, as in Darknet", "groups")
+        groups = 1
+    if groups == declared > 1:
+        groups = filters  # a depthwise convolution stays one at any width
+    if shape.channels % groups or filters % groups:
+        raise section.error(
+            f"groups={groups} must divide the {shape.channels} input channels and the {filters} filters", "groups"
+        )
+    size = section.integer("size", 1, minimum=1)
+    stride = read_strides(section, default=1)
+    dilation = section.integer("dilation", 1, minimum=1) if size > 1 else 1
+    padding = size // 2 if section.integer("pad", 0) else section.integer("padding", 0, minimum=0)
+    blur = read_blur(section, stride)
+    check_grid(section, shape, dilation * (size - 1) + 1, stride, 2 * padding * dilation, blurred=blur is not None)
+    activation = _activation(graph, section)
+    node_shape = shape.scaled(filters, stride)
+    batch_norm = _has_batch_norm(section)
+    if "share_index" in section.options:
+        if xnor or blur is not None:
+            raise section.error("shares its weights, which is not built with xnor or antialiasing", "share_index")
+        owner = _shared_owner(graph, section, (shape.channels, filters, size, groups))
+        layer = SharedConvolution(owner, stride, padding * dilation, dilation, activation)
+        return Node(layer, (source,), node_shape)
+    graph.reserve(section, filters * (shape.channels // groups * size * size + (4 if batch_norm else 1)))
+    module = Convolution(
+        shape.channels,
+        filters,
+        size,
+        stride,
+        padding * dilation,
+        dilation,
+        groups,
+        batch_norm=batch_norm,
+        activation=activation,
+        bn_eps=graph.options.bn_eps,
+        bn_momentum=graph.options.bn_momentum,
+        xnor=xnor,
+        blur=blur,
+    )
+    return Node(module, (source,), node_shape)
+
+
+def _num_filters(graph: Graph, declared: int) -> int:
+    """Filters of the convolution being built: retargeted in front of a [yolo] section, else scaled by width."""
+    behind = graph.following()
+    if behind is not None and behind.kind == "yolo":
+        if graph.options.num_classes is None:
+            return declared
+        return len(read_anchors(behind)[1]) * (5 + graph.options.num_classes)
+    if graph.options.width == 1:
+        return declared
+    return max(CHANNEL_STEP, round(declared * graph.options.width / CHANNEL_STEP) * CHANNEL_STEP)
+
+
+def _has_batch_norm(section: Section) -> bool:
+    """cbn: statistics over several iterations in Darknet's training, in detection the same."""
+    return section.integer("batch_normalize", 0) != 0 or section.integer("cbn", 0) != 0
+
+
+def _activation(graph: Graph, section: Section) -> str:
+    """The activation's name; linear in front of a [yolo] with new_coords.
+
+    Raw maps are logits: the loss needs them, and the decoding applies the logistic.
+    """
+    activation = read_activation(section, default="logistic")  # Darknet's default, too
+    behind = graph.following()
+    if behind is None or behind.kind != "yolo" or not behind.integer("new_coords", 0):
+        return activation
+    if activation not in ("logistic", "linear"):
+        raise section.error("needs activation=logistic in front of a [yolo] with new_coords=1", "activation")
+    if activation == "linear":
+        # Weights of such files come from programs that apply the logistic later.
+        graph.note(section, "is linear in front of a [yolo] with new_coords=1: read as logistic", "activation")
+    return "linear"
+
+
+def _shared_owner(graph: Graph, section: Section, needed: tuple[int, int, int, int]) -> Convolution:
+    """The convolution whose tensors this one uses; `needed` is (input channels, filters, size, groups)."""
+    index = graph.resolve(section, "share_index", section.integer("share_index"))
+    owner = graph.nodes[index].module
+    if isinstance(owner, SharedConvolution):
+        owner = owner.source
+    if not isinstance(owner, Convolution):
+        raise section.error(f"share_index names layer {index}, which is no convolution", "share_index")
+    conv = owner.conv
+    has = (conv.in_channels, conv.out_channels, conv.kernel_size[0], conv.groups)
+    if has != needed or _has_batch_norm(section) != (owner.norm is not None):
+        raise section.error(f"shares the weights of layer {index}, which has other shapes", "share_index")
+    return owner

@@ -1,0 +1,187 @@
+"""What each kind of section means: one function for each, from a section to a node of the graph."""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from torch import nn
+
+from models.cfg.parse import Cfg, Section
+from models.network.graph import IMAGES, BuildOptions, Graph, Node, Shape
+from models.network.heads import read_head
+from models.network.layers import Convolution, YoloMap
+from models.network.merges import Product, Route, Shortcut, WeightsNormalization
+from models.network.pools import (
+    Blur,
+    ChannelMaxPool,
+    Dropout,
+    GlobalAvgPool,
+    LocalAvgPool,
+    MaxPool,
+    Reorg,
+    ScrambledReorg,
+    SumPool,
+    Upsample,
+)
+from models.network.section_convolutional import convolutional
+from models.network.section_options import check_divisible, check_grid, read_activation, read_blur, read_strides
+
+
+def build_graph(cfg: Cfg, options: BuildOptions) -> Graph:
+    """The graph of all sections. Raises ModelError with file and line where the sections do not make a network."""
+    graph = Graph(cfg, options)
+    for key in ("width", "height"):  # not needed here, but a wrong value should not wait until it is
+        cfg.net.integer(key, 1, minimum=1)
+    for section in cfg.layers:
+        graph.add(section, BUILDERS[section.kind](graph, section))
+    if not graph.heads:
+        raise cfg.net.error("is not followed by any [yolo] section, so this is no detector. fix: use another .cfg")
+    return graph
+
+
+def shortcut(graph: Graph, section: Section) -> Node:
+    others = tuple(graph.resolve(section, "from", reference) for reference in section.integers("from"))
+    sources = (graph.previous(section), *others)
+    graph.check_same_size(section, sources)
+    shape = graph.shape(sources[0])
+    weights_type = section.choice("weights_type", "none", ("none", "per_feature", "per_layer", "per_channel"))
+    per_source = {"none": 0, "per_channel": shape.channels}.get(weights_type, 1)
+    named = section.choice("weights_normalization", "none", ("none", "relu", "avg_relu", "softmax"))
+    normalization = WeightsNormalization(named.removeprefix("avg_"))
+    graph.reserve(section, len(sources) * per_source)
+    module = Shortcut(read_activation(section, default="linear"), len(sources), per_source, normalization)
+    return Node(module, sources, shape)
+
+
+def route(graph: Graph, section: Section) -> Node:
+    sources = tuple(graph.resolve(section, "layers", reference) for reference in section.integers("layers"))
+    graph.check_same_size(section, sources)
+    groups = section.integer("groups", 1, minimum=1)
+    group = section.integer("group_id", 0, minimum=0)
+    if group >= groups:
+        raise section.error(f"group_id must be below groups={groups}, got {group}", "group_id")
+    channels = [graph.shape(source).channels for source in sources]
+    if any(count % groups for count in channels):
+        raise section.error(f"groups={groups} must divide the channels of every source, {channels}", "groups")
+    return Node(Route(groups, group), sources, graph.shape(sources[0]).scaled(sum(channels) // groups, 1))
+
+
+def product(graph: Graph, section: Section) -> Node:
+    """[sam] and [scale_channels]: the map of `from` times the previous one, of the same size or of one pixel."""
+    source = graph.previous(section)
+    other = graph.resolve(section, "from", section.integer("from"))
+    factors, shape = graph.shape(source), graph.shape(other)
+    if factors.channels != shape.channels:
+        raise section.error(f"multiplies maps of {factors.channels} and {shape.channels} channels", "from")
+    if section.kind == "sam" or factors.stride is not None:
+        graph.check_same_size(section, (source, other))
+    return Node(Product(read_activation(section, default="linear")), (source, other), shape)
+
+
+def maxpool(graph: Graph, section: Section) -> Node:
+    source = graph.previous(section)
+    shape = graph.shape(source)
+    if section.integer("maxpool_depth", 0):
+        out_channels = section.integer("out_channels", 1, minimum=1)
+        if shape.channels % out_channels:
+            raise section.error(f"out_channels must divide the {shape.channels} input channels", "out_channels")
+        return Node(ChannelMaxPool(out_channels), (source,), shape.scaled(out_channels, 1))
+    stride = read_strides(section, default=1)
+    size = section.integer("size", stride[0], minimum=1)
+    padding = section.integer("padding", size - 1, minimum=0)
+    blur = read_blur(section, stride)
+    check_grid(section, shape, size, stride, padding, blurred=blur is not None)
+    kind = LocalAvgPool if section.kind == "local_avgpool" else MaxPool
+    if blur is not None:
+        module: nn.Module = nn.Sequential(kind(size, (1, 1), padding), Blur(blur, stride))
+    else:
+        module = kind(size, stride, padding)
+    return Node(module, (source,), shape.scaled(shape.channels, stride))
+
+
+def avgpool(graph: Graph, section: Section) -> Node:
+    source = graph.previous(section)
+    channels = graph.shape(source).channels
+    return Node(GlobalAvgPool(), (source,), Shape(channels, None))
+
+
+def upsample(graph: Graph, section: Section) -> Node:
+    source = graph.previous(section)
+    shape = graph.shape(source)
+    stride = section.integer("stride", 2)
+    scale = section.number("scale", 1.0)
+    if stride == 0:
+        raise section.error("stride must not be 0", "stride")
+    if shape.stride is None:
+        raise section.error("enlarges a map of one pixel, which has no place in the image")
+    if stride < 0:
+        return Node(SumPool(-stride, scale), (source,), shape.scaled(shape.channels, -stride))
+    return Node(Upsample(stride, scale), (source,), shape.scaled(shape.channels, Fraction(1, stride)))
+
+
+def reorg(graph: Graph, section: Section) -> Node:
+    """[reorg3d], and [reorg], which orders the values in its own way."""
+    source = graph.previous(section)
+    shape = graph.shape(source)
+    stride = section.integer("stride", 1, minimum=1)
+    check_divisible(section, shape, stride)
+    if section.kind == "reorg" and shape.channels % stride**2:
+        raise section.error(f"needs channels that {stride}x{stride} divides, got {shape.channels}", "stride")
+    module = ScrambledReorg(stride) if section.kind == "reorg" else Reorg(stride)
+    return Node(module, (source,), shape.scaled(shape.channels * stride**2, stride))
+
+
+def dropout(graph: Graph, section: Section) -> Node:
+    source = graph.previous(section)
+    probability = section.number("probability", 0.2)
+    if not 0 <= probability < 1:
+        raise section.error(f"probability must be 0 or more and below 1, got {probability:g}", "probability")
+    block_size = section.integer("dropblock_size_abs", 7, minimum=1) if section.integer("dropblock", 0) else None
+    return Node(Dropout(probability, block_size), (source,), graph.shape(source))
+
+
+def yolo(graph: Graph, section: Section) -> Node:
+    source = graph.previous(section)
+    if source == IMAGES or not isinstance(graph.nodes[source].module, Convolution):
+        raise section.error("must follow a [convolutional] layer that makes its map with weights of its own")
+    shape = graph.shape(source)
+    if shape.stride is None or shape.stride[0] != shape.stride[1] or shape.stride[0].denominator != 1:
+        raise section.error(f"lies on a map of {shape}, but needs one of whole, equal strides in rows and columns")
+    num_classes = section.integer("classes", 20, minimum=1)  # 20 is Darknet's default
+    if graph.options.num_classes is not None:
+        num_classes = graph.options.num_classes
+    if graph.heads and graph.heads[0].num_classes != num_classes:
+        other = graph.heads[0]
+        raise section.error(
+            f"has classes={num_classes}, but the [yolo] layer {other.layer} has {other.num_classes}. fix: use one",
+            "classes",
+        )
+    head = read_head(section, len(graph.nodes), shape.stride[0].numerator, num_classes)
+    if shape.channels != (needed := len(head.anchors) * (5 + num_classes)):
+        raise section.error(
+            f"with {len(head.anchors)} anchors and {num_classes} classes needs filters={needed} in the convolution"
+            f" before it, which has {shape.channels}. fix: correct one of them, or give the model its class count"
+        )
+    if len(section.numbers("anchors")) % 2:
+        last = "{:g},{:g}".format(*head.all_anchors[-1])
+        graph.note(section, f"anchors make no whole pairs, a comma may be missing; the last is {last}", "anchors")
+    if "num" in section.options and max(head.mask) >= (num := section.integer("num")):
+        graph.note(section, f"mask names anchor {max(head.mask)} though num={num}; the list has it", "mask")
+    graph.heads.append(head)
+    return Node(YoloMap(len(head.anchors)), (source,), shape)
+
+
+BUILDERS: dict[str, Callable[[Graph, Section], Node]] = {
+    "convolutional": convolutional,
+    "shortcut": shortcut,
+    "route": route,
+    "sam": product,
+    "scale_channels": product,
+    "maxpool": maxpool,
+    "local_avgpool": maxpool,
+    "avgpool": avgpool,
+    "upsample": upsample,
+    "reorg": reorg,
+    "reorg3d": reorg,
+    "dropout": dropout,
+    "yolo": yolo,
+}

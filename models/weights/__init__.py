@@ -1,0 +1,1 @@
+"""How are weights read and written?"""

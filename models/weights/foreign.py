@@ -1,0 +1,155 @@
+"""State dicts of other PyTorch systems, matched with a network by order and shape.
+
+Systems name the same tensors differently (module_list.0.Conv2d.weight, models.0.conv1.weight), but those that build
+their modules from a .cfg register them in its order. So the n-th convolution of a state dict is taken for the n-th one
+of the network, and the n-th batch norm for the n-th one, provided that all their shapes agree.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from models.errors import ModelError
+from models.network.darknet import Darknet
+from models.weights.darknet import head_layers, weight_tensors
+from models.weights.report import WeightsReport
+from models.weights.state_dicts import check_values, class_count, other_classes, report_of_state_dict
+
+CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
+NORM_NAMES = {"weight", "bias", "running_mean", "running_var"}
+
+
+class Module(NamedTuple):
+    """The tensors of one convolution or batch norm by the last part of their names."""
+
+    name: str
+    tensors: dict[str, Tensor]
+
+    def __str__(self) -> str:
+        return f"{self.name} with {', '.join(f'{name} {tuple(t.shape)}' for name, t in sorted(self.tensors.items()))}"
+
+
+class Modules(NamedTuple):
+    """The convolutions and the batch norms of a network, each in its order."""
+
+    convolutions: list[Module]
+    norms: list[Module]
+
+
+def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_heads: bool) -> WeightsReport:
+    """Copy the state dict of another PyTorch system into `model`.
+
+    `content` is what read_tensor_file gave: a state dict, or a dictionary with one under a key of CONTAINERS. Counters
+    of batch norms and anchors are passed over. With fresh_heads the convolutions in front of [yolo] keep their values,
+    whatever class count the file has. Raises ModelError where there is no state dict, and naming the first module that
+    differs, theirs and ours; nothing is changed then.
+    """
+    state, key = _state_dict(content, path)
+    theirs = _sort(state.items(), path)
+    own = list(weight_tensors(model))
+    ours = _sort(((tensor.name, tensor.tensor) for tensor in own), model.cfg.source)
+    heads = {tensor.name.rpartition(".")[0] for tensor in own if tensor.layer in head_layers(model)}
+    num_classes = _class_count(model, ours, theirs)
+    _check_same(ours, theirs, path, heads, fresh_heads, other_classes(num_classes, model.num_classes))
+
+    loads: list[tuple[Tensor, str, Tensor]] = []
+    for mine, their in zip([*ours.convolutions, *ours.norms], [*theirs.convolutions, *theirs.norms], strict=True):
+        if not (fresh_heads and mine.name in heads):
+            loads += [(mine.tensors[name], f"{their.name}.{name}", their.tensors[name]) for name in mine.tensors]
+    check_values(path, ((name, tensor) for _, name, tensor in loads))
+    with torch.no_grad():
+        for target, _, tensor in loads:
+            target.copy_(tensor)
+
+    note = f"state dict{key} of another system, matched by order and shape"
+    if norm := next((module for module in model.modules() if isinstance(module, nn.BatchNorm2d)), None):
+        note += f", with model.bn_eps={norm.eps:g}, which such files do not say"
+    return report_of_state_dict(model, path, fresh_heads, num_classes, note)
+
+
+def _state_dict(content: Any, path: Path) -> tuple[Mapping[str, Tensor], str]:
+    """The state dict in a file's content, and under which key it was, for messages."""
+    if _is_state_dict(content):
+        return content, ""
+    if isinstance(content, Mapping):
+        for key in CONTAINERS:
+            if _is_state_dict(content.get(key)):
+                return content[key], f" '{key}'"
+    raise ModelError(
+        f"{path} holds no state dict, neither by itself nor as {', '.join(CONTAINERS)}."
+        " fix: torch.save(model.state_dict(), 'weights.pt') in the system that wrote it"
+    )
+
+
+def _is_state_dict(content: Any) -> bool:
+    return (
+        isinstance(content, Mapping)
+        and len(content) > 0
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items())
+    )
+
+
+def _sort(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> Modules:
+    """Group tensors into convolutions and batch norms. Raises ModelError for one that belongs to neither."""
+    modules: dict[str, Module] = {}
+    for full_name, tensor in tensors:
+        prefix, _, name = full_name.rpartition(".")
+        if name != "num_batches_tracked" and "anchor" not in name:
+            modules.setdefault(prefix, Module(prefix, {})).tensors[name] = tensor
+    found = Modules([], [])
+    for module in modules.values():
+        weight, names = module.tensors.get("weight"), module.tensors.keys()
+        if weight is not None and weight.ndim == 4 and names <= {"weight", "bias"}:
+            found.convolutions.append(module)
+        elif names == NORM_NAMES and all(tensor.ndim == 1 for tensor in module.tensors.values()):
+            found.norms.append(module)
+        else:
+            raise ModelError(
+                f"{source} holds {module}, which is neither convolution nor batch norm: only those can be matched with"
+                " another system's. fix: use the .weights file of this network"
+            )
+    return found
+
+
+def _class_count(model: Darknet, ours: Modules, theirs: Modules) -> int | None:
+    """The class count of the file, by its convolution in the place of our first head's."""
+    position = [module.name for module in ours.convolutions].index(f"layers.{model.heads[0].layer - 1}.conv")
+    if position >= len(theirs.convolutions):
+        return None
+    return class_count(model, theirs.convolutions[position].tensors["weight"])
+
+
+def _check_same(
+    ours: Modules, theirs: Modules, path: Path, heads: set[str], fresh_heads: bool, other_count: str
+) -> None:
+    """Raise ModelError for the first module, in the order of our layers, whose tensors or shapes differ.
+
+    `other_count` ends the message where only the class count differs.
+    """
+    differences: list[tuple[float, str]] = []  # (our layer, message)
+    for kind, own, other in zip(("convolution", "batch norm"), ours, theirs, strict=True):
+        for number, (mine, their) in enumerate(zip_longest(own, other), start=1):
+            is_head = mine is not None and mine.name in heads
+            if _shapes(mine, fresh_heads and is_head) == _shapes(their, fresh_heads and is_head):
+                continue
+            hint = ". fix: set model.cfg and model.width as the file was made"
+            if is_head and _shapes(mine, True) == _shapes(their, True):
+                hint = other_count
+            layer = float("inf") if mine is None else int(mine.name.split(".")[1])
+            differences.append(
+                (layer, f"{path}: {kind} {number} is {their or 'missing'}, here it is {mine or 'none'}{hint}")
+            )
+            break
+    if differences:
+        raise ModelError(min(differences)[1])
+
+
+def _shapes(module: Module | None, any_filters: bool) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of a module's tensors by name; with any_filters without their first dimension."""
+    if module is None:
+        return None
+    return {name: tuple(tensor.shape[1 if any_filters else 0 :]) for name, tensor in module.tensors.items()}

@@ -1,0 +1,65 @@
+"""What initial weights gave, in numbers and in one sentence."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.weights.file import Version
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """What a file of weights gave to a network.
+
+    layers_loaded of layers_total: layers that have weights, convolutions above all; values_loaded of values_total in
+    them; heads_loaded: whether the convolutions in front of all [yolo] sections were among them; heads_left_out:
+    whether the file's were passed over; cut: a partial file's last layer with weights, None for a whole file;
+    num_classes: the file's class count, None for a partial file; model_classes: the network's own; version, seen: the
+    header of a .weights file; note: what else is to be known.
+    """
+
+    path: Path
+    layers_loaded: int
+    layers_total: int
+    values_loaded: int
+    values_total: int
+    heads_loaded: bool
+    heads_left_out: bool
+    num_classes: int | None
+    model_classes: int
+    cut: int | None = None
+    version: Version | None = None
+    seen: int | None = None
+    note: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of the network was left as it was."""
+        return self.layers_loaded == self.layers_total
+
+    def __str__(self) -> str:
+        note = f"; {self.note}" if self.note else ""
+        if self.is_whole:
+            classes = f", {plural(self.num_classes, 'class')}" if self.num_classes is not None else ""
+            seen = f", trained on {self.seen:,} images" if self.seen else ""
+            return (
+                f"initial weights: all {self.values_total:,} values of {self.path}"
+                f" ({plural(self.layers_total, 'layer')} with weights{classes}{seen}){note}"
+            )
+        rest = []
+        if self.cut is not None:
+            rest.append(f"the file ends behind layer {self.cut} and the layers after it start fresh")
+        if self.heads_left_out:
+            theirs = f" for {plural(self.num_classes, 'class')}" if self.num_classes is not None else ""
+            rest.append(
+                f"its heads{theirs} were left out and those for {plural(self.model_classes, 'class')} start fresh"
+            )
+        return (
+            f"initial weights: {self.layers_loaded} of {plural(self.layers_total, 'layer')} with weights"
+            f" ({self.values_loaded:,} of {self.values_total:,} values) from {self.path}; {'; '.join(rest)}{note}"
+        )
+
+
+def plural(count: int, noun: str) -> str:
+    """`count` and the noun in its number, for messages."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun if count == 1 else noun + ending}"

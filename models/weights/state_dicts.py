@@ -1,0 +1,123 @@
+"""Files of torch.save as initial weights: reading them without running their code, and state dicts of this project.
+
+State dicts of other systems are matched in foreign_weights.py.
+"""
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.errors import ModelError
+from models.network.darknet import Darknet
+from models.weights.darknet import head_layers, weight_tensors
+from models.weights.report import WeightsReport, plural
+
+
+def read_tensor_file(path: Path) -> Any:
+    """What torch.save wrote to `path`, on the CPU, without running any code of the file.
+
+    Raises ModelError where the file cannot be read, is damaged, or holds pickled objects.
+    """
+    if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise ModelError(f"{path} {problem}. fix: set model.weights to a .weights or .pt file")
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ModelError(f"cannot read {path} ({error.strerror}). fix: look at its permissions") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's, about its own classes in files of old versions
+            # Mapped, what is not asked for (an optimiser's state) stays on the disk.
+            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # damaged bytes can break any step of reading, with any error
+        held = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if held is None:
+            raise ModelError(f"{path} is damaged, or torch.save did not write it. fix: get the file again") from error
+        raise ModelError(
+            f"{path} holds pickled objects ({held[1]}), which are not opened because that would run code of the file."
+            " fix: in the system that wrote it, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
+        ) from error
+
+
+def load_weights_of_checkpoint(
+    model: Darknet, weights: Mapping[str, Tensor], path: Path, fresh_heads: bool
+) -> WeightsReport:
+    """Copy a state dict of this project into `model`, with fresh_heads all but the convolutions in front of [yolo].
+
+    Raises ModelError naming the first tensor that is missing, too many, of another shape or not finite; nothing is
+    changed then.
+    """
+    own = model.state_dict()
+    heads = tuple(f"layers.{layer}." for layer in sorted(head_layers(model)))
+    wanted = [name for name in own if not (fresh_heads and name.startswith(heads))]
+    num_classes = class_count(model, weights.get(f"layers.{model.heads[0].layer - 1}.conv.weight"))
+    for name in dict.fromkeys([*wanted, *(name for name in weights if name not in own)]):
+        ours, theirs = (describe_shape(state.get(name)) for state in (own, weights))
+        if ours != theirs:
+            hint = ". fix: use the model=, model.cfg= and model.width= that the checkpoint was trained with"
+            if name.startswith(heads):
+                hint = other_classes(num_classes, model.num_classes)
+            raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}{hint}")
+    check_values(path, ((name, weights[name]) for name in wanted))
+    model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
+    return report_of_state_dict(model, path, fresh_heads, num_classes)
+
+
+def check_values(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ModelError naming the first tensor that is no plain one on the CPU, or is not finite as float32."""
+    for name, tensor in tensors:
+        plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
+        if not plain or tensor.device.type != "cpu":
+            raise ModelError(f"{path}: {name} is no plain tensor. fix: save the weights as float32")
+        if not tensor.float().isfinite().all():
+            raise ModelError(f"{path}: {name} has values that are not finite. fix: use other weights")
+
+
+def class_count(model: Darknet, kernels: Tensor | None) -> int | None:
+    """The class count that the kernels in front of a network's first head are for; None where that is unknown."""
+    if kernels is None or kernels.ndim != 4:
+        return None
+    count, rest = divmod(len(kernels), len(model.heads[0].anchors))
+    return count - 5 if rest == 0 and count > 5 else None
+
+
+def other_classes(theirs: int | None, ours: int) -> str:
+    """The end of a message about heads of other shapes: why that is, and what to do."""
+    reason = "" if theirs in (None, ours) else f": the file is for {plural(theirs or 0, 'class')}, the model for {ours}"
+    return (
+        f"{reason}. fix: use data of as many classes, or model.fresh_heads=true, which loads everything but the heads"
+    )
+
+
+def describe_shape(tensor: Tensor | None) -> str:
+    """The shape of a tensor for messages, "none" where there is none."""
+    return "none" if tensor is None else f"shape {tuple(tensor.shape)}"
+
+
+def report_of_state_dict(
+    model: Darknet, path: Path, fresh_heads: bool, num_classes: int | None, note: str = ""
+) -> WeightsReport:
+    """The report of a state dict for `num_classes` classes that gave all of `model`, or all but its heads."""
+    tensors, heads = list(weight_tensors(model)), head_layers(model)
+    loads = [own for own in tensors if not (fresh_heads and own.layer in heads)]
+    return WeightsReport(
+        path=path,
+        layers_loaded=len({own.layer for own in loads}),
+        layers_total=len({own.layer for own in tensors}),
+        values_loaded=sum(own.tensor.numel() for own in loads),
+        values_total=sum(own.tensor.numel() for own in tensors),
+        heads_loaded=not fresh_heads,
+        heads_left_out=fresh_heads,
+        num_classes=num_classes,
+        model_classes=model.num_classes,
+        note=note,
+    )

@@ -1,0 +1,140 @@
+"""loss= chooses a section with keys of its own: what is accepted, refused, saved and resumed."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from conf.build.network import make_loss
+from conf.completion import complete_from_checkpoint
+from conf.entry import ConfigError, compose, layered, to_dictionary, to_plain, to_yaml
+from conf.messages import explain
+from conf.resume import continue_run
+from conf.schema import CHOICES, EvalConfig, TrainConfig
+from data import OnError
+from eval import evaluate
+from models import DarknetLoss, DarknetLossConfig, Head, LossConfig, YoloLoss
+from models.loss.darknet import BoxLoss
+from train import train
+
+HEAD = Head(layer=1, stride=32, anchors=((9.0, 9.0),), num_classes=1, all_anchors=((9.0, 9.0),), mask=(0,))
+
+
+@cache
+def composed(*overrides: str) -> TrainConfig:
+    return compose("train", TrainConfig, list(overrides))
+
+
+def refusal_of(*overrides: str) -> str:
+    with pytest.raises((ConfigError, HydraException)) as refused:
+        composed(*overrides)
+    return explain(refused.value, TrainConfig) if isinstance(refused.value, HydraException) else str(refused.value)
+
+
+def test_each_choice_has_its_class_and_makes_its_loss() -> None:
+    assert isinstance(composed().loss, LossConfig)
+    assert isinstance(make_loss([HEAD], composed("loss=yolov3").loss), YoloLoss)
+    config = composed("loss=darknet", "loss.iou=ciou", "loss.obj_normalizer=2").loss
+    assert isinstance(config, DarknetLossConfig) and config.iou is BoxLoss.ciou and config.obj_normalizer == 2
+    assert config.ignore_thresh is None
+    loss = make_loss([HEAD], config)
+    assert isinstance(loss, DarknetLoss) and loss.heads[0].darknet_loss.obj_normalizer == 2
+    for name, kind in CHOICES["loss"].items():
+        assert type(composed(f"loss={name}").loss) is kind
+
+
+def test_sums_come_with_their_learning_rate_unless_another_is_asked_for() -> None:
+    assert composed("loss=darknet").optim == composed("optim=darknet").optim
+    assert composed("loss=darknet", "experiment=quickstart").optim == composed("optim=darknet").optim
+    assert composed("loss=darknet", "optim=sgd").optim == composed().optim
+    assert composed("loss=darknet", "optim.lr=0.5").optim.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["loss.ignore_thresh=0.6"],
+            "no option loss.ignore_thresh; did you mean loss.ignore_thresh (of loss=darknet)?",
+        ),
+        (["loss=darknet", "loss.box=3"], "no option loss.box; did you mean loss.box (of loss=yolov3)?"),
+        (["loss=darknet", "loss.iou_normaliser=3"], "did you mean loss.iou_normalizer (of loss=darknet)?"),
+        (
+            ["loss=darknet", "+loss.focal_gama=3"],
+            "no option loss.focal_gama; did you mean loss.focal_gamma (of loss=yol",
+        ),
+        (
+            ["loss=darknet", "loss.iou=riou"],
+            "loss.iou: Invalid value 'riou', expected one of [mse, iou, giou, diou, ci",
+        ),
+        (["loss.iou=mse"], "loss.iou: Invalid value 'mse', expected one of [iou, giou, diou, ciou]"),
+        (["loss=darknet", "loss.ignore_thresh=-1"], "loss.ignore_thresh must be 0 or more"),
+        (["loss.name=darknet"], "loss.name follows from the choice. fix: loss=darknet"),
+        (["loss=darnet"], "no choice loss=darnet; did you mean loss=darknet? there are: darknet, yolov3"),
+    ],
+)
+def test_keys_of_another_choice_and_wrong_values_are_named(overrides: list[str], said: str) -> None:
+    assert said in refusal_of(*overrides)
+
+
+def resumed(folder: Path, now: list[str], named: list[str], saved: dict[str, Any] | str) -> TrainConfig:
+    """What `train.py resume=<folder> <now>` trains with, where the folder holds the configuration `saved`."""
+    (folder / "config.yaml").write_text(saved if isinstance(saved, str) else OmegaConf.to_yaml(saved))
+    given = to_dictionary(composed(*now)) | {"resume": str(folder)}
+    return to_plain(OmegaConf.create(continue_run(given, [*named, "resume"])), TrainConfig)
+
+
+def test_a_resumed_run_keeps_its_loss(tmp_path: Path) -> None:
+    before = composed("loss=darknet", "loss.iou_normalizer=0.1", "train.epochs=5")
+    config = resumed(tmp_path, ["train.epochs=7"], ["train.epochs"], to_yaml(before))
+    assert (config.loss, config.optim, config.train.epochs) == (before.loss, before.optim, 7)
+    other = resumed(tmp_path, ["loss=yolov3", "loss.box=2"], ["loss", "loss.box"], to_yaml(before))
+    assert isinstance(other.loss, LossConfig) and other.loss.box == 2 and other.train.epochs == 5
+
+
+def test_runs_from_before_there_was_a_choice_go_on(tmp_path: Path) -> None:
+    saved = to_dictionary(composed("loss.box=1.5"))
+    del saved["loss"]["name"]
+    config = resumed(tmp_path, [], [], saved)
+    assert isinstance(config.loss, LossConfig) and config.loss.box == 1.5
+    assert isinstance(resumed(tmp_path, ["loss=darknet"], ["loss"], saved).loss, DarknetLossConfig)
+
+
+def test_a_saved_name_that_no_longer_exists_is_named(tmp_path: Path) -> None:
+    saved = layered(to_dictionary(composed()), {"loss": {"name": "yolov9"}})
+    with pytest.raises(ConfigError, match=r"loss\.name=yolov9 is none of yolov3, darknet"):
+        resumed(tmp_path, [], [], saved)
+
+
+@pytest.mark.slow
+def test_a_run_with_darknets_loss_trains_resumes_and_is_evaluated(tmp_path: Path) -> None:
+    options = [
+        "data=shapes", f"data.root={tmp_path}/shapes", f"data.index_dir={tmp_path}/index", "data.workers=0",
+        "data.shapes={train_images: 16, val_images: 4, image_size: 64, seed: 0}", "model=yolov4-tiny",
+        "model.width=0.125", "train.image_size=64", "train.batch_size=8", "train.device_batch_size=4",
+        "evaluate.every=0", "logger.pictures=false", "loss=darknet",
+    ]  # fmt: skip
+    run_dir = tmp_path / "run"
+    train(composed(*options, "train.epochs=1", f"run_dir={run_dir}"))
+    saved = OmegaConf.load(run_dir / "config.yaml")
+    assert saved.loss.name == "darknet" and saved.loss.iou_normalizer is None
+    train(
+        resumed(
+            run_dir,
+            ["train.epochs=2", "resume_force=true"],
+            ["train.epochs", "resume_force"],
+            (run_dir / "config.yaml").read_text(),
+        )
+    )
+    with (run_dir / "metrics.csv").open(newline="") as file:
+        epochs = list(csv.DictReader(file))
+    assert [row["epoch"] for row in epochs] == ["1", "2"] and all(float(row["loss_box"]) > 0 for row in epochs)
+    config = compose("eval", EvalConfig, [f"ckpt={run_dir}", "data.on_error=skip"], complete_from_checkpoint)
+    assert config.data.on_error == OnError.skip and config.data.name == "shapes", "one key over the checkpoint's data"
+    assert evaluate(config).keys() >= {"AP", "AP50"}

@@ -1,0 +1,186 @@
+"""The loader: workers change the speed and nothing else, and signals do not touch them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from data import (
+    AugmentConfig,
+    Batch,
+    CachedImages,
+    DataError,
+    EvalBatchSampler,
+    EvalDataset,
+    ImageCache,
+    ImageSource,
+    MultiScale,
+    OnError,
+    Request,
+    TrainBatchSampler,
+    TrainDataset,
+    build_image_cache,
+    eval_batches,
+    make_loader,
+)
+
+
+def load_epoch(coco_set, augment: AugmentConfig, workers: int, epoch: int = 1, start: int = 0) -> list[Batch]:
+    source = coco_set.source()
+    dataset = TrainDataset(source.annotations, augment, 0, 3, source)
+    sampler = TrainBatchSampler(7, 2, 1, 1, 0, 0, MultiScale(64, 0.5, 1.5, 32, 0))
+    loader = make_loader(dataset, sampler, workers, pin_memory=False)
+    sampler.set_epoch(epoch, start)
+    return list(loader)
+
+
+def tensors(batches: list[Batch]) -> list[Tensor]:
+    return [tensor for batch in batches for tensor in (batch.images, batch.targets, batch.indices)]
+
+
+def test_workers_and_the_cursor_do_not_change_samples(coco_set, every_augment: AugmentConfig) -> None:
+    expected = tensors(load_epoch(coco_set, every_augment, workers=0))
+    assert len(expected) == 3 * 6
+    for workers in (1, 2):
+        found = tensors(load_epoch(coco_set, every_augment, workers))
+        assert all(torch.equal(first, second) for first, second in zip(expected, found, strict=True))
+    rest = tensors(load_epoch(coco_set, every_augment, workers=0, start=4))
+    assert all(torch.equal(first, second) for first, second in zip(expected[12:], rest, strict=True))
+
+
+def test_spawned_workers_get_the_set_by_its_files_and_give_the_same_samples(
+    coco_set, every_augment: AugmentConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on macOS, where nothing is inherited: all that workers need is sent to them, but for what files hold."""
+    annotations = coco_set.open()
+    expected = tensors(load_epoch(coco_set, every_augment, workers=0))
+    monkeypatch.setattr("data.batches.loader.START_METHOD", "spawn")
+    found = tensors(load_epoch(coco_set, every_augment, workers=1))
+    assert all(torch.equal(first, second) for first, second in zip(expected, found, strict=True))
+
+    build_image_cache(ImageSource(annotations, OnError.stop), tmp_path / "cache", ImageCache.disk)
+    images = ImageSource(annotations, OnError.stop, CachedImages(tmp_path / "cache", annotations))
+    for dataset in (TrainDataset(annotations, every_augment, 0, 3, images), EvalDataset(annotations, images)):
+        sent = pickle.dumps(dataset)
+        received = pickle.loads(sent)
+        assert isinstance(received.annotations.sizes.base, np.memmap) and b"10.png11.png" not in sent
+        assert len(sent) < 4000 and received.annotations.names == annotations.names
+        assert images.read(3) is not None and np.array_equal(received.images.read(3), images.read(3))
+        requests = [Request(index, 64, 64, 1) for index in range(7)]
+        batch, same = dataset.__getitems__(requests), received.__getitems__(requests)
+        assert torch.equal(batch.images, same.images) and torch.equal(batch.targets, same.targets)
+
+
+def test_loading_leaves_the_global_generator_alone(coco_set, every_augment: AugmentConfig) -> None:
+    before = torch.get_rng_state()
+    load_epoch(coco_set, every_augment, workers=0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_evaluation_loads_every_image_once(coco_set) -> None:
+    source = coco_set.source()
+    batches = eval_batches(source.annotations.sizes, 64, 3, 32, rect=True)
+    dataset = EvalDataset(source.annotations, source)
+    loader = make_loader(dataset, EvalBatchSampler(batches, 0, 1), 2, pin_memory=False)
+    for _ in range(2):
+        seen = [index for batch in loader for index in batch.indices.tolist()]
+        assert sorted(seen) == list(range(7))
+
+
+def test_an_error_in_a_worker_reaches_the_training_process(coco_set, no_augment: AugmentConfig) -> None:
+    source = coco_set.source()
+    (coco_set.root / "images" / "12.png").write_bytes(b"no image")
+    dataset = TrainDataset(source.annotations, no_augment, 0, 1, source)
+    sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
+    loader = make_loader(dataset, sampler, 1, pin_memory=False)
+    with pytest.raises(ValueError, match=r"12.png is not an image .* fix: "):
+        list(loader)
+    loader._iterator._shutdown_workers()  # else torch waits 5 s for a worker that had an error
+
+
+def test_a_batch_is_freed_as_soon_as_its_user_lets_it_go(coco_set, no_augment: AugmentConfig) -> None:
+    source = coco_set.source()
+    dataset = TrainDataset(source.annotations, no_augment, 0, 1, source)
+    sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
+    batches = iter(make_loader(dataset, sampler, 0, pin_memory=False))
+    batch = next(batches)
+    images = weakref.ref(batch.images)
+    del batch
+    assert images() is None
+
+
+class Stuck(TrainDataset):
+    """A set whose worker stops for good, so that no other signal than SIGKILL reaches it."""
+
+    def __getitems__(self, requests: Any) -> Batch:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return super().__getitems__(requests)
+
+
+def test_a_worker_that_hangs_ends_the_epoch_with_a_sentence(coco_set, no_augment: AugmentConfig) -> None:
+    source = coco_set.source()
+    dataset = Stuck(source.annotations, no_augment, 0, 1, source)
+    sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
+    loader = make_loader(dataset, sampler, 1, pin_memory=False, timeout_seconds=2)
+    with pytest.raises(DataError, match=r"gave no batch for 0.8 s. fix: "):
+        next(iter(loader))
+    assert not any(worker.is_alive() for worker in loader._iterator._workers)
+
+
+PROGRAM = """
+import sys, time
+sys.path[:0] = [""]
+from pathlib import Path
+from tests.data.conftest import CocoSet, NO_AUGMENT
+import numpy as np
+from data import *
+
+drawn = CocoSet(Path({folder!r}))
+for number in range(40):
+    drawn.add_image(np.zeros((40, 40, 3), dtype=np.uint8), [(1, [5, 5, 20, 20])])
+source = drawn.source()
+sampler = TrainBatchSampler(40, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
+loader = make_loader(TrainDataset(source.annotations, NO_AUGMENT, 0, 1, source), sampler, 2, False)
+batches = iter(loader)
+next(batches)
+print(*(worker.pid for worker in loader._iterator._workers), flush=True)
+sys.stdin.readline()
+print(1 + sum(1 for _ in batches), flush=True)
+batches = iter(loader)  # left open: the end of the program has to cope with it
+next(batches)
+"""
+
+
+@pytest.mark.slow
+def test_workers_outlive_signals_and_end_with_the_program(tmp_path: Path) -> None:
+    text = PROGRAM.format(folder=str(tmp_path / "set"))
+    root = Path(__file__).resolve().parents[3]
+    program = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdin is not None and program.stdout is not None
+    workers = [int(pid) for pid in program.stdout.readline().split()]
+    assert len(workers) == 2
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
+        for pid in workers:
+            os.kill(pid, number)
+    time.sleep(0.5)
+    output, _ = program.communicate("\n", timeout=60)
+    assert program.returncode == 0 and output.split() == ["40"]
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

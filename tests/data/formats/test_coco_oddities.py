@@ -1,0 +1,171 @@
+"""What writers of COCO json do otherwise than COCO: read as it is meant, and counted in a note."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from pycocotools import mask
+from pycocotools.coco import COCO
+
+from data import Annotations, DataError, OnError
+from data.index.outlines import box_around
+from tests.data.conftest import CocoSet
+
+ARRAYS = ("image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas", "category_ids")
+WHOLE_NUMBERS = [
+    ("images", "id"), ("images", "height"), ("images", "width"), ("annotations", "image_id"),
+    ("annotations", "category_id"), ("categories", "id"), ("annotations", "id"),
+]  # fmt: skip
+FORMS: dict[str, Callable[[int], Any]] = {"text": str, "float": float, "float as text": lambda n: f"{n}.0"}
+
+
+def assert_same(found: Annotations, expected: Annotations) -> None:
+    assert found.names == expected.names and found.skipped == expected.skipped == []
+    assert [found.path(i) for i in range(len(found))] == [expected.path(i) for i in range(len(expected))]
+    for name in ARRAYS:
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("part", "key"), WHOLE_NUMBERS)
+def test_whole_numbers_of_another_type(part: str, key: str, form: str, coco_set: CocoSet) -> None:
+    expected = coco_set.open()
+    assert expected.notes == []
+    for record in coco_set.json[part]:
+        record[key] = FORMS[form](record[key])
+    found = coco_set.open()
+    assert_same(found, expected)
+    if (part, key) == ("annotations", "id"):  # it only names the box in messages
+        return
+    (note,) = found.notes
+    assert note.startswith(f"whole numbers written as text or with a fraction ({len(coco_set.json[part])}), first: ")
+    assert f"has {key}=" in note
+    assert coco_set.open().notes == [note], "it is part of the index"
+
+
+@pytest.mark.parametrize("value", ["x", "", " 3", "1e3", "0x3", "3.5", 3.5, True, None, [3], float("nan"), 2.0**60])
+@pytest.mark.parametrize(("part", "key"), [pair for pair in WHOLE_NUMBERS[:-1] if pair[1] not in ("height", "width")])
+def test_what_is_no_whole_number_is_refused(part: str, key: str, value: Any, coco_set: CocoSet) -> None:
+    coco_set.json[part][0][key] = value
+    with pytest.raises(DataError, match=rf"instances\.json: .* has {key}=.*\. fix: make it a whole number"):
+        coco_set.open()
+
+
+@pytest.mark.parametrize("absent", [{"width"}, {"height"}, {"width", "height"}])
+def test_missing_sizes_are_those_of_the_images(absent: set[str], coco_set: CocoSet) -> None:
+    expected = coco_set.open()
+    for record in coco_set.json["images"][1:]:
+        for key in absent:
+            record[key] = None
+    for key in absent:
+        del coco_set.json["images"][0][key]
+    found = coco_set.open()
+    assert_same(found, expected)
+    assert found.notes == ["images without width and height, which were read from the image files (7), first: 10.png"]
+
+    def replaced(height: int, width: int) -> list[int]:
+        assert cv2.imwrite(found.path(4), np.zeros((height, width, 3), np.uint8))
+        return list(coco_set.open().sizes[4])
+
+    assert replaced(91, 92) == [91, 92], "an image of another size is another index"
+    assert replaced(93, 94) == [93, 94] and replaced(91, 92) == [91, 92]
+
+
+def test_missing_sizes_of_images_that_are_none(coco_set: CocoSet) -> None:
+    del coco_set.json["images"][1]["width"], coco_set.json["images"][2]["height"]
+    (coco_set.root / "images" / "11.png").write_text("no picture")
+    (coco_set.root / "images" / "12.png").unlink()
+    with pytest.raises(DataError, match=r"missing image files \(1\), images without size \(1\)"):
+        coco_set.open()
+    skipped = coco_set.open(on_error=OnError.skip).skipped
+    assert skipped[2].endswith("gives no size of 11.png, and the file is not an image of a known type")
+    assert coco_set.open(on_error=OnError.skip).image_ids.tolist() == [10, 13, 14, 15, 16]
+
+
+def polygon_of(box: list[float]) -> list[list[float]]:
+    """Two polygons that only together span the box."""
+    x, y, w, h = box
+    right, low = x + w, y + h
+    return [[x, y, x + w / 2, y, x, y + h / 2], [right, low, right, y + h / 2, x + w / 2, low]]
+
+
+def mask_of(box: list[float], compressed: bool) -> dict[str, Any]:
+    """A mask whose box these whole numbers are."""
+    x, y, w, h = map(int, box)
+    picture = np.zeros((40, 50), np.uint8, order="F")
+    picture[y, x : x + w] = picture[y : y + h, x + w - 1] = 1
+    if compressed:
+        coded = mask.encode(picture)
+        return {"size": coded["size"], "counts": coded["counts"].decode()}
+    flat = picture.ravel(order="F")
+    ends = np.flatnonzero(np.diff(flat)) + 1
+    counts = np.diff([0, *ends, flat.size]).tolist()
+    return {"size": [40, 50], "counts": counts if not flat[0] else [0, *counts]}
+
+
+@pytest.mark.parametrize("kind", ["polygons", "mask", "compressed mask"])
+@pytest.mark.parametrize("absent", ["missing", "null", "empty"])
+def test_a_segmentation_gives_the_box_that_is_missing(kind: str, absent: str, coco_set: CocoSet) -> None:
+    boxes = [[3.0, 4.0, 10.0, 12.0], [0.0, 0.0, 39.0, 5.0], [7.0, 1.0, 1.0, 20.0]]
+    for record, box in zip(coco_set.json["annotations"], boxes, strict=False):
+        record["bbox"], record["area"] = box, 17.5
+        coded = mask_of(box, kind == "compressed mask")
+        record["segmentation"] = polygon_of(box) if kind == "polygons" else coded
+    expected = coco_set.open()
+    for record in coco_set.json["annotations"][:3]:
+        del record["bbox"]
+        record |= {"missing": {}, "null": {"bbox": None}, "empty": {"bbox": []}}[absent]
+    found = coco_set.open()
+    assert_same(found, expected)
+    told = "annotations without a bbox, which got the box around their segmentation (3), first: annotation 100"
+    assert found.notes == [told] and found.boxes_xywh[:3].tolist() == boxes
+
+
+def test_boxes_of_masks_are_pycocotools() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        height, width = generator.integers(1, 30, 2)
+        picture = np.asfortranarray(generator.random((height, width)) < generator.choice([0.02, 0.5]), dtype=np.uint8)
+        coded = mask.encode(picture)
+        assert box_around({"size": coded["size"], "counts": coded["counts"].decode()}) == mask.toBbox(coded).tolist()
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[1, 2, 3, 4]], [[1, 2, 3, 4, 5, "6"]], [1, 2, 3, 4, 5, 6], [[]], "polygon", 7, {"counts": "04"},
+        {"size": [0, 0], "counts": []}, {"size": [2, 2], "counts": [1, 2]}, {"size": [2, 2], "counts": [-1, 5]},
+        {"size": [4, 4], "counts": "\u00e9"}, {"size": [4, 4], "counts": "ooo"}, {"size": [2.0, 2], "counts": [4]},
+        {"size": [4, 4], "counts": ""},
+    ],
+)  # fmt: skip
+def test_a_segmentation_that_gives_no_box(segmentation: Any, coco_set: CocoSet) -> None:
+    total = len(coco_set.open().boxes_xywh)
+    del coco_set.json["annotations"][0]["bbox"]
+    coco_set.json["annotations"][0]["segmentation"] = segmentation
+    with pytest.raises(DataError, match=r"annotation 100 has no 'bbox' and the segmentation .* no polygon and no mask"):
+        coco_set.open()
+    assert len(coco_set.open(on_error=OnError.skip).boxes_xywh) == total - 1
+
+
+def test_all_of_it_at_once_scores_as_pycocotools_reads_the_plain_file(coco_set: CocoSet) -> None:
+    coco_set.save()
+    oracle = COCO(str(coco_set.root / "instances.json"))
+    for record in coco_set.json["images"]:
+        record["id"] = str(record["id"])
+        del record["width"], record["height"]
+    for record in coco_set.json["annotations"]:
+        record["image_id"], record["category_id"] = float(record["image_id"]), str(record["category_id"])
+        record["segmentation"] = polygon_of(record.pop("bbox"))
+    found = coco_set.open("val")
+    assert found.image_ids.tolist() == oracle.getImgIds() and found.category_ids.tolist() == sorted(oracle.getCatIds())
+    for index, number in enumerate(found.image_ids.tolist()):
+        rows = slice(found.offsets[index], found.offsets[index + 1])
+        expected = oracle.loadAnns(oracle.getAnnIds(imgIds=[number]))
+        assert found.category_ids[found.classes[rows]].tolist() == [record["category_id"] for record in expected]
+        np.testing.assert_allclose(found.boxes_xywh[rows], [r["bbox"] for r in expected] or np.zeros((0, 4)))
+    assert len(found.notes) == 3

@@ -1,0 +1,119 @@
+"""The drawn data set: the same bytes every time, and boxes that fit the pixels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data import DataError, DataFormat, ShapesConfig, SplitConfig, ensure_shapes
+from data.formats.shapes import CLASSES, LEAST_VISIBLE, draw_image, visible_box
+
+SMALL = ShapesConfig(train_images=6, val_images=3, image_size=128, seed=0)
+
+
+def digest(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return hashlib.sha256(
+        b"".join(str(path.relative_to(folder)).encode() + path.read_bytes() for path in files)
+    ).hexdigest()
+
+
+def test_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
+    first, second = ensure_shapes(tmp_path / "a", SMALL), ensure_shapes(tmp_path / "b", SMALL)
+    assert first.name == second.name and digest(first) == digest(second)
+    stamp = first.stat().st_mtime_ns
+    assert ensure_shapes(tmp_path / "a", SMALL) == first and first.stat().st_mtime_ns == stamp, "drawn once"
+    other = ensure_shapes(tmp_path / "a", replace(SMALL, seed=1))
+    assert other != first and digest(other) != digest(first) and len(list((tmp_path / "a").iterdir())) == 2
+    more = ensure_shapes(tmp_path / "a", replace(SMALL, train_images=7))
+    assert (more / "train" / "000003.jpg").read_bytes() == (first / "train" / "000003.jpg").read_bytes()
+    assert (more / "train" / "000001.jpg").read_bytes() != (more / "val" / "000001.jpg").read_bytes()
+
+
+def test_boxes_and_areas_are_those_of_the_visible_pixels(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    objects, aspects, kinds = 0, [], set()
+    for _ in range(60):
+        drawing = draw_image(128, generator)
+        height, width = drawing.image.shape[:2]
+        aspects.append(height / width)
+        assert 0.69 * 128**2 < height * width < 1.31 * 128**2
+        assert sum(mask.astype(int) for mask in drawing.masks or [np.zeros(1)]).max() <= 1, "every pixel once"
+        for kind, mask in zip(drawing.classes, drawing.masks, strict=True):
+            left, top, w, h = visible_box(mask)
+            inner = mask[top : top + h, left : left + w]
+            assert inner.sum() == mask.sum() > 0
+            assert inner[0].any() and inner[-1].any() and inner[:, 0].any() and inner[:, -1].any(), "tight"
+            objects += 1
+            kinds.add(kind)
+    assert objects > 150 and kinds == set(range(len(CLASSES)))
+    assert 0.58 < min(aspects) < 0.75 and 1.35 < max(aspects) < 1.63
+
+
+def test_objects_stand_out_from_what_is_around_them() -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        drawing = draw_image(128, generator)
+        for mask in drawing.masks:
+            grown = cv2.dilate(mask.astype(np.uint8), np.ones((5, 5))).astype(bool) & ~mask
+            inside, around = (np.median(drawing.image[part], axis=0) for part in (mask, grown))
+            assert np.abs(inside - around).max() > 15
+
+
+def test_annotations_match_the_files(coco_set, tmp_path: Path) -> None:
+    folder = ensure_shapes(tmp_path, SMALL)
+    content = json.loads((folder / "annotations" / "instances_train.json").read_text())
+    assert [category["name"] for category in content["categories"]] == list(CLASSES)
+    for image in content["images"]:
+        pixels = cv2.imread(str(folder / "train" / image["file_name"]))
+        assert pixels.shape[:2] == (image["height"], image["width"])
+    for item in content["annotations"]:
+        assert 0 < item["area"] <= item["bbox"][2] * item["bbox"][3]
+    part = SplitConfig("annotations/instances_train.json", "train")
+    annotations = coco_set.open(format=DataFormat.shapes, root=str(tmp_path), train=part, shapes=SMALL)
+    assert len(annotations) == 6 and annotations.image_root == folder / "train"
+
+
+def test_enough_of_every_object_stays_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares with the same picture in which nothing covers anything: the full masks as they were placed."""
+    placed: list[np.ndarray] = []
+    import data.formats.shapes as shapes
+
+    original = shapes._place
+
+    def recording(*arguments):
+        mask = original(*arguments)
+        if mask is not None:
+            placed.append(mask)
+        return mask
+
+    monkeypatch.setattr(shapes, "_place", recording)
+    generator = np.random.default_rng(2)
+    covered = 0
+    for _ in range(40):
+        placed.clear()
+        drawing = draw_image(128, generator)
+        shares = [mask.sum() / full.sum() for mask, full in zip(drawing.masks, placed, strict=True)]
+        assert all(share >= LEAST_VISIBLE for share in shares)
+        covered += sum(share < 1 for share in shares)
+    assert covered > 10
+
+
+def test_a_root_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "blocked").touch()
+    with pytest.raises(DataError, match=r"cannot write the drawn data set to .*data.root"):
+        ensure_shapes(tmp_path / "blocked" / "shapes", SMALL)
+
+
+@pytest.mark.slow
+def test_the_quickstart_set_is_drawn_in_seconds(tmp_path: Path) -> None:
+    start = time.perf_counter()
+    ensure_shapes(tmp_path, ShapesConfig(600, 150, 160, 0))
+    assert time.perf_counter() - start < 20  # 2 s on an idle core

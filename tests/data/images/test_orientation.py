@@ -1,0 +1,234 @@
+"""One rule for EXIF tags: every orientation, type of file, format of annotations, decoder, cache and program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from data import (
+    Annotations,
+    CachedImages,
+    DataConfig,
+    DataError,
+    DataFormat,
+    EvalDataset,
+    Exif,
+    ImageCache,
+    ImageSource,
+    OnError,
+    Resize,
+    TrainDataset,
+    build_image_cache,
+    kept_cache_name,
+    open_annotations,
+)
+from data.audit.check import Network, check_dataset
+from data.batches.samplers import input_shape
+from data.files import jpeg as jpeg_module
+from data.files.headers import HEAD_BYTES, read_header, read_header_of
+from data.images.media import Medium, read_picture
+from data.samples.plan import Request
+from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT
+from tests.data.tagged import BRIGHT, FORMATS, HEIGHT, WIDTH, WRITERS, stored_picture, upright, write_set
+
+NETWORK = Network("none", 64, [8], np.array([[10.0, 10.0]]), 0.2)
+DECODED = [(kind, "opencv") for kind in WRITERS] + [(kind, "simplejpeg") for kind in WRITERS if "jpeg" in kind]
+NOISE = 12  # of a JPEG beside an edge
+
+
+def tagged_number(annotations: Annotations, index: int) -> int:
+    return int(Path(annotations.path(index)).stem)
+
+
+def box_is_bright(image: np.ndarray, box_xyxy: np.ndarray) -> bool:
+    """Whether exactly the pixels in the box are the object's, an edge of one pixel aside."""
+    left, top, right, bottom = (round(float(value)) for value in box_xyxy)
+    bright = image[..., 0].astype(int) > (BRIGHT[0] + 60) // 2
+    outside = bright.copy()
+    outside[max(0, top - 1) : bottom + 1, max(0, left - 1) : right + 1] = False
+    return bool(bright[top + 1 : bottom - 1, left + 1 : right - 1].all() and not outside.any())
+
+
+@pytest.mark.parametrize(("kind", "decoder"), DECODED)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("frame", ["upright", "stored"])
+def test_pixels_and_boxes_are_in_one_frame_in_every_program(
+    frame: str, form: DataFormat, kind: str, decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Annotated upright with data.exif=apply; annotated as stored with apply where sizes tell, else with ignore."""
+    if decoder == "opencv":
+        monkeypatch.setattr(jpeg_module, "simplejpeg", None)
+    else:
+        pytest.importorskip("simplejpeg")
+    config = write_set(tmp_path / "set", form, kind, frame == "upright")
+    if frame == "stored" and form == DataFormat.yolo:
+        config.exif = Exif.ignore
+    annotations = open_annotations(config, "train")
+    (note,) = annotations.notes
+    ignored = "ignore passes over" if config.exif == Exif.ignore else "are read as stored"
+    assert ("turned upright" if frame == "upright" else ignored) in note and "(7), first: " in note
+    source = ImageSource(annotations, OnError.stop)
+    train = TrainDataset(annotations, NO_AUGMENT, 0, 1, source)
+    score = EvalDataset(annotations, source)
+    for index in range(8):
+        tag = tagged_number(annotations, index)
+        expected = upright(stored_picture(), tag) if frame == "upright" else stored_picture()
+        if kind == "grey jpeg":
+            expected = expected[..., :1].repeat(3, axis=2)
+        image = source.read(index)
+        assert image is not None and image.shape == expected.shape
+        assert np.abs(image.astype(int) - expected).max() <= (NOISE if "jpeg" in kind or kind == "avif" else 0)
+        assert box_is_bright(image, annotations.training_boxes(index)[1][0])
+        whole = source.read(index, rows=5)  # as a tile asks for that shows no more
+        assert whole is not None and np.array_equal(whole[:5], image[:5])
+        for dataset in (train, score):
+            batch = dataset[Request(index, 96, 96, 0)]
+            cx, cy, w, h = batch.targets[0, 2:].tolist()
+            box = np.array([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2])
+            assert box_is_bright(batch.images[0].permute(1, 2, 0).numpy(), box)
+        exif = Exif.apply if frame == "upright" else Exif.ignore
+        path = Path(annotations.path(index))
+        seen = read_picture(Medium(path, path.name), exif)
+        assert np.array_equal(seen.image, image), "predict.py sees what an evaluation scores"
+        assert seen.turned == (frame == "upright" and tag > 1)
+        # As a client reads it; imread fails at TIFF tags from 5 on, and passes over AVIF's turns.
+        if frame == "upright" and "tiff" not in kind and kind != "avif":
+            assert np.array_equal(cv2.imread(str(path), cv2.IMREAD_COLOR_RGB), image)
+    report = check_dataset(config, NETWORK, 1, lambda split, count: lambda done: None).report
+    assert {entry["kind"].partition(",")[0] for entry in report["problems"]} == {"images given twice"}
+    assert {note.partition(" (7)")[0]} <= {entry["kind"] for entry in report["notes"] if entry["count"] == 7}
+
+
+def test_mosaics_and_copied_objects_are_those_of_the_same_pictures_saved_upright(tmp_path: Path) -> None:
+    config = replace(write_set(tmp_path / "tagged", DataFormat.coco, "png", True), outlines=True)
+    twin = replace(write_set(tmp_path / "plain", DataFormat.coco, "png", True), outlines=True)
+    for tag in range(1, 9):
+        picture = upright(stored_picture(), tag)
+        assert cv2.imwrite(str(tmp_path / "plain" / "images" / f"{tag}.png"), picture[..., ::-1])
+    augment = replace(EVERY_AUGMENT, copy_paste=1.0, mixup=0.5, mosaic=0.7)
+    first, second = open_annotations(config, "train"), open_annotations(twin, "train")
+    assert len(first.notes) == 1 and second.notes == []
+    sets = [TrainDataset(part, augment, 0, 9, ImageSource(part, OnError.stop)) for part in (first, second)]
+    pasted = 0
+    for epoch in range(4):
+        requests = [Request(index, 96, 96, epoch) for index in range(8)]
+        here, there = (dataset.__getitems__(requests) for dataset in sets)
+        assert here.images.equal(there.images) and here.targets.equal(there.targets)
+        pasted += len(here.targets)
+    assert pasted > 32
+    rects = [EvalDataset(part, ImageSource(part, OnError.stop)) for part in (first, second)]
+    for index in range(8):
+        size = tuple(first.sizes[index].tolist())
+        height, width = input_shape(size, 64, 32, True, upscale=True, resize=Resize.letterbox)
+        here, there = (dataset[Request(index, height, width, 0)] for dataset in rects)
+        assert here.images.equal(there.images) and here.targets.equal(there.targets)
+
+
+@pytest.mark.parametrize("cache", [ImageCache.ram, ImageCache.disk])
+def test_caches_hold_turned_pixels_and_know_the_choice(cache: ImageCache, tmp_path: Path) -> None:
+    config = write_set(tmp_path / "set", DataFormat.yolo, "jpeg", True, (48, 48))  # squares: the sizes are the same
+    names = set()
+    for exif in Exif:
+        annotations = open_annotations(replace(config, exif=exif), "train")
+        source = ImageSource(annotations, OnError.stop)
+        path = tmp_path / kept_cache_name(annotations, OnError.stop)
+        names.add(path)
+        build_image_cache(source, path, cache)
+        cached = ImageSource(annotations, OnError.stop, CachedImages(path, annotations))
+        for index in range(8):
+            assert np.array_equal(cached.read(index), source.read(index))
+    assert len(names) == 2
+
+
+def retag(config: DataConfig, sizes: dict[int, tuple[int, int]]) -> None:
+    """Writes other annotated sizes (height, width) for pictures of a COCO set."""
+    path = Path(config.root) / "set.json"
+    content = json.loads(path.read_text())
+    for image in content["images"]:
+        if image["id"] in sizes:
+            image["height"], image["width"] = sizes[image["id"]]
+    path.write_text(json.dumps(content))
+
+
+def orientations(config: DataConfig) -> list[int]:
+    annotations = open_annotations(config, "train")
+    source = ImageSource(annotations, OnError.stop)
+    return [source.read_encoded(index).orientation for index in range(len(annotations))]
+
+
+def test_most_of_the_images_whose_size_tells_decide_for_those_whose_size_does_not(tmp_path: Path) -> None:
+    config = write_set(tmp_path / "set", DataFormat.coco, "jpeg", False)
+    assert orientations(config) == [1] * 8
+    retag(config, {6: (WIDTH, HEIGHT)})
+    assert orientations(config) == [1, 1, 1, 1, 1, 6, 1, 1], "each whose size tells is taken as it says"
+    retag(config, {tag: (WIDTH, HEIGHT) for tag in (5, 6)})
+    assert orientations(config) == [1, 2, 3, 4, 5, 6, 1, 1], "as many say the one as the other: upright"
+    config = write_set(tmp_path / "squares", DataFormat.coco, "jpeg", True, (48, 48))
+    assert orientations(config) == [1, 2, 3, 4, 5, 6, 7, 8], "none tells: upright"
+    assert orientations(replace(config, exif=Exif.ignore)) == [1] * 8
+
+
+@pytest.mark.parametrize("frame", ["upright", "stored"])
+def test_images_without_annotated_size_follow_the_others(frame: str, tmp_path: Path) -> None:
+    config = write_set(tmp_path / "set", DataFormat.coco, "jpeg", frame == "upright")
+    path = Path(config.root) / "set.json"
+    content = json.loads(path.read_text())
+    for image in content["images"][6:]:
+        del image["width"]
+    path.write_text(json.dumps(content))
+    annotations = open_annotations(config, "train")
+    source = ImageSource(annotations, OnError.stop)
+    for index in range(8):
+        image = source.read(index)
+        assert image is not None and box_is_bright(image, annotations.training_boxes(index)[1][0])
+
+
+def test_a_size_that_fits_neither_is_named_and_checked(tmp_path: Path) -> None:
+    config = write_set(tmp_path / "set", DataFormat.coco, "jpeg", True)
+    retag(config, {6: (HEIGHT + 1, WIDTH), 3: (HEIGHT, WIDTH + 1)})
+    annotations = open_annotations(config, "train")
+    source = ImageSource(annotations, OnError.stop)
+    said = (
+        r"6\.jpg has 64 x 40 pixels, 40 x 64 once it is turned as its EXIF tag 6 says, its annotations are for 64 x 41"
+    )
+    with pytest.raises(DataError, match=f"{said}\\. fix: "):
+        source.read(5)
+    assert any("neither" in note and "(2), first: 3.jpg" in note for note in annotations.notes)
+    report = check_dataset(config, NETWORK, 1, lambda split, count: lambda done: None).report
+    found = {(entry["split"], entry["kind"]): entry["count"] for entry in report["problems"]}
+    assert found["train", "images of another size than annotated"] == 2
+    ignoring = open_annotations(replace(config, exif=Exif.ignore), "train")
+    with pytest.raises(
+        DataError, match=r"8\.jpg has 64 x 40 pixels, 40 x 64 once .* for 40 x 64\. fix: data\.exif=apply"
+    ):
+        ImageSource(ignoring, OnError.stop).read(7)
+
+
+def test_a_tag_that_changed_since_the_index_was_made_is_seen(tmp_path: Path) -> None:
+    config = write_set(tmp_path / "set", DataFormat.coco, "jpeg", True)
+    annotations = open_annotations(config, "train")
+    path = Path(annotations.path(5))
+    assert cv2.imwrite(str(path), np.ascontiguousarray(upright(stored_picture(), 6)[..., ::-1]))  # saved turned, no tag
+    image = ImageSource(annotations, OnError.stop).read(5)
+    assert image is not None and box_is_bright(image, annotations.training_boxes(5)[1][0])
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_headers_of_large_files_find_the_tag(kind: str, tmp_path: Path) -> None:
+    """Of a file and of its bytes alike, also where the tag lies behind what is read of most files."""
+    noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    suffix, write = WRITERS[kind]
+    for tag in (1, 3, 6):
+        content = write(noise, tag)
+        assert len(content) > 2 * HEAD_BYTES
+        path = tmp_path / f"a{suffix}"
+        path.write_bytes(content)
+        header, whole = read_header_of(str(path))[0], read_header(content)
+        assert header == whole is not None
+        assert (header.orientation, header.height, header.width) == (tag, 200, 300)
+        assert header.size(tag) == ((300, 200) if tag == 6 else (200, 300))

@@ -1,0 +1,172 @@
+"""``data.split``: a validation set by the names of the images, the same whatever else changes."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from conf.completion import complete_from_checkpoint
+from conf.entry import compose, to_dictionary
+from conf.schema import EvalConfig, TrainConfig
+from data import Annotations, DataConfig, DataError, DataFormat, OnError, SplitConfig, open_annotations
+from data.audit.check import read_annotations
+from data.index.split import is_for_validation
+from tests.data.bad_inputs import config_of
+from tests.data.bad_labels import voc_text
+from tests.data.drawn_set import picture
+from tests.data.yolo_set import YoloSet
+from train_utils.run.run_state import _without_effect
+
+NAMES = [f"{number:05}.jpg" for number in range(10_000)]
+
+
+def side(names: list[str], seed: int = 0, share: float = 0.1) -> list[str]:
+    return [name for name, chosen in zip(names, is_for_validation(names, share, seed), strict=True) if chosen]
+
+
+def test_the_share_is_met_and_other_seeds_choose_others() -> None:
+    for share in (0.01, 0.1, 0.5, 0.9):
+        spread = (share * (1 - share) / len(NAMES)) ** 0.5
+        assert abs(is_for_validation(NAMES, share, 0).mean() - share) < 4 * spread
+    overlap = len({*side(NAMES)} & {*side(NAMES, seed=1)}) / len(NAMES)
+    assert abs(overlap - 0.01) < 0.004, "independent of each other"
+    assert {*side(NAMES, share=0.1)} < {*side(NAMES, share=0.2)}, "a larger share keeps what it has"
+
+
+def test_names_decide_and_nothing_else() -> None:
+    chosen = {*side(NAMES)}
+    assert {*side(NAMES[::-1])} == chosen and {*side(NAMES[3000:4000])} == chosen & {*NAMES[3000:4000]}
+    assert {Path(name).name for name in side([f"/a/{int(n[:5]) % 7}/{n}" for n in NAMES])} == chosen
+    assert {f"{Path(name).stem}.jpg" for name in side([n.replace(".jpg", ".png") for n in NAMES])} == chosen
+    accents = [f"é{number}.jpg" for number in range(300)]
+    decomposed = side([unicodedata.normalize("NFD", name) for name in accents])
+    assert [unicodedata.normalize("NFC", name) for name in decomposed] == side(accents)
+    assert len(side(["\udcff.jpg", "a.jpg"], share=0.5)) <= 2, "a name that is not UTF-8 has a hash, too"
+
+
+STEMS = [f"picture{number}" for number in range(30)]
+
+
+def coco(root: Path) -> DataConfig:
+    images = [{"id": 7 * i, "file_name": f"{stem}.png", "height": 96, "width": 128} for i, stem in enumerate(STEMS)]
+    boxes = [{"id": i, "image_id": 7 * i, "category_id": 1, "bbox": [i, 2, 30, 40]} for i in range(len(STEMS))]
+    content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+    (root / "set.json").write_text(json.dumps(content))
+    return config_of(root, DataFormat.coco, "set.json", "images", ["cat"])
+
+
+def voc(root: Path) -> DataConfig:
+    (root / "Annotations").mkdir()
+    (root / "JPEGImages").symlink_to("images")
+    for number, stem in enumerate(STEMS):
+        text = voc_text("<size><width>128</width><height>96</height></size>").replace("b.png", f"{stem}.png")
+        (root / "Annotations" / f"{stem}.xml").write_text(
+            text.replace("<xmin>15", f"<xmin>{number}").replace("<xmax>45", f"<xmax>{number + 30}")
+        )
+    (root / "list.txt").write_text("\n".join(STEMS[::-1]))
+    return config_of(root, DataFormat.voc, "list.txt", ".", ["cat"])
+
+
+def yolo(root: Path) -> DataConfig:
+    (root / "labels").mkdir()
+    for number, stem in enumerate(STEMS):
+        (root / "labels" / f"{stem}.txt").write_text(f"0 {(number + 15) / 128} {22 / 96} {30 / 128} {40 / 96}\n")
+    return config_of(root, DataFormat.yolo, "images", ".", ["cat"])
+
+
+def stems(annotations: Annotations) -> list[str]:
+    return [Path(annotations.file_name(index)).stem for index in range(len(annotations))]
+
+
+@pytest.mark.parametrize("write", [coco, voc, yolo])
+def test_every_format(write: Callable[[Path], DataConfig], tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    (root / "images").mkdir(parents=True)
+    image = picture(np.random.default_rng(0))
+    for stem in STEMS:
+        assert cv2.imwrite(str(root / "images" / f"{stem}.png"), image)
+    config = replace(write(root), val=SplitConfig("nowhere", "nowhere"))
+    whole = open_annotations(config, "train")
+    with pytest.raises(DataError, match=r"data\.val\.annotations: there is no .*, or data\.split=0\.1 to take a tenth"):
+        open_annotations(config, "val")
+    cut = replace(config, split=0.2)
+    train, val = open_annotations(cut, "train"), open_annotations(cut, "val")
+    assert {*stems(val)} == {*side(STEMS, share=0.2)} and 0 < len(val) < 12
+    assert sorted(stems(train) + stems(val)) == sorted(stems(whole)) and len(whole) == 30
+    for part in (train, val):
+        for index, stem in enumerate(stems(part)):
+            number = STEMS.index(stem)
+            assert part.image_ids[index] == whole.image_ids[stems(whole).index(stem)]
+            classes, boxes = part.training_boxes(index)
+            assert classes.tolist() == [0] and round(float(boxes[0, 0])) == number, "its own box"
+        assert part.skipped == []
+        (note,) = part.notes
+        told = "of 30 training images data.split=0.2 takes for validation by their names, data.val is not read"
+        assert note.startswith(f"{told} ({len(val)}), first: ")
+    assert stems(open_annotations(replace(cut, split_seed=5), "val")) != stems(val)
+    assert stems(open_annotations(config, "train")) == stems(whole), "an index of its own"
+    checked, findings, _ = read_annotations(cut, "val")
+    assert stems(checked) == stems(val) and not findings.counts
+
+
+def test_boxes_are_checked_on_their_own_side(coco_set: Any) -> None:
+    def opened(split: str, on_error: OnError = OnError.stop) -> Annotations:
+        coco_set.save()
+        return open_annotations(replace(coco_set.config, split=0.5, split_seed=1, on_error=on_error), split)
+
+    train, val = opened("train"), opened("val")
+    assert len(train) + len(val) == 7 and len(train) and len(val)
+    bad = next(record for record in coco_set.json["annotations"] if record["image_id"] in train.image_ids)
+    bad["bbox"] = [1, 2, 0, 5]
+    assert opened("train", OnError.skip).skipped[0] == "left out: boxes without area (1)"
+    assert opened("val", OnError.skip).skipped == []
+    with pytest.raises(DataError, match=f"annotation {bad['id']} of .* has no area"):
+        opened("train")
+
+
+def test_a_side_without_images_is_refused(yolo_set: YoloSet) -> None:
+    for folder in "abc":
+        yolo_set.add(f"{folder}/images", f"{folder}/labels", folder)
+        for kind, suffix in (("images", "jpg"), ("labels", "txt")):
+            (yolo_set.root / folder / kind / f"{folder}.{suffix}").rename(
+                yolo_set.root / folder / kind / f"same.{suffix}"
+            )
+    config = replace(yolo_set.config([f"{folder}/images" for folder in "abc"], names=["x", "y", "z"]), split=0.5)
+    with pytest.raises(DataError, match=r"data\.split=0\.5 .* takes (0|3) of the 3 images .* fix: another share"):
+        open_annotations(config, "train")
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 10, float("nan")])
+def test_shares_that_are_none(share: float, coco_set: Any) -> None:
+    with pytest.raises(ValueError, match=r"data\.split must lie between 0 and 1, as 0\.1 for a tenth, .* got"):
+        replace(coco_set.config, split=share)
+
+
+def test_a_run_keeps_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("data.split", "data.split_seed"):
+        assert not _without_effect(key), "another one is refused on resume"
+    saved = to_dictionary(compose("train", TrainConfig, ["data.split=0.25"]))
+    monkeypatch.setattr("conf.completion.peek_config", lambda _: saved)
+    assert compose("eval", EvalConfig, ["ckpt=x.pt"], complete_from_checkpoint).data.split == 0.25
+    for key in ("split", "split_seed"):
+        del saved["data"][key]  # a checkpoint of an earlier version
+    assert compose("eval", EvalConfig, ["ckpt=x.pt"], complete_from_checkpoint).data.split is None
+
+
+def test_sizes_from_the_image_files_stay_with_their_images(coco_set: Any) -> None:
+    whole = coco_set.open()
+    for record in coco_set.json["images"][::2]:
+        del record["width"]
+    coco_set.save()
+    for split in ("train", "val"):
+        found = open_annotations(replace(coco_set.config, split=0.5, split_seed=1), split)
+        rows = np.searchsorted(whole.image_ids, found.image_ids)
+        assert np.array_equal(found.sizes, whole.sizes[rows])

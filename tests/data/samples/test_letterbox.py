@@ -1,0 +1,134 @@
+"""Geometry: boxes must land where their pixels land. Colour: the look-up tables must equal the formula."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from data import Resize, cut_at_edges, letterbox
+from data.geometry import scaled_size, visible_boxes
+from data.samples.colour import change_colour
+from data.samples.letterbox import PAD_VALUE, resize_into
+from data.samples.tiles import warp_into
+
+
+def extent(image: np.ndarray, colour: tuple[int, int, int], tolerance: int = 40) -> np.ndarray:
+    """The xyxy box around the pixels of a colour; edges by how much of the colour the outermost pixels hold."""
+    close = (np.abs(image.astype(int) - colour) <= tolerance).all(axis=2)
+    rows, columns = np.flatnonzero(close.any(axis=1)), np.flatnonzero(close.any(axis=0))
+    return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], dtype=float)
+
+
+@pytest.mark.parametrize(
+    ("image_size", "target", "upscale", "expected"),
+    [
+        ((480, 640), (416, 416), False, (312, 416)),
+        ((640, 480), (416, 416), False, (416, 312)),
+        ((100, 200), (416, 416), False, (100, 200)),
+        ((100, 200), (416, 416), True, (208, 416)),
+        ((427, 640), (320, 320), False, (214, 320)),
+        ((1, 1000), (64, 64), False, (1, 64)),
+        ((480, 640), (256, 416), False, (256, 341)),
+    ],
+)
+def test_letterbox_geometry(image_size, target, upscale, expected) -> None:
+    assert scaled_size(image_size, target, upscale) == expected
+    image = np.full((*image_size, 3), 200, dtype=np.uint8)
+    canvas, box = letterbox(image, target, upscale)
+    assert canvas.shape == (*target, 3)
+    assert box == (
+        expected[1] / image_size[1],
+        expected[0] / image_size[0],
+        (target[1] - expected[1]) // 2,
+        (target[0] - expected[0]) // 2,
+    )
+    inner = canvas[box.pad_y : box.pad_y + expected[0], box.pad_x : box.pad_x + expected[1]]
+    assert (inner == 200).all()
+    assert (canvas == 200).all(axis=2).sum() == expected[0] * expected[1]
+    assert set(np.unique(canvas)) <= {PAD_VALUE, 200}
+
+
+def test_letterbox_round_trip() -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(50):
+        height, width = generator.integers(20, 1500, 2)
+        canvas_size = tuple(32 * generator.integers(2, 25, 2))
+        canvas, box = letterbox(np.zeros((height, width, 3), np.uint8), canvas_size, bool(generator.integers(2)))
+        boxes = (generator.random((5, 4)) * [width, height, width, height]).astype(np.float32)
+        moved = box.to_network(boxes)
+        assert (moved >= -0.01).all() and (moved <= np.array(canvas.shape[1::-1] * 2) + 0.01).all()
+        assert np.abs(box.to_original(moved) - boxes).max() < 0.01
+
+
+def test_letterbox_boxes_follow_pixels() -> None:
+    image = np.zeros((300, 500, 3), dtype=np.uint8)
+    image[60:180, 100:350] = 255
+    canvas, box = letterbox(image, (256, 256), False)
+    moved = box.to_network(np.array([[100, 60, 350, 180]], dtype=np.float32))[0]
+    assert np.abs(extent(canvas, (255, 255, 255), 127) - moved).max() <= 0.5
+
+
+def test_stretching_fills_the_canvas_as_opencv_scales_and_boxes_follow() -> None:
+    generator = np.random.default_rng(2)
+    for height, width in ((37, 411), (600, 200), (96, 64), (5, 5)):
+        image = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        canvas = np.empty((96, 64, 3), dtype=np.uint8)
+        box = resize_into(canvas, image, Resize.stretch, upscale=False)
+        assert np.array_equal(canvas, cv2.resize(image, (64, 96), interpolation=cv2.INTER_LINEAR))
+        assert box == (64 / width, 96 / height, 0, 0)
+        whole = np.array([[0, 0, width, height]], dtype=np.float32)
+        assert box.to_network(whole).tolist() == [[0, 0, 64, 96]]
+        boxes = generator.random((9, 4)) * [width, height, width, height]
+        assert np.abs(box.to_original(boxes * ([64 / width, 96 / height] * 2)) - boxes).max() < 1e-9
+    white = np.zeros((300, 500, 3), dtype=np.uint8)
+    white[60:180, 100:350] = 255
+    canvas = np.empty((256, 256, 3), dtype=np.uint8)
+    moved = resize_into(canvas, white, Resize.stretch, True).to_network(np.array([[100, 60, 350, 180]], np.float32))[0]
+    assert np.abs(extent(canvas, (255, 255, 255), 127) - moved).max() <= 0.5
+
+
+def test_cutting_boxes_at_the_edges() -> None:
+    boxes = np.array([[-5.0, 3.0, 20.0, 99.0], [1.5, 2.5, 3.5, 4.5], [50.0, 5.0, 60.0, 9.0]])
+    assert cut_at_edges(boxes, (10, 40)).tolist() == [[0, 3, 20, 10], [1.5, 2.5, 3.5, 4.5], [40, 5, 40, 9]]
+
+
+def test_which_boxes_stay() -> None:
+    boxes = np.array(
+        [
+            [10, 10, 50, 50],  # whole
+            [-30, 10, 10, 50],  # a quarter
+            [-36, 10, 4, 50],  # a tenth
+            [10, 10, 12, 50],  # two pixels wide
+            [10, 10, 13, 50],
+            [0, 10, 90, 14],  # a sliver
+            [200, 200, 240, 240],  # outside
+        ],
+        dtype=np.float32,
+    )
+    clipped, kept = visible_boxes(boxes, (80, 100), 0.2)
+    assert kept.tolist() == [True, True, False, False, True, False, False]
+    assert clipped[1].tolist() == [0, 10, 10, 50]
+
+
+def test_warp_outside_the_canvas_draws_nothing() -> None:
+    canvas = np.full((32, 32, 3), 7, dtype=np.uint8)
+    for shift in (-200, 200):
+        matrix = np.array([[1.0, 0, shift], [0, 1, 0], [0, 0, 1]])
+        warp_into(canvas, np.zeros((50, 50, 3), dtype=np.uint8), matrix)
+    assert (canvas == 7).all()
+
+
+def test_colour_equals_the_formula() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    for seed in range(5):
+        gains = 1 + np.random.default_rng(seed).uniform(-1, 1, 3) * [0.1, 0.7, 0.4]
+        hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV).astype(np.float64) * gains
+        hsv[..., 0] %= 180
+        expected = cv2.cvtColor(np.minimum(hsv, 255).astype(np.uint8), cv2.COLOR_HSV2RGB)
+        changed = image.copy()
+        change_colour(changed, gains)
+        assert np.array_equal(changed, expected)
+    unchanged = image.copy()
+    change_colour(unchanged, np.ones(3))
+    assert np.array_equal(unchanged, image)

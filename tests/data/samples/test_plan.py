@@ -1,0 +1,189 @@
+"""Samples drawn the fast way against the plain one, boxes against pixels, and colour on the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from data import AugmentConfig, DataError, Request, TrainDataset
+from data.augment_config import Colour
+from data.samples.colour import change_colour, network_input
+from data.samples.letterbox import PAD_VALUE
+from data.samples.reference_path import reference_sample
+from tests.data.conftest import NO_AUGMENT, CocoSet
+
+MOSAIC = replace(NO_AUGMENT, mosaic=1, scale=0.5, translate=0.1, flip_horizontal=0.5, flip_vertical=0.5)
+PLANS = {
+    "mosaic of four": MOSAIC,
+    "mosaic of nine": replace(MOSAIC, mosaic_nine=1),
+    "mixture": replace(MOSAIC, mixup=1),
+    "turned": replace(MOSAIC, degrees=20, shear=5),
+    "perspective": replace(MOSAIC, perspective=0.0005),
+    "colour": replace(MOSAIC, hsv_hue=0.1, hsv_saturation=0.7, hsv_value=0.4),
+    "single": replace(MOSAIC, mosaic=0),
+    "copied objects": replace(MOSAIC, copy_paste=1),
+}
+
+
+def smooth_set(coco_set: CocoSet) -> CocoSet:
+    """Larger images with soft gradients: where two ways of sampling must agree."""
+    generator = np.random.default_rng(3)
+    for _ in range(6):
+        height, width = (int(side) for side in generator.integers(90, 260, 2))
+        y, x = np.mgrid[:height, :width]
+        planes = [127 + 120 * np.sin(x * f + y * g) for f, g in generator.uniform(-0.03, 0.03, (3, 2))]
+        box = [float(v) for v in (*generator.uniform(5, 30, 2), *generator.uniform(20, 50, 2))]
+        x, y, w, h = box
+        diamond = [x + w / 2, y, x + w, y + h / 2, x + w / 2, y + h, x, y + h / 2]
+        coco_set.add_image(np.stack(planes, axis=2).astype(np.uint8), [(1, box)], segmentation=[diamond])
+    return coco_set
+
+
+@pytest.mark.parametrize("augment", PLANS.values(), ids=PLANS.keys())
+def test_the_fast_way_draws_what_the_plain_way_draws(empty_set: CocoSet, augment: AugmentConfig) -> None:
+    images = smooth_set(empty_set).source(outlines=True)
+    dataset = TrainDataset(images.annotations, augment, seed=1, epochs=1000, images=images)
+    differences = []
+    for index in range(len(dataset)):
+        for epoch in range(3):
+            request = Request(index, 128, 160, epoch)
+            sample = dataset[request]
+            image, classes, boxes = reference_sample(
+                dataset.plan(request), images.annotations, images.read, augment.min_visible
+            )
+            drawn = sample.images[0].permute(1, 2, 0).numpy()
+            differences.append(np.abs(drawn.astype(float) - image).mean())
+            found = sample.targets.numpy()
+            assert found[:, 1].astype(int).tolist() == classes.tolist()
+            corners = np.concatenate([found[:, 2:4] - found[:, 4:] / 2, found[:, 2:4] + found[:, 4:] / 2], axis=1)
+            np.testing.assert_allclose(corners, boxes.reshape(-1, 4), atol=0.01)
+    assert np.mean(differences) < 1.0 and max(differences) < 1.5  # in grey levels, seams of small tiles included
+
+
+@pytest.mark.parametrize("nine", [0.0, 1.0])
+def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet, nine: float) -> None:
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (255, 0, 255), (0, 255, 255)]
+    generator = np.random.default_rng(0)
+    empty_set.json["categories"] = [{"id": i, "name": str(i)} for i in range(len(colours))]
+    for number, colour in enumerate(colours):
+        height, width = (int(side) for side in generator.integers(150, 400, 2))
+        x, y = int(generator.integers(0, width // 2)), int(generator.integers(0, height // 2))
+        w, h = width // 3, height // 3
+        image = np.zeros((height, width, 3), dtype=np.uint8)
+        image[y : y + h, x : x + w] = colour
+        empty_set.add_image(image, [(number, [float(x), float(y), float(w), float(h)])])
+    images = empty_set.source()
+    dataset = TrainDataset(images.annotations, replace(MOSAIC, mosaic_nine=nine), 0, 1000, images)
+    seen = 0
+    for epoch in range(20):
+        request = Request(epoch % len(colours), 320, 416, epoch)
+        (picture,) = dataset.plan(request).pictures
+        sample = dataset[request]
+        image = sample.images[0].permute(1, 2, 0).numpy().astype(int)
+        rows = sample.targets.numpy()
+        for _, number, cx, cy, w, h in rows:
+            if picture.indices.count(int(number)) > 1 or min(w, h) < 6:
+                continue  # the same image twice: its pixels are no longer those of one box
+            close = (np.abs(image - colours[int(number)]) <= 127).all(axis=2)
+            ys, xs = np.flatnonzero(close.any(axis=1)), np.flatnonzero(close.any(axis=0))
+            extent = np.array([xs[0], ys[0], xs[-1] + 1, ys[-1] + 1])
+            assert np.abs(extent - [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]).max() <= 1.01, (epoch, number)
+            seen += 1
+    assert seen > 10
+
+
+def test_a_plan_depends_on_nothing_but_seed_and_request(coco_set: CocoSet) -> None:
+    images = coco_set.source()
+    datasets = [TrainDataset(images.annotations, PLANS["mosaic of nine"], seed, 1000, images) for seed in (1, 1, 2)]
+    request = Request(3, 64, 64, 5)
+    datasets[1][Request(0, 64, 64, 0)]  # a past of its own
+    first, second, other = (dataset[request].images for dataset in datasets)
+    assert first.equal(second) and not first.equal(other)
+    assert not first.equal(datasets[0][Request(3, 64, 64, 6)].images)
+
+
+def test_the_pool_bounds_the_partners(coco_set: CocoSet) -> None:
+    images = coco_set.source()
+    dataset = TrainDataset(images.annotations, MOSAIC, 0, 1000, images)
+    for epoch in range(20):
+        (picture,) = dataset.plan(Request(2, 64, 64, epoch, pool=(2, 4, 5))).pictures
+        assert picture.indices[0] == 2 and set(picture.indices) <= {2, 4, 5}
+
+
+def test_colour_on_the_device_is_that_of_the_cpu(coco_set: CocoSet) -> None:
+    images = coco_set.source()
+    colourful = PLANS["colour"]
+    on_cpu = TrainDataset(images.annotations, colourful, 0, 1000, images)
+    on_device = TrainDataset(images.annotations, replace(colourful, colour=Colour.device), 0, 1000, images)
+    requests = [Request(index, 96, 96, 0) for index in range(7)]
+    here, there = on_cpu.__getitems__(requests), on_device.__getitems__(requests)
+    assert here.targets.equal(there.targets) and here.gains.shape == (0, 3) and there.gains.shape == (7, 3)
+    expected = network_input(here.images, here.gains)
+    found = network_input(there.images, there.gains)
+    assert expected.equal(here.images.float() / 255)
+    assert float((found - expected).abs().mean()) < 1 / 255
+    one = np.ascontiguousarray(there.images[0].permute(1, 2, 0).numpy())
+    change_colour(one, there.gains[0].double().numpy())
+    assert float((found[0] * 255 - torch.from_numpy(one).permute(2, 0, 1)).abs().mean()) < 1
+    assert PAD_VALUE == 114
+
+
+def test_short_trainings_keep_most_of_their_mosaics() -> None:
+    augment = replace(MOSAIC, close_mosaic_epochs=10, close_mosaic_max_fraction=0.25)
+    assert [augment.plain_epochs(epochs) for epochs in (300, 40, 10, 1)] == [10, 10, 2, 0]
+
+
+def test_copied_objects_bring_their_pixels_and_boxes_and_hide_others(empty_set: CocoSet) -> None:
+    """Red squares on black, each in an image of its own, and one green image whose only box is all of it."""
+    for x in (20.0, 60.0):
+        image = np.zeros((128, 128, 3), dtype=np.uint8)
+        image[40:80, int(x) : int(x) + 40] = (255, 0, 0)
+        outline = [x, 40, x + 40, 40, x + 40, 80, x, 80]
+        empty_set.add_image(image, [(1, [x, 40.0, 40.0, 40.0])], segmentation=[outline])
+    small = np.zeros((128, 128, 3), dtype=np.uint8)
+    small[50:60, 50:60] = (0, 255, 0)
+    empty_set.add_image(small, [(3, [50.0, 50.0, 10.0, 10.0])])  # without outline: never copied
+    images = empty_set.source(outlines=True)
+    dataset = TrainDataset(
+        images.annotations, replace(NO_AUGMENT, copy_paste=1, close_mosaic_epochs=1), 0, 1000, images
+    )
+    hidden = copied = 0
+    for epoch in range(60):
+        request = Request(2, 128, 128, epoch)
+        donor = dataset.plan(request).donor
+        sample = dataset[request]
+        picture = sample.images[0].permute(1, 2, 0).numpy()
+        red, green = (picture[..., 0] > 128), (picture[..., 1] > 128)
+        classes = sample.targets[:, 1].int().tolist()
+        assert donor is not None and classes.count(1) == bool(green.sum() > 20)  # cat, of id 3, is hidden or labelled
+        if 0 in classes:
+            copied += 1
+            rows, columns = np.nonzero(red)
+            box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            (target,) = sample.targets[sample.targets[:, 1] == 0].tolist()
+            cx, cy, w, h = target[2:]
+            np.testing.assert_allclose([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], box, atol=1)
+        else:
+            assert not red.any()
+        hidden += 1 not in classes
+    assert copied > 10 and hidden > 5
+    assert dataset.plan(Request(2, 128, 128, 999)).donor is None  # closed with the mosaics in the last epochs
+
+
+def test_a_mask_that_is_run_length_coded_is_no_outline(empty_set: CocoSet) -> None:
+    image = np.zeros((64, 64, 3), dtype=np.uint8)
+    box = (1, [4.0, 4.0, 30.0, 30.0])
+    triangle = [[4.0, 4.0, 34.0, 4.0, 34.0, 34.0], [5, 5, 6, 5, 6, 6]]
+    for segmentation in (triangle, {"counts": [1], "size": [64, 64]}, None, []):
+        empty_set.add_image(image, [box], segmentation=segmentation)
+    opened = empty_set.open(outlines=True)
+    assert [len(opened.outlines.of(row)) for row in range(4)] == [2, 0, 0, 0]
+    np.testing.assert_array_equal(opened.outlines.of(0)[0], np.array([[4, 4], [34, 4], [34, 34]], dtype=np.float32))
+    assert empty_set.open().outlines.of(0) == []
+    for broken in ([[1.0, 2.0]], [[1, 2, 3, 4, 5, "6"]], [[1, 2, 3, 4, 5, True]], [3], [[1, 2, 3, 4, 5, 6, 7]]):
+        empty_set.json["annotations"][1]["segmentation"] = broken
+        with pytest.raises(DataError, match=r"annotation 101 has the segmentation .* instead of a list of polygons"):
+            empty_set.open(outlines=True)

@@ -1,0 +1,189 @@
+"""Damaged .cfg files: each makes a network that runs, or is refused in one sentence, in little time and memory."""
+
+from __future__ import annotations
+
+import random
+import re
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import Darknet, ModelError, count_flops, parse_cfg
+from models.cfg.keys import SECTION_KEYS
+from models.cfg.parse import ZOO
+from models.network import graph
+from tests.models.cfg_writer import cfg, conv, head, route, section, shortcut
+
+CASES = 300
+GIB = 2**30
+SMALL = ("0", "1", "2", "3", "4", "8", "16")
+HUGE = ("-1", "-7", "100", "255", "1024", "100000", "1000000", "2147483647", "2147483648", "1" + "0" * 30)
+ODD = (
+    "",
+    "0.5",
+    "-.25",
+    "1e-320",
+    "1e400",
+    "nan",
+    "0x10",
+    "1_000",
+    "\u0661",
+    "mish",
+    "softmax",
+    "-1,-1",
+    "#",
+    "=",
+    "\x00",
+)
+
+EVERY_KIND = cfg(
+    conv(8, 3, 2), conv(8, 3, dilation=2), conv(8, 3, share_index=-1), shortcut(-2, weights_type="per_channel"),
+    section("maxpool", size=2, stride=2), route(-1, groups=2, group_id=1), section("upsample", stride=2),
+    route(-1, 3), conv(16, 3, groups=4, xnor=0), section("avgpool"), conv(16, activation="logistic"),
+    section("scale_channels", from_=8), section("dropout", probability=0.1), section("reorg3d", stride=2),
+    conv(64, antialiasing=1), section("sam", from_=-2), section("maxpool", maxpool_depth=1, out_channels=8), head(0, 1),
+    route(-3), section("local_avgpool", size=3, stride=1), head(2, num=3, new_coords=1, activation="logistic"),
+)  # fmt: skip
+
+
+def thin(text: str) -> str:
+    """The .cfg with a sixteenth of its filters, the heads' left alone, so that hundreds can be built."""
+    return re.sub(r"filters=(?!255)(\d+)", lambda found: f"filters={max(8, int(found[1]) // 16)}", text)
+
+
+@pytest.fixture(scope="module")
+def originals() -> list[str]:
+    """Files to damage; half of the draws take the one with every kind of layer."""
+    zoo = [thin(path.read_text()) for path in sorted(ZOO.glob("*.cfg"))]
+    return zoo + [EVERY_KIND] * len(zoo)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On maps this small several threads only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def two_gibibytes() -> Iterator[None]:
+    """Whatever asks for more memory than that fails, as MemoryError or RuntimeError."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2 * GIB, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def damaged(text: str, rng: random.Random) -> str:
+    """The text with one to three mistakes."""
+
+    def word(_: object) -> str:
+        return rng.choice(rng.choice((SMALL, SMALL, HUGE, ODD)))
+
+    lines = text.split("\n")
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        kind = rng.randrange(12)
+        at = rng.randrange(len(lines))
+        options = [index for index, line in enumerate(lines) if re.match(r"\w+=", line)]
+        sections = [index for index, line in enumerate(lines) if line.startswith("[")]
+        if kind == 0:
+            del lines[at]
+        elif kind == 1:
+            lines.insert(at, lines[at])
+        elif kind in (2, 3, 4) and options:  # another number
+            index = rng.choice(options)
+            lines[index] = re.sub(r"(?<=[=,])[^,]*", word, lines[index], count=rng.randint(1, 2))
+        elif kind == 5 and options:  # an unknown word
+            index = rng.choice(options)
+            position = rng.randrange(len(lines[index]))
+            lines[index] = lines[index][:position] + rng.choice("abxyz=[]") + lines[index][position + 1 :]
+        elif kind in (6, 7) and sections:  # an option more, in front so that it is the one that counts
+            index = rng.choice(sections)
+            known = SECTION_KEYS.get(lines[index].strip("[]"), SECTION_KEYS["convolutional"]).used
+            lines.insert(index + 1, f"{rng.choice(sorted(known or {'clip'}))}={word(None)}")
+        elif kind == 8 and len(sections) > 2:  # two sections change places
+            first, second = sorted(rng.sample(sections[:-1], 2))
+            end = sections[sections.index(second) + 1]
+            middle = sections[sections.index(first) + 1]
+            lines[first:end] = lines[second:end] + lines[middle:second] + lines[first:middle]
+        elif kind == 9 and rng.random() < 0.5:
+            lines.insert(at, "".join(chr(rng.randrange(256)) for _ in range(rng.randrange(1, 60))))
+        elif kind == 10:  # cut off
+            whole = "\n".join(lines)
+            lines = whole[: rng.randrange(1, len(whole) + 1)].split("\n")
+        elif sections:  # another kind of layer
+            lines[rng.choice(sections)] = f"[{rng.choice(sorted(SECTION_KEYS))}]"
+        lines = lines if any(lines) else ["[net]"]
+    return "\n".join(lines)
+
+
+def run(model: Darknet) -> None:
+    """One image of the smallest size; without values where it would take seconds."""
+    side = model.max_stride
+    largest = max(shape.channels * shape.size((side, side))[0] * shape.size((side, side))[1] for shape in model.shapes)
+    device = "cpu" if count_flops(model, (side, side)) < 5e8 and largest < 2e6 else "meta"
+    with torch.no_grad():
+        maps = model.to(device).eval()(torch.zeros(1, model.in_channels, side, side, device=device))
+    for raw, its in zip(maps, model.heads, strict=True):
+        assert raw.shape[1:] == (len(its.anchors), side // its.stride, side // its.stride, 5 + its.num_classes)
+
+
+def test_the_originals_run(originals: list[str]) -> None:
+    for text in dict.fromkeys(originals):
+        run(Darknet(parse_cfg(text, "original.cfg")))
+    assert {section.kind for section in parse_cfg(EVERY_KIND, "x").layers} == SECTION_KEYS.keys() - {"net", "reorg"}
+
+
+@pytest.mark.slow
+def test_damaged_files(originals: list[str], two_gibibytes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "MAX_VALUES", 3_000_000)  # near the real limit each would take seconds to draw
+    rng = random.Random(0)
+    outcomes = {"runs": 0, "refused": 0}
+    for case in range(CASES):
+        text = damaged(rng.choice(originals), rng)
+        start = time.process_time()
+        try:
+            run(Darknet(parse_cfg(text, "fuzz.cfg")))
+            outcomes["runs"] += 1
+        except ModelError as error:
+            message = str(error)
+            assert re.match(r"fuzz\.cfg:\d+: ", message) and message.isprintable() and len(message) < 700, (case, text)
+            outcomes["refused"] += 1
+        except Exception as error:
+            pytest.fail(f"case {case}: {type(error).__name__}: {error}\n{text}")
+        assert time.process_time() - start < 10, (case, text)  # a bound on hangs, not on speed
+    assert min(outcomes.values()) > CASES // 10, outcomes  # the damage is neither too little nor too much
+
+
+def test_a_huge_network_is_refused_before_its_memory_is_taken(two_gibibytes: None) -> None:
+    one = cfg(conv(8, 3, 2), conv(60000, 127), head(0))  # 31 GB of weights
+    with pytest.raises(ModelError, match=r"huge\.cfg:\d+: .*7,742,160,248 values, more than the 350,000,000 .* fix"):
+        Darknet(parse_cfg(one, "huge.cfg"))
+    many = cfg(conv(8, 3, 2), conv(4000, 3), *[conv(4000, 3) for _ in range(20)], head(0))
+    with torch.device("meta"), pytest.raises(ModelError, match=r"huge\.cfg:\d+: .*brings the network to 432,"):
+        Darknet(parse_cfg(many, "huge.cfg"))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [conv(8, 3, 2), *["[route]\nlayers=-1,-1\n"] * 40],  # 2^43 channels
+        [conv(8, 3, 2), section("upsample", stride=10**6)],
+        [conv(8, 3, 2), *[section("upsample", stride=2)] * 30],
+        [conv(8, 3, 2), *[section("reorg3d", stride=2)] * 30],
+        [conv(8, 3, 2), *[section("maxpool", size=2, stride=2)] * 30],
+        [conv(8, 3, 3), conv(8, 3, 5), conv(8, 3, 7), conv(8, 3, 11), conv(8, 3, 13)],
+        [conv(8, 3, 2), section("upsample", stride=-100000)],
+        [section("avgpool"), *["[route]\nlayers=-1,-1\n"] * 40],
+    ],
+)
+def test_maps_that_no_image_could_have_are_refused(layers: list[str]) -> None:
+    with pytest.raises(ModelError, match=r"huge\.cfg:\d+: .*, more than"):
+        Darknet(parse_cfg(cfg(*layers, head(0)), "huge.cfg"))

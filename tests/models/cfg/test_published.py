@@ -1,0 +1,281 @@
+"""Every odd construct of the .cfg files that people publish, in small files: read, run, trained, stored."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import Darknet, ModelError, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights
+from models.network.layers import SharedConvolution
+from tests.models.cfg_writer import CLASSES, cfg, conv, head, route, section, shortcut
+from tests.models.small_network import randomise
+
+TWENTY = ",  ".join(f"{n},{n + 1}" for n in range(10, 30))
+
+
+def build(text: str) -> Darknet:
+    return Darknet(parse_cfg(text, "odd.cfg"))
+
+
+def exercise(model: Darknet, folder: Path) -> None:
+    """Two image sizes, a backward pass, and .weights out and in."""
+    randomise(model).train()
+    step = model.max_stride
+    for height, width in ((step, step), (2 * step, 3 * step)):
+        maps = model(torch.rand(2, 3, height, width))
+        for raw, its in zip(maps, model.heads, strict=True):
+            assert raw.shape == (2, len(its.anchors), height // its.stride, width // its.stride, 5 + CLASSES)
+    sum(raw.square().mean() for raw in maps).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+    twin = build(model.cfg.text)
+    save_darknet_weights(model, folder / "a.weights")
+    report = load_darknet_weights(twin, folder / "a.weights")
+    save_darknet_weights(twin, folder / "b.weights")
+    assert report.is_whole and (folder / "a.weights").read_bytes() == (folder / "b.weights").read_bytes()
+    images = torch.rand(1, 3, step, step)
+    with torch.no_grad():
+        for ours, theirs in zip(model.eval()(images), twin.eval()(images), strict=True):
+            assert ours.isfinite().all() and ours.equal(theirs)
+
+
+def pyramid(*heads: str, levels: int = 5) -> str:
+    """Maps at strides 8, 16, ... with one head each, large strides last, as in the scaled v4 and v7 families."""
+    stem = "".join(conv(8, 3, 2, "mish") for _ in range(3))
+    body = "".join(conv(8, 3, 2, "mish") for _ in range(levels - 1))
+    text = stem + body
+    for level, one in enumerate(heads):
+        text += route(2 + level) + one
+    return cfg(text, side=8 * 2 ** (levels - 1))
+
+
+@pytest.mark.parametrize("activation", ["logistic", "linear"])
+def test_five_strides_and_more_anchors_than_num(activation: str, tmp_path: Path) -> None:
+    """cspx-p7-mish: num=16, twenty pairs, masks up to 19; raw maps are logits whatever the last activation is."""
+    heads = [
+        head(*range(4 * level, 4 * level + 4), anchors=TWENTY, num=16, activation=activation, new_coords=1,
+             scale_x_y="2.0")
+        for level in range(5)
+    ]  # fmt: skip
+    model = build(pyramid(*heads))
+    assert [its.stride for its in model.heads] == [8, 16, 32, 64, 128] and model.max_stride == 128
+    assert model.heads[4].anchors == ((26, 27), (27, 28), (28, 29), (29, 30))
+    assert all(its.new_coords and its.scale_x_y == 2 for its in model.heads)
+    assert isinstance(model.head_convolution(model.heads[0]).activation, torch.nn.Identity)
+    notes = [note.split(": ", 1)[1] for note in model.notes]
+    assert "[yolo] mask names anchor 19 though num=16; the list has it" in notes
+    assert sum("read as logistic" in note for note in notes) == (5 if activation == "linear" else 0)
+    exercise(model, tmp_path)
+
+
+def test_masks_of_unequal_length_and_a_missing_comma(tmp_path: Path) -> None:
+    """cspx-p7-mish_hp: heads of 2, 3 and 4 anchors, one in two of them; `61,45    61,45` is one number less."""
+    anchors = "13,17,  31,25,   24,51, 61,45    61,45,  48,102, 119,96"
+    heads = [head(*mask, anchors=anchors, num=7) for mask in ((0, 1), (1, 2, 3), (3, 4, 5, 6))]
+    model = build(pyramid(*heads, levels=3))
+    assert model.heads[0].all_anchors[3:] == ((61, 4561), (45, 48), (102, 119), (96, 0.5))
+    assert [len(its.anchors) for its in model.heads] == [2, 3, 4]
+    assert len(model.notes) == 3 and "a comma may be missing; the last is 96,0.5" in model.notes[0]
+    exercise(model, tmp_path)
+
+
+def test_comments_in_values_and_blanks(tmp_path: Path) -> None:
+    text = cfg(
+        conv(8, 3, 2), conv(8), "[route]\nlayers = -1, 0 ###S4\n", conv(8), "[route]\nlayers = 1 ###P6\n", head(0)
+    )
+    plain = build(text.replace(" ###S4", "").replace(" ###P6", ""))
+    assert build(text).sources == plain.sources and plain.sources[2] == (1, 0) and plain.sources[4] == (1,)
+    odd = "; first\n# second\n" + text.replace("[route]", "[ route ] # third").replace("filters=8", "fil ters\t= 8 ; x")
+    odd = odd.replace("[net]", "\n\t[net]\ntime_steps=1\t# for 8GB GPU").replace("[convolutional]", "[conv]")
+    odd = odd.replace("[net]", "[network]").replace("4,6, 10,12", "4, 6,10 ,12").rstrip("\n")
+    path = tmp_path / "windows.cfg"
+    path.write_bytes(b"\xef\xbb\xbf" + odd.replace("\n", "\r\n").encode() + b"  # \xff\xfe caf\xe9 \x0c \xc2\x85")
+    model = Darknet(load_cfg(path))
+    assert model.sources == plain.sources and model.heads == plain.heads
+    assert [layer.line for layer in model.cfg.layers[:2]] == [9, 16]  # as an editor counts
+
+
+def test_first_of_two_equal_keys_counts() -> None:
+    model = build(cfg(conv(8, 3, 2).replace("filters=8", "filters=8\nfilters=16\nfilters=x"), head(0)))
+    assert model.layers[0].conv.out_channels == 8
+
+
+def test_shared_kernels_with_their_own_dilation(tmp_path: Path) -> None:
+    """resnet152_trident: three branches share kernels, absolute indices, anchors differ from head to head."""
+    stem = conv(8, 7, 2) + section("maxpool", size=2, stride=2) + conv(16, 3, 2)  # 0..2
+    owner = conv(8, 1, dilation=3) + conv(16, 3, dilation=3) + shortcut(-3) + head(8, 9, anchors=TWENTY)  # 3..7
+    second = route(2) + conv(8, 1, dilation=2, share_index=3) + conv(16, 3, dilation=2, share_index=4)  # 8..10
+    second += shortcut(-3) + section("upsample", stride=2) + head(4, 5, anchors=TWENTY.replace("18,19", "18,20"))
+    third = route(2) + conv(8, 1, share_index=3) + conv(16, 3, share_index=4, stride=2) + shortcut(-3)  # 15..18
+    third = third.replace("stride=2", "stride=1") + section("upsample", stride=4) + head(0, 1, anchors=TWENTY)
+    model = build(cfg(stem, owner, second, third))
+    assert [its.stride for its in model.heads] == [8, 4, 2] and model.heads[1].all_anchors != model.heads[0].all_anchors
+    shared = [layer for layer in model.layers if isinstance(layer, SharedConvolution)]
+    assert [(layer.source is model.layers[3], layer.dilation) for layer in shared[::2]] == [(True, 1), (True, 1)]
+    assert [(layer.source is model.layers[4], layer.dilation) for layer in shared[1::2]] == [(True, 2), (True, 1)]
+    exercise(model, tmp_path)
+
+
+def test_shortcuts_between_unequal_maps(tmp_path: Path) -> None:
+    """yolov3-tiny-prn adds the first half of a wider map, resnet152_trident a narrower one, to what stands before."""
+    text = cfg(
+        conv(8, 3, 2), conv(16, 3, 2), conv(32, 3), shortcut(1, activation="leaky"),  # 16 channels added to 32
+        conv(16), shortcut(2, -3, activation="leaky"),  # the first 16 of 32, and all of 16
+        head(3, 4, anchors=TWENTY, num=6), route(3), conv(8), section("upsample", stride=2), shortcut(0), head(1, 2),
+    )  # fmt: skip
+    model = build(text)
+    assert model.sources[3] == (2, 1) and model.sources[5] == (4, 2, 2)
+    assert [model.shapes[index].channels for index in (3, 5)] == [32, 16]
+    exercise(model, tmp_path)
+
+
+def test_attention_and_reorganised_maps(tmp_path: Path) -> None:
+    """yolov4-sam-mish-csp-reorg-bfm: [reorg3d], [sam], and blanks behind the equals sign."""
+    text = cfg(
+        conv(8, 3, 2, "mish"), section("reorg3d", stride=2), conv(32, stopbackward=800),
+        conv(32, activation="logistic"), section("sam", from_=" -2"), route(-1, 1), "[shortcut]\nfrom= -2\n",
+        head(0, 1, 2, scale_x_y=1.2),
+    )  # fmt: skip
+    model = build(text)
+    assert model.shapes[1].channels == 32 and model.heads[0].stride == 4 and model.shapes[6].channels == 64
+    exercise(model, tmp_path)
+
+
+def test_binary_networks(tmp_path: Path) -> None:
+    """yolov3-tiny_xnor: all convolutions but the first and the last."""
+    model = build(cfg(conv(8, 3, 2), conv(32, 3, xnor=1, bin_output=1), conv(16, 1, xnor=1), head(0, 1)))
+    assert [layer.xnor for layer in model.layers if hasattr(layer, "xnor")] == [False, True, True, False]
+    exercise(model, tmp_path)
+    grouped = build(model.cfg.text.replace("xnor=1", "xnor=1\ngroups=4", 1))
+    assert grouped.layers[1].conv.groups == 1 and "xnor=1 puts out of force" in grouped.notes[0]
+
+
+def test_unequal_strides_and_pools_over_channels(tmp_path: Path) -> None:
+    """yolo_v3_tiny_pan3: pools of 8 with strides 4 and 8, strides for each axis, low-pass filters, channel pools."""
+    text = cfg(
+        conv(8, 3, antialiasing=1, assisted_excitation=4000), section("maxpool", size=2, stride=2, antialiasing=1),
+        section("maxpool", size=8, stride=4, stride_x=4, stride_y=8), conv(8, 1, 2, stride_x=2, stride_y=1),
+        route(1), section("maxpool", size=8, stride=8, stride_x=8, stride_y=4), conv(8, 1, stride_y=2),
+        route(3, 6, 3, 6, 3, 6, 3, 6, 3, 6), section("maxpool", maxpool_depth=1, out_channels=16, size=1, stride=1),
+        head(0, 1, 2, scale_x_y=1.05), route(1), section("maxpool", size=16, stride=16),
+        section("upsample", stride=4), head(1, 2, scale_x_y=1.1),
+    )  # fmt: skip
+    model = build(text)
+    assert model.shapes[2].stride == (16, 8) and model.shapes[7].channels == 80 and model.shapes[8].channels == 16
+    assert [its.stride for its in model.heads] == [16, 8]
+    exercise(model, tmp_path)
+    other = text.replace("stride_y=2", "stride_y=1")
+    with pytest.raises(ModelError, match=r"layer 3 at stride 16, layer 6 at strides 8 and 16"):
+        build(other)
+
+
+def test_local_means_and_training_only_routes(tmp_path: Path) -> None:
+    """yolov4-tiny_contrastive without its tracker: all anchors in one head, routes that only run forward."""
+    text = cfg(
+        conv(8, 3, 2), route(-1, groups=2, group_id=1), conv(8, 3), route(0, 2, onlyforward=1),
+        section("local_avgpool", size=4, stride=4), route(-1, onlyforward=1), conv(8),
+        head(0, 1, 2, embedding_layer=-4),
+    )  # fmt: skip
+    model = build(text)
+    assert model.shapes[1].channels == 4 and model.heads[0].stride == 8
+    exercise(model, tmp_path)
+
+
+def test_a_branch_that_leads_nowhere_is_computed_and_let_go() -> None:
+    model = build(cfg(conv(8, 3, 2), conv(8), route(0), head(0)))
+    assert model._released == [[-1], [1], [0], [2], [3]]
+    assert len(model(torch.rand(2, 3, 8, 8))) == 1
+
+
+def test_squeeze_and_excitation(tmp_path: Path) -> None:
+    """enet-coco: depthwise kernels, a global mean, factors for channels, dropout, absolute shortcuts, pad=0."""
+    text = cfg(
+        conv(8, 3, 2, "swish"), conv(16, 1, 1, "swish", pad=0), conv(16, 5, 1, "swish", groups=16), section("avgpool"),
+        conv(4, activation="swish"), conv(16, activation="logistic"), section("scale_channels", from_=-4), conv(8),
+        section("dropout", probability=".0"), shortcut(0), section("dropout", probability=0.3, dropblock=1), head(0),
+    )  # fmt: skip
+    model = build(text)
+    assert model.layers[2].conv.groups == 16 and model.shapes[5].size((64, 96)) == (1, 1)
+    assert model.shapes[6] == model.shapes[2]
+    exercise(model, tmp_path)
+
+
+def test_grouped_kernels_and_spatial_pyramids(tmp_path: Path) -> None:
+    """csresnext50-panet-spp: groups=32; the SPP of yolov3 and that of yolov7, whose route runs backwards."""
+    spp = section("maxpool", stride=1, size=5) + route(-2) + section("maxpool", stride=1, size=9) + route(-4)
+    spp += section("maxpool", stride=1, size=13)
+    text = cfg(
+        conv(32, 7, 2), conv(64, 3, 2, groups=32), conv(8), spp, route(-6, -5, -3, -1), conv(8, activation="swish"),
+        spp, route(-1, -3, -5, -6), head(0, 1, anchors="12, 16, 19, 36, 40, 28"),
+    )  # fmt: skip
+    model = build(text)
+    assert model.sources[8] == (2, 3, 5, 7) and model.sources[15] == (14, 12, 10, 9)
+    assert model.layers[1].conv.weight.shape == (64, 1, 3, 3)
+    exercise(model, tmp_path)
+
+
+def test_pool_of_two_at_stride_one_keeps_the_size(tmp_path: Path) -> None:
+    """yolov3-tiny's layer 11; and yolov3_5l's head at stride 2."""
+    model = build(cfg(conv(8, 3, 2), section("maxpool", size=2, stride=1), head(0)))
+    assert model.heads[0].stride == 2
+    exercise(model, tmp_path)
+
+
+@pytest.mark.parametrize("weights_type", ["per_feature", "per_channel"])
+@pytest.mark.parametrize("normalization", ["relu", "softmax"])
+def test_weighted_sums(weights_type: str, normalization: str, tmp_path: Path) -> None:
+    """The BiFPN of AlexeyAB's experiments; the weights are stored between those of the convolutions."""
+    weighted = shortcut(-2, -3, weights_type=weights_type, weights_normalization=normalization)
+    model = build(cfg(conv(8, 3, 2), conv(8), conv(8), weighted, head(0)))
+    assert model.layers[3].weights.shape == (3, 1 if weights_type == "per_feature" else 8)
+    exercise(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        *[(kind, "tracker") for kind in ("crnn", "conv_lstm", "rnn", "lstm", "gru", "contrastive", "history")],
+        *[(kind, "head of another detector") for kind in ("region", "detection", "Gaussian_yolo")],
+        *[(kind, "classifier") for kind in ("softmax", "cost", "connected", "local")],
+    ],
+)
+def test_networks_of_other_kinds_are_refused_by_name(kind: str, reason: str) -> None:
+    text = cfg(conv(8, 3, 2), section(kind, batch_normalize=1, size=3), head(0))
+    line = text.split("\n").index(f"[{kind}]") + 1
+    with pytest.raises(ModelError, match=rf"^odd\.cfg:{line}: \[{kind}\] .*{reason}") as caught:
+        build(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_classifier_has_no_head() -> None:
+    """cspx-p7-mish-omega ends in [avgpool], a convolution and [softmax]; without the last nothing else is wrong."""
+    with pytest.raises(ModelError, match=r"odd\.cfg:1: .* not followed by any \[yolo\]"):
+        build(cfg(conv(8, 3, 2), section("avgpool"), conv(10, activation="linear")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[maxpool]", "[maxpol]", r"odd\.cfg:12: no layer is written \[maxpol\]; did you mean maxpool\?"),
+        ("[maxpool]", "[zzz]", r"odd\.cfg:12: .*known are avgpool, convolutional, dropout"),
+        ("size=2", "sise=2", r"odd\.cfg:13: \[maxpool\] has no option sise; did you mean size\?"),
+        ("leaky", "leeky", r"odd\.cfg:11: \[convolutional\] has no activation leeky; did you mean leaky\?"),
+        ("filters=8", "flipped=1\nfilters=8", r"odd\.cfg:7: \[convolutional\] has flipped=1, which .* not build"),
+        ("size=2", "size=2\ndontload=1", r"odd\.cfg:14: \[maxpool\] has dontload=1, which .* not build"),
+    ],
+)
+def test_what_is_not_known_gets_the_nearest_name(old: str, new: str, message: str) -> None:
+    text = cfg(conv(8, 3, 2), section("maxpool", size=2, stride=2), head(0))
+    assert old in text
+    with pytest.raises(ModelError, match=message):
+        build(text.replace(old, new, 1))
+    assert build(text.replace("filters=8", "flipped=0\nfilters=8")).max_stride == 4
+
+
+def test_options_of_training_change_nothing() -> None:
+    """Darknet's training options of every layer, and a few of the newer ones of [net] and [yolo]."""
+    text = cfg(conv(8, 3, 2), section("maxpool", size=2, stride=2), head(0))
+    more = text.replace("size=2\n", "size=2\nstopbackward=1\nmaxpool_zero_nonmax=1\nlearning_rate=0.1\n")
+    more = more.replace("[net]\n", "[net]\nsequential_subdivisions=4\nseq_scales=0.5, 1, 0.5, 1\nema_alpha=0.9998\n")
+    more = more.replace("mask=", "counters_per_class=100, 10,  2100\nobjectness_smooth=1\nmax_delta=40\nmask=")
+    assert build(more).shapes == build(text).shapes

@@ -1,0 +1,217 @@
+"""The loss against a plain-Python reference, and what must not change it: order, ranks, number format."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import Head, IouKind, LossConfig, YoloLoss, decode
+from tests.models.loss_reference import yolo_loss
+
+HEADS = [
+    Head(layer=2, stride=32, anchors=((40, 30), (60, 90), (100, 80)), num_classes=3),
+    Head(layer=5, stride=16, anchors=((10, 14), (23, 27), (37, 40)), num_classes=3, scale_x_y=1.2),
+]
+SIZE = (96, 128)  # height, width
+CONFIG = LossConfig(
+    name="yolov3",
+    box=3.54,
+    objectness=64.3,
+    classification=37.4,
+    iou=IouKind.giou,
+    anchor_iou=0.2,
+    objectness_positive_weight=1.0,
+    class_positive_weight=1.0,
+    focal_gamma=0.0,
+    label_smoothing=0.0,
+)
+
+
+def random_maps(batch: int, heads: list[Head] = HEADS) -> list[Tensor]:
+    return [
+        torch.randn(batch, len(head.anchors), SIZE[0] // head.stride, SIZE[1] // head.stride, 5 + head.num_classes)
+        for head in heads
+    ]
+
+
+def random_targets(count: int, batch: int) -> Tensor:
+    """Targets of all sizes: two that meet in one cell, and one with its centre on the far edge of the image."""
+    targets = torch.rand(count, 6) * torch.tensor([batch, 3, SIZE[1], SIZE[0], 90, 80]) + torch.tensor(
+        [0, 0, 0, 0, 4, 4]
+    )
+    targets[:, :2] = targets[:, :2].floor()
+    targets[0, 2:4] = torch.tensor([SIZE[1], SIZE[0]])
+    targets[-1] = targets[-2] + torch.tensor([0, 0, 0.1, 0.1, 3, 2])
+    return targets[torch.randperm(count)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"iou": IouKind.iou},
+        {"iou": IouKind.diou},
+        {"iou": IouKind.ciou},
+        {"anchor_iou": 0.5},
+        {"focal_gamma": 1.5},
+        {"label_smoothing": 0.1},
+        {"objectness_positive_weight": 2.0, "class_positive_weight": 0.5},
+    ],
+)
+@pytest.mark.parametrize("ratio", [1.0, 0.3])
+def test_equals_the_plain_reference(change: dict, ratio: float) -> None:
+    config = replace(CONFIG, **change)
+    maps, targets = random_maps(3), random_targets(40, 3)
+    parts = YoloLoss(HEADS, config)(maps, targets, objectness_ratio=ratio)
+    expected = yolo_loss([raw.tolist() for raw in maps], targets.tolist(), HEADS, config, ratio)
+    torch.testing.assert_close(torch.stack(parts[1:]), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(parts.total, sum(parts[1:]))
+
+
+def test_one_class_is_learnt_too() -> None:
+    heads = [replace(head, num_classes=1) for head in HEADS]
+    maps, targets = random_maps(2, heads), random_targets(10, 2)
+    targets[:, 1] = 0
+    parts = YoloLoss(heads, CONFIG)(maps, targets)
+    expected = yolo_loss([raw.tolist() for raw in maps], targets.tolist(), heads, CONFIG)
+    torch.testing.assert_close(torch.stack(parts[1:]), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    assert parts.classification > 0
+
+
+def test_two_targets_in_one_cell_the_better_box_sets_objectness() -> None:
+    head = Head(layer=0, stride=32, anchors=((40.0, 40.0),), num_classes=3)
+    raw = torch.zeros(1, 1, 3, 4, 8)  # predicts a 40 x 40 box at the centre of each cell
+    raw[..., 4] = 1  # at 0 the cross-entropy does not depend on the target
+    exact, shifted = [0.0, 1, 48, 48, 40, 40], [0.0, 2, 52, 50, 30, 36]
+    loss = YoloLoss([head], CONFIG)
+    both = loss([raw], torch.tensor([exact, shifted]))
+    alone = {name: loss([raw], torch.tensor([target])) for name, target in (("exact", exact), ("shifted", shifted))}
+    assert both.objectness == alone["exact"].objectness == loss([raw], torch.tensor([shifted, exact])).objectness
+    assert both.objectness != alone["shifted"].objectness
+    torch.testing.assert_close(both.box, (alone["exact"].box + alone["shifted"].box) / 2)
+
+
+def test_order_of_targets_does_not_matter() -> None:
+    maps, targets = random_maps(2), random_targets(60, 2)
+    loss = YoloLoss(HEADS, CONFIG)
+    one, other = loss(maps, targets), loss(maps, targets.flip(0))
+    assert one.objectness.equal(other.objectness)
+    torch.testing.assert_close(one.total, other.total)
+
+
+def test_no_targets_is_background_only() -> None:
+    maps = [raw.requires_grad_() for raw in random_maps(2)]
+    parts = YoloLoss(HEADS, CONFIG)(maps, torch.zeros(0, 6))
+    assert parts.box == 0 and parts.classification == 0 and parts.objectness > 0
+    parts.total.backward()
+    for raw in maps:
+        assert (raw.grad[..., 4] > 0).all() and (raw.grad[..., :4] == 0).all() and (raw.grad[..., 5:] == 0).all()
+
+
+def test_targets_that_fit_no_anchor_have_no_box_term() -> None:
+    parts = YoloLoss(HEADS, CONFIG)(random_maps(1), torch.tensor([[0.0, 0, 50, 50, 1, 90]]))
+    assert parts.box == 0 and parts.classification == 0
+
+
+def test_the_ranks_shares_add_up_to_the_whole_batch() -> None:
+    maps, targets = [raw.requires_grad_() for raw in random_maps(4)], random_targets(30, 4)
+    targets[:, 0] = torch.where(torch.arange(30) < 27, targets[:, 0] % 2, targets[:, 0] % 2 + 2)  # 27 on rank 0, 3 on 1
+    loss = YoloLoss(HEADS, CONFIG)
+    whole = loss(maps, targets)
+    gradients = torch.autograd.grad(whole.total, maps)
+
+    shares = [
+        ([raw[:2] for raw in maps], targets[targets[:, 0] < 2]),
+        ([raw[2:] for raw in maps], targets[targets[:, 0] >= 2]),
+    ]
+    shares[1][1][:, 0] -= 2
+    counts: list[Tensor] = []
+
+    def record(tensor: Tensor) -> Tensor:
+        counts.append(tensor)
+        return tensor
+
+    for share in shares:
+        loss(*share, sum_over_ranks=record)
+    assert len(counts) == 2  # one call each
+    totals = [loss(*share, sum_over_ranks=lambda _: counts[0] + counts[1], world_size=2).total for share in shares]
+    total = totals[0] + totals[1]
+    torch.testing.assert_close(total, whole.total)
+    for one, other in zip(torch.autograd.grad(total, maps), gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_rank_without_targets_still_joins_the_sum() -> None:
+    calls = []
+    YoloLoss(HEADS, CONFIG)(random_maps(1), torch.zeros(0, 6), sum_over_ranks=lambda x: (calls.append(x), x)[1])
+    assert len(calls) == 1 and calls[0].tolist() == [0, 0]
+
+
+def test_perfect_maps_have_no_box_loss_and_decode_to_the_target() -> None:
+    """The loss and decode.py mean the same box, also with scale_x_y."""
+    box = torch.tensor([[70.0, 45.0, 30.0, 26.0]])
+    maps = [torch.full_like(raw, -20) for raw in random_maps(1)]
+    for raw, head in zip(maps, HEADS, strict=True):
+        cell = (box[0, :2] / head.stride).floor()
+        offset = (box[0, :2] / head.stride - cell + (head.scale_x_y - 1) / 2) / head.scale_x_y
+        logits = torch.cat((offset.logit().expand(3, 2), (box[:, 2:] / torch.tensor(head.anchors)).log()), 1)
+        raw[0, :, int(cell[1]), int(cell[0]), :4] = logits
+        raw[0, :, int(cell[1]), int(cell[0]), 4:6] = 20
+    parts = YoloLoss(HEADS, CONFIG)(maps, torch.cat((torch.zeros(1, 2), box), 1))
+    assert parts.box.abs() < 1e-4 and parts.classification < 1e-4
+    boxes, scores = decode(maps, HEADS)
+    found = boxes[0][scores[0, :, 0] > 0.5]
+    assert len(found) == 6  # three anchors of both heads
+    torch.testing.assert_close(found, torch.tensor([[55.0, 32, 85, 58]]).expand(6, 4), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", IouKind)
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
+def test_gradients_stay_finite(kind: IouKind, scale: float) -> None:
+    maps = [(raw * scale).requires_grad_() for raw in random_maps(2)]
+    parts = YoloLoss(HEADS, replace(CONFIG, iou=kind, focal_gamma=2.0))(maps, random_targets(50, 2))
+    parts.total.backward()
+    assert parts.total.isfinite() and all(raw.grad.isfinite().all() for raw in maps)
+
+
+def test_half_precision_maps_are_computed_in_float32() -> None:
+    maps, targets = [raw.bfloat16() for raw in random_maps(2)], random_targets(20, 2)
+    loss = YoloLoss(HEADS, CONFIG)
+    with torch.autocast("cpu", torch.bfloat16):
+        parts = loss(maps, targets)
+    assert parts.total.dtype == torch.float32
+    assert parts.total.equal(loss([raw.float() for raw in maps], targets).total)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("box", -1.0),
+        ("objectness_positive_weight", 0.0),
+        ("anchor_iou", 1.0),
+        ("label_smoothing", -0.1),
+        ("focal_gamma", -1.0),
+    ],
+)
+def test_config_ranges_name_the_key(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"loss\.{key} must be .* got {value}"):
+        replace(CONFIG, **{key: value})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_step_never_waits_for_the_accelerator() -> None:
+    maps, targets = random_maps(4), random_targets(50, 4)
+    on_cpu = YoloLoss(HEADS, CONFIG)(maps, targets)
+    maps, targets = [raw.cuda().requires_grad_() for raw in maps], targets.cuda()
+    loss = YoloLoss(HEADS, CONFIG)
+    first = loss(maps, targets)  # copies the anchors to the device, once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = loss(maps, targets)
+        again.total.backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert again.total.equal(first.total)
+    torch.testing.assert_close(again.total.cpu(), on_cpu.total, rtol=1e-4, atol=1e-5)

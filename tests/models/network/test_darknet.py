@@ -1,0 +1,184 @@
+"""Networks built from .cfg files: published sizes, geometry, scaling, freezing, and layers against direct formulas."""
+
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from models import Darknet, ModelError, count_flops, count_parameters, parse_cfg, zoo_cfg
+from models.network.layers import Convolution
+from models.weights.darknet import weight_tensors
+from tests.models import cfg_writer
+
+# reference.md section 4: parameters at 80, 20, 1 classes; GFLOPs at 416, 512, 608, 640 pixels and 80 classes; bytes of
+# the .weights file at 80 classes; layers, convolutions, Darknet indices of the [yolo] layers.
+PUBLISHED = {
+    "yolov3": ((61949149, 61626049, 61523734), (65.86, 99.77, 140.69, 155.89), 248007048, 107, 75, [82, 94, 106]),
+    "yolov3-spp": ((62998749, 62675649, 62573334), (66.22, 100.31, 141.45, 156.73), 252209544, 114, 76, [89, 101, 113]),
+    "yolov3-tiny": ((8852366, 8713766, 8669876), (5.57, 8.43, 11.89, 13.17), 35434956, 24, 13, [16, 23]),
+    "yolov4": ((64363101, 64040001, 63937686), (60.11, 91.05, 128.39, 142.26), 257717640, 162, 110, [139, 150, 161]),
+    "yolov4-tiny": ((6056606, 5918006, 5874116), (6.91, 10.46, 14.76, 16.35), 24251276, 38, 21, [30, 37]),
+    "yolov4-csp": (
+        (52921437, 52598337, 52496022),
+        (50.80, 76.95, 108.52, 120.24),
+        211944840,
+        175,
+        115,
+        [144, 159, 174],
+    ),
+    "yolov7-tiny": ((6227101, 6065281, 6014038), (5.79, 8.77, 12.37, 13.70), 24967560, 99, 58, [90, 94, 98]),
+}
+
+
+def on_meta(name: str, num_classes: int | None = None) -> Darknet:
+    """A network without memory for its values: shapes only."""
+    with torch.device("meta"):
+        return Darknet(zoo_cfg(name), num_classes)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_sizes_equal_the_published_table(name: str) -> None:
+    parameters, gigaflops, weights_bytes, num_layers, num_convolutions, heads = PUBLISHED[name]
+    assert tuple(count_parameters(on_meta(name, classes)) for classes in (80, 20, 1)) == parameters
+    model = on_meta(name)
+    for side, published in zip((416, 512, 608, 640), gigaflops, strict=True):
+        # The table's source rounds each layer and their sum: yolov4 has 60.1048 at 416.
+        assert count_flops(model, (side, side)) / 1e9 == pytest.approx(published, abs=0.006)
+    assert 20 + 4 * sum(tensor.tensor.numel() for tensor in weight_tensors(model)) == weights_bytes
+    assert len(model.layers) == num_layers
+    assert sum(isinstance(layer, Convolution) for layer in model.layers) == num_convolutions
+    assert [head.layer for head in model.heads] == heads
+    assert model.max_stride == 32
+
+
+def test_backbone_has_the_published_size() -> None:
+    values = sum(tensor.numel() for layer, _, tensor in weight_tensors(on_meta("yolov3-spp")) if layer < 75)
+    assert 20 + 4 * values == 162482580  # darknet53.conv.74
+
+
+def test_flops_equal_torchs_own_count() -> None:
+    model = on_meta("yolov3-tiny", 3).eval()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, 3, 64, 96, device="meta"))
+    assert count_flops(model, (64, 96)) == counter.get_total_flops()
+
+
+def test_raw_maps_have_the_heads_shapes() -> None:
+    model = Darknet(zoo_cfg("yolov3-spp"), num_classes=4, width=0.1).eval()
+    with torch.no_grad():
+        maps = model(torch.rand(2, 3, 64, 96))
+    assert [tuple(raw.shape) for raw in maps] == [(2, 3, 64 // s, 96 // s, 9) for s in (32, 16, 8)]
+    assert [head.stride for head in model.heads] == [32, 16, 8]
+    assert model.heads[0].anchors[-1] == (373, 326) and model.heads[2].anchors[0] == (10, 13)
+
+
+def test_raw_map_is_a_view_of_the_head_convolution() -> None:
+    model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=2, width=0.1).eval()
+    seen = []
+    model.layers[15].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        raw = model(torch.rand(1, 3, 64, 64))[0]
+    assert raw.data_ptr() == seen[0].data_ptr()
+    # Darknet's channel order: all values of anchor 0 first.
+    torch.testing.assert_close(raw[0, 1, 0, 1], seen[0][0, 7:14, 0, 1], rtol=0, atol=0)
+
+
+def test_memory_format_does_not_change_the_result() -> None:
+    model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=2, width=0.25).eval()
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        plain = model(images)
+        last = model.to(memory_format=torch.channels_last)(images.to(memory_format=torch.channels_last))
+    for one, other in zip(plain, last, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_maps_are_released_after_their_last_reader() -> None:
+    model = on_meta("yolov3-spp")
+    released = [source for sources in model._released for source in sources]
+    assert len(released) == len(set(released))
+    heads = {head.layer for head in model.heads}
+    assert set(released) == {-1, *range(len(model.layers))} - heads
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"), [(0.25, [8, 8, 16, 256]), (0.5, [8, 16, 32, 512]), (2, [32, 64, 128, 2048])]
+)
+def test_width_scales_in_steps_of_eight(width: float, expected: list[int]) -> None:
+    model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=5, width=width)
+    assert [model.layers[index].conv.out_channels for index in (0, 2, 4, 12)] == expected
+    assert [model.head_convolution(head).conv.out_channels for head in model.heads] == [30, 30]
+
+
+@pytest.mark.parametrize(
+    ("layers", "fault"),
+    [
+        ((cfg_writer.conv(48, groups=6),), r"wide\.cfg:18: \[convolutional\] groups=6 must divide the 16 input"),
+        (
+            (cfg_writer.route(-1, groups=6),),
+            r"wide\.cfg:14: \[route\] groups=6 must divide the channels of",
+        ),
+    ],
+)
+def test_a_width_that_makes_no_network_is_named_with_one_that_does(layers: tuple[str, ...], fault: str) -> None:
+    text = cfg_writer.cfg(cfg_writer.conv(48), *layers, cfg_writer.head(0))
+    assert Darknet(parse_cfg(text, "wide.cfg")).width == 1
+    with pytest.raises(ModelError, match=rf"model\.width=0\.25 makes no network .* \({fault}.*\)\. fix: ") as error:
+        Darknet(parse_cfg(text, "wide.cfg"), width=0.25)
+    assert Darknet(parse_cfg(text, "wide.cfg"), width=float(str(error.value).split("=")[-1])).width == 0.5
+    with pytest.raises(ModelError, match=r"^wide\.cfg:1"):
+        Darknet(parse_cfg(text.replace("groups=6", "groups=7"), "wide.cfg"), width=0.25)
+
+
+def test_depthwise_convolution_stays_one_at_any_width() -> None:
+    text = zoo_cfg("yolov3-tiny").read_text().replace("filters=32\n", "filters=16\ngroups=16\n")
+    model = Darknet(parse_cfg(text, "depthwise.cfg"), width=2)
+    assert (model.layers[2].conv.groups, model.layers[2].conv.out_channels) == (32, 32)
+
+
+def test_batch_norm_takes_eps_and_momentum() -> None:
+    model = Darknet(zoo_cfg("yolov3-tiny"), width=0.1, bn_eps=1e-3, bn_momentum=0.03)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert len(norms) == 11 and all((norm.eps, norm.momentum) == (1e-3, 0.03) for norm in norms)
+
+
+def test_wrong_image_size_names_the_nearest() -> None:
+    model = Darknet(zoo_cfg("yolov3-tiny"), width=0.1)
+    with pytest.raises(ModelError, match=r"100x640 is not a multiple .* 32\. fix: the nearest is 96x640"):
+        model(torch.zeros(1, 3, 100, 640))
+    with pytest.raises(ModelError, match=r"is for images of 3 channels, these have 1\. fix: channels=1"):
+        model(torch.zeros(1, 1, 64, 64))
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_classes", 0), ("width", 0.0), ("width", math.nan)])
+def test_impossible_arguments(key: str, value: float) -> None:
+    with pytest.raises(ModelError):
+        Darknet(zoo_cfg("yolov3-tiny"), **{key: value})
+
+
+def test_head_biases_expect_few_objects() -> None:
+    model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=10, width=0.1)
+    before = [model.head_convolution(head).conv.bias.detach().clone().view(3, 15) for head in model.heads]
+    model.init_head_biases()
+    for head, old in zip(model.heads, before, strict=True):
+        change = model.head_convolution(head).conv.bias.detach().view(3, 15) - old
+        torch.testing.assert_close(change[:, :4], torch.zeros(3, 4))
+        torch.testing.assert_close(change[:, 4], torch.full((3,), -4.5))
+        torch.testing.assert_close(change[:, 5:], torch.full((3, 10), math.log(0.6 / 9.01)))
+
+
+def test_frozen_layers_stand_still_in_training() -> None:
+    model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=1, width=0.1)
+    model.freeze(5)
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    sum(raw.square().mean() for raw in model(torch.rand(2, 3, 64, 64))).backward()
+    optimizer.step()
+    changed = {int(name.split(".")[1]) for name, value in model.state_dict().items() if not value.equal(before[name])}
+    assert min(changed) == 6  # the first convolution from layer 5 on
+    model.freeze(0)
+    assert all(parameter.requires_grad for parameter in model.parameters()) and model.layers[0].training
+    with pytest.raises(ModelError, match=r"model\.freeze must be between 0 and 24"):
+        model.freeze(25)

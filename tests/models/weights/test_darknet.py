@@ -1,0 +1,274 @@
+"""Darknet .weights files: order of the values, backbones, other class counts, and damaged files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models import (
+    Darknet,
+    ModelError,
+    load_darknet_weights,
+    load_weights_of_checkpoint,
+    parse_cfg,
+    save_darknet_weights,
+    zoo_cfg,
+)
+from models.weights.darknet import weight_tensors
+
+
+def tiny(num_classes: int = 3, width: float = 0.1) -> Darknet:
+    return Darknet(zoo_cfg("yolov3-tiny"), num_classes=num_classes, width=width)
+
+
+def values_of(model: Darknet) -> list[Tensor]:
+    """The values of a .weights file in Darknet's order, found by walking the torch modules of each layer."""
+    found = []
+    for layer in model.layers:
+        for convolution in (module for module in layer.modules() if isinstance(module, nn.Conv2d)):
+            norms = [module for module in layer.modules() if isinstance(module, nn.BatchNorm2d)]
+            for norm in norms:
+                found += [norm.bias, norm.weight, norm.running_mean, norm.running_var]
+            found += [convolution.weight] if norms else [convolution.bias, convolution.weight]
+    return [tensor.detach() for tensor in found]
+
+
+def randomise(model: Darknet) -> Darknet:
+    for tensor in values_of(model):
+        tensor.uniform_(0.1, 1)
+    return model
+
+
+def write(path: Path, tensors: list[Tensor], version: tuple[int, int, int] = (0, 2, 5), seen: int = 2**40) -> Path:
+    wide = version[0] * 10 + version[1] >= 2
+    header = np.array(version, "<i4").tobytes() + np.array([seen], "<u8" if wide else "<u4").tobytes()
+    path.write_bytes(header + b"".join(tensor.numpy().astype("<f4").tobytes() for tensor in tensors))
+    return path
+
+
+def all_equal(one: Darknet, other: Darknet) -> bool:
+    return all(a.equal(b) for a, b in zip(values_of(one), values_of(other), strict=True))
+
+
+def test_every_value_has_its_place(tmp_path: Path) -> None:
+    text = """[net]
+    channels=2
+    [convolutional]
+    batch_normalize=1
+    filters=4
+    groups=2
+    size=3
+    pad=1
+    activation=mish
+    [convolutional]
+    filters=6
+    activation=linear
+    [yolo]
+    anchors=4,6
+    classes=1
+    """
+    model = Darknet(parse_cfg(text, "small.cfg"))
+    count = 4 * 4 + 4 * 1 * 9 + 6 + 6 * 4
+    load_darknet_weights(model, write(tmp_path / "a.weights", [torch.arange(float(count))]))
+    first, second = model.layers[0], model.layers[1]
+    assert first.norm.bias.tolist() == [0, 1, 2, 3]
+    assert first.norm.weight.tolist() == [4, 5, 6, 7]
+    assert first.norm.running_mean.tolist() == [8, 9, 10, 11]
+    assert first.norm.running_var.tolist() == [12, 13, 14, 15]
+    assert first.conv.weight.flatten().tolist() == list(range(16, 52))
+    assert second.conv.bias.tolist() == list(range(52, 58))
+    assert second.conv.weight[1].flatten().tolist() == [62, 63, 64, 65]
+
+
+@pytest.mark.parametrize(("version", "seen"), [((0, 1, 0), 7), ((0, 2, 0), 2**40), ((0, 2, 5), 0), ((1, 0, 0), 2**40)])
+def test_whole_file_round_trip(version: tuple[int, int, int], seen: int, tmp_path: Path) -> None:
+    source, model = randomise(tiny()), tiny().to(memory_format=torch.channels_last)
+    report = load_darknet_weights(model, write(tmp_path / "a.weights", values_of(source), version, seen))
+    assert all_equal(source, model) and model.seen == seen
+    assert (report.version, report.num_classes, report.heads_loaded) == (version, 3, True)
+    assert report.layers_loaded == report.layers_total == 13
+
+
+def test_traversal_is_darknets_order() -> None:
+    model = randomise(tiny())
+    state = model.state_dict()
+    for (_, name, tensor), expected in zip(weight_tensors(model), values_of(model), strict=True):
+        assert tensor.data_ptr() == expected.data_ptr() == state[name].data_ptr()
+
+
+def test_backbone_file_leaves_the_rest_alone(tmp_path: Path) -> None:
+    source, model, untouched = randomise(tiny()), tiny(), tiny()
+    untouched.load_state_dict(model.state_dict())
+    report = load_darknet_weights(model, write(tmp_path / "a.conv.7", values_of(source)[: 7 * 5]))
+    assert (report.layers_loaded, report.num_classes, report.heads_loaded) == (7, None, False)
+    assert all(a.equal(b) for a, b in zip(values_of(model)[:35], values_of(source), strict=False))
+    assert all(a.equal(b) for a, b in zip(values_of(model)[35:], values_of(untouched)[35:], strict=True))
+
+
+@pytest.mark.parametrize(("stored", "ours"), [(80, 3), (1, 3), (3, 3)])
+def test_fresh_heads_keep_everything_else(stored: int, ours: int, tmp_path: Path) -> None:
+    source, model, untouched = randomise(tiny(stored)), tiny(ours), tiny(ours)
+    untouched.load_state_dict(model.state_dict())
+    report = load_darknet_weights(model, write(tmp_path / "a.weights", values_of(source)), fresh_heads=True)
+    assert (report.layers_loaded, report.num_classes, report.heads_loaded) == (11, stored, False)
+    num_heads = "1 class" if stored == 1 else f"{stored} classes"
+    assert str(report).startswith("initial weights: 11 of 13 layers with weights (")
+    assert f"its heads for {num_heads} were left out and those for {ours} classes start fresh" in str(report)
+    kept = sum(tensor.numel() for layer, _, tensor in weight_tensors(model) if layer not in (15, 22))
+    assert report.values_loaded == kept and not report.is_whole
+    heads = {head.layer - 1 for head in model.heads}
+    theirs, before = (dict((name, tensor) for _, name, tensor in weight_tensors(m)) for m in (source, untouched))
+    for layer, name, tensor in weight_tensors(model):
+        assert tensor.equal(before[name] if layer in heads else theirs[name]), name
+
+
+def test_other_class_count_names_both_counts_and_the_fix(tmp_path: Path) -> None:
+    source, model = tiny(80), tiny(3)
+    path = write(tmp_path / "coco.weights", values_of(source))
+    held, needed = (f"{sum(tensor.numel() for tensor in values_of(m)):,}" for m in (source, model))
+    with pytest.raises(
+        ModelError, match=rf"coco.weights holds {held} values for 80 classes, .* with 3 needs {needed}\."
+    ):
+        load_darknet_weights(model, path)
+    with pytest.raises(ModelError, match=r"fix: .* model\.fresh_heads=true"):
+        load_darknet_weights(model, path)
+
+
+def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    source, model = randomise(tiny()), tiny()
+    before, good = tiny(), write(tmp_path / "good.weights", values_of(source)).read_bytes()
+    before.load_state_dict(model.state_dict())
+    infinite = bytearray(good)
+    infinite[-4:] = np.float32("inf").tobytes()
+    cases = {
+        "short by one value": (
+            good[:-4],
+            r"holds [\d,]+ values, this network with 3 classes and width 0\.1 needs [\d,]+",
+        ),
+        "long by one value": (good + b"\0\0\0\0", r"holds [\d,]+ values, this network"),
+        "cut within a value": (good[:-3], r"holds 86,247 values and 1/4 of another, .* needs 86,248\. fix:"),
+        "header only": (good[:20], "has 20 bytes, a header of 20 and not one value"),
+        "empty": (b"", "has 0 bytes"),
+        "not finite": (bytes(infinite), r"damaged: values for layers\.22\.conv\.weight are not finite"),
+        "another format": (b"\x89PNG" + good[4:], "begins with version"),
+        "a checkpoint": (b"PK\x03\x04" + good[4:], r"a zip archive, as torch\.save writes\. fix: .* end in \.pt"),
+        "a web page": (b"<!DOCTYPE html>\n<html>", "no Darknet .weights file but text: '<!DOCTYPE html> <htm"),
+    }
+    for name, (content, message) in cases.items():
+        path = tmp_path / f"{name}.weights"
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match=message):
+            load_darknet_weights(model, path)
+    with pytest.raises(ModelError, match=r"cannot read the weights .*none\.weights"):
+        load_darknet_weights(model, tmp_path / "none.weights")
+    assert all_equal(before, model) and model.seen == 0
+
+
+def test_other_width_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.weights", values_of(tiny(width=0.25)))
+    with pytest.raises(ModelError, match=r"fix: set model\.cfg and model\.width"):
+        load_darknet_weights(tiny(width=0.5), path)
+
+
+@pytest.mark.parametrize(
+    ("version", "seen"), [((0, 1, 0), 2**32 - 1), ((0, 2, 0), 2**63), ((0, 2, 5), 7), ((1, 0, 3), 0)]
+)
+def test_loading_and_saving_gives_the_same_bytes(version: tuple[int, int, int], seen: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.weights", values_of(randomise(tiny())), version, seen)
+    model = tiny().to(memory_format=torch.channels_last)
+    load_darknet_weights(model, path)
+    count = save_darknet_weights(model, tmp_path / "new" / "b.weights")
+    assert 4 * count == path.stat().st_size - (16 if version == (0, 1, 0) else 20)
+    assert (tmp_path / "new" / "b.weights").read_bytes() == path.read_bytes()
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["b.weights"]
+
+
+def test_a_file_cut_behind_any_layer_is_a_beginning_of_the_whole_and_loads(tmp_path: Path) -> None:
+    source = randomise(tiny())
+    source.seen = 12345
+    save_darknet_weights(source, tmp_path / "whole.weights")
+    whole = (tmp_path / "whole.weights").read_bytes()
+    theirs = dict((name, tensor) for _, name, tensor in weight_tensors(source))
+    for end in range(1, len(source.layers) + 1):
+        path = tmp_path / f"tiny.conv.{end}"
+        save_darknet_weights(source, path, up_to_layer=end)
+        stored = [tensor for layer, _, tensor in weight_tensors(source) if layer < end]
+        assert path.read_bytes() == whole[: 20 + 4 * sum(tensor.numel() for tensor in stored)]
+        model = tiny()
+        before = {name: tensor.clone() for _, name, tensor in weight_tensors(model)}
+        report = load_darknet_weights(model, path)
+        assert (report.is_whole, model.seen) == (end > 22, 12345)
+        for layer, name, tensor in weight_tensors(model):
+            assert tensor.equal(theirs[name] if layer < end else before[name]), (end, name)
+    assert "13 of 13" not in str(report) and "all" in str(report)
+    report = load_darknet_weights(tiny(), tmp_path / "tiny.conv.18", fresh_heads=True)
+    ends = "the file ends behind layer 15 and the layers after it start fresh"
+    assert f"{ends}; its heads were left out and those for 3 classes start fresh" in str(report)
+
+
+# Bytes of published files, whose names count as Darknet's `partial` does. Sizes as downloads report them.
+@pytest.mark.parametrize(
+    ("name", "end", "size"),
+    [("yolov4-tiny", 29, 19_789_716), ("yolov3", 74, 162_482_580), ("yolov4", 137, 170_038_676)],
+)
+def test_cut_files_have_the_size_of_the_published_ones(name: str, end: int, size: int, tmp_path: Path) -> None:
+    with torch.device("meta"):  # shapes without values
+        model = Darknet(zoo_cfg(name))
+    assert 20 + 4 * sum(tensor.numel() for layer, _, tensor in weight_tensors(model) if layer < end) == size
+    if name == "yolov4-tiny":
+        save_darknet_weights(Darknet(zoo_cfg(name)), tmp_path / "tiny.conv.29", up_to_layer=end)
+        assert (tmp_path / "tiny.conv.29").stat().st_size == size
+
+
+def test_a_count_that_means_two_things_is_refused(tmp_path: Path) -> None:
+    """Two heads of (8 + 1) * 26 values: without the second they are as many as both have for 8 classes."""
+    head = "[convolutional]\nfilters=26\nactivation=linear\n[yolo]\nanchors=1,1\nclasses=21\n"
+    text = f"[net]\n[convolutional]\nfilters=8\nactivation=linear\n{head}[route]\nlayers=0\n{head}"
+    model, path = Darknet(parse_cfg(text, "two.cfg")), tmp_path / "two.conv.3"
+    count = save_darknet_weights(model, path, up_to_layer=3)
+    assert count == sum(tensor.numel() for _, _, tensor in weight_tensors(Darknet(model.cfg, num_classes=8)))
+    for fresh_heads in (False, True):
+        with pytest.raises(ModelError, match="a whole file for 8 classes as well as one for 21 cut behind layer 1"):
+            load_darknet_weights(model, path, fresh_heads)
+    load_darknet_weights(Darknet(model.cfg, num_classes=8), path)
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, model = tmp_path / "a.weights", tiny()
+    save_darknet_weights(model, path)
+    old = path.read_bytes()
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("models.weights.file.os.fsync", no_space)
+    with pytest.raises(ModelError, match=r"cannot write .*a\.weights \(No space left on device\)\. fix:"):
+        save_darknet_weights(randomise(model), path)
+    monkeypatch.undo()
+    model.layers[2].conv.weight.data[0, 0, 0, 0] = float("nan")
+    with pytest.raises(ModelError, match=r"layers\.2\.conv\.weight has values that are not finite"):
+        save_darknet_weights(model, path)
+    for end in (0, 25, -1):
+        with pytest.raises(ModelError, match=rf"up_to_layer must be between 1 and this network's 24 layers, got {end}"):
+            save_darknet_weights(tiny(), path, up_to_layer=end)
+    model = tiny()
+    model.seen, model.weights_version = 2**32, (0, 1, 0)
+    with pytest.raises(ModelError, match=r"seen=4,294,967,296 does not fit the 32 bits of a header of version 0\.1"):
+        save_darknet_weights(model, path)
+    assert path.read_bytes() == old and [file.name for file in tmp_path.iterdir()] == ["a.weights"]
+
+
+def test_state_dict_of_a_checkpoint_with_and_without_heads(tmp_path: Path) -> None:
+    source, same, other = randomise(tiny(3)), tiny(3), tiny(5)
+    load_weights_of_checkpoint(same, source.state_dict(), tmp_path / "a.pt", fresh_heads=False)
+    assert all_equal(source, same)
+    with pytest.raises(
+        ModelError, match=r"layers\.15\.conv\.\w+ needs shape .*for 3 classes, the model for 5\. fix: .*fresh"
+    ):
+        load_weights_of_checkpoint(other, source.state_dict(), tmp_path / "a.pt", fresh_heads=False)
+    load_weights_of_checkpoint(other, source.state_dict(), tmp_path / "a.pt", fresh_heads=True)
+    assert other.layers[13].conv.weight.equal(source.layers[13].conv.weight)
+    with pytest.raises(ModelError, match=r"layers\.2\..* fix: use the model="):
+        load_weights_of_checkpoint(tiny(3, width=0.5), source.state_dict(), tmp_path / "a.pt", fresh_heads=True)

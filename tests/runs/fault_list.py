@@ -1,0 +1,272 @@
+"""Faults to plant in one process of a training: see tests/runs/planted_faults.py."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from train_utils.loop.stragglers import ENOUGH_STEPS
+
+SLOW_SECONDS = 0.15  # a step, beside some 0.05 of its own
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is planted where: ``plant`` runs in the process of ``rank`` before its training."""
+
+    place: str
+    rank: int
+    plant: Callable[[], object]
+    options: tuple[str, ...] = ()
+    may_wait: float = 0.0  # seconds of a configured time-out that pass before anybody can know
+    goes_on: bool = False  # the training must end well
+
+
+def strike(target: str, action: Callable[[], object], call: int = 1, noted: bool = True) -> None:
+    """Patch ``target`` (module, and class where it is a method) so that its ``call``-th call begins with ``action``.
+
+    The moment is ``noted`` as that of the fault.
+    """
+    calls = 0
+    original = mock.patch(target, None)
+    function, _ = original.get_original()
+
+    def replaced(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            if noted:
+                note()
+            action()
+        return function(*arguments, **named)
+
+    mock.patch(target, replaced).start()
+
+
+def note() -> None:
+    """Keep the moment of the fault, for the parent and from any process of the rank."""
+    Path(os.environ["PLANTED_FAULT"]).touch()
+
+
+def throw(error: BaseException) -> None:
+    """``raise`` as a function."""
+    raise error
+
+
+def send(number: signal.Signals) -> None:
+    """A signal to the process that calls."""
+    os.kill(os.getpid(), number)
+
+
+def asked_twice() -> None:
+    """Two requests to stop at once."""
+    send(signal.SIGUSR1)
+    send(signal.SIGTERM)
+
+
+def kill_worker() -> None:
+    """SIGKILL to the newest child of this process, which is a worker of its loader."""
+    os.kill(max(child.pid or 0 for child in multiprocessing.active_children()), signal.SIGKILL)
+
+
+def no_space() -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def change_weights() -> None:
+    """Let this process train another model from the next comparison on."""
+    from train_utils.loop import train_epoch as engine
+
+    compare = engine.check_in_sync
+
+    def change(model: torch.nn.Module, *arguments: Any) -> None:
+        note()
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        compare(model, *arguments)
+
+    mock.patch("train_utils.loop.train_epoch.check_in_sync", change).start()
+
+
+def lose_numbers() -> None:
+    """From the third call on every loss of this process is NaN."""
+    from models import YoloLoss
+
+    calls, compute = 0, YoloLoss.__call__
+
+    def broken(self: YoloLoss, maps: list[torch.Tensor], *arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return compute(self, [m * float("nan") for m in maps] if calls > 2 else maps, *arguments, **named)
+
+    mock.patch("models.YoloLoss.__call__", broken).start()
+    strike("train_utils.loop.nonfinite.NonFiniteGuard.skip", lambda: None)
+
+
+def write_broken_json() -> None:
+    """Damage the drawn annotations, as this process opens them."""
+    from data.formats.shapes import ensure_shapes
+
+    def damaged(*arguments: Any) -> Path:
+        folder = ensure_shapes(*arguments)
+        for path in (folder / "annotations").glob("*.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()))[:-40])
+        note()
+        return folder
+
+    mock.patch("data.index.annotations.ensure_shapes", damaged).start()
+
+
+def fill_disk(names: Sequence[str]) -> None:
+    """From the moment the training has begun, files of these names cannot be written."""
+    opened = open
+
+    def refuse(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        if Path(file).name in names and mode != "r" and Path(file).with_name("config.yaml").exists():
+            note()
+            raise no_space()
+        return opened(file, mode, *arguments, **named)
+
+    mock.patch("pathlib.io.open", refuse).start()
+
+
+def no_picture() -> None:
+    """Pictures cannot be written."""
+
+    def fail(*_: Any) -> bool:
+        note()
+        return False
+
+    mock.patch("cv2.imwrite", fail).start()
+
+
+def no_checkpoint(calls: int) -> None:
+    """The first ``calls`` checkpoints find the disk full."""
+    failed, save = 0, torch.save
+
+    def refuse(*arguments: Any) -> None:
+        nonlocal failed
+        failed += 1
+        if failed <= calls:
+            note()
+            raise no_space()
+        save(*arguments)
+
+    mock.patch("torch.save", refuse).start()
+
+
+def slow_down(steps: int) -> None:
+    """Be slow in reading batches for the first ``steps`` of them, then in forward passes."""
+    from data import TrainDataset
+    from models import Darknet
+
+    batches, passes = 0, 0
+    read, compute = TrainDataset.__getitems__, Darknet.forward
+
+    def slow_read(self: TrainDataset, requests: Any) -> Any:
+        nonlocal batches
+        batches += 1
+        time.sleep(SLOW_SECONDS if batches <= steps else 0)
+        return read(self, requests)
+
+    def slow_compute(self: Darknet, images: torch.Tensor) -> Any:
+        nonlocal passes
+        passes += self.training
+        time.sleep(SLOW_SECONDS if self.training and passes > steps else 0)
+        return compute(self, images)
+
+    mock.patch("data.samples.dataset.TrainDataset.__getitems__", slow_read).start()
+    mock.patch("models.Darknet.forward", slow_compute).start()
+    note()
+
+
+def other_options(*more: str) -> None:
+    """Start this process with other options than the others."""
+    os.environ["PLANTED_OPTIONS"] = " ".join(more)
+    note()
+
+
+def fewer_images() -> None:
+    """This process finds its training set without the last image."""
+    from data import Annotations
+
+    count = Annotations.__len__
+    mock.patch("data.index.annotations.Annotations.__len__", lambda self: count(self) - 1).start()
+    note()
+
+
+ITEMS, STEP = "data.samples.dataset.TrainDataset.__getitems__", "torch.optim.SGD.step"
+BUILD, OPEN = "data.index.annotations.build_index", "data.index.annotations.load_index"
+FORWARD, LOSS = "models.Darknet.forward", "models.YoloLoss.__call__"
+WRITE, ROW = "train_utils.run.checkpoint_writer.save_checkpoint", "train_utils.run.log.MetricsCsv.write"
+error, failed = partial(throw, ValueError("planted")), partial(throw, AssertionError("planted"))
+no_memory = partial(throw, torch.OutOfMemoryError("planted: out of memory"))
+full, interrupt = partial(throw, no_space()), partial(throw, KeyboardInterrupt())
+asked = partial(send, signal.SIGUSR1)
+killed, frozen = partial(send, signal.SIGKILL), partial(send, signal.SIGSTOP)
+
+FAULTS = {
+    "index-disk": Fault("disk full as the index is built", 0, partial(strike, "data.index.cache.np.save", full)),
+    "index-bug": Fault("index of the data set is built", 0, partial(strike, BUILD, error)),
+    "broken-json": Fault("annotations are read", 0, write_broken_json),
+    "leader-killed": Fault("killed -9 as the index is built", 0, partial(strike, BUILD, killed)),
+    "val-set": Fault("the val set is opened", 1, partial(strike, OPEN, error, call=2)),
+    "beside-leader": Fault(
+        "before a section in which rank 0 works for 8 s",
+        1,
+        partial(strike, "conf.build.batches.open_annotations", error),
+    ),
+    "worker": Fault("a worker reads a batch", 1, partial(strike, ITEMS, error, call=3)),
+    "worker-killed": Fault("a worker is killed -9", 1, partial(strike, FORWARD, kill_worker, call=3)),
+    "worker-hangs": Fault("a worker hangs", 1, partial(strike, ITEMS, frozen, call=3), may_wait=15),
+    "first-batch": Fault("the first batch is read", 0, partial(strike, ITEMS, error), ("data.workers=0",)),
+    "transfer": Fault("a batch goes to the device", 1, partial(strike, "data.samples.dataset.Batch.to", error, call=3)),
+    "forward": Fault("forward pass of step 3", 1, partial(strike, FORWARD, error, call=3)),
+    "loss-0": Fault("assertion in the first loss", 0, partial(strike, LOSS, failed)),
+    "loss-1": Fault("assertion in the loss of step 3", 1, partial(strike, LOSS, failed, call=3)),
+    "backward": Fault("backward pass of step 3", 1, partial(strike, "torch.Tensor.backward", error, call=3)),
+    "optimiser": Fault("optimiser step 3", 0, partial(strike, STEP, error, call=3)),
+    "memory": Fault("out of memory in step 2", 1, partial(strike, FORWARD, no_memory, call=2)),
+    "other-weights": Fault("weights differ", 1, change_weights, ("train.check_sync_every=2",)),
+    "nan": Fault("NaN loss from step 3 on", 1, lose_numbers, ("train.max_nonfinite_steps=2",)),
+    "evaluation": Fault("evaluation, in its threads", 1, partial(strike, "models.Postprocess.__call__", error)),
+    "scoring": Fault("figures are computed", 0, partial(strike, "eval.score", error)),
+    "full-disk-once": Fault("the disk is full for one checkpoint", 0, partial(no_checkpoint, 1), goes_on=True),
+    "full-disk": Fault("the disk is full for all checkpoints", 0, partial(no_checkpoint, 1000)),
+    "writer-bug": Fault("a checkpoint is written", 0, partial(strike, WRITE, error), ("train.epochs=4",)),
+    "full-disk-log": Fault(
+        "the disk is full for metrics.csv and train.log", 0, partial(fill_disk, ("metrics.csv", "train.log")),
+        goes_on=True,
+    ),
+    "logger-bug": Fault("a row of metrics.csv is written", 0, partial(strike, ROW, error)),
+    "picture": Fault("the picture of the first batch is written", 0, no_picture, ("logger.pictures=true",)),
+    "killed-0": Fault("rank 0 is killed -9 in step 3", 0, partial(strike, FORWARD, killed, call=3)),
+    "killed-1": Fault("rank 1 is killed -9 in step 3", 1, partial(strike, FORWARD, killed, call=3)),
+    "stopped": Fault("rank 1 is stopped in step 3", 1, partial(strike, FORWARD, frozen, call=3), may_wait=15),
+    "interrupt": Fault("KeyboardInterrupt in step 3", 1, partial(strike, FORWARD, interrupt, call=3)),
+    "signal-index": Fault("SIGUSR1 as the index is built", 0, partial(strike, BUILD, asked), goes_on=True),
+    "signal-first": Fault("SIGUSR1 in the first step", 1, partial(strike, FORWARD, asked), goes_on=True),
+    "signal-evaluation": Fault(
+        "SIGUSR1 in evaluation", 1, partial(strike, "models.Postprocess.__call__", asked), goes_on=True
+    ),
+    "signal-save": Fault("SIGUSR1 as a checkpoint is written", 0, partial(strike, WRITE, asked), goes_on=True),
+    "signal-twice": Fault("USR1 and TERM in step 3", 1, partial(strike, FORWARD, asked_twice, call=3), goes_on=True),
+    "other-seed": Fault("one rank has another train.seed", 1, partial(other_options, "train.seed=7")),
+    "other-images": Fault("one rank finds one image less", 1, fewer_images),
+    "slow": Fault("batches, then forward passes are slow", 1, partial(slow_down, ENOUGH_STEPS), (
+        "data.workers=0", f"data.shapes={{train_images: {4 * ENOUGH_STEPS}, val_images: 8, image_size: 64, seed: 0}}",
+    ), goes_on=True),
+    "system-exit": Fault("SystemExit in step 3", 1, partial(strike, FORWARD, partial(throw, SystemExit(3)), call=3)),
+}  # fmt: skip

@@ -1,0 +1,169 @@
+"""Kill trainings at random moments, resume them each time, and compare with an undisturbed one, bit for bit.
+
+    python -m tests.runs.kill_resume [kills=20] [processes=1,2,3] [seed=0] [folder=<for the runs>]
+
+Every step writes a checkpoint, so many of the kills fall into one. All processes compute with one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conf.entry import compose
+from conf.schema import TrainConfig
+from tests.runs.process_group import fork_context, free_port
+from train import complete, train
+from train_utils.distributed import shutdown
+from train_utils.run.checkpoint import load_last
+
+EPOCHS = 12
+PATIENCE = 120.0  # seconds for a training to begin, or for survivors to give up
+OPTIONS = (
+    "data=shapes", "data.shapes={train_images: 60, val_images: 6, image_size: 64, seed: 0}", "data.workers=1",
+    "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.multi_scale=[0.5,1.5]",
+    "train.batch_size=12", f"train.epochs={EPOCHS}", "train.device=cpu", "train.save_every_steps=1",
+    "train.timeout_seconds=34", "evaluate.every=4", "logger.pictures=false", "resume=auto",
+)  # fmt: skip
+
+
+def train_rank(rank: int, world_size: int, port: int, output: str, options: list[str]) -> None:
+    """One process of a training, what it prints in a file."""
+    with open(output, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    for key in [key for key in os.environ if key.startswith("SLURM")]:
+        del os.environ[key]
+    os.environ |= {key: str(value) for key, value in place.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    train(compose("train", TrainConfig, options, complete))
+    shutdown()
+
+
+def start(run: Path, world_size: int, *more: str) -> list[Any]:
+    """The processes of a training in ``run``, forked from a server that has imported everything."""
+    context = fork_context()
+    places = [f"data.root={run.parent / 'shapes'}", f"data.index_dir={run.parent / 'index'}", f"run_dir={run}"]
+    port, output = free_port(), f"{run}.txt"
+    processes = [
+        context.Process(target=train_rank, args=(rank, world_size, port, output, [*OPTIONS, *places, *more]))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def finish(processes: list[Any], seconds: float) -> bool:
+    """Wait for all to end, then kill what is left; whether all ended well."""
+    until = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0, until - time.monotonic()))
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    return all(process.exitcode == 0 for process in processes)
+
+
+def begun(run: Path) -> int:
+    """How often a training has begun in the folder."""
+    log = run / "train.log"
+    return log.read_text().count("process(es) on") if log.exists() else 0
+
+
+def start_and_wait(run: Path, world_size: int, *more: str) -> list[Any]:
+    """``start``, and wait until the training has begun."""
+    before = begun(run)
+    processes = start(run, world_size, *more)
+    until = time.monotonic() + PATIENCE
+    while begun(run) == before and time.monotonic() < until and all(p.is_alive() for p in processes):
+        time.sleep(0.005)
+    return processes
+
+
+def stamp(path: Path) -> int:
+    """Changes with every file that takes the place of ``path``."""
+    with contextlib.suppress(FileNotFoundError):  # between two renames
+        return path.stat().st_mtime_ns
+    return 0
+
+
+def kill_once(run: Path, world_size: int, generator: random.Random, longest: float, *more: str) -> str:
+    """Start or resume the training and kill one of its processes some checkpoints and a moment later; what happened."""
+    processes = start_and_wait(run, world_size, *more)
+    steps, last = generator.randrange(4), run / "checkpoints" / "last.pt"
+    for _ in range(steps):
+        before = stamp(last)
+        while stamp(last) == before and all(p.is_alive() for p in processes):
+            time.sleep(0.002)
+    delay = generator.uniform(0, longest)
+    time.sleep(delay)
+    victim = generator.randrange(world_size)
+    if not processes[victim].is_alive():
+        return "over" if finish(processes, PATIENCE) else "failed"
+    os.kill(processes[victim].pid, signal.SIGKILL)
+    writing = any((run / "checkpoints").glob("*.tmp"))
+    finish(processes, 1)
+    step = load_last(run)[0]["step"] if any((run / "checkpoints").glob("*.pt")) else 0
+    moment = ", in a write" if writing else ""
+    return f"rank {victim}, {steps} checkpoints and {delay:.2f} s after the start{moment}: last step {step}"
+
+
+def differences(one: Any, other: Any, key: str = "") -> list[str]:
+    """The keys of two checkpoints where they are not the same."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [line for name in one for line in differences(one[name], other[name], f"{key}.{name}")]
+    if isinstance(one, list | tuple) and len(one) == len(other):
+        return [
+            line for i, (a, b) in enumerate(zip(one, other, strict=True)) for line in differences(a, b, f"{key}[{i}]")
+        ]
+    same = torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    return [] if same else [key]
+
+
+def compare(
+    folder: Path, world_size: int, kills: int, seed: int, longest: float, *more: str
+) -> tuple[list[str], list[str]]:
+    """What happened at each of the kills, and what differs in the end from a training that nobody disturbed."""
+    generator = random.Random(seed)
+    whole, killed = folder / f"whole_{world_size}", folder / f"killed_{world_size}"
+    assert finish(start(whole, world_size, *more), 10 * PATIENCE), Path(f"{whole}.txt").read_text()[-3000:]
+    events = []
+    while len(events) < kills:
+        events.append(kill_once(killed, world_size, generator, longest, *more))
+        if events[-1] in ("over", "failed"):
+            break
+    assert finish(start(killed, world_size, *more), 10 * PATIENCE), Path(f"{killed}.txt").read_text()[-3000:]
+    expected, found = load_last(whole)[0], load_last(killed)[0]
+    wrong = [line for key in expected if key != "config" for line in differences(expected[key], found[key], key)]
+    if (whole / "metrics.csv").read_bytes() != (killed / "metrics.csv").read_bytes():
+        wrong.append("metrics.csv")
+    return events, wrong
+
+
+def main(arguments: list[str]) -> None:
+    """Run and print."""
+    values = {"kills": "20", "processes": "1,2,3", "seed": "0"} | dict(a.split("=", 1) for a in arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(values.get("folder", temporary))
+        folder.mkdir(parents=True, exist_ok=True)
+        for world_size in map(int, values["processes"].split(",")):
+            events, wrong = compare(folder, world_size, int(values["kills"]), int(values["seed"]), 0.3)
+            print(f"{world_size} process(es), {len(events)} kills:", *events, sep="\n  ")
+            print("  no difference" if not wrong else f"  different: {', '.join(wrong)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

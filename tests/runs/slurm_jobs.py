@@ -1,0 +1,98 @@
+"""Jobs of a real SLURM, for tests: submit, watch, signal, and look for what they left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SECONDS = 400.0  # a job of four processes imports torch four times, beside other tests
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+
+
+def slurm_is_up() -> bool:
+    """Whether there is a SLURM with two nodes that take jobs."""
+    if shutil.which("sinfo") is None:
+        return False
+    nodes = subprocess.run(
+        ["sinfo", "-h", "-N", "-t", "idle,mix,alloc", "-o", "%N"], capture_output=True, text=True, timeout=30
+    )
+    return nodes.returncode == 0 and len(set(nodes.stdout.split())) >= 2
+
+
+def answer(*command: str) -> str:
+    """What a command prints."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+
+
+def until(condition: Callable[[], object], what: Callable[[], str], seconds: float = SECONDS) -> None:
+    """Wait for ``condition``; AssertionError with ``what()`` after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what()
+        time.sleep(0.2)
+
+
+@dataclass
+class Job:
+    """A submitted job, or one task of an array (``<job>_<task>``); its output is ``<folder>/job-<number>.out``."""
+
+    number: str
+    folder: Path
+
+    def fact(self, name: str) -> str:
+        """A field of ``scontrol show job``."""
+        found = re.search(rf"\b{name}=(\S*)", answer("scontrol", "show", "job", self.number))
+        return found[1] if found else ""
+
+    @property
+    def output(self) -> str:
+        path = self.folder / f"job-{self.number}.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_for(self, text: str) -> None:
+        """Until the output holds ``text``."""
+        until(lambda: text in self.output or self.fact("JobState") in OVER, lambda: f"no {text!r}: {self.output}")
+        assert text in self.output, self.output
+
+    def restart_now(self) -> None:
+        """Wait until the job is requeued, and start it without SLURM's delay of two minutes."""
+        until(lambda: self.fact("JobState") == "PENDING" or self.fact("JobState") in OVER, lambda: self.output)
+        assert self.fact("JobState") == "PENDING", f"{self.fact('JobState')}: {self.output}"
+        time.sleep(3)  # SLURM revokes a job that starts while its last run is still cleared away
+        answer("scontrol", "update", f"JobId={self.number}", "StartTime=now")
+
+    def end(self) -> str:
+        """Wait until the job is over; its state."""
+        until(
+            lambda: self.fact("JobState") in OVER and not self.processes(), lambda: f"{self.processes()} {self.output}"
+        )
+        return self.fact("JobState")
+
+    def processes(self) -> list[str]:
+        """Command lines of living processes that work for a job of this folder."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                arguments = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if f"data.root='{self.folder}" in arguments:  # a zombie's is empty
+                found.append(arguments)
+        return found
+
+
+def submit(script: str, folder: Path, sbatch: list[str], options: list[str], python: str = sys.executable) -> Job:
+    """Submit one of scripts/slurm from outside the repository, to work in ``folder``; one thread in each process."""
+    number = answer(
+        "sbatch", "--parsable", "--cpus-per-task=1", f"--chdir={folder}", f"--output={folder}/job-%j.out",
+        f"--export=ALL,PYTHON={python},OMP_NUM_THREADS=1", *sbatch,
+        str(REPOSITORY / "scripts" / "slurm" / script), *options,
+    ).strip()  # fmt: skip
+    return Job(number, folder)

@@ -1,0 +1,59 @@
+"""A fault on one of two processes ends both, soon, and is told once; tests/runs/planted_faults.py plants many."""
+
+from __future__ import annotations
+
+import csv
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.runs.fault_list import FAULTS
+from tests.runs.planted_faults import strike_down
+
+pytestmark = pytest.mark.slow
+ENDING = {  # and how the one telling begins
+    "val-set": "Traceback",
+    "loss-1": "Traceback",
+    "evaluation": "Traceback",
+    "full-disk": "error: cannot write ",
+    "other-seed": "error: train.seed is 0 on rank 0 and 7 on rank 1",
+}
+GOING_ON = ("full-disk-log", "slow")
+
+
+def test_faults_end_all_processes_and_are_told_once(tmp_path: Path) -> None:
+    names = (*ENDING, *GOING_ON, "interrupt")
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = dict(
+            zip(names, pool.map(lambda name: strike_down(name, tmp_path / name), names), strict=True),
+        )
+    for name, outcome in outcomes.items():
+        text = f"{name}: {outcome}"
+        assert not outcome.left and outcome.seconds < 30, text
+        assert [code == 0 for code in outcome.codes] == [FAULTS[name].goes_on] * 2 and None not in outcome.codes, text
+    for name, beginning in ENDING.items():
+        outcome = outcomes[name]
+        errors = [line for line in outcome.sentences if line.startswith("error:")]
+        assert outcome.tracebacks + len(errors) == 1, outcome
+        told_by = outcome.texts[FAULTS[name].rank] if beginning == "Traceback" else "\n".join(outcome.texts)
+        assert f"\n{beginning}" in f"\n{told_by}", f"{name}: {outcome}"
+
+    texts = outcomes["interrupt"].texts
+    assert outcomes["interrupt"].codes == [2, 130] and outcomes["interrupt"].sentences == [], "nobody was lost"
+    assert [text.count("stopped by Ctrl-C") for text in texts] == [0, 1] and outcomes["interrupt"].tracebacks == 0
+
+    run = tmp_path / "full-disk-log" / "run"
+    assert any("cannot write" in line for line in outcomes["full-disk-log"].sentences)
+    assert (run / "checkpoints" / "last.pt").exists() and (run / "times.csv").read_text().count("\n") == 3
+
+    told = [line for line in outcomes["slow"].sentences if "is slow and costs" in line]
+    assert len(told) == 2 and all(line.startswith("rank 1 on ") for line in told), told
+    assert "it waits for its batches" in told[0] and "it computes" in told[1], told
+    with open(tmp_path / "slow" / "run" / "ranks.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [(row["epoch"], row["rank"]) for row in table] == [("1", "0"), ("1", "1"), ("2", "0"), ("2", "1")]
+    for row in table:
+        assert sum(float(row[key]) for key in ("data", "compute", "wait")) == pytest.approx(1, abs=2e-4)
+    for other, slow, key in ((*table[:2], "data"), (*table[2:], "compute")):
+        assert float(other["wait"]) > float(slow["wait"]) + 0.1 and float(slow[key]) > float(other[key]) + 0.1, table

@@ -1,0 +1,80 @@
+"""What one system has and another lacks is taken away: the programs run like on macOS, and say no on Windows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from data import ShapesConfig, ensure_shapes
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAMS = ("train", "eval", "predict", "export")
+SCRIPTS = ("anchors", "cfg_info", "check_data", "convert_weights", "get_data", "world_size", "bench.index")
+
+
+def run_python(text: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_programs_run_where_only_macos_has_its_part(tmp_path: Path) -> None:
+    """A training with spawned workers, its evaluation, detections and the check of its data, in one process."""
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=8, val_images=4, image_size=64, seed=0))
+    data = [
+        "data=shapes", f"data.root={tmp_path}/shapes", "data.workers=1", "data.index_dir=index",
+        "data.shapes={train_images: 8, val_images: 4, image_size: 64, seed: 0}",
+    ]  # fmt: skip
+    training = [
+        *data, "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=4",
+        "train.epochs=1", "train.device=cpu", "run_dir=run", "logger.pictures=false", "data.cache=disk",
+    ]  # fmt: skip
+    commands = [
+        ["train.py", *training],
+        ["eval.py", "ckpt=run", "device=cpu", "data.workers=0"],
+        ["predict.py", "ckpt=run", f"source={tmp_path}/shapes/**/*.jpg", "device=cpu", "out=found"],
+        ["scripts/check_data.py", *data, "model=yolov3-tiny", "image_size=64", "out=report", "pictures=0"],
+        ["train.py", *training[:-1], "run_dir=other", "data.cache=ram"],
+    ]
+    program = f"""
+        import runpy, sys
+        for command in {commands!r}:
+            sys.argv = [{str(REPOSITORY)!r} + "/" + command[0], *command[1:]]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+    """
+    paths = os.pathsep.join([str(REPOSITORY / "tests" / "platforms"), str(REPOSITORY)])
+    done = run_python(program, tmp_path, PYTHONPATH=paths)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert done.returncode == 2 and len(errors) == 1, done.stdout + done.stderr
+    assert "data.cache=ram" in errors[0] and "/dev/shm" in errors[0] and "fix: data.cache=disk" in errors[0]
+    assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 2, "the training did not end"
+    assert (tmp_path / "found" / "detections.json").exists() and (tmp_path / "report" / "report.json").exists()
+
+
+@pytest.mark.slow
+def test_windows_is_refused_in_one_sentence_when_a_program_is_imported(tmp_path: Path) -> None:
+    modules = [*PROGRAMS, *(f"scripts.{name}" for name in SCRIPTS)]
+    program = f"""
+        import importlib, signal, sys
+        import torch, torchvision, cv2, matplotlib.pyplot, pycocotools.coco, hydra  # these run on Windows
+        sys.platform = "win32"
+        sys.modules["resource"] = None
+        del signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD, signal.pthread_sigmask
+        for name in {modules!r}:
+            try:
+                importlib.import_module(name)
+            except SystemExit as end:
+                print(name, end.code)
+    """
+    done = run_python(program, tmp_path, PYTHONPATH=str(REPOSITORY))
+    assert done.stdout.split() == [word for name in modules for word in (name, "2")], done.stderr
+    sentences = done.stderr.splitlines()
+    assert len(sentences) == len(modules) and len(set(sentences)) == 1, done.stderr
+    assert sentences[0].startswith("error: ") and "Windows" in sentences[0] and "fix: " in sentences[0]

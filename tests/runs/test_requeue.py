@@ -1,0 +1,107 @@
+"""How a training asks the job script that started it for a requeue, and what a dry run leaves: in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.schema import TrainConfig
+from data import ShapesConfig, ensure_shapes
+from tests.small_run import small_run
+from train import train
+from train_utils.loop.stop_and_save import Decision, StepDecisions
+from train_utils.run.checkpoint import load_last
+
+STEPS = 2  # of each of two epochs
+SHAPES = ShapesConfig(train_images=8, val_images=2, image_size=64, seed=0)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("requeue") / "shapes"
+    ensure_shapes(path, SHAPES)
+    return path
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that scripts/slurm/common.sh names."""
+    path = tmp_path / "marker"
+    monkeypatch.setenv("REQUEUE_FILE", str(path))
+    return path
+
+
+def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
+    return small_run(shapes, SHAPES, run_dir, "train.batch_size=4", "train.epochs=2", *more)
+
+
+def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
+    """Let this process receive a real signal when it is about to make ``step``."""
+    decide = StepDecisions.decide
+
+    def signalled(self: StepDecisions, finite: bool, steps_done: int) -> Decision:
+        if steps_done == step:
+            os.kill(os.getpid(), number)
+        return decide(self, finite, steps_done)
+
+    monkeypatch.setattr(StepDecisions, "decide", signalled)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_more_to_do(
+    number: signal.Signals, shapes: Path, tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, config = tmp_path / "run", options(shapes, tmp_path / "run")
+    seen = []
+    write_text = Path.write_text
+
+    def watched(path: Path, *arguments: str, **more: str) -> int:
+        if path == marker:
+            seen.append(load_last(run)[0]["step"])
+        return write_text(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "write_text", watched)
+    with monkeypatch.context() as patch:
+        signal_at(patch, 1, number)
+        train(config)
+    assert marker.exists() and seen == [1], "not behind its checkpoint"
+    marker.unlink()
+    with monkeypatch.context() as patch:  # in the very last step: the run is over, and says its figures
+        signal_at(patch, 2 * STEPS, number)
+        train(replace(config, run_dir=None, resume=str(run)))
+    assert not marker.exists()
+    assert "best AP" in (run / "train.log").read_text()
+
+
+def test_ctrl_c_asks_for_no_requeue(
+    shapes: Path, tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal_at(monkeypatch, 1, signal.SIGINT)
+    train(options(shapes, tmp_path / "run"))
+    assert load_last(tmp_path / "run")[0]["step"] == 1 and not marker.exists()
+
+
+def test_without_a_job_script_nothing_is_asked(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REQUEUE_FILE", raising=False)
+    signal_at(monkeypatch, 1, signal.SIGUSR1)
+    train(options(shapes, tmp_path / "run"))
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_dry_run_says_what_would_be_done_and_leaves_nothing(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["dry_run=true", "train.device_batch_size=2", "train.device=cpu", "data.cache=disk"]
+    assert train(options(shapes, tmp_path / "run", *more)) == {}
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1 and said[0].startswith("rank 0 of 1: local rank 0, node ")
+    assert said[0].endswith(
+        "device cpu, data=shapes (8 training images of 5 classes, 2 validation images), "
+        "batch of 4 images = 1 processes x 2 images x 2 passes"
+    ), said[0]
+    assert list(tmp_path.iterdir()) == []
+    assert not list((shapes.parent / "index").glob("*.images")), "decoded all images"

@@ -1,0 +1,280 @@
+"""The sbatch scripts on a real SLURM of two nodes; skipped where none runs (.ci/run starts one)."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data import ShapesConfig, ensure_shapes
+from tests.runs.kill_resume import differences
+from tests.runs.slurm_jobs import REPOSITORY, Job, answer, slurm_is_up, submit, until
+from train_utils.run.checkpoint import load_last
+from train_utils.scores.coco_eval import FIGURES
+
+SHAPES = ShapesConfig(train_images=384, val_images=6, image_size=64, seed=0)
+STEPS = 96  # of two epochs: signals take a second or two to arrive
+BEGUN = "epoch 1/2  3/48"
+TWO_BY_TWO = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]  # the nodes' GPUs are stand-ins
+ONE = ["--nodes=1", "--gpus-per-node=0"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.slurm,
+    pytest.mark.skipif(not slurm_is_up(), reason="no SLURM with two nodes"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder whose path has a space."""
+    path = tmp_path_factory.mktemp("with space") / "a b"
+    ensure_shapes(path / "shapes", SHAPES)
+    return path
+
+
+def options(folder: Path, *more: str) -> list[str]:
+    shapes = f"{{train_images: {SHAPES.train_images}, val_images: {SHAPES.val_images}, image_size: 64, seed: 0}}"
+    return [
+        "data=shapes", f"data.root='{folder}/shapes'", f"data.shapes={shapes}", "data.workers=1",
+        "data.index_dir=index", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64",
+        "train.multi_scale=[0.5, 1.5]",
+        "train.batch_size=8", "train.epochs=2", "train.device=cpu", "evaluate.every=0", "logger.pictures=false",
+        "logger.lines_per_epoch=16", *more,
+    ]  # fmt: skip
+
+
+def run_of(job: Job) -> Path:
+    return job.folder / "runs" / "shapes" / f"slurm-{job.number}"
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    """The run of a job that nothing disturbs."""
+    job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder))
+    assert job.end() == "COMPLETED", job.output
+    assert job.output.count("4 processes x 2 images x 1 passes") == 1, "the processes did not form one run"
+    assert job.fact("Restarts") == "0" and f"epoch 2  step {STEPS}" in job.output
+    return run_of(job)
+
+
+def assert_same_run(job: Job, whole: Path, stopped_by: str) -> None:
+    """The job was stopped once within an epoch, requeued, and ended as if it had not been."""
+    assert job.fact("Restarts") == "1"
+    stops = re.findall(r"^stopped at step (\d+) by (\w+)", job.output, re.MULTILINE)
+    assert len(stops) == 1 and stops[0][1] == stopped_by and int(stops[0][0]) % (STEPS // 2) != 0, stops
+    assert job.output.count("is requeued") == 1 and "killed by signal" not in job.output
+    expected, found = load_last(whole)[0], load_last(run_of(job))[0]
+    assert [line for key in expected if key != "config" for line in differences(expected[key], found[key], key)] == []
+    assert (run_of(job) / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    assert not list((job.folder / "runs").glob(".requeue*"))
+
+
+def test_a_job_trains_on_two_nodes(whole: Path) -> None:
+    """One torchrun on each, with two processes."""
+    assert load_last(whole)[0]["world_size"] == 4 and (whole / "train.log").is_file()
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+def test_a_job_that_receives_usr1_in_mid_epoch_is_requeued_and_ends_with_the_same_weights(
+    folder: Path, whole: Path
+) -> None:
+    """With one srun task for each process; the other launcher made the undisturbed run."""
+    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder))
+    job.wait_for(BEGUN)
+    answer("scancel", "--batch", "--signal=USR1", job.number)  # as --signal=B:USR1@120 does before the time limit
+    job.restart_now()
+    assert job.end() == "COMPLETED", job.output
+    assert_same_run(job, whole, "SIGUSR1")
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(folder: Path, whole: Path) -> None:
+    """With torchrun, whose agents receive SIGTERM, too, and end with code 1."""
+    job = submit("train.sbatch", folder, [*TWO_BY_TWO, "--partition=preempt"], options(folder))
+    job.wait_for(BEGUN)
+    answer("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+    job.restart_now()
+    assert job.end() == "COMPLETED", job.output
+    assert_same_run(job, whole, "SIGTERM")
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(folder: Path) -> None:
+    """The last task's job number is that of the whole array."""
+    sweep = folder / "sweep.txt"
+    sweep.write_text(
+        "# one line for each task\noptim.lr=0.001\n\noptim.lr=0.002 train.multi_scale='[1.0, 1.0]'\n"
+        "optim.lr=0.003 train.epochs=2 \"name='$(date) x'\"\n"
+    )
+    array = submit(
+        "array.sbatch",
+        folder,
+        [*ONE, "--array=0-2", f"--output={folder}/job-%A_%a.out"],
+        ["sweep.txt", "--", *options(folder, "train.epochs=1")],
+    )
+    tasks = [Job(f"{array.number}_{task}", folder) for task in range(3)]
+    tasks[2].wait_for(BEGUN)
+    answer("scancel", "--batch", "--signal=USR1", tasks[2].number)
+    tasks[2].restart_now()
+    assert [task.end() for task in tasks] == ["COMPLETED"] * 3, [task.output for task in tasks]
+    assert [task.fact("Restarts") for task in tasks] == ["0", "0", "1"]
+    names = ["shapes", "shapes", "$(date) x"]
+    runs = [folder / "runs" / name / f"slurm-{task.number}" for name, task in zip(names, tasks, strict=True)]
+    configs = [yaml.safe_load((run / "config.yaml").read_text()) for run in runs]
+    assert [config["optim"]["lr"] for config in configs] == [0.001, 0.002, 0.003]
+    assert [config["train"]["multi_scale"] for config in configs] == [[0.5, 1.5], [1.0, 1.0], [0.5, 1.5]]
+    assert [load_last(run)[0]["epoch"] for run in runs] == [1, 1, 2]
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> None:
+    job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500"))
+    job.wait_for(BEGUN.replace("/2 ", "/500 "))
+    assert len(job.processes()) >= 8, "torchrun, training and workers should be there"
+    answer("scancel", job.number)
+    until(lambda: not job.processes(), lambda: f"left behind: {job.processes()}", 30)
+    assert job.end() == "CANCELLED" and job.fact("Restarts") == "0"
+    assert "stopped at step" in job.output and load_last(run_of(job))[0]["step"] > 0
+
+
+def training(job: Job) -> list[str]:
+    """The processes of a job, torchrun's own left out."""
+    return [arguments for arguments in job.processes() if "torch.distributed.run" not in arguments]
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) -> None:
+    """Its slurmd is killed, which SLURM notices after SlurmdTimeout. Checkpoints are those of the clock: no signal
+    reaches the training in time to save another.
+
+    The torchrun of node2, which SLURM cannot reach any more, may outlast the training: where its own processes heard
+    from the others in time and ended well, torch has it wait up to 300 s for the other torchrun, which is gone.
+    """
+    pattern = "slurmd -N node2"
+    job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500", "train.save_every_steps=5"))
+    try:
+        job.wait_for(BEGUN.replace("/2 ", "/500 "))
+        answer("pkill", "-KILL", "-f", pattern)
+        until(lambda: job.fact("JobState") != "RUNNING", lambda: f"still running: {job.output}", 120)
+        until(lambda: not training(job), lambda: f"left behind: {training(job)}", 60)
+        until(lambda: job.fact("JobState") == "PENDING", lambda: f"it is {job.fact('JobState')}", 120)
+        assert job.fact("Restarts") == "1"
+        assert "DUE TO NODE FAILURE" in job.output, job.output
+        assert load_last(run_of(job))[0]["step"] >= 5
+    finally:
+        answer("scancel", job.number)
+        subprocess.run(["pkill", "-KILL", "-f", f"rdzv-id={job.number} "])  # of node2, where it still waits
+        answer(*pattern.split())
+        until(lambda: "idle" in answer("sinfo", "-h", "-n", "node2", "-o", "%t"), lambda: "node2 is away", 60)
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+def test_a_rank_that_fails_ends_the_job_and_is_told_once(folder: Path) -> None:
+    """A picture that only one rank reads is broken after the index was built."""
+    broken = sorted((folder / "shapes").rglob("train/*.jpg"))[100]
+    good = broken.read_bytes()
+    try:
+        broken.write_bytes(b"no picture")
+        job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, "augment=none"))
+        assert job.end() == "FAILED"
+    finally:
+        broken.write_bytes(good)
+    errors = [line for line in job.output.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1 and broken.name in errors[0] and "fix:" in errors[0], job.output
+    assert job.fact("ExitCode") != "0:0" and job.fact("Restarts") == "0"
+
+
+def test_arguments_reach_the_programs_as_they_were_written(folder: Path) -> None:
+    """With a stand-in for Python that prints them; an exit code of its own is the job's."""
+    stand_in = folder / "print arguments"
+    stand_in.write_text('#!/bin/bash\nprintf \'<%s>\' "$OMP_NUM_THREADS" "$@"\necho\nexit 7\n')
+    stand_in.chmod(0o755)
+    words = ["a=[1, 2]", 'b={x: 1, y: "q r"}', "", "$HOME *", "c='d'"]
+    asked = {
+        ("train_srun.sbatch", *words): [*words, "resume=auto"],
+        ("train.sbatch", "resume=x y"): ["resume=x y"],
+        ("eval.sbatch", "ckpt=a b"): ["ckpt=a b"],
+        ("array.sbatch", "a=b c"): ["a=b c", "train.seed=1", "resume=auto"],
+        ("array.sbatch", "a=1", "b='c  d' $HOME", "--", "e f"): ["e f", "b=c  d", "$HOME", "resume=auto"],
+        ("array.sbatch", "a=1", "--", "e f"): None,
+    }
+    jobs = []
+    for script, *arguments in asked:
+        array = ["--array=1"] if script == "array.sbatch" else []
+        shape = [*ONE, *array, f"--output={folder}/job-%j.out"]
+        jobs.append(submit(script, folder, shape, arguments, str(stand_in)))
+    for job, (script, *_), expected in zip(jobs, asked, asked.values(), strict=True):
+        assert job.end() == "FAILED"
+        program = "eval.py" if script == "eval.sbatch" else "train.py"
+        line = "".join(f"<{word}>" for word in [f"{REPOSITORY}/{program}", *(expected or [])])
+        if expected is None:
+            assert "task 1 has no options" in job.output and job.fact("ExitCode") == "1:0"
+        else:
+            assert re.search(r"^<1>", job.output, re.M) and f"{line}\n" in job.output, job.output
+            assert job.fact("ExitCode") == "7:0", job.output
+
+
+WAYS = {
+    ("train.sbatch", "--nodes=2", "--gpus-per-node=2"): "--nproc-per-node=2",
+    ("train.sbatch", "--nodes=2", "--gres=gpu:2"): "--nproc-per-node=2",
+    ("train.sbatch", "--nodes=2", "--gpus=4"): "--nproc-per-node=2",
+    ("train.sbatch", "--nodes=1", "--ntasks-per-node=2", "--gpus-per-task=1"): "--nproc-per-node=2",
+    ("train.sbatch", "--nodes=1"): "--nproc-per-node=1",
+    ("train_srun.sbatch", "--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2"): "train.py",
+    ("train_srun.sbatch", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1"): "train.py",
+    ("train_srun.sbatch", "--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=2"): "fix: --ntasks-per-node=2",
+}
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="half a minute: ALL_SLURM_TESTS=1")
+def test_each_way_to_ask_for_gpus_gives_a_node_of_the_step_all_that_the_job_has_there(folder: Path) -> None:
+    """With a stand-in for Python that prints what it sees."""
+    stand_in = folder / "print gpus"
+    stand_in.write_text('#!/bin/bash\necho "sees ${SLURM_GPUS_ON_NODE:-0}: $*"\n')
+    stand_in.chmod(0o755)
+    jobs = [submit(script, folder, options, ["a=b"], str(stand_in)) for script, *options in WAYS]
+    for job, (script, *options), expected in zip(jobs, WAYS, WAYS.values(), strict=True):
+        state = job.end()
+        if expected.startswith("fix"):
+            assert state == "FAILED" and expected in job.output and "sees" not in job.output, job.output
+            continue
+        assert state == "COMPLETED", (options, job.output)
+        seen = [line for line in job.output.splitlines() if line.startswith("sees") and "a=b" in line]
+        gpus = "2" if any("gpu" in option for option in options) else "0"
+        nodes = 2 if "--nodes=2" in options else 1
+        assert len(seen) == nodes * (2 if script == "train_srun.sbatch" else 1), job.output
+        assert all(line.startswith(f"sees {gpus}: ") and expected in line for line in seen), job.output
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+def test_evaluation_as_a_job_gives_the_figures_of_the_training(folder: Path, whole: Path) -> None:
+    """On a node without GPUs, where the tasks of a node say how many processes torchrun starts."""
+    shape = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0"]
+    job = submit("eval.sbatch", folder, shape, [f"ckpt='{whole}/checkpoints/last.pt'", "out=scored"])
+    assert job.end() == "COMPLETED", job.output
+    with (whole / "metrics.csv").open(newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    figures = json.loads((folder / "scored" / "figures.json").read_text())
+    assert figures == {name: float(last[name]) for name in FIGURES}
+
+
+@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
+def test_dry_run_tells_the_place_of_every_rank_and_leaves_nothing(folder: Path) -> None:
+    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, "dry_run=true", "name=dry"))
+    assert job.end() == "COMPLETED", job.output
+    lines = [line for line in job.output.splitlines() if line.startswith("rank ")]
+    port = 20000 + int(job.number) % 10000
+    assert [line.split(", device")[0] for line in lines] == [
+        f"rank {rank} of 4: local rank {rank % 2}, node node{rank // 2 + 1}, meets at node1:{port} (srun)"
+        for rank in range(4)
+    ], job.output
+    assert all("device cpu" in line and "384 training images" in line for line in lines)
+    assert all("batch of 8 images = 4 processes x 2 images x 1 passes" in line for line in lines)
+    assert not (folder / "runs" / "dry").exists()

@@ -1,0 +1,152 @@
+"""The same training on any number of processes: the same samples, and the same weights after the same steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from conf.build.batches import make_sampler, make_train_loader, open_split
+from conf.entry import compose
+from conf.schema import TrainConfig
+from data import Batch, DataError, ShapesConfig, ensure_shapes
+from scripts.world_size import largest_difference, parts_of
+from tests.runs.process_group import run_group
+from train import train
+from train_utils.distributed import init_distributed_mode
+from train_utils.processes.world import World
+from train_utils.run.checkpoint import load_checkpoint
+
+SHAPES = {"train_images": 27, "val_images": 2, "image_size": 64, "seed": 0}  # three steps of 8, and 3 that fill none
+# By precision: the options of the training, and what relative difference is allowed. Without train.deterministic, at
+# random weights rounding to float32 alone turns gradients by several per cent.
+PLAN = {
+    "float64": (["optim.lr=0.01"], 1e-9),
+    "float32": (["train.deterministic=true", "optim.lr=0.01"], 0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("world_size")
+    ensure_shapes(path / "shapes", ShapesConfig(**SHAPES))
+    return path
+
+
+def options(folder: Path, *more: str) -> TrainConfig:
+    shapes = ", ".join(f"{key}: {value}" for key, value in SHAPES.items())
+    return compose(
+        "train",
+        TrainConfig,
+        [
+            "data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0",
+            f"data.shapes={{{shapes}}}", "train.image_size=64", "train.multi_scale=[0.5,1.5]", "train.batch_size=8",
+            "train.epochs=1", "train.device=cpu", *more,
+        ],
+    )  # fmt: skip
+
+
+def sizes(passes: int, processes: int) -> str:
+    return f"train.device_batch_size={8 // (passes * processes)}"
+
+
+def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
+    """The part of this rank in one training."""
+    common = ["train.check_sync_every=1", "optim.clip_norm=10", "evaluate.confidence=0.5", "logger.pictures=false"]
+    train(options(folder, f"run_dir={run_dir}", *common, *more))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", list(PLAN))
+def test_weights_do_not_depend_on_the_number_of_processes(folder: Path, precision: str) -> None:
+    """With two passes a step; the average, statistics and momentum, too."""
+    more, tolerance = PLAN[precision]
+    states = []
+    for processes in (1, 2, 4):
+        run_dir = folder / f"{precision}_{processes}"
+        network = ["model=yolov3-spp", "model.width=0.125", f"train.precision={precision}", *more]
+        run_group(train_here, processes, folder, run_dir, [*network, sizes(2, processes)])
+        states.append(load_checkpoint(run_dir / "checkpoints" / "last.pt"))
+    assert states[0]["step"] == 3
+    one = parts_of(states[0])
+    assert all(tensor.dtype == getattr(torch, precision) for tensor in one["momentum"].values())
+    for state in states[1:]:
+        others = parts_of(state)
+        found = {part: largest_difference(tensors, others[part]) for part, tensors in one.items()}
+        assert max(found.values()) <= tolerance, (precision, state["world_size"], found)
+
+
+def test_the_measure_of_differences() -> None:
+    some = {"a": torch.tensor([1.0, -4.0]), "b": torch.zeros(2), "count": torch.tensor(3)}
+    assert largest_difference(some, dict(some)) == 0
+    assert largest_difference(some, some | {"a": torch.tensor([1.5, -4.0])}) == 0.125
+    assert largest_difference(some, some | {"b": torch.tensor([0.0, 1e-9])}) > 1
+
+
+def micro_batches(folder: Path, world_size: int, workers: int) -> list[list[tuple[Tensor, Tensor]]]:
+    """Of each pass of two epochs: every sample as its picture and rows of targets, in the order of the data set."""
+    config = options(folder, "model=yolov3-tiny", sizes(2, world_size), "train.epochs=2")
+    config = replace(config, data=replace(config.data, workers=workers))
+    annotations = open_split(config.data, "train", init_distributed_mode("cpu", 60))
+    epochs = []
+    for rank in range(world_size):
+        place = World(rank, rank, world_size, world_size, 0, 1, torch.device("cpu"), "none", "none")
+        _, sampler, loader = make_train_loader(config, annotations, 32, place)
+        batches: list[Batch] = []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            batches += list(loader)
+        epochs.append(batches)
+    return [[sample for batch in shares for sample in samples(batch)] for shares in zip(*epochs, strict=True)]
+
+
+def samples(batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    images = batch.network_input()
+    return [(images[i], batch.targets[batch.targets[:, 0] == i, 1:]) for i in range(len(images))]
+
+
+def test_samples_depend_neither_on_processes_nor_on_workers(folder: Path) -> None:
+    """Which images, their mosaics, colours and boxes, and the size of each step, to the last bit."""
+    expected = micro_batches(folder, 1, 0)
+    assert len({image.shape for micro_batch in expected for image, _ in micro_batch}) > 1, "only one size was drawn"
+    for world_size, workers in ((2, 0), (4, 0), (2, 2)):
+        found = micro_batches(folder, world_size, workers)
+        assert len(found) == len(expected) == 2 * 3 * 2
+        for one, other in zip(expected, found, strict=True):
+            # Which of a micro-batch a rank takes is free; here each has as many.
+            assert len(one) == len(other) == 4
+            for image, targets in one:
+                assert any(
+                    torch.equal(image, its_image) and torch.equal(targets, its_targets)
+                    for its_image, its_targets in other
+                )
+
+
+def test_deterministic_passes_hold_the_images_of_one_process(folder: Path) -> None:
+    """Whatever the number of processes, since batch statistics follow from them; else each takes what it can."""
+    annotations = open_split(options(folder, "model=yolov3-tiny").data, "train", init_distributed_mode("cpu", 60))
+
+    def passes(world_size: int, *more: str) -> tuple[int, int]:
+        config = options(folder, "model=yolov3-tiny", "train.batch_size=24", "train.max_device_batch_size=6", *more)
+        place = World(0, 0, world_size, world_size, 0, 1, torch.device("cpu"), "none", "none")
+        sampler = make_sampler(config, annotations, 32, place)
+        return sampler.device_batch_size, sampler.accumulate
+
+    deterministic = "train.deterministic=true"
+    assert [passes(count, deterministic) for count in (1, 2, 3, 6)] == [(6, 4), (3, 4), (2, 4), (1, 4)]
+    assert [passes(count) for count in (1, 2, 3)] == [(6, 4), (6, 2), (4, 2)]
+    assert passes(2, deterministic, "train.device_batch_size=4") == (4, 3)
+    with pytest.raises(DataError, match=r"6 images into a pass .*4 cannot share .*train\.device_batch_size=6 "):
+        passes(4, deterministic)
+
+
+@pytest.mark.slow
+def test_patience_ends_all_processes_together(folder: Path) -> None:
+    """Only the first process has the figures; AP stays 0 at this learning rate."""
+    run_dir = folder / "patience"
+    still = ["model=yolov3-tiny", "model.width=0.125", "train.epochs=6", "train.patience=1", "optim.lr=1e-9"]
+    run_group(train_here, 2, folder, run_dir, [*still, "train.timeout_seconds=34", "evaluate.every=1"])
+    assert load_checkpoint(run_dir / "checkpoints" / "last.pt")["epoch"] == 2

@@ -1,0 +1,45 @@
+"""scripts/anchors.py: the file it writes is a model that train.py takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from conf.build.network import load_network
+from conf.entry import ConfigError, compose
+from conf.schema import TrainConfig
+from conf.schema_tools import AnchorsConfig
+from models import Darknet, ModelError
+from scripts.anchors import find_anchors
+
+SHAPES = "data.shapes={train_images: 30, val_images: 4, image_size: 64, seed: 0}"
+
+
+def test_the_override_gives_the_network_the_anchors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine" / "model" / "drawn.yaml"
+    overrides = [
+        "data=shapes", f"data.root={tmp_path}/shapes", f"data.index_dir={tmp_path}/index", SHAPES, "model=yolov4-tiny",
+        "image_size=128", "rounds=50", f"out={out}",
+    ]  # fmt: skip
+    found = find_anchors(compose("anchors", AnchorsConfig, overrides))
+    printed = capsys.readouterr().out
+    assert "yolov4-tiny as it is" in printed and "refined" in printed
+    assert out.with_suffix(".png").stat().st_size > 1000
+
+    mine = f"hydra.searchpath=[file://{tmp_path}/mine]"  # what --config-dir does
+    config = compose("train", TrainConfig, [mine, "model=drawn", "model.width=0.25"])
+    model = Darknet(load_network(config.model), width=config.model.width)
+    assert [list(pair) for pair in model.heads[0].all_anchors] == found.tolist()
+    assert model.heads[1].anchors == tuple(tuple(pair) for pair in found[[1, 2, 3]].tolist())  # its own mask
+    assert f"{found[0][0]:g},{found[0][1]:g}" in model.cfg.text  # which is what a checkpoint keeps
+    assert OmegaConf.load(out).defaults[0] == "yolov4-tiny"
+
+
+def test_another_number_of_anchors_is_refused() -> None:
+    config = compose("train", TrainConfig, ["model=yolov3-tiny", "model.anchors=[[10,10],[20,20]]"])
+    with pytest.raises(ModelError, match=r"model\.anchors holds 2 anchors, .*yolov3-tiny\.cfg:\d+ needs 6\. fix:"):
+        load_network(config.model)
+    with pytest.raises(ConfigError, match=r"model\.anchors must be pairs"):
+        compose("train", TrainConfig, ["model=yolov3-tiny", "model.anchors=[[10,10],[20]]"])

@@ -1,0 +1,287 @@
+"""Conversion of weights as people type it, and that what comes out serves every program."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conf.build.network import build_model, model_from_checkpoint, open_detector
+from conf.completion import complete_from_checkpoint
+from conf.entry import ConfigError, compose, run, to_dictionary
+from conf.schema import EvalConfig, TrainConfig
+from conf.schema_tools import ConvertConfig
+from data import ShapesConfig, ensure_shapes
+from eval import evaluate
+from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
+from models.weights.darknet import weight_tensors
+from scripts.convert_weights import complete, convert
+from tests.models.small_network import PlainNetwork, cfg_text, randomise, small
+from train import train
+from train_utils.errors import CheckpointError
+from train_utils.run.checkpoint import load_checkpoint
+
+Command = Callable[..., str]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """What ``python -m scripts.convert_weights <arguments>`` prints, or with code=2 its one sentence of error."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.cfg").write_text(cfg_text())
+
+    def called(*arguments: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["convert_weights.py", *arguments])
+        if code == 0:
+            run("convert", ConvertConfig, convert, complete)
+            return capsys.readouterr().out
+        with pytest.raises(SystemExit) as ended:
+            run("convert", ConvertConfig, convert, complete)
+        said = capsys.readouterr().err.strip()
+        assert ended.value.code == code and said.startswith("error: ") and "\n" not in said, said
+        return said.removeprefix("error: ")
+
+    return called
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a.weights and its checkpoint a.pt."""
+    folder = tmp_path_factory.mktemp("converted")
+    (folder / "small.cfg").write_text(cfg_text())
+    (folder / "three.names").write_text("a\nb\nc\n")
+    (folder / "folder").mkdir()
+    write_random(small(), folder / "a.weights")
+    network = compose("convert", ConvertConfig, [f"model.cfg={folder}/small.cfg", "out=a.pt"])
+    convert(replace(network, weights=str(folder / "a.weights"), out=str(folder / "a.pt")))
+    return folder
+
+
+def write_random(model: Darknet, path: Path, version: tuple[int, int, int] = (0, 2, 5), seen: int = 64_000) -> bytes:
+    randomise(model)
+    model.weights_version, model.seen = version, seen
+    save_darknet_weights(model, path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(("version", "seen"), [((0, 1, 0), 7), ((0, 2, 0), 2**40), ((0, 2, 5), 0)])
+def test_there_and_back_gives_the_same_bytes(
+    version: tuple[int, int, int], seen: int, command: Command, tmp_path: Path
+) -> None:
+    stored = write_random(small(), tmp_path / "a.weights", version, seen)
+    (tmp_path / "a.names").write_text("cat\ndog\n\n")
+    said = command("weights=a.weights", "model.cfg=small.cfg", "names=a.names", "out=a.pt")
+    assert "initial weights: all 3,238 values of a.weights (7 layers with weights, 2 classes" in said
+    assert "wrote a.pt: 2 classes, 32 pixels" in said
+    assert f"trained on {seen:,} images" in command("ckpt=a.pt", "out=b.weights")
+    assert (tmp_path / "b.weights").read_bytes() == stored
+    assert load_checkpoint(tmp_path / "a.pt")["names"] == ["cat", "dog"]
+    command("ckpt=a.pt", "out=small.conv.9", "up_to_layer=9", "seen=0")  # Darknet's partial
+    command("weights=a.weights", "model.cfg=small.cfg", "out=direct.conv.9", "up_to_layer=9", "seen=0")
+    cut = (tmp_path / "small.conv.9").read_bytes()
+    values = 20 if version[1] == 2 else 16
+    assert cut[values:] == stored[values : len(cut)] and cut[12:values] == bytes(values - 12)
+    assert cut == (tmp_path / "direct.conv.9").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["yolo-fastest-1.1", "yolov4-tiny", pytest.param("enet-coco", marks=pytest.mark.slow)])
+def test_published_networks_there_and_back(name: str, command: Command, shared_dir: Path, tmp_path: Path) -> None:
+    folder = shared_dir / "darknet" / (name if name == "yolo-fastest-1.1" else "oracle")
+    weights = folder / f"{name}.weights"
+    if not weights.exists():
+        weights = tmp_path / "random.weights"
+        model = Darknet(load_cfg(folder / f"{name}.cfg"))
+        count = sum(own.tensor.numel() for own in weight_tensors(model))
+        values = np.random.default_rng(zlib.crc32(name.encode())).uniform(0.5, 1.5, count).astype("<f4")
+        weights.write_bytes(struct.pack("<3iq", 0, 2, 5, 32_013_312) + values.tobytes())
+    command(f"weights={weights}", f"model.cfg={folder / name}.cfg", "out=a.pt")
+    command("ckpt=a.pt", "out=b.weights")
+    assert (tmp_path / "b.weights").read_bytes() == weights.read_bytes()
+
+
+def test_a_converted_checkpoint_is_opened_by_the_programs(command: Command, tmp_path: Path) -> None:
+    """predict and export (open_detector), initial weights, eval's configuration; each with the values of the file."""
+    write_random(small(), tmp_path / "a.weights")
+    command("weights=a.weights", "model.cfg=small.cfg", "out=a.pt", "model.bn_eps=1e-3", "image_size=64")
+    expected = Darknet(load_cfg(tmp_path / "small.cfg"), bn_eps=1e-3).eval()
+    load_darknet_weights(expected, tmp_path / "a.weights")
+    images = torch.rand(1, 3, 64, 64)
+
+    def assert_same(model: Darknet) -> None:
+        for ours, theirs in zip(model.eval()(images), expected(images), strict=True):
+            assert torch.equal(ours, theirs)
+
+    detector = open_detector("a.pt", None, None, None)
+    assert (detector.names, detector.image_size) == (["0", "1"], 64)
+    assert_same(detector.model)
+    config = compose("train", TrainConfig, ["model.cfg=small.cfg", "model.weights=a.pt", "model.bn_eps=1e-3"])
+    model, said = build_model(config.model, 2)
+    assert_same(model)
+    (tmp_path / "my run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "my run" / "checkpoints" / "best.pt").write_bytes((tmp_path / "a.pt").read_bytes())
+    assert_same(build_model(replace(config.model, weights="my run"), 2)[0])
+    with pytest.raises(CheckpointError, match=r"the folder .* has no checkpoints/best\.pt"):
+        build_model(replace(config.model, weights=str(tmp_path)), 2)
+    assert model.seen == 64_000 and "all 3,238 values" in said and "bn_eps" not in said
+    _, said = build_model(replace(config.model, bn_eps=1e-6), 2)
+    assert "it was trained with model.bn_eps=0.001, here it is 1e-06" in said
+    _, said = build_model(replace(config.model, fresh_heads=True), 5)
+    assert "5 of 7 layers with weights (3,000 of 3,340 values)" in said, said
+    assert "heads for 2 classes were left out and those for 5 classes start fresh" in said
+    given = {"ckpt": "a.pt", "evaluate": {"image_size": None}}
+    with pytest.raises(ConfigError, match=r"ckpt=a\.pt was converted and names no data\. fix: add data="):
+        complete_from_checkpoint(given, [])
+    whole = complete_from_checkpoint(given | {"data": {"name": "mine"}}, ["data"])
+    assert whole["evaluate"]["image_size"] == 64 and whole["data"] == {"name": "mine"}
+
+
+def test_only_whole_weights_become_a_detector(command: Command, tmp_path: Path) -> None:
+    write_random(small(), tmp_path / "a.weights")
+    command("weights=a.weights", "model.cfg=small.cfg", "out=small.conv.9", "up_to_layer=9")
+    said = command("weights=small.conv.9", "model.cfg=small.cfg", "out=b.pt", code=2)
+    assert "small.conv.9 gives 6 of 7 layers with weights, the others would be random" in said
+    assert not (tmp_path / "b.pt").exists()
+
+
+def test_a_state_dict_of_another_system_becomes_a_checkpoint(command: Command, tmp_path: Path) -> None:
+    plain = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"))
+    torch.save({"epoch": 7, "model": plain.state_dict()}, tmp_path / "theirs.pt")
+    command("weights=theirs.pt", "model.cfg=small.cfg", "out=ours.pt")
+    detector, images = open_detector("ours.pt", None, None, None), torch.rand(1, 3, 32, 32)
+    for ours, theirs in zip(detector.model(images), plain(images), strict=True):
+        torch.testing.assert_close(ours.squeeze(1).permute(0, 3, 1, 2), theirs)
+
+
+def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
+    """Another class count and width: Darknet needs a .cfg with the filters and classes that the network has."""
+    write_random(small(5, width=2.0), tmp_path / "wide.weights")
+    (tmp_path / "five.names").write_text("a\nb\nc\nd\ne\n")
+    network = ("model.cfg=small.cfg", "model.width=2")
+    command("weights=wide.weights", *network, "names=five.names", "out=wide.pt")
+    assert "cfg=<file> writes one that fits" in command("ckpt=wide.pt", "out=b.weights")
+    command("ckpt=wide.pt", "out=b.weights", "cfg=wide.cfg")
+    text = (tmp_path / "wide.cfg").read_text()
+    assert text.count("filters=10\n") == 2 and text.count("classes=5\n") == 2 and text.count("filters=32\n") == 2
+    assert len(text.splitlines()) == len(cfg_text().splitlines())
+    as_darknet = Darknet(load_cfg(tmp_path / "wide.cfg")).eval()
+    load_darknet_weights(as_darknet, tmp_path / "b.weights")
+    images = torch.rand(1, 3, 32, 32)
+    for ours, theirs in zip(as_darknet(images), open_detector("wide.pt", None, None, None).model(images), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_cfg_that_leaves_filters_to_their_default_is_completed(tmp_path: Path) -> None:
+    text = "[net]\n[convolutional]\nfilters=6\n[yolo]\nanchors=1,1\nclasses=1\n[route]\nlayers=0\n[convolutional]\n"
+    text += "size=3\npad=1\n[convolutional]\nfilters=6\n[yolo]\nanchors=1,1\nclasses=1"
+    model = Darknet(parse_cfg(text, "a.cfg"), width=1.5)
+    save_darknet_weights(model, tmp_path / "a.weights")
+    assert load_darknet_weights(Darknet(parse_cfg(fitted_cfg(model), "b.cfg")), tmp_path / "a.weights").is_whole
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "out has no value"),
+        (["out=b.pt"], "give one of weights="),
+        (["weights=a.weights", "ckpt=a.pt", "out=b.pt", "model=yolov3"], "give one of weights="),
+        (["weights=a.weights", "out=b.pt"], "weights=a.weights needs its network. fix: model=yolov3-spp"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=b.weights"], "let out= end in .pt, or give up_to_layer="),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=a.weights"], "out=a.weights is the file to convert"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=folder"], "out=folder is a folder"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "up_to_layer=3"], "up_to_layer says nothing about"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "cfg=b.cfg"], "cfg says nothing about a checkpoint"),
+        (
+            ["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "model.fresh_heads=true"],
+            "model.fresh_heads is for",
+        ),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "model.freeze=3"], "model.freeze is for training"),
+        (["weights=a.weights", "model=yolov3-tiny", "out=b.pt"], "a.weights holds 3,238 values, this network with 80"),
+        (["weights=none.weights", "model=yolov3-tiny", "out=b.pt"], "cannot read the weights none.weights"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=three.names"], "a.weights knows 2 classes"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "image_size=33"], "image_size=33 is no multiple"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b.pt"], "cannot write /proc/b.pt"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b", "up_to_layer=3"], "cannot write /proc/b"),
+        (["ckpt=a.pt", "out=b.pt"], "ckpt=a.pt is a checkpoint already. fix: let out= end in .weights"),
+        (["ckpt=a.pt", "out=b.weights", "model=yolov3"], "model says nothing about ckpt="),
+        (["ckpt=a.pt", "out=b.weights", "model.width=2"], "model says nothing about ckpt="),
+        (["ckpt=a.pt", "out=b.weights", "names=three.names"], "names says nothing about a .weights file"),
+        (["ckpt=a.pt", "out=b.weights", "up_to_layer=14"], "between 1 and this network's 13 layers, got 14"),
+        (["ckpt=a.pt", "out=b.weights", "up_to_layer=4", "cfg=b.cfg"], "leave one out"),
+        (["ckpt=a.pt", "out=b.weights", "cfg=three.names"], "three.names exists and differs"),
+        (["ckpt=a.pt", "out=b.weights", "seen=-1"], "seen must be 0 or more, or null, got -1"),
+        (["ckpt=a.pt", "out=b.weights", "seen=20000000000000000000"], "does not fit the 64 bits of a header"),
+        (
+            ["ckpt=a.weights", "out=b.weights"],
+            "a.weights is no checkpoint: run folders and their .pt files are read here, Darknet's",
+        ),
+        (["ckpt=none.pt", "out=b.weights"], "there is no checkpoint"),
+    ],
+)
+def test_nonsense_is_refused_in_one_sentence(
+    arguments: list[str], said: str, command: Command, converted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(converted)
+    before = sorted(path.name for path in converted.iterdir())
+    assert said in command(*arguments, code=2)
+    left = sorted(path.name for path in converted.iterdir())
+    assert left == before, "something was written"
+
+
+@pytest.mark.slow
+def test_training_and_evaluation_with_converted_weights(command: Command, tmp_path: Path) -> None:
+    """Figures survive both conversions, a training from them goes on counting images, and none is resumed from them."""
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0))
+    data = [
+        "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",
+        "data.shapes={train_images: 18, val_images: 5, image_size: 64, seed: 0}",
+    ]  # fmt: skip
+    network = ["model=yolov3-tiny", "model.width=0.125"]
+
+    def trained(run_dir: str, *more: str) -> dict[str, float]:
+        options = ["train.image_size=64", "train.batch_size=8", "train.epochs=1", "logger.pictures=false", *more]
+        return train(compose("train", TrainConfig, [*data, *network, f"run_dir={run_dir}", *options]))
+
+    def scored(ckpt: str) -> dict[str, float]:
+        given = to_dictionary(compose("eval", EvalConfig, [*data, *network, f"ckpt={ckpt}"]))
+        return evaluate(compose("eval", EvalConfig, [*data, *network, f"ckpt={ckpt}", *size_of(given)]))
+
+    def size_of(given: dict[str, object]) -> list[str]:
+        return [f"evaluate.image_size={complete_from_checkpoint(given, [])['evaluate']['image_size']}"]
+
+    figures = trained("first")
+    assert "trained on 16 images" in command("ckpt=first", "out=a.weights")
+    classes = load_checkpoint(tmp_path / "first")["names"]
+    (tmp_path / "classes.names").write_text("\n".join(classes))
+    command("weights=a.weights", *network, "names=classes.names", "image_size=64", "out=named.pt")
+    assert scored("named.pt") == figures
+    (tmp_path / "classes.names").write_text("\n".join(reversed(classes)))
+    command("weights=a.weights", *network, "names=classes.names", "image_size=64", "out=reversed.pt")
+    with pytest.raises(ConfigError, match=r"reversed\.pt knows the classes 5 .*convert weights anew with names="):
+        scored("reversed.pt")
+    fitted = fitted_cfg(Darknet(zoo_cfg("yolov3-tiny"), len(classes), 0.125))
+    (tmp_path / "count.cfg").write_text(fitted)
+    command("weights=a.weights", "model.cfg=count.cfg", "image_size=64", "out=numbered.pt")
+    assert scored("numbered.pt") == figures, "classes that have numbers for names are those of the data"
+
+    for number, weights in enumerate(("a.weights", "numbered.pt")):
+        trained(f"next{number}", f"model.weights={weights}")
+        state = load_checkpoint(tmp_path / f"next{number}")
+        assert (state["seen"], state["weights_version"]) == (32, [0, 2, 5]), weights
+    for path in (tmp_path / "next0" / "checkpoints").glob("*.pt"):
+        path.write_bytes((tmp_path / "named.pt").read_bytes())
+    config = compose("train", TrainConfig, [*data, *network, "train.image_size=64", "train.batch_size=8"])
+    with pytest.raises(CheckpointError, match=r"holds converted weights and no training .* fix: start a new run with"):
+        train(replace(config, resume="next0"))
+    state = load_checkpoint(tmp_path / "next1" / "checkpoints" / "last.pt")
+    assert model_from_checkpoint(state)[0].seen == 32
+    train(replace(config, resume="next1", resume_force=True, train=replace(config.train, epochs=2)))
+    assert load_checkpoint(tmp_path / "next1" / "checkpoints" / "last.pt")["seen"] == 48, (
+        "a resumed run goes on counting"
+    )

@@ -1,0 +1,120 @@
+"""The sbatch scripts under stand-ins for srun and scontrol: what they ask of a step, for each way to ask for GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "slurm"
+SRUN = """#!/bin/bash
+[[ $1 != --version ]] || { echo slurm 99.1; exit; }
+printf '<%s>' "$@"; echo
+env | grep '^SLURM_.*GPU' || true
+"""
+SCONTROL = """#!/bin/bash
+if [[ $2 == hostnames ]]; then printf 'n%s\\n' $(seq "$SLURM_JOB_NUM_NODES"); else echo "JobState=RUNNING"; fi
+"""
+PYTHON = "#!/bin/bash\necho python 3.99 torch 9\n"
+TORCHRUN, SRUN_TASKS = "train.sbatch", "train_srun.sbatch"
+# What SLURM sets for each way to ask: two nodes, and GPUs or none on each.
+CASES = {
+    "gpus-per-node": (TORCHRUN, {"SLURM_GPUS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "4"}, 4),
+    "gres": (TORCHRUN, {"SLURM_GPUS_ON_NODE": "4"}, 4),
+    "gpus": (TORCHRUN, {"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "4"}, 4),
+    "gpus of a type": (TORCHRUN, {"SLURM_GPUS": "h200:8", "SLURM_GPUS_ON_NODE": "4"}, 4),
+    "gpus-per-task": (
+        TORCHRUN, {"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "4", "SLURM_NTASKS_PER_NODE": "4"}, 4,
+    ),
+    "none": (TORCHRUN, {}, 1),
+    "none, tasks": (TORCHRUN, {"SLURM_NTASKS_PER_NODE": "3"}, 3),
+    "uneven": (TORCHRUN, {"SLURM_GPUS": "3", "SLURM_GPUS_ON_NODE": "2"}, "fix: --gpus-per-node="),
+    "tasks: gpus-per-node": (SRUN_TASKS, {"SLURM_GPUS_ON_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x2)"}, 4),
+    "tasks: gpus-per-task": (
+        SRUN_TASKS, {"SLURM_GPUS_PER_TASK": "1", "SLURM_GPUS_ON_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x2)"}, 4,
+    ),
+    "tasks: none": (SRUN_TASKS, {"SLURM_TASKS_PER_NODE": "3(x2)"}, 0),
+    "tasks: more than GPUs": (
+        SRUN_TASKS, {"SLURM_GPUS_ON_NODE": "2", "SLURM_TASKS_PER_NODE": "4(x2)"}, "fix: --ntasks-per-node=2",
+    ),
+    "tasks: fewer than GPUs": (
+        SRUN_TASKS, {"SLURM_GPUS_ON_NODE": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}, "fix: --ntasks-per-node=2",
+    ),
+    "tasks: two GPUs each": (
+        SRUN_TASKS,
+        {"SLURM_GPUS_PER_TASK": "2", "SLURM_GPUS_ON_NODE": "4", "SLURM_TASKS_PER_NODE": "2(x2)"},
+        "fix: --gpus-per-task=1",
+    ),
+    "tasks: uneven": (SRUN_TASKS, {"SLURM_GPUS_ON_NODE": "2", "SLURM_TASKS_PER_NODE": "2,1"}, "--ntasks-per-node="),
+}  # fmt: skip
+
+
+def start(script: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    tools = folder / "tools"
+    tools.mkdir(exist_ok=True)
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("stand-in", PYTHON)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    outside = {key: value for key, value in os.environ.items() if not key.startswith("SLURM")}
+    slurm = {
+        "SLURM_JOB_ID": "123", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "2",
+        "PATH": f"{tools}:{os.environ['PATH']}", "REPO": str(SCRIPTS.parent.parent), "PYTHON": f"{tools}/stand-in",
+    }  # fmt: skip
+    return subprocess.run(
+        ["bash", str(SCRIPTS / script), "data=coco"],
+        cwd=folder, env=outside | slurm | environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_way_to_ask_for_gpus_starts_a_process_for_each_or_ends_with_a_sentence(case: str, tmp_path: Path) -> None:
+    script, environment, expected = CASES[case]
+    done = start(script, tmp_path, environment)
+    if isinstance(expected, str):
+        assert done.returncode == 1 and expected in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+        assert "<" not in done.stdout, "a step was started"
+        return
+    assert done.returncode == 0, done.stderr
+    step = next(line for line in done.stdout.splitlines() if line.startswith("<"))
+    gpus = environment.get("SLURM_GPUS_ON_NODE", "0")
+    assert (f"<--gpus-per-node={gpus}>" in step) == (gpus != "0"), step
+    assert script == SRUN_TASKS or f"<--nproc-per-node={expected}>" in step, step
+    inherited = [line for line in done.stdout.splitlines() if line.startswith("SLURM_")]
+    assert all(line.startswith("SLURM_GPUS_ON_NODE") for line in inherited), "srun would take these for its options"
+
+
+def test_the_output_begins_with_date_nodes_and_versions(tmp_path: Path) -> None:
+    first, second, third, fourth, *_ = start(TORCHRUN, tmp_path, {"SLURM_RESTART_COUNT": "2"}).stdout.splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \+\d{4}  job 123, restart 2$", first)
+    assert second == "nodes: n1 n2, GPUs on each: 0"
+    assert re.match(r"versions: slurm 99.1, python 3.99 torch 9, repository \S+", third)
+    assert "no GPU" in fourth and "--gpus-per-node" in fourth
+
+
+def test_a_site_file_comes_before_python_and_a_prefix_in_front_of_it(tmp_path: Path) -> None:
+    site = tmp_path / "site.sh"
+    site.write_text('echo loads $unset_by_modules\nPYTHON=python3.in.image\nprefix=(env "A=b c")\n')
+    for script in (TORCHRUN, SRUN_TASKS):
+        done = start(script, tmp_path, {"SITE": str(site)})
+        assert done.returncode == 0 and done.stdout.startswith("loads\n"), done.stderr
+        assert "<env><A=b c><python3.in.image>" in done.stdout
+    site.write_text("false\n")
+    done = start(TORCHRUN, tmp_path, {"SITE": str(site)})
+    assert done.returncode == 1 and "ended with an error. fix:" in done.stderr
+    done = start(TORCHRUN, tmp_path, {"SITE": "nowhere"})
+    assert done.returncode == 1 and done.stderr == "SITE=nowhere is no file. fix: correct its path\n"
+    done = start(TORCHRUN, tmp_path, {"PYTHON": "nowhere"})
+    assert done.returncode == 1 and "no nowhere. fix: 'uv sync'" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_finds_nothing() -> None:
+    files = [str(path) for path in sorted(SCRIPTS.iterdir()) if path.suffix in (".sbatch", ".sh")]
+    done = subprocess.run(
+        ["shellcheck", "-x", "-P", "SCRIPTDIR", "-s", "bash", *files], capture_output=True, text=True, cwd=SCRIPTS
+    )
+    assert done.returncode == 0, done.stdout

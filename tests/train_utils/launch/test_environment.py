@@ -1,0 +1,338 @@
+"""What launchers say, as dictionaries."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from train_utils.errors import DistributedError
+from train_utils.launch.environment import (
+    agent_holds_store,
+    allowed_restarts,
+    has_agent,
+    job_folder_name,
+    peek_rank,
+    peek_world_size,
+    read_launch,
+    requeue_file,
+    slurm_job_name,
+    strip_local_rank,
+)
+from train_utils.launch.place import ALONE
+from train_utils.launch.slurm import expand_hostlist, expand_tasks_per_node
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "1234",
+}
+# As seen in a task of `srun` in a job of 2 nodes, SLURM 22.05.
+SRUN = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NTASKS": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_NODELIST": "gpu[07-10,12],cpu1",
+    "SLURM_STEP_NODELIST": "gpu[08-09]",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURM_TASKS_PER_NODE": "2,1,4(x2)",
+    "ENVIRONMENT": "BATCH",
+}
+# The shell of an sbatch script with --ntasks=3: SLURM_PROCID is there, the variables of a step are not.
+SBATCH_SHELL = {name: SRUN[name] for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_JOB_NODELIST", "ENVIRONMENT")} | {
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+
+
+def test_nothing_launched() -> None:
+    assert read_launch({}) == ALONE
+    assert (peek_rank({}), peek_world_size({}), slurm_job_name({})) == (0, 1, None)
+
+
+def test_torchrun() -> None:
+    launch = read_launch(TORCHRUN)
+    assert (launch.rank, launch.world_size, launch.local_rank, launch.local_world_size) == (5, 8, 1, 4)
+    assert (launch.launcher, launch.node_rank, launch.address, launch.port) == ("torchrun", 1, "node1", 1234)
+    assert (peek_rank(TORCHRUN), peek_world_size(TORCHRUN)) == (5, 8)
+
+
+def test_torchrun_inside_srun_wins() -> None:
+    assert read_launch(SRUN | TORCHRUN) == read_launch(TORCHRUN)
+    assert (peek_rank(SRUN | TORCHRUN), peek_world_size(SRUN | TORCHRUN)) == (5, 8)
+
+
+FOUR = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "first", "MASTER_PORT": "1234"}
+VALUES: dict[str, tuple[str | None, ...]] = {  # of each of torch's variables, None: it is absent; the first is right
+    "RANK": ("1", None, "", "x", "-1", "2", "\u0662"),
+    "WORLD_SIZE": ("2", None, "x", "0", "1"),
+    "LOCAL_RANK": ("1", None, "x", "2"),
+    "LOCAL_WORLD_SIZE": ("2", None, "x", "1", "3"),
+    "GROUP_RANK": ("0", None, "x"),
+    "MASTER_ADDR": ("first", None, ""),
+    "MASTER_PORT": ("1234", None, "x", "0", "65536"),
+}
+
+
+@pytest.mark.parametrize("local", [*itertools.product((True, False), repeat=3)])
+def test_the_four_standard_variables_are_enough(local: tuple[bool, bool, bool]) -> None:
+    """Those of the node may be there or not; what is not follows when the processes meet."""
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    given = {name: VALUES[name][0] or "" for name, there in zip(names, local, strict=True) if there}
+    launch = read_launch(FOUR | given)
+    assert (launch.rank, launch.world_size, launch.address, launch.port) == (1, 2, "first", 1234)
+    found = (launch.local_rank, launch.local_world_size, launch.node_rank)
+    assert found == tuple(value if there else None for value, there in zip((1, 2, 0), local, strict=True))
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, all_ in VALUES.items() for value in all_[1:]])
+def test_every_wrong_or_missing_variable_is_refused_by_name(name: str, value: str | None) -> None:
+    """Where the others are right; only those of the node may be missing, which the test above covers."""
+    environment = {key: values[0] for key, values in VALUES.items()} | {name: value}
+    given = {key: value for key, value in environment.items() if value is not None}
+    if value is None and name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+        return
+    number = "rank 2 of 2" if (name, value) == ("RANK", "2") else name
+    contradiction = "contradict" if value in ("0", "1", "2", "3") and name != "MASTER_PORT" else number
+    with pytest.raises(DistributedError, match=rf"({number}|{contradiction}).*fix: "):
+        read_launch(given)
+
+
+def test_one_process_needs_no_meeting_point() -> None:
+    launch = read_launch({"RANK": "0", "WORLD_SIZE": "1"})
+    assert (launch.world_size, launch.local_rank, launch.local_world_size, launch.node_rank) == (1, 0, 1, 0)
+    with pytest.raises(DistributedError, match="contradict"):
+        read_launch({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "1"})
+
+
+# What Kubeflow's training operator gives the pod of worker 0 of a PyTorchJob with a master and a worker.
+POD = {
+    "PYTHONUNBUFFERED": "1",
+    "MASTER_PORT": "23456",
+    "PET_MASTER_PORT": "23456",
+    "MASTER_ADDR": "job-master-0",
+    "PET_MASTER_ADDR": "job-master-0",
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+    "PET_NPROC_PER_NODE": "auto",
+    "PET_NODE_RANK": "1",
+    "PET_NNODES": "2",
+}
+
+
+def test_pod_of_a_pytorch_job() -> None:
+    launch = read_launch(POD)
+    assert (launch.rank, launch.world_size, launch.address, launch.port) == (1, 2, "job-master-0", 23456)
+    assert (launch.local_rank, launch.local_world_size, launch.node_rank) == (None, None, None)
+    assert read_launch(POD | {"PET_NPROC_PER_NODE": "1"}) == launch
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        POD | {"PET_NPROC_PER_NODE": "4", "WORLD_SIZE": "8"},  # RANK counts pods, WORLD_SIZE processes
+        {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a"},  # a TrainJob
+        {"PET_NNODES": "1:4", "PET_RDZV_ENDPOINT": "a:1"},  # elastic
+        {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"},
+    ],
+)
+def test_pod_that_is_made_for_torchrun(environment: dict[str, str]) -> None:
+    with pytest.raises(DistributedError, match=r"made for torchrun \(PET_NNODES=.*fix: torchrun"):
+        read_launch(environment)
+    torchrun = TORCHRUN | {"TORCHELASTIC_RUN_ID": "x"}
+    assert read_launch(environment | torchrun) == read_launch(torchrun)
+
+
+# As seen under mpirun of Open MPI 5.0 and mpiexec of MPICH 4.3, two processes on one host.
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "PMIX_RANK": "1",
+    "PMIX_NAMESPACE": "prterun-vm-29322@1",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI, MPICH])
+def test_mpirun(environment: dict[str, str]) -> None:
+    launch = read_launch(environment)
+    assert (launch.launcher, launch.rank, launch.world_size) == ("mpirun", 1, 2)
+    assert (launch.local_rank, launch.local_world_size, launch.node_rank, launch.address) == (1, 2, None, "localhost")
+    assert (peek_rank(environment), peek_world_size(environment)) == (1, 2)
+    given = read_launch(environment | {"MASTER_ADDR": "a", "MASTER_PORT": "5"})
+    assert (given.address, given.port) == ("a", 5)
+    assert read_launch(environment | TORCHRUN) == read_launch(TORCHRUN)
+    # In a batch job mpirun starts its processes on other nodes through srun, whose rank is another.
+    assert read_launch(SBATCH_SHELL | environment) == launch
+    assert read_launch(SRUN | environment) == launch and peek_rank(SRUN | environment) == 1
+
+
+def test_mpiruns_side_by_side_meet_at_different_ports() -> None:
+    other = OPEN_MPI | {"PMIX_NAMESPACE": "prterun-vm-29341@1"}
+    assert read_launch(OPEN_MPI).port != read_launch(other).port
+
+
+def test_srun_that_also_speaks_the_language_of_mpi() -> None:
+    both = SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3", "PMIX_RANK": "2"}
+    assert read_launch(both) == read_launch(SRUN)
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "-x MASTER_ADDR"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "-x MASTER_ADDR"),
+        ({"PMI_RANK": "0"}, "PMI_SIZE is missing"),
+        ({"PMI_SIZE": "2"}, "PMI_RANK is missing"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE is 'x'"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "variables of mpirun contradict"),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "PMIX_RANK=0 says.*would train alone"),
+    ],
+)
+def test_mpi_launchers_never_start_lone_trainings(environment: dict[str, str], named: str) -> None:
+    with pytest.raises(DistributedError, match=named) as caught:
+        read_launch(environment)
+    assert "fix: " in str(caught.value)
+
+
+def test_srun_reads_the_step_not_the_job() -> None:
+    launch = read_launch(SRUN)
+    assert (launch.launcher, launch.rank, launch.world_size) == ("srun", 2, 3)
+    assert (launch.local_rank, launch.local_world_size, launch.node_rank) == (0, 1, 1)
+    assert (launch.address, launch.port) == ("gpu08", 20000 + 123456 % 10000)
+    assert (peek_rank(SRUN), peek_world_size(SRUN)) == (2, 3)
+
+
+def test_srun_given_address_and_port_win() -> None:
+    launch = read_launch(SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "99"})
+    assert (launch.address, launch.port) == ("10.0.0.1", 99)
+
+
+def test_srun_steps_side_by_side_meet_at_different_ports() -> None:
+    neighbours = [
+        SRUN | {"SLURM_JOB_ID": str(1000 + job), "SLURM_STEP_ID": str(s)} for job in range(9) for s in range(9)
+    ]
+    ports = {read_launch(environment).port for environment in neighbours}
+    assert len(ports) == len(neighbours)
+    assert all(20000 <= port < 30000 for port in ports)
+
+
+def test_srun_with_a_world_size_exported_by_the_script() -> None:
+    assert read_launch(SRUN | {"WORLD_SIZE": "3"}).launcher == "srun"
+
+
+def test_minimal_slurm_variables() -> None:
+    names = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NODELIST")
+    launch = read_launch(dict(zip(names, ("7", "2", "1", "1", "0", "localhost"), strict=True)))
+    assert (launch.rank, launch.world_size, launch.local_world_size) == (1, 2, 2)
+    assert (launch.address, launch.port) == ("localhost", 20007)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        SBATCH_SHELL,
+        {name: value for name, value in SBATCH_SHELL.items() if name != "SLURM_PROCID"},  # a shell of salloc
+        {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"},
+    ],
+)
+def test_a_plain_process_in_a_job_of_many_tasks_is_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(DistributedError, match=r"was not started by srun.*fix: srun python"):
+        read_launch(environment)
+
+
+def test_a_plain_process_in_a_job_of_one_task_is_alone() -> None:
+    one = SBATCH_SHELL | {"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}
+    assert read_launch(one) == ALONE
+    assert read_launch({name: value for name, value in one.items() if name != "SLURM_NTASKS"}) == ALONE
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is missing"),
+        ({"WORLD_SIZE": "2"}, "RANK is missing"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
+        ({"LOCAL_RANK": "1"}, "RANK is missing"),
+        (TORCHRUN | {"RANK": "five"}, "RANK is 'five', not a number"),
+        (TORCHRUN | {"RANK": "8"}, "contradict"),
+        (TORCHRUN | {"LOCAL_RANK": "4"}, "contradict"),
+        (SRUN | {"SLURM_PROCID": "3"}, "contradict"),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2*3"}, "tasks per node"),
+        (SRUN | {"SLURM_STEP_NODELIST": "a[1-"}, "node list"),
+        ({name: v for name, v in SRUN.items() if "NODELIST" not in name}, "SLURM_STEP_NODELIST"),
+    ],
+)
+def test_incomplete_or_contradicting_variables(environment: dict[str, str], named: str) -> None:
+    with pytest.raises(DistributedError, match=rf"{named}.*fix: "):
+        read_launch(environment)
+
+
+def test_peeking_never_fails() -> None:
+    assert peek_rank({"RANK": "x"}) == 0
+    assert peek_world_size({"WORLD_SIZE": "x"}) == 1
+    assert peek_rank({"SLURM_PROCID": "-1", "SLURM_LOCALID": "0"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node1", ["node1"]),
+        ("a[1-3,7],b", ["a1", "a2", "a3", "a7", "b"]),
+        ("gpu[008-011]", ["gpu008", "gpu009", "gpu010", "gpu011"]),
+        ("gpu[98-101].cluster", ["gpu98.cluster", "gpu99.cluster", "gpu100.cluster", "gpu101.cluster"]),
+        ("r[1-2]n[01-02],x-y.z", ["r1n01", "r1n02", "r2n01", "r2n02", "x-y.z"]),
+    ],
+)
+def test_hostlist(text: str, hosts: list[str]) -> None:
+    assert expand_hostlist(text) == hosts
+
+
+def test_tasks_per_node() -> None:
+    assert expand_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    assert expand_tasks_per_node("4") == [4]
+
+
+def test_job_name() -> None:
+    assert slurm_job_name({"SLURM_JOB_ID": "9"}) == "9"
+    array = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "2"}
+    assert slurm_job_name(array) == "10_2"
+
+
+def test_a_run_that_is_started_again_keeps_its_folder() -> None:
+    elastic = TORCHRUN | {"TORCHELASTIC_RUN_ID": "a/b 1", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    assert job_folder_name(elastic) == "torchrun-a_b_1"
+    assert job_folder_name(elastic | {"TORCHELASTIC_RESTART_COUNT": "2"}) == "torchrun-a_b_1"
+    assert job_folder_name(elastic | {"SLURM_JOB_ID": "9"}) == "slurm-9"
+    assert job_folder_name(elastic | {"TORCHELASTIC_MAX_RESTARTS": "0"}) is None, "it is not started again"
+    assert job_folder_name(elastic | {"TORCHELASTIC_RUN_ID": "none"}) is None, "torchrun's word for no id"
+    assert (allowed_restarts(elastic), allowed_restarts(TORCHRUN), allowed_restarts({})) == (3, 0, 0)
+    assert agent_holds_store({"TORCHELASTIC_USE_AGENT_STORE": "True"}) and not agent_holds_store({})
+    assert has_agent(elastic) and not has_agent(TORCHRUN), "variables set by hand"
+
+
+def test_strip_local_rank() -> None:
+    assert strip_local_rank(["a=1", "--local_rank", "3", "b=2"]) == (["a=1", "b=2"], 3)
+    assert strip_local_rank(["--local-rank=0", "b=--local_rank"]) == (["b=--local_rank"], 0)
+    assert strip_local_rank(["a"]) == (["a"], None)
+    for broken in (["--local_rank"], ["--local-rank=x"]):
+        with pytest.raises(DistributedError, match="needs a number"):
+            strip_local_rank(broken)
+
+
+def test_requeue_file_is_there_only_where_the_job_script_names_one() -> None:
+    assert requeue_file(SRUN) is None and requeue_file(SRUN | {"REQUEUE_FILE": ""}) is None
+    assert requeue_file(SRUN | {"REQUEUE_FILE": "/a b/x"}) == Path("/a b/x")

@@ -1,0 +1,57 @@
+"""Signals that ask for a stop, sent to this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from train_utils.loop.stop_and_save import STOP_SIGNALS, StopRequest
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_asks_for_a_stop_and_leaves_its_handler_as_it_was(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        assert stop.signal is None
+        os.kill(os.getpid(), number)
+        assert stop.signal == number
+    assert signal.getsignal(number) == before
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal is None
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_the_program_around_hears_of_the_signal_when_the_checkpoint_is_written() -> None:
+    """submitit requeues its job in a handler of USR2, and ends the process there."""
+    order: list[str] = []
+
+    def requeue(*_: object) -> None:
+        order.append("requeued")
+        raise SystemExit(255)
+
+    signal.signal(signal.SIGUSR2, requeue)
+    with pytest.raises(SystemExit), StopRequest():
+        os.kill(os.getpid(), signal.SIGUSR2)
+        order.append("checkpoint")
+    assert order == ["checkpoint", "requeued"]
+    with pytest.raises(KeyError), StopRequest():
+        os.kill(os.getpid(), signal.SIGUSR2)
+        raise KeyError("an error of the training is what counts")
+    assert order == ["checkpoint", "requeued"]

@@ -1,0 +1,187 @@
+"""The two loops on a small network: accumulation, the weight of each image, threads, and losses that break."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.runs.process_group import run_group
+from tests.train_utils.small_training import (
+    CONFIG,
+    Batch,
+    Parts,
+    batches,
+    mean_loss,
+    network,
+    new_state,
+    train_epoch,
+)
+from train_utils.distributed import World, init_distributed_mode
+from train_utils.errors import TrainError
+from train_utils.loop.train_epoch import Waiting, detect
+from train_utils.optim import Schedule
+from train_utils.run.log import Progress
+from train_utils.run.run_state import RunState
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return init_distributed_mode("cpu", 60)
+
+
+def trained(
+    world: World,
+    size: int,
+    accumulate: int,
+    loss: Any = mean_loss,
+    clip: float | None = None,
+    model: nn.Module | None = None,
+    loss_scale: float | None = None,
+    **guard: Any,
+) -> RunState:
+    """A small network after one epoch of 24 images."""
+    config = replace(CONFIG, clip_norm=clip, lr=0.1)
+    schedule = Schedule(config, steps_per_epoch=3, total_steps=6)
+    state = new_state(model or network(), schedule, loss_scale)
+    result = train_epoch(world, state, schedule, batches(size, 24), accumulate, loss, **guard)
+    assert state.step == 24 // size // accumulate and state.seen == 24 * world.world_size
+    assert 0 <= result.waiting < 1 and result.stopped_by is None
+    return state
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_accumulation_makes_the_update_of_the_whole_batch(world: World, clip: float | None) -> None:
+    whole, parts = trained(world, 8, 1, clip=clip).model, trained(world, 2, 4, clip=clip).model
+    start = network()
+    for one, other, before in zip(whole.parameters(), parts.parameters(), start.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+        assert not torch.equal(one, before), "nothing was learnt"
+
+
+def test_a_loss_that_is_not_finite_stops_with_its_step_and_what_helps(world: World) -> None:
+    def broken(raw_maps: Tensor, targets: Tensor, **_: Any) -> Parts:
+        return mean_loss(raw_maps * float("nan"), targets)
+
+    with pytest.raises(TrainError, match=r"no longer finite at step 0 .* 1 step.s. in a row.*optim\.lr"):
+        trained(world, 8, 1, broken)
+
+
+class Explosive(nn.Module):
+    """A network whose second layer gives NaN for the images of one step: those from number 8 on, below 16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8))
+        self.second = nn.Conv2d(8, 4, 3)
+        self.calls = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        poisoned = torch.equal(images, batches(8, 24)[1].images.float().div(255))
+        self.calls += 1
+        features = self.first(images * float("inf") if poisoned else images)
+        result: Tensor = self.second(features)
+        return result
+
+
+def test_a_bad_step_leaves_no_trace_but_its_batch(world: World, tmp_path: Path) -> None:
+    """Weights, statistics, momentum and average after it are those of the steps before; then training goes on."""
+    said: list[str] = []
+    torch.manual_seed(3)
+    model = Explosive()
+    state = trained(world, 8, 1, model=model, folder=tmp_path, limit=1, say=said.append, file_name=lambda i: f"{i}.jpg")
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert all(value.isfinite().all() for value in state.average.module.state_dict().values())
+    assert state.average.updates == 2 and int(model.first[1].num_batches_tracked) == 2  # type: ignore[arg-type]
+    (line,) = said
+    assert "step 1" in line and "update skipped" in line and "first in first.1" not in line and "first.0" in line
+    (path,) = (tmp_path / "nonfinite").iterdir()
+    kept = torch.load(path, weights_only=True)
+    assert kept["step"] == 1 and kept["layer"] == "first.0" and kept["files"] == [[f"{i}.jpg" for i in range(8, 16)]]
+    assert torch.equal(kept["images"][0], batches(8, 24)[1].images)
+    assert math.isnan(kept["gradient_norms"]["second.weight"]) and math.isnan(kept["losses"]["loss"])
+    with pytest.raises(TrainError, match="no longer finite at step 1"):
+        trained(world, 8, 1, model=Explosive(), limit=0, say=said.append)
+
+
+def train_with_a_bad_batch_on_rank_one(folder: Path) -> tuple[int, list[str]]:
+    """How many updates this rank made, and what it said; the same with the loss scale of float16."""
+    world = init_distributed_mode("cpu", 60)
+    found = []
+    for loss_scale in (None, 8.0):
+        said: list[str] = []
+        torch.manual_seed(3)
+        model = Explosive() if world.rank == 1 else network()
+        state = trained(world, 8, 1, model=model, loss_scale=loss_scale, folder=folder, limit=1, say=said.append)
+        found.append((state.average.updates, said))
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.slow
+def test_all_ranks_skip_what_is_bad_on_one(tmp_path: Path) -> None:
+    (first, said), (second, also_said) = run_group(train_with_a_bad_batch_on_rank_one, 2, tmp_path)
+    assert first == second == 2, "of three steps one is skipped, by both"
+    assert len(said) == len(also_said) == 1 and "nan" not in said[0] and "nan" in also_said[0]
+    names = sorted(path.name for path in (tmp_path / "nonfinite").iterdir())
+    assert names == ["step_00000001_rank_0.pt", "step_00000001_rank_1.pt"]
+
+
+def test_after_too_many_bad_steps_the_training_rolls_back_once(world: World) -> None:
+    def broken(raw_maps: Tensor, targets: Tensor, **_: Any) -> Parts:
+        return mean_loss(raw_maps * float("nan"), targets)
+
+    said: list[str] = []
+    with pytest.raises(TrainError, match="again right after a return to the last checkpoint"):
+        trained(world, 4, 1, broken, limit=1, say=said.append, roll_back=lambda: "rolled back")
+    assert [line for line in said if "skipped" not in line] == ["rolled back"]
+    assert len(said) == 5, "two steps, the return, two steps"
+
+
+def test_a_batch_is_not_kept_while_the_next_is_waited_for() -> None:
+    batches = iter(Waiting(torch.zeros(1) for _ in range(2)))
+    batch = next(batches)
+    kept = weakref.ref(batch)
+    del batch
+    assert kept() is None
+
+
+def test_detections_do_not_depend_on_the_number_of_threads(world: World) -> None:
+    """Convolutions split over threads add in another order; here each is computed by one thread."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.Conv2d(64, 5, 3, padding=1))
+
+    def postprocess(raw_maps: Tensor) -> list[Tensor]:
+        return [torch.cat((image.flatten(1).T[:9], torch.zeros(9, 1)), dim=1) for image in raw_maps]
+
+    def found(threads: int) -> np.ndarray:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            progress = Progress(24, "evaluate", enabled=False)
+            result = detect(model, batches(4, 24), postprocess, lambda _, __, boxes: boxes, world.device, progress)
+            assert torch.get_num_threads() == threads, "the setting was not put back"
+            return result
+        finally:
+            torch.set_num_threads(before)
+
+    one, two = found(1), found(2)
+    assert len(one) == 24 * 9 and one["image_id"].tolist() == np.repeat(np.arange(24), 9).tolist()
+    assert one.tobytes() == two.tobytes()
+    assert model.training, "training mode was not put back"
+
+
+def test_no_images_give_no_detections(world: World) -> None:
+    def nothing() -> Iterator[Batch]:
+        return iter(())
+
+    found = detect(network(), nothing(), lambda maps: [], lambda _, __, b: b, world.device, Progress(0, "", False))
+    assert len(found) == 0

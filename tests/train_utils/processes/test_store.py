@@ -1,0 +1,133 @@
+"""The guard and its like, with threads as processes on torch's in-memory store; test_distributed.py has real ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch.distributed as dist
+
+from train_utils.errors import DistributedError, SharedError
+from train_utils.processes import store
+from train_utils.processes.reaching import Deadline
+from train_utils.processes.store import Place, agree, claim_report, leaders_first
+
+NODES = (0, 0, 0, 1, 1)  # of each of five processes
+PLACES = [Place(rank, 5, node, 2, leads=rank in (0, 3)) for rank, node in enumerate(NODES)]
+
+
+def run_all(body: Callable[[Place, dist.Store], object]) -> list[object]:
+    """What ``body`` returns or raises in each of the five, all sharing one store."""
+    shared = dist.HashStore()
+    outcomes: list[object] = [None] * len(PLACES)
+
+    def run(place: Place) -> None:
+        try:
+            outcomes[place.rank] = body(place, shared)
+        except BaseException as error:
+            outcomes[place.rank] = error
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in PLACES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    return outcomes
+
+
+def test_leaders_of_all_nodes_come_before_all_others() -> None:
+    order: list[tuple[int, int]] = []
+
+    def body(place: Place, shared: dist.Store) -> None:
+        for section in range(3):
+            with leaders_first(shared, place):
+                if place.rank == 3:
+                    time.sleep(0.2)  # the slow leader of another node is waited for too
+                order.append((section, place.rank))
+
+    assert run_all(body) == [None] * 5
+    for section in range(3):
+        ranks = [rank for number, rank in order if number == section]
+        assert sorted(ranks[:2]) == [0, 3]
+        assert sorted(ranks[2:]) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_failing_leader_fails_everybody_with_one_sentence(failing: int) -> None:
+    def body(place: Place, shared: dist.Store) -> None:
+        with leaders_first(shared, place):
+            assert place.leads, "nobody else may come here"
+            if place.rank == failing:
+                raise OSError("data.root=/x is missing. fix: set it")
+
+    outcomes = run_all(body)
+    assert type(outcomes[failing]) is OSError
+    others = [outcome for rank, outcome in enumerate(outcomes) if rank != failing]
+    assert {type(outcome) for outcome in others} == {DistributedError}
+    assert {str(outcome) for outcome in others} == {f"data.root=/x is missing. fix: set it (OSError on rank {failing})"}
+
+
+def test_a_failing_leader_has_the_report() -> None:
+    def body(place: Place, shared: dist.Store) -> bool:
+        try:
+            with leaders_first(shared, place):
+                time.sleep(0.05)
+                raise KeyError("x")
+        except (KeyError, DistributedError):
+            if place.leads:
+                time.sleep(0.2)  # even if the others ask earlier
+            return claim_report(shared, place.rank)
+
+    assert sum(map(bool, run_all(body))) == 1
+
+
+def test_a_dead_leader_ends_the_wait_and_a_slow_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(store, "DEAD_SECONDS", 0.5)
+
+    def slow(place: Place, shared: dist.Store) -> None:
+        with leaders_first(shared, place):
+            time.sleep({0: 0.1, 3: 1.5}.get(place.rank, 0))  # node 0 waits for node 1, which is slow
+
+    assert run_all(slow) == [None] * 5
+
+    def dead(place: Place, shared: dist.Store) -> None:
+        if place.rank == 3:  # never beats and never comes: as if killed on the way
+            return
+        with leaders_first(shared, place):
+            assert place.leads
+
+    outcomes = run_all(dead)
+    assert {str(outcome) for rank, outcome in enumerate(outcomes) if rank != 3} == {
+        "the first process of node 1 gave no sign of life for 0.5 s while others waited for it. "
+        "fix: look at its output, and for a lack of memory on its node"
+    }
+
+
+def test_agree_counts_nodes_and_shares_a_problem() -> None:
+    assert run_all(lambda place, shared: agree(shared, place.rank, 5, place.leads, None, Deadline(10))) == [2] * 5
+    problems = {1: "rank 1 has no GPU", 4: "rank 4 has no GPU"}
+    outcomes = run_all(
+        lambda place, shared: agree(shared, place.rank, 5, place.leads, problems.get(place.rank), Deadline(10))
+    )
+    assert {type(outcome) for outcome in outcomes} == {SharedError}
+    assert len({str(outcome) for outcome in outcomes}) == 1
+    assert str(outcomes[0]) in problems.values()
+
+
+def test_agree_does_not_wait_for_ever() -> None:
+    with pytest.raises(DistributedError, match=r"only 1 of 2 processes were ready within 0\.1 s"):
+        agree(dist.HashStore(), 0, 2, True, None, Deadline(0.1))
+
+
+def test_a_lost_store_is_one_sentence() -> None:
+    class Lost(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            raise dist.DistNetworkError("Connection reset by peer\nException raised from sendBytes")
+
+    with pytest.raises(DistributedError, match=r"lost the other processes \(Connection reset by peer\)\. fix: "):
+        with leaders_first(Lost(), Place(rank=1, world_size=2, node_rank=0, num_nodes=1, leads=False)):
+            pass

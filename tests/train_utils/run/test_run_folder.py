@@ -1,0 +1,204 @@
+"""Which folder a run gets or finds again, under launchers that start several in one job or start one again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from conf.build.report import save_config
+from conf.entry import compose
+from conf.schema import TrainConfig
+from train import complete
+from train_utils.distributed import World, init_distributed_mode
+from train_utils.errors import TrainError
+from train_utils.run import run_claim
+from train_utils.run.run_folder import open_run_folder
+
+OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM", "TORCHELASTIC")
+
+
+def srun(job: str, step: int, restarts: int = 0) -> dict[str, str]:
+    return batch(job, restarts) | {"SLURM_STEP_ID": str(step), "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+
+
+def batch(job: str, restarts: int = 0) -> dict[str, str]:
+    """The shell of a job script."""
+    return {"SLURM_JOB_ID": job, "SLURM_NTASKS": "1"} | ({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {})
+
+
+def array(job: str, step: int, restarts: int = 0) -> dict[str, str]:
+    return srun(str(int(job) + 2), step, restarts) | {"SLURM_ARRAY_JOB_ID": job, "SLURM_ARRAY_TASK_ID": "2"}
+
+
+def torchrun(run: str, restarts: int = 0) -> dict[str, str]:
+    return {
+        "TORCHELASTIC_RUN_ID": run,
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+    }
+
+
+@dataclass
+class Job:
+    """A working folder with what trains in it; an environment stands for each process."""
+
+    folder: Path
+    world: World
+    patch: pytest.MonkeyPatch
+    open: dict[Path, ExitStack] = field(default_factory=dict)
+
+    def start(
+        self, environment: Mapping[str, str], *options: str, checkpoint: bool = True, ends: bool = False
+    ) -> tuple[str, bool]:
+        """Start a training: the name of its folder, and whether it goes on from a checkpoint."""
+        with self.patch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            config = compose("train", TrainConfig, ["experiment=quickstart", "name=n", *options], complete)
+            stack = ExitStack()
+            folder = stack.enter_context(open_run_folder(self.world, config.name, config.run_dir, config.resume)).path
+        save_config(folder, config)
+        goes_on = config.resume is not None and any((folder / "checkpoints").glob("*.pt"))
+        if checkpoint:
+            (folder / "checkpoints" / "last.pt").touch()
+        if ends:
+            stack.close()
+        else:
+            self.open[folder] = stack
+        return folder.name, goes_on
+
+    def kill(self) -> None:
+        """Let all that train die as by kill -9."""
+        claims = [next(folder.glob(".claim-*")) for folder in self.open]
+        contents = [json.dumps(json.loads(claim.read_text()) | {"born": "0"}) for claim in claims]
+        self.end()
+        for claim, content in zip(claims, contents, strict=True):
+            claim.write_text(content)
+
+    def end(self) -> None:
+        """Let all that train end."""
+        for stack in self.open.values():
+            stack.close()
+        self.open.clear()
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(OWN)]:
+        monkeypatch.delenv(name)
+    found = Job(tmp_path, init_distributed_mode("cpu", 60), monkeypatch)
+    yield found
+    found.end()
+
+
+A, B = "optim.lr=0.1", "optim.lr=0.2"
+Launch = Callable[..., dict[str, str]]
+
+
+@pytest.mark.parametrize("launch", [srun, array])
+def test_steps_side_by_side_have_a_folder_each_and_find_it_again_after_a_requeue(launch: Launch, job: Job) -> None:
+    base = "slurm-41" if launch is srun else "slurm-41_2"
+    settings = [A, B, A, A]  # two differ in nothing
+    names = [f"{base}{number}" for number in ("", "-2", "-3", "-4")]
+    assert [job.start(launch("41", step), option) for step, option in enumerate(settings)] == [
+        (name, False) for name in names
+    ]
+    job.kill()
+    again = [job.start(launch("41", step, restarts=1), option) for step, option in enumerate(settings)]
+    assert again == [(name, True) for name in names]
+    job.kill()
+    swapped = [job.start(launch("41", 3 - step, restarts=2), option) for step, option in enumerate(settings)]
+    assert swapped[1] == (names[1], True), "the other setting's folder"
+    assert sorted(swapped) == [(name, True) for name in names]
+    job.kill()
+    assert job.start(launch("43", 0), A) == (base.replace("41", "43"), False)
+
+
+@pytest.mark.parametrize(
+    ("launch", "base"),
+    [
+        (batch, "slurm-41"),
+        (lambda job, restarts=0: srun(job, 0, restarts), "slurm-41"),  # -m within one step
+        (lambda job, restarts=0: batch(job, restarts) | torchrun(f"random{restarts}"), "slurm-41"),
+    ],
+)
+def test_trainings_one_after_the_other_go_on_where_the_job_was_killed(launch: Launch, base: str, job: Job) -> None:
+    """Those before are over, the one under way goes on, those behind it begin."""
+    assert job.start(launch("41"), A, ends=True) == (base, False)
+    assert job.start(launch("41"), B, checkpoint=False) == (f"{base}-2", False)
+    job.kill()
+    assert job.start(launch("41", restarts=1), A, ends=True) == (base, True)
+    assert job.start(launch("41", restarts=1), B) == (f"{base}-2", False), "begins again where it was"
+    job.kill()
+    assert job.start(launch("41", restarts=2), B, ends=True) == (f"{base}-2", True)
+    assert job.start(launch("41", restarts=2), "optim.lr=0.3", ends=True) == (f"{base}-3", False)
+
+
+def test_a_job_goes_on_only_where_it_was_requeued_or_asked_to(job: Job) -> None:
+    assert job.start(srun("41", 0), A, ends=True) == ("slurm-41", False)
+    assert job.start(srun("41", 1), A, ends=True) == ("slurm-41-2", False)
+    assert job.start(srun("41", 2), A, "resume=auto", ends=True) == ("slurm-41", True)
+    assert job.start(srun("41", 3), B, "resume=auto", ends=True) == ("slurm-41-3", False)
+    assert job.start(srun("41", 0, restarts=1), A, "resume=null", ends=True) == ("slurm-41-4", False)
+    machine = ("data.workers=1", "data.root=/elsewhere", "train.timeout_seconds=9", "train.device=cpu")
+    assert job.start(srun("41", 0, restarts=1), B, *machine, ends=True) == ("slurm-41-3", True)
+    for other in ("model.weights=a.weights", "evaluate.nms_iou=0.5", "train.seed=1", "train.batch_size=16"):
+        assert job.start(srun("41", 0, restarts=1), B, other, ends=True)[1] is False, other
+
+
+def test_torchrun_finds_its_folder_again_and_gives_another_setting_its_own(job: Job) -> None:
+    assert job.start(torchrun("id"), A) == ("torchrun-id", False)
+    job.kill()
+    assert job.start(torchrun("id", restarts=1), A) == ("torchrun-id", True)
+    job.end()
+    assert job.start(torchrun("id"), B) == ("torchrun-id-2", False)
+    assert job.start(torchrun("other"), A) == ("torchrun-other", False)
+
+
+def test_a_restart_by_torchrun_waits_for_its_holder_on_a_lost_machine(job: Job) -> None:
+    """The count of restarts may still be 0 on the machine where the first rank is now."""
+    job.patch.setattr(run_claim, "SILENT_SECONDS", 0.3)
+    assert job.start(torchrun("id"), A) == ("torchrun-id", False)
+    job.kill()
+    (claim,) = job.folder.rglob(".claim-*")
+    claim.write_text(json.dumps(json.loads(claim.read_text()) | {"machine": "elsewhere"}))
+    assert job.start(torchrun("id"), A) == ("torchrun-id", True)
+
+
+def test_without_a_job_every_run_has_a_folder_and_none_is_opened_twice(job: Job) -> None:
+    names = [job.start({}, A)[0] for _ in range(3)]
+    assert len(set(names)) == 3
+    for options in (["run_dir=here"], ["resume=here"], ["resume=auto", "run_dir=here"]):
+        if options == ["run_dir=here"]:
+            job.start({}, *options)
+        with pytest.raises(TrainError, match=r"here is in use by process \d+ \(host .*, since .*\)\. fix: wait for"):
+            job.start({}, *options)
+    job.end()
+    with pytest.raises(TrainError, match=r"here already holds a run\. fix: resume="):
+        job.start({}, "run_dir=here")
+    assert job.start({}, "resume=here")[1]
+    job.end()
+    assert job.start({}, "resume=auto", "run_dir=here")[1]
+    job.end()
+    (job.folder / "here" / "checkpoints" / "last.pt").unlink()
+    (job.folder / "here" / "metrics.csv").write_text("epoch\n1\n")
+    with pytest.raises(TrainError, match="already holds a run"):
+        job.start({}, "run_dir=here")
+    assert not job.start({}, "resume=here")[1], "there is no checkpoint: it begins again"
+    (kept,) = (job.folder / "here").glob("metrics_until_*.csv")
+    assert kept.read_text() == "epoch\n1\n"
+
+
+def test_resume_auto_means_the_newest_run_with_a_checkpoint(job: Job) -> None:
+    first, _ = job.start({}, A, ends=True)
+    job.start({}, A, checkpoint=False, ends=True)
+    assert job.start({}, "resume=auto") == (first, True)
+    with pytest.raises(TrainError, match=f"{first} is in use by"):
+        job.start({}, "resume=auto")

@@ -1,0 +1,1 @@
+"""How was this process launched, which place does it have among the others, and which device?"""

@@ -1,0 +1,38 @@
+"""Which device a process computes on, and whether the processes of a run can work together on theirs."""
+
+from __future__ import annotations
+
+import torch
+
+from train_utils.launch.seats import Member
+from train_utils.processes.store import Store
+
+
+def choose_device(requested: str, me: Member) -> tuple[torch.device, str | None]:
+    """The device of this process, and what is wrong with it. ``requested`` is "auto", "cpu" or "cuda"."""
+    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu"), None
+    if not torch.cuda.is_available():
+        return torch.device("cpu"), (
+            f"a CUDA device was asked for, but torch {torch.__version__} finds none on rank {me.rank}. "
+            "fix: train.device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
+    # Tasks that see only their own GPU (srun --gpus-per-task=1) all call it 0.
+    return torch.device("cuda", me.local_rank % torch.cuda.device_count()), None
+
+
+def device_conflict(meeting: Store, me: Member, device: torch.device) -> str | None:
+    """What keeps this process and the others from working together on their devices; None where nothing does."""
+    first = meeting.compare_set("device", "", device.type).decode()
+    if first != device.type:
+        return (
+            f"rank {me.rank} would run on {device.type} and others on {first}. "
+            "fix: train.device=cpu, or GPUs on all nodes"
+        )
+    if device.type == "cuda" and meeting.add(f"gpu/{torch.cuda.get_device_properties(device).uuid}", 1) > 1:
+        return (
+            f"rank {me.rank} would share {device} of node {me.node_rank} with another process: "
+            f"{me.local_world_size} processes see {torch.cuda.device_count()} GPU(s) there. "
+            "fix: start one process for each GPU, or train.device=cpu"
+        )
+    return None

@@ -1,0 +1,218 @@
+"""What a launcher says about this process, read from its environment variables: pure functions of a mapping.
+
+Four launchers are known: torch's (``torchrun``, ``python -m torch.distributed.run`` or ``.launch``, or its variables
+set by hand or by a Kubernetes operator), SLURM's ``srun`` with one task for each process, ``mpirun``, and none.
+distributed.py hands in the real environment; tests hand in dictionaries.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from train_utils.errors import DistributedError
+from train_utils.launch.mpi import Names, mpi_names, read_mpi, refuse_unknown_mpi
+from train_utils.launch.place import ALONE, Launch, checked, integer, integer_or_none
+from train_utils.launch.slurm import is_srun_task, read_srun, refuse_shell_of_many_tasks
+
+
+def read_launch(environment: Mapping[str, str]) -> Launch:
+    """The launch that ``environment`` describes; torch's variables win, since torchrun itself may run under others.
+
+    Raises DistributedError where the variables contradict each other or are incomplete, and where a launcher gave
+    several processes but none of them a rank: each would silently train alone.
+    """
+    names = _mpi_names(environment)
+    if not has_agent(environment):
+        _refuse_pod_of_torchrun(environment)
+    if "RANK" in environment:
+        launch = _read_torch(environment)
+    elif names is not None:
+        launch = read_mpi(environment, names)
+    elif is_srun_task(environment):
+        launch = read_srun(environment)
+    elif environment.get("WORLD_SIZE", "1") != "1" or "LOCAL_RANK" in environment:
+        launch = _read_torch(environment)
+    else:
+        refuse_shell_of_many_tasks(environment)
+        refuse_unknown_mpi(environment)
+        return ALONE
+    return checked(launch)
+
+
+def peek_rank(environment: Mapping[str, str]) -> int:
+    """The rank before anything is checked, for programs that must know who may speak; 0 where nothing is said."""
+    return _peek(environment, _names_of_numbers(environment)[0]) or 0
+
+
+def peek_world_size(environment: Mapping[str, str]) -> int:
+    """The number of processes before anything is checked; 1 where nothing is said."""
+    sizes = (_peek(environment, name) for name in _names_of_numbers(environment)[1:])
+    return next((size for size in sizes if size is not None), 1)
+
+
+def slurm_job_name(environment: Mapping[str, str]) -> str | None:
+    """``<job>``, or ``<array job>_<task>`` inside a job array: the name that stays the same when a job is requeued."""
+    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
+
+
+class JobPlace(NamedTuple):
+    """Which job and which start of it a process belongs to; "" and 0 where there is none."""
+
+    job: str  # slurm_job_name
+    step: str  # of the job: srun counts them
+    restarts: int  # of the job, by a requeue
+    run: str  # torchrun's id
+    run_restarts: int  # by torchrun; on a node that lost no process it may stay behind
+
+
+def read_job_place(environment: Mapping[str, str]) -> JobPlace:
+    """The job that ``environment`` describes."""
+    job = slurm_job_name(environment) or ""
+    return JobPlace(
+        job,
+        environment.get("SLURM_STEP_ID", "") if job else "",
+        integer(environment, "SLURM_RESTART_COUNT", default=0) if job else 0,
+        _run_id(environment) or "",
+        integer(environment, "TORCHELASTIC_RESTART_COUNT", default=0),
+    )
+
+
+def job_folder_name(environment: Mapping[str, str]) -> str | None:
+    """The name of a run's folder that stays the same when the run is started again: ``slurm-<job>``, or
+    ``torchrun-<run id>`` where torchrun may restart it and has an id (``--rdzv-id``, by itself on one machine)."""
+    job, run = slurm_job_name(environment), _run_id(environment)
+    if job is not None:
+        return f"slurm-{job}"
+    if allowed_restarts(environment) == 0 or run is None:
+        return None
+    return f"torchrun-{re.sub(r'[^0-9A-Za-z_.-]', '_', run)}"
+
+
+def allowed_restarts(environment: Mapping[str, str]) -> int:
+    """How often torchrun may start this run again (``--max-restarts``); 0 under other launchers."""
+    return integer(environment, "TORCHELASTIC_MAX_RESTARTS", default=0)
+
+
+def has_agent(environment: Mapping[str, str]) -> bool:
+    """Whether a torchrun started this process and watches over it; variables set by hand are none."""
+    return "TORCHELASTIC_RUN_ID" in environment
+
+
+def agent_holds_store(environment: Mapping[str, str]) -> bool:
+    """Whether the processes meet in the store of torchrun itself, which outlives rank 0."""
+    return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def error_file(environment: Mapping[str, str]) -> Path | None:
+    """Where torchrun looks for the reason when this process ends with an error; None under other launchers."""
+    return Path(environment["TORCHELASTIC_ERROR_FILE"]) if environment.get("TORCHELASTIC_ERROR_FILE") else None
+
+
+def error_report(sentence: str, seconds: float) -> str:
+    """The content of ``error_file``, ``seconds`` after 1970."""
+    return json.dumps({"message": {"message": sentence, "extraInfo": {"timestamp": str(int(seconds))}}})
+
+
+def node_name(environment: Mapping[str, str], host: str) -> str:
+    """SLURM's name of this node, else ``host``, which nodes of a simulated cluster share."""
+    return environment.get("SLURMD_NODENAME") or host
+
+
+def _run_id(environment: Mapping[str, str]) -> str | None:
+    run = environment.get("TORCHELASTIC_RUN_ID", "none")
+    return None if run in ("", "none") else run
+
+
+def requeue_file(environment: Mapping[str, str]) -> Path | None:
+    """The file by which a run asks its job script to be requeued; None where no script offers to do that."""
+    return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
+
+
+def strip_local_rank(arguments: list[str]) -> tuple[list[str], int | None]:
+    """Arguments without the ``--local_rank N``, ``--local-rank=N`` that torch.distributed.launch adds, and N.
+
+    The value is also in LOCAL_RANK, which is what ``read_launch`` reads; here it only must not reach Hydra.
+    """
+    kept: list[str] = []
+    local_rank: int | None = None
+    remaining = iter(arguments)
+    for argument in remaining:
+        flag, equals, value = argument.partition("=")
+        if flag not in ("--local_rank", "--local-rank"):
+            kept.append(argument)
+            continue
+        value = value if equals else next(remaining, "")
+        if not value.isdecimal():
+            raise DistributedError(f"{flag} needs a number, got {value!r}. fix: leave it to the launcher")
+        local_rank = int(value)
+    return kept, local_rank
+
+
+def _names_of_numbers(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables of the rank and of the number of processes; of the latter the first that is there counts."""
+    names = _mpi_names(environment)
+    if "RANK" not in environment and names is not None:
+        return names.rank, names.world_size
+    if "RANK" not in environment and is_srun_task(environment):
+        return "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"
+    return "RANK", "WORLD_SIZE"
+
+
+def _peek(environment: Mapping[str, str], name: str) -> int | None:
+    value = environment.get(name, "")
+    return int(value) if value.isdecimal() else None
+
+
+def _mpi_names(environment: Mapping[str, str]) -> Names | None:
+    """The names of an MPI launcher's numbers; None where there is none, or where srun itself speaks its language and
+    knows more: tasks of ``srun --mpi=pmi2`` have them too, and so has what mpirun starts on other nodes through srun.
+    """
+    names = mpi_names(environment)
+    if names is None or not is_srun_task(environment):
+        return names
+    size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
+    same = (environment.get(names.rank), environment.get(names.world_size)) == (environment["SLURM_PROCID"], size)
+    return None if same else names
+
+
+def _read_torch(environment: Mapping[str, str]) -> Launch:
+    """Torch's variables. The four standard ones are enough: what torchrun adds about the node may be missing."""
+    rank, world_size = integer(environment, "RANK"), integer(environment, "WORLD_SIZE")
+    local_rank, local_world_size, node_rank = (
+        integer(environment, name, default) if world_size == 1 else integer_or_none(environment, name)
+        for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("GROUP_RANK", 0))
+    )
+    if world_size > 1 and not environment.get("MASTER_ADDR"):
+        raise DistributedError(
+            f"the environment variable MASTER_ADDR is missing while WORLD_SIZE={world_size}. fix: export "
+            "MASTER_ADDR=<host of rank 0> (127.0.0.1 on one machine) and MASTER_PORT=<a free port there>"
+        )
+    return Launch(
+        "torchrun",
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        node_rank=node_rank,
+        address=environment.get("MASTER_ADDR", ""),
+        port=integer(environment, "MASTER_PORT") if world_size > 1 else 0,
+    )
+
+
+def _refuse_pod_of_torchrun(environment: Mapping[str, str]) -> None:
+    """Kubernetes operators give torchrun its options as PET_*. Where they ask for more processes than there are pods
+    with a rank, plain python would wait for processes that nobody starts, or train alone."""
+    nodes, processes = environment.get("PET_NNODES", "1"), environment.get("PET_NPROC_PER_NODE", "1")
+    alone = "RANK" not in environment and nodes.rpartition(":")[2] != "1"
+    several = processes.isdecimal() and processes != "1"
+    if "LOCAL_RANK" in environment or not (alone or several):
+        return
+    raise DistributedError(
+        f"this pod is made for torchrun (PET_NNODES={nodes}, PET_NPROC_PER_NODE={processes}), and plain python is one "
+        "process without a place. fix: torchrun train.py ..., which reads these variables; for one process unset them"
+    )

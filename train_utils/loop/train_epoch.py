@@ -1,0 +1,230 @@
+"""The two loops: one epoch of training, and evaluation. Plain loops over objects that are handed in."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from train_utils.distributed import World, sum_over_ranks
+from train_utils.loop.interfaces import ImageBatch, NetworkInput
+from train_utils.loop.nonfinite import NonFiniteGuard
+from train_utils.loop.same_weights import check_in_sync
+from train_utils.loop.step import OptimiserStep
+from train_utils.loop.stop_and_save import StepDecisions
+from train_utils.loop.stragglers import RankTimes
+from train_utils.memory.out_of_memory import detection_pass
+from train_utils.numerics import one_thread_per_operator
+from train_utils.optim import Schedule
+from train_utils.parallel.image_sums import ImageSummed
+from train_utils.parallel.wait_clock import WaitClock
+from train_utils.run.log import Progress
+from train_utils.run.run_state import LOSS_NAMES, RunState
+from train_utils.scores.coco_eval import Detections, make_detections
+
+BatchType = TypeVar("BatchType", bound=ImageBatch)
+InputType = TypeVar("InputType", bound=NetworkInput)
+
+
+class EpochResult(NamedTuple):
+    """What one epoch of training gave, or the part of it until a stop."""
+
+    lr: float  # of the convolution weights, at the last step
+    losses: dict[str, float]  # means over the epoch and all ranks, by LOSS_NAMES
+    images_per_second: float
+    times: RankTimes  # of this process
+    stopped_by: signal.Signals | None
+
+    @property
+    def waiting(self) -> float:
+        """Share of the time that this process waited for batches."""
+        return self.times.shares()["data"]
+
+
+class Waiting(Generic[BatchType]):
+    """Passes batches on and counts the seconds that they were waited for."""
+
+    def __init__(self, loader: Iterable[BatchType]) -> None:
+        self._loader = loader
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[BatchType]:
+        batches = iter(self._loader)
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds += time.perf_counter() - asked
+            if batch is None:
+                return
+            passed_on = [batch]
+            del batch  # kept here it would be freed while the next one is waited for
+            yield passed_on.pop()
+
+
+def train_one_epoch(
+    *,
+    model: nn.Module,
+    loss: Callable[..., Any],
+    loader: Iterable[ImageBatch],
+    state: RunState,
+    schedule: Schedule,
+    world: World,
+    accumulate: int,
+    autocast_dtype: torch.dtype | None,
+    to_input: Callable[[Any], Tensor],
+    progress: Progress,
+    guard: NonFiniteGuard,
+    decisions: StepDecisions,
+    save: Callable[[], None],
+    check_sync_every: int,
+    clock: WaitClock,
+) -> EpochResult:
+    """Train over what ``loader`` has left of an epoch, ``accumulate`` micro-batches to an optimiser step.
+
+    ``model`` is ``state.model``, wrapped or not; ``to_input`` makes of a batch on its device the floats that the
+    network takes. The update is that of the mean loss over the step's global batch, whatever the number of processes.
+    A step with a loss or gradient that is not finite changes nothing (see ``guard``). ``save`` is called where
+    ``decisions`` say so, on all processes. Every ``check_sync_every`` steps (0: never) they compare what they train.
+    ``clock`` counts the waiting for other processes where data_parallel.time_waiting has been called with it and
+    ``model``. Raises TrainError when what is trained differs, or ``guard`` gives up.
+    """
+    model.train()
+    clock.restart()
+    step = OptimiserStep(
+        model, loss, state, schedule, world, accumulate, autocast_dtype, to_input, guard, decisions, clock
+    )
+    images_done, first_step, started = 0, state.step, time.perf_counter()
+    waiting = Waiting(loader)
+    stopped_by = None
+    with one_thread_per_operator() if isinstance(model, ImageSummed) else nullcontext():
+        for micro_batch, batch in enumerate(waiting, start=1):
+            step.add(batch)
+            images_done += len(batch.indices) * world.world_size
+            if not step.full:
+                continue
+            lr = state.optimizer.param_groups[0]["lr"]
+            decision = step.update()
+            with clock:
+                check_in_sync(state.model, world, state.step, lr, check_sync_every)
+            if decision.save or decision.stop:
+                save()
+                decisions.saved()
+            if decision.stop:
+                stopped_by = decision.stop
+                break
+            if progress.due(micro_batch):
+                seconds = time.perf_counter() - started
+                progress.show(micro_batch, **_means(state, 1), lr=lr, images_per_second=images_done / seconds)
+    seconds = time.perf_counter() - started
+    times = RankTimes(seconds, waiting.seconds, clock.seconds, steps=state.step - first_step)
+    progress.close()
+    lr = state.optimizer.param_groups[0]["lr"]
+    return EpochResult(lr, _means(state, world.world_size), images_done / times.seconds, times, stopped_by)
+
+
+def rehearse(
+    model: nn.Module,
+    loss: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    side: int,
+    world: World,
+    autocast_dtype: torch.dtype | None,
+) -> None:
+    """One pass whose result is thrown away, in front of a resumed run: its state is to be loaded afterwards.
+
+    DDP puts gradients in other buckets after its first backward pass. With three or more processes it then adds in
+    another order, so a run that goes on must have made that pass too, to be the same run to the last bit.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    model.train()
+    parameter = next(model.parameters())
+    images = torch.zeros(2, 3, side, side, device=world.device, dtype=parameter.dtype)
+    targets = torch.tensor([[0, 0, side / 2, side / 2, side / 2, side / 2]], device=world.device)
+    with torch.autocast(world.device.type, autocast_dtype, enabled=autocast_dtype is not None):
+        raw_maps = model(images)
+    parts = loss(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=sum_over_ranks, world_size=world.world_size)
+    parts.total.backward()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _means(state: RunState, world_size: int) -> dict[str, float]:
+    """Mean losses of the epoch so far; over all processes where ``world_size`` is theirs, else of this one."""
+    sums = sum_over_ranks(state.loss_sums) if world_size > 1 else state.loss_sums
+    means = sums / max(1, state.loss_steps * world_size)
+    return dict(zip(LOSS_NAMES, means.tolist(), strict=True))
+
+
+@torch.inference_mode()
+def detect(
+    model: nn.Module,
+    loader: Iterable[BatchType],
+    postprocess: Callable[[list[Tensor]], list[Tensor]],
+    to_original: Callable[[BatchType, int, np.ndarray], np.ndarray],
+    device: torch.device,
+    progress: Progress,
+) -> Detections:
+    """Detections of ``model`` on every image of ``loader``, in original pixels.
+
+    ``postprocess`` turns raw maps into one (n, 6) tensor for each image (x1, y1, x2, y2, score, class at network
+    scale); ``to_original(batch, i, boxes_xyxy)`` takes float64 boxes of the batch's i-th image back to its pixels. The
+    image field of the result holds positions in the data set. An image's detections do not depend on the number of
+    processes or threads that share the work.
+    """
+    was_training = model.training
+    model.eval()
+    found = []
+    for batch, detections in forward_all(model, loader, postprocess, device):
+        for i, rows in enumerate(detections):
+            table = rows.double().cpu().numpy()
+            boxes_xyxy = to_original(batch, i, table[:, :4])
+            found.append(make_detections(int(batch.indices[i]), table[:, 5].astype(int), table[:, 4], boxes_xyxy))
+        progress.advance(len(detections))
+    progress.close()
+    model.train(was_training)
+    return np.concatenate(found) if found else make_detections(0, np.zeros(0, int), np.zeros(0), np.zeros((0, 4)))
+
+
+def forward_all(
+    model: Callable[[Tensor], list[Tensor]],
+    loader: Iterable[InputType],
+    postprocess: Callable[[list[Tensor]], list[Tensor]],
+    device: torch.device,
+    batch_key: str = "evaluate.batch_size",
+) -> Iterator[tuple[InputType, list[Tensor]]]:
+    """Each batch with its detections, in order; ``model`` is on ``device`` and in evaluation mode.
+
+    On a CPU a convolution's last bits depend on the number of threads that share it. So there each batch is computed
+    by one thread, and the threads work on different batches side by side: the same figures on any number of cores.
+
+    Raises TrainError where memory runs out; ``batch_key`` is the option that it names beside the image size.
+    """
+
+    def forward(batch: InputType) -> tuple[InputType, list[Tensor]]:
+        # The mode is thread-local, so it is entered here.
+        with torch.inference_mode(), detection_pass(device, batch.images.shape, batch_key):
+            images = batch.to(device, non_blocking=True).images.float().div_(255)
+            return batch, postprocess(model(images))
+
+    if device.type != "cpu":
+        # A benchmark would choose algorithms by speed, other ones in each process.
+        cudnn = torch.backends.cudnn
+        with cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32):
+            yield from map(forward, loader)
+        return
+    with one_thread_per_operator() as threads, ThreadPoolExecutor(threads) as pool:
+        waiting: list[Future[tuple[InputType, list[Tensor]]]] = []
+        for batch in loader:
+            waiting.append(pool.submit(forward, batch))
+            if len(waiting) > threads:
+                yield waiting.pop(0).result()
+        for future in waiting:
+            yield future.result()

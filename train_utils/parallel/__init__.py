@@ -1,0 +1,1 @@
+"""How do several processes train one model: gradient sync, batch statistics, and the time spent waiting?"""

@@ -1,0 +1,215 @@
+"""Gradients that are sums over images in an order that makes no difference: on a CPU.
+
+Two processes with four images each round otherwise than one with eight, and a deep network multiplies that (docs/
+results.md). Here every image passes the network and the loss by itself (by_image.py); its gradients are rounded to
+multiples of one small number and summed in float64, where sums of such multiples are exact. So the update has the same
+bits at any number of processes.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from train_utils.parallel.by_image import Images
+from train_utils.parallel.sync_batchnorm import GlobalBatchNorm2d
+
+# Of this are gradients multiples before they are summed: 4e-12, which no optimiser's step feels in a float32 weight.
+# Sums are exact up to 2**53 times as much, 32,768; beyond, they are rounded as any sum is.
+QUANTUM = 2.0**-38
+EXACT_BELOW = 2.0**53 * QUANTUM
+EXCHANGED = 2**20  # numbers at a time, 8 MiB
+ROUNDER = 1.5 * 2**52 * QUANTUM  # added and taken away again it rounds to a multiple: what float64 has no digits for
+
+SumOverRanks = Callable[[Tensor], Tensor]
+
+
+class GradientSums:
+    """The gradients of one step, in float64, by parameter."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Tensor, Tensor] = {}
+
+    def add(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Add the ``gradient`` of some images: (images, *the parameter's shape)."""
+        gradient = (gradient.double() + ROUNDER) - ROUNDER
+        total = gradient[0] if len(gradient) == 1 else gradient.sum(0)
+        if parameter in self._sums:
+            self._sums[parameter] += total
+        else:
+            self._sums[parameter] = total
+
+    def take(self, parameter: Tensor, alias: Tensor) -> None:
+        """Add the gradient of one image that autograd left in ``alias``, which stood for the parameter."""
+        assert alias.grad is not None
+        self.add(parameter, alias.grad[None])
+        alias.grad = None
+
+    def finish(self, model: nn.Module, sum_over_ranks: SumOverRanks) -> None:
+        """Give each parameter that is trained the sum over all ranks; all ranks call this together. One whose layer
+        took no part on this rank counts as zero here."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for group in _groups(trained):
+            totals = sum_over_ranks(torch.cat([self._total(parameter).flatten() for parameter in group]))
+            for parameter, total in zip(group, totals.split([p.numel() for p in group]), strict=True):
+                assert parameter.grad is None, "this gradient went past the sums"
+                parameter.grad = torch.empty_like(parameter)  # in its memory format
+                parameter.grad.copy_(total.view(parameter.shape))
+            if EXACT_BELOW <= (largest := float(totals.abs().max())) < math.inf:
+                warnings.warn(
+                    f"train.deterministic: a gradient of {largest:.3g} is summed with rounding, since it is"
+                    f" {EXACT_BELOW:g} or more: with another number of processes the last bits may differ. fix: a"
+                    " lower weight of the loss",
+                    stacklevel=2,
+                )
+
+    def _total(self, parameter: nn.Parameter) -> Tensor:
+        total = self._sums.pop(parameter, None)
+        return torch.zeros(parameter.shape, dtype=torch.float64) if total is None else total
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GradientSums:
+        return GradientSums()  # of a copied model: its parameters are others
+
+
+def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """The parameters in their order, so many together as make one exchange worth while."""
+    group: list[nn.Parameter] = []
+    for parameter in parameters:
+        group.append(parameter)
+        if sum(member.numel() for member in group) >= EXCHANGED:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+@contextmanager
+def _one_of_each_parameter_for_each_image(
+    model: nn.Module, sums: GradientSums, random_states: list[Tensor]
+) -> Iterator[None]:
+    """Inside, parameters that are trained are Images of aliases, whose gradients go to ``sums`` image by image."""
+    aliases: dict[Tensor, Images] = {}
+    replaced: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+    for module in model.modules():
+        if isinstance(module, GlobalBatchNorm2d) and module.training:
+            continue  # it adds to the sums by itself
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad:
+                continue
+            if parameter not in aliases:
+                each = [parameter.detach().requires_grad_() for _ in random_states]
+                for alias in each:
+                    alias.register_post_accumulate_grad_hook(partial(sums.take, parameter))
+                aliases[parameter] = Images(each, random_states)
+            replaced.append((module._parameters, name, parameter))
+    try:
+        for owner, name, trained in replaced:
+            owner[name] = aliases[trained]
+        yield
+    finally:
+        for owner, name, trained in replaced:
+            owner[name] = trained
+
+
+class ImageSummed(nn.Module):
+    """A model that computes every image by itself, whose gradients are summed image by image over all ranks; in place
+    of DistributedDataParallel.
+
+    Each rank calls backward on its share of the loss: the shares are summed, not averaged. Layers that draw numbers,
+    such as dropout, draw those of an image from ``seed``, the step and its position in the data set.
+    """
+
+    def __init__(self, module: nn.Module, sum_over_ranks: SumOverRanks, seed: int) -> None:
+        super().__init__()
+        self.module = module
+        self.sums = GradientSums()
+        self.sum_over_ranks = sum_over_ranks
+        self.seed = seed
+        self.step = 0
+        self.indices: Sequence[int] = ()
+        for layer in module.modules():
+            assert isinstance(layer, GlobalBatchNorm2d) or not (
+                isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training
+            ), f"{layer} has statistics of its own on each process"
+            if isinstance(layer, GlobalBatchNorm2d):
+                layer.sums = self.sums
+
+    def begin(self, step: int, indices: Sequence[int]) -> None:
+        """Say which step follows, and the positions in the data set of the images of its next micro-batch."""
+        self.step, self.indices = step, indices
+
+    def forward(self, images: Tensor) -> list[Images]:
+        """The maps of the module for (batch, channels, height, width)."""
+        states = [self._random_state(index) for index in self.indices or range(len(images))]
+        outside = torch.default_generator.get_state()
+        with _one_of_each_parameter_for_each_image(self.module, self.sums, states):
+            maps: list[Images] = self.module(Images(images.split(1), states))
+        assert torch.equal(torch.default_generator.get_state(), outside), "a layer drew numbers for all images at once"
+        return maps
+
+    def finish(self) -> None:
+        """Give the parameters the gradients of the step, behind its last backward pass."""
+        self.sums.finish(self.module, self.sum_over_ranks)
+
+    def _random_state(self, index: int) -> Tensor:
+        entropy = np.random.SeedSequence([self.seed, self.step, index]).generate_state(1, np.uint64)
+        return torch.Generator().manual_seed(int(entropy[0])).get_state()
+
+
+class ImagewiseLoss:
+    """A loss of whole micro-batches, called once for each image as if each were a rank's: its shares add up so.
+
+    ``loss`` is called as in engine.train_one_epoch. Its maps here are those of ImageSummed.
+    """
+
+    def __init__(self, loss: Callable[..., Any]) -> None:
+        self.loss = loss
+
+    def __call__(
+        self,
+        raw_maps: Sequence[Images],
+        targets: Tensor,
+        objectness_ratio: float,
+        sum_over_ranks: SumOverRanks,
+        world_size: int,
+    ) -> Any:
+        """The loss's own parts, each summed over the images of this rank."""
+        count = len(raw_maps[0].each)
+        counted: list[Tensor] = []
+
+        def of_images(sum_over_images: SumOverRanks) -> list[Any]:
+            return [
+                self.loss(
+                    [maps.each[image] for maps in raw_maps],
+                    _targets_of(targets, image),
+                    objectness_ratio=objectness_ratio,
+                    sum_over_ranks=sum_over_images,
+                    world_size=world_size * count,
+                )
+                for image in range(count)
+            ]
+
+        def note(tensor: Tensor) -> Tensor:
+            counted.append(tensor)
+            return tensor
+
+        with torch.no_grad():
+            of_images(note)  # for what each would have summed over the ranks
+        total = sum_over_ranks(torch.stack(counted).sum(0))
+        parts = of_images(lambda _: total)
+        return type(parts[0])(*(torch.stack(summands).sum() for summands in zip(*parts, strict=True)))
+
+
+def _targets_of(targets: Tensor, image: int) -> Tensor:
+    """The rows (t, 6) of one image, as those of a batch of its own."""
+    rows = targets[targets[:, 0] == image]
+    rows[:, 0] = 0
+    return rows

@@ -1,0 +1,91 @@
+"""One page of many small pictures with boxes, in groups that visibly belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from train_utils.errors import TrainError
+from train_utils.pictures.boxes import DARK, draw_boxes
+
+PAGE, GROUP = (255, 255, 255), (222, 226, 232)  # RGB of the page, and of the plate behind a group
+MARGIN, GAP = 14, 6  # pixels between groups, and between the cells of one
+LINE = 24  # pixels that a line of text takes
+FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.5
+
+
+class Cell(NamedTuple):
+    """A picture with boxes; ``title`` stands above it, ``empty`` on it where it has no box."""
+
+    image: np.ndarray  # uint8 RGB (H, W, 3)
+    boxes_xyxy: np.ndarray  # (n, 4) in its pixels
+    classes: np.ndarray  # (n,) positions in names
+    names: Sequence[str]
+    scores: np.ndarray | None = None
+    title: str = ""
+    empty: str = ""
+
+
+class Group(NamedTuple):
+    """Cells side by side under one title."""
+
+    cells: Sequence[Cell]
+    title: str = ""
+
+
+def save_sheet(groups: Sequence[Group], columns: int, out: Path, side: int = 440) -> None:
+    """Save groups with equal numbers of cells as one picture, ``columns`` of them in a row.
+
+    Each image is scaled to fit a square of ``side`` pixels and drawn on afterwards, so that names stay readable. Raises
+    TrainError where the file cannot be written.
+    """
+    rows = [groups[start : start + columns] for start in range(0, len(groups), columns)]
+    drawn = [[[_draw_cell(cell, side) for cell in group.cells] for group in row] for row in rows]
+    heights = [max(picture.shape[0] for cells in row for picture in cells) for row in drawn]
+    head = LINE * any(group.title for group in groups) + LINE * any(c.title for group in groups for c in group.cells)
+    count = max(len(group.cells) for group in groups)
+    width = count * side + (count + 1) * GAP
+    page_width = min(columns, len(groups)) * (width + MARGIN) + MARGIN
+    page = np.full((sum(heights) + len(rows) * (head + 2 * GAP + MARGIN) + MARGIN, page_width, 3), PAGE, np.uint8)
+    top = MARGIN
+    for row, pictures, height in zip(rows, drawn, heights, strict=True):
+        for number, (group, cells) in enumerate(zip(row, pictures, strict=True)):
+            left = MARGIN + number * (width + MARGIN)
+            plate = page[top : top + head + height + 2 * GAP, left : left + width]
+            plate[:] = GROUP
+            _write(plate, group.title, GAP, 0, width)
+            for place, (cell, picture) in enumerate(zip(group.cells, cells, strict=True)):
+                x = GAP + place * (side + GAP)
+                _write(plate, cell.title, x, head - LINE, side)
+                middle = x + (side - picture.shape[1]) // 2
+                plate[head + GAP : head + GAP + picture.shape[0], middle : middle + picture.shape[1]] = picture
+        top += head + height + 2 * GAP + MARGIN
+    if not cv2.imwrite(str(out), page[..., ::-1]):
+        raise TrainError(f"cannot write the picture {out}. fix: free some space there, or choose another folder")
+
+
+def _draw_cell(cell: Cell, side: int) -> np.ndarray:
+    height, width = cell.image.shape[:2]
+    ratio = side / max(height, width)
+    size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
+    small = cv2.resize(cell.image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
+    drawn = draw_boxes(small, cell.boxes_xyxy * ratio, cell.classes, cell.names, cell.scores)
+    if not len(cell.boxes_xyxy) and cell.empty:
+        (text_width, text_height), base = cv2.getTextSize(cell.empty, FONT, FONT_SCALE, 1)
+        x, y = (size[0] - text_width) // 2, size[1] // 2
+        cv2.rectangle(drawn, (x - GAP, y - text_height - GAP), (x + text_width + GAP, y + base + GAP), PAGE, cv2.FILLED)
+        cv2.putText(drawn, cell.empty, (x, y), FONT, FONT_SCALE, DARK, 1, cv2.LINE_AA)
+    return drawn
+
+
+def _write(canvas: np.ndarray, text: str, x: int, top: int, width: int) -> None:
+    """A line of text that fits ``width``: of one that does not, the end is kept, where file names differ."""
+    shown = text
+    while cv2.getTextSize(shown, FONT, FONT_SCALE, 1)[0][0] > width - 2 * GAP:
+        text = text[1:]
+        shown = f"...{text}"
+    cv2.putText(canvas, shown, (x, top + LINE - 6), FONT, FONT_SCALE, DARK, 1, cv2.LINE_AA)

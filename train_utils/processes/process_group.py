@@ -1,0 +1,153 @@
+"""The process group of a run: how it is opened, or found where another program opened one, and how it is left."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from train_utils.errors import DistributedError, SharedError
+from train_utils.launch.devices import choose_device, device_conflict
+from train_utils.launch.place import Launch
+from train_utils.launch.seats import Claim, Member, this_machine
+from train_utils.processes import store
+from train_utils.processes.lost_peers import Lookout, collective_seconds, first_line
+from train_utils.processes.meeting import meet
+from train_utils.processes.node_claim import NodeClaim
+from train_utils.processes.reaching import Deadline, in_time, listen, resolve, wait_for_listener, without_native_output
+
+JOIN_SECONDS = 120.0  # for all processes to meet: they start together, torch's half an hour only delays the message
+
+
+@dataclass
+class Group:
+    """What this process knows of the group in which it is."""
+
+    joining: bool = False  # the others cannot hear yet what goes wrong here
+    is_own: bool = False  # opened here, so ``leave`` destroys it
+    lookout: Lookout | None = None
+    store: dist.Store | None = None  # of this start
+    cpu: dist.ProcessGroup | None = None  # for tensors on the CPU; None: the group itself takes them
+
+    def of(self, tensor: Tensor) -> dist.ProcessGroup | None:
+        """The group that takes the tensor; None is the one of all."""
+        return self.cpu if tensor.device.type == "cpu" else None
+
+    def shared_store(self) -> dist.Store:
+        """The store of this start."""
+        assert self.store is not None
+        return self.store
+
+    def leave(self, keep: bool) -> None:
+        """Watch over the others no longer and, unless it is to be kept, destroy the group where it was opened here."""
+        self.joining = False
+        if self.lookout is not None:
+            self.lookout.close()
+            self.lookout = None
+        if self.is_own and not keep:
+            self.is_own = False
+            dist.destroy_process_group()
+
+    def join(
+        self, launch: Launch, agent_holds_store: bool, host: str, device: str, timeout_seconds: float
+    ) -> tuple[Member, torch.device, int]:
+        """Meet all processes, agree with them and open the group; the place and device of this one, number of nodes."""
+        deadline, seconds = Deadline(min(timeout_seconds, JOIN_SECONDS)), collective_seconds(timeout_seconds)
+        reached = _default_store() if dist.is_initialized() else _reach_store(launch, agent_holds_store, deadline)
+        place = (launch.local_rank, launch.local_world_size, launch.node_rank)
+        try:
+            found = meet(reached, Claim(launch.rank, launch.world_size, host, this_machine(), *place), deadline)
+            me = found.members[launch.rank]
+            # Processes that torchrun restarts may get the store of those that died, with all that they left in it.
+            started = dist.PrefixStore(f"start/{found.number}", reached)
+            chosen, problem = choose_device(device, me)
+            with store.lost_store_as_error():
+                problem = problem or device_conflict(started, me, chosen)
+            node = NodeClaim(found.token)
+            try:
+                num_nodes = store.agree(started, me.rank, launch.world_size, me.local_rank == 0, problem, deadline)
+            finally:
+                node.settle()
+        except SharedError:
+            self.joining = False
+            raise
+        if chosen.type == "cuda":
+            torch.cuda.set_device(chosen)
+        if not dist.is_initialized():
+            _open_group(launch, started, chosen, seconds)
+            self.is_own = True
+        # NCCL alone, as some programs open it, takes no tensors on the CPU, which carry decisions, texts and tables.
+        takes_cpu = re.search(r"\bcpu:|^(gloo|mpi|ucc)$", dist.get_backend_config()) is not None
+        cpu = None if takes_cpu else dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
+        assert not isinstance(cpu, int)
+        self.cpu = cpu
+        self.store = dist.PrefixStore("train_utils", started)
+        self.lookout = Lookout(
+            self.store.clone(), me.rank, found, node, meeting_point(launch), not agent_holds_store, seconds
+        )
+        return me, chosen, num_nodes
+
+
+def _open_group(launch: Launch, started: dist.Store, device: torch.device, seconds: float) -> None:
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=started,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timedelta(seconds=seconds),
+            device_id=device if device.type == "cuda" else None,  # connects now, where an error is still easy to read
+        )
+    except RuntimeError as error:
+        raise DistributedError(
+            f"rank {launch.rank} met the others at {meeting_point(launch)}, but cannot connect to them "
+            f"({first_line(error)}). fix: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts>"
+        ) from error
+
+
+def _reach_store(launch: Launch, agent_holds_it: bool, deadline: Deadline) -> dist.Store:
+    """The store where all processes meet: torchrun's own, or one that rank 0 opens."""
+    numbers = resolve(launch.address, launch.port, launch.rank, deadline)
+    world_size, timeout = launch.world_size, timedelta(seconds=deadline.seconds)
+    if launch.rank == 0 and not agent_holds_it:
+        opened = listen(numbers, launch.port, one_machine=launch.local_world_size == world_size)
+        bound = opened.getsockname()[0]
+        here = bound if bound in numbers else "127.0.0.1"
+        return dist.TCPStore(
+            here, launch.port, world_size, True, timeout, wait_for_workers=False, master_listen_fd=opened.detach()
+        )
+    wait_for_listener(launch.address, launch.port, launch.rank, deadline)
+
+    def connect() -> dist.Store:
+        patience = timedelta(seconds=0.75 * deadline.left())  # then it ends by itself, within the deadline
+        return dist.TCPStore(launch.address, launch.port, world_size, False, patience, wait_for_workers=False)
+
+    try:
+        with without_native_output():
+            reached = in_time(connect, deadline)
+    except (dist.DistError, OSError) as error:
+        raise DistributedError(
+            f"rank {launch.rank} reached {meeting_point(launch)}, but what answers there is no store of this training "
+            f"({first_line(error)}). fix: MASTER_PORT=<a port that no other program uses>, the same for all processes"
+        ) from error
+    reached.set_timeout(timeout)
+    return reached
+
+
+def launch_of_group() -> Launch:
+    """The place of this process in the group that another program opened; where it sits follows from the hosts."""
+    return Launch("group", dist.get_rank(), dist.get_world_size(), None, None, None, address="", port=0)
+
+
+def meeting_point(launch: Launch) -> str:
+    """Where the processes meet, for people."""
+    return f"{launch.address}:{launch.port}" if launch.port else "of the process group that was there"
+
+
+def _default_store() -> dist.Store:
+    assert dist.group.WORLD is not None
+    return dist.PrefixStore("hydra_yolov3_spp", dist.group.WORLD.get_group_store())

@@ -1,0 +1,176 @@
+"""What processes tell one another through the key-value store of their group: no collective, so no time-out runs.
+
+Functions of any object with the methods of ``Store``; torch.distributed stays in distributed.py. A store that went
+away raises RuntimeError in every method (torch's DistError is one), which becomes DistributedError here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from train_utils.errors import DistributedError, SharedError
+from train_utils.processes.reaching import Deadline
+
+BEAT_SECONDS = 5.0  # between two signs of life of a process that others wait for
+DEAD_SECONDS = 60.0  # without one; long enough for a leader whose interpreter is stuck in a long C call
+LINGER_SECONDS = 3.0  # that rank 0 stays after a failure for others to read of it: rank 0 may hold the store
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 0.5  # between two looks at the store
+
+
+class Store(Protocol):
+    """The part of torch.distributed.Store that is used; every method is atomic over all processes."""
+
+    def add(self, key: str, value: int, /) -> int:
+        """Add to a counter that starts at 0; the new count."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all the keys are there."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Set ``key`` where it holds ``expected`` ("": or is absent); what it holds now."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value of ``key``, waiting for it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among the nodes, or groups of nodes; the leader of a node is its local rank 0."""
+
+    rank: int
+    world_size: int
+    node_rank: int
+    num_nodes: int
+    leads: bool
+    led_by: tuple[int, ...] = ()  # of groups: the first node of each
+
+    def node(self, group: int) -> int:
+        """The node whose first process leads a group."""
+        return self.led_by[group] if self.led_by else group
+
+
+@contextmanager
+def lost_store_as_error() -> Iterator[None]:
+    """Turn the loss of the store, and so of the process that holds it, into DistributedError."""
+    try:
+        yield
+    except DistributedError:
+        raise
+    except RuntimeError as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DistributedError(
+            f"lost the other processes ({first_line}). fix: look for the first error in the output of all of them"
+        ) from error
+
+
+def agree(store: Store, rank: int, world_size: int, leads: bool, problem: str | None, deadline: Deadline) -> int:
+    """Wait until all processes are here and return the number of nodes (of processes that lead one).
+
+    Raises SharedError with the first ``problem`` that any of them brings, on all of them, and DistributedError after
+    the deadline.
+    """
+    with lost_store_as_error():
+        if leads:
+            store.add("agree/nodes", 1)
+        if problem is not None:
+            store.compare_set("agree/problem", "", problem)
+        here = store.add("agree/here", 1)
+        while here < world_size:
+            if deadline.is_over():
+                raise DistributedError(
+                    f"only {here} of {world_size} processes were ready within {deadline.seconds:g} s. fix: look for "
+                    "the first error in the output of all of them"
+                )
+            time.sleep(FIRST_PAUSE_SECONDS)
+            here = store.add("agree/here", 0)
+        if store.check(["agree/problem"]):
+            sentence = store.get("agree/problem").decode()
+            linger(store, "agree/heard", rank, world_size)
+            raise SharedError(sentence)
+        return store.add("agree/nodes", 0)
+
+
+def claim_report(store: Store, rank: int) -> bool:
+    """Whether ``rank`` is the process that tells the user of an error: the first that asks, on every call."""
+    return store.compare_set("reporter", "", str(rank)).decode() == str(rank)
+
+
+@contextmanager
+def leaders_first(store: Store, place: Place) -> Iterator[None]:
+    """Run the body on the leaders of all nodes, then on the others; see distributed.torch_distributed_zero_first."""
+    with lost_store_as_error():
+        section = f"leaders/{store.add(f'leaders/entered/{place.rank}', 1)}"  # every process counts its own entries
+    if not place.leads:
+        _wait_for_leaders(store, section, place)
+        yield
+        return
+    with _heartbeat(store, f"{section}/beat/{place.node_rank}"):
+        try:
+            yield
+        except BaseException as error:  # also Ctrl-C: the others must not wait for a process that leaves
+            with suppress(RuntimeError):  # of the store; what happened here matters more
+                claim_report(store, place.rank)  # before the others wake: the traceback is here
+                sentence = f"{error} ({type(error).__name__} on rank {place.rank})"
+                store.compare_set(f"{section}/failure", "", sentence)
+                linger(store, f"{section}/heard", place.rank, place.world_size)
+            raise
+        with lost_store_as_error():
+            store.add(f"{section}/done", 1)
+        _wait_for_leaders(store, section, place)  # still beating: its followers wait for the other nodes as well
+
+
+@contextmanager
+def _heartbeat(store: Store, key: str) -> Iterator[None]:
+    """Count ``key`` up every BEAT_SECONDS, from a thread, while the body runs."""
+    stopped = threading.Event()
+
+    def beat() -> None:
+        with suppress(RuntimeError):  # without the store nobody counts any more
+            while not stopped.wait(BEAT_SECONDS):
+                store.add(key, 1)
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _wait_for_leaders(store: Store, section: str, place: Place) -> None:
+    """Return when the leaders of all nodes are done; raise DistributedError when one failed or died."""
+    # Followers watch their own leader and leaders the one of the next node, so that somebody watches each of them.
+    watched = (place.node_rank + int(place.leads)) % place.num_nodes
+    beats, last_change, pause = -1, time.monotonic(), FIRST_PAUSE_SECONDS
+    with lost_store_as_error():
+        while not store.check([f"{section}/failure"]):
+            if store.add(f"{section}/done", 0) == place.num_nodes:
+                return
+            now, seen = time.monotonic(), store.add(f"{section}/beat/{watched}", 0)
+            if seen != beats:
+                beats, last_change = seen, now
+            elif now - last_change > DEAD_SECONDS:
+                sentence = (
+                    f"the first process of node {place.node(watched)} gave no sign of life for {DEAD_SECONDS:g} s "
+                    "while others waited for it. fix: look at its output, and for a lack of memory on its node"
+                )
+                store.compare_set(f"{section}/failure", "", sentence)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        sentence = store.get(f"{section}/failure").decode()
+        linger(store, f"{section}/heard", place.rank, place.world_size)
+        raise DistributedError(sentence)
+
+
+def linger(store: Store, key: str, rank: int, world_size: int) -> None:
+    """Let all processes read of a failure, each calling this when it has, before rank 0 may take the store away."""
+    heard, deadline = store.add(key, 1), time.monotonic() + LINGER_SECONDS
+    while rank == 0 and heard < world_size and time.monotonic() < deadline:
+        time.sleep(FIRST_PAUSE_SECONDS)
+        heard = store.add(key, 0)

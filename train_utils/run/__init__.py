@@ -1,0 +1,1 @@
+"""What does a run leave on the disk, and how does it go on from there?"""

@@ -1,0 +1,248 @@
+"""Checkpoints: one file of plain data, written whole or not at all, and checked bit by bit when read.
+
+A file holds {"format", "version", "digest", "state"}. The digest is a sha256 over every key, number, text and tensor of
+the state: torch itself reads a tensor with a flipped bit without a word. Files are only ever read with
+``weights_only=True``, so none can run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train_utils.errors import CheckpointError
+from train_utils.run.whole_files import sync_folder
+
+FORMAT = "hydra-yolov3-spp checkpoint"
+VERSION = 1
+FOLDER = "checkpoints"
+EXPORTED = "exported ones are for other programs. fix: ckpt=<the run folder or .pt file that it was exported from>"
+DARKNET = "Darknet's are two files. fix: model.cfg=<its .cfg> and model.weights=<its .weights> instead of ckpt="
+OTHER_FORMATS = {".onnx": EXPORTED, ".pt2": EXPORTED, ".weights": DARKNET, ".cfg": DARKNET}
+
+
+def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
+    """Write ``state`` to ``path``: afterwards the file is the new state, or after an error still the old one.
+
+    ``state`` is made of dicts (keys: str or int), lists, tuples, tensors of any device, numbers, strings, bools and
+    None. With ``keep_previous`` the file that was there stays as ``<stem>.previous.pt``. Raises CheckpointError naming
+    the entry that is not plain data, or the path, the reason and the free space.
+    """
+    plain = _to_plain(state, "state")
+    content = {"format": FORMAT, "version": VERSION, "digest": _digest(plain), "state": plain}
+    temporary = path.with_name(f"{path.name}.tmp")  # one writer to a run folder: what a kill left is overwritten
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep_previous and path.exists():
+            os.replace(path, previous_path(path))
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
+        _remove_if_there(temporary)
+        raise CheckpointError(
+            f"cannot write {path}: {_first_sentence(error)} ({_free_bytes(path)} bytes are free there). "
+            "fix: free some space, or choose another run_dir"
+        ) from error
+
+
+def plain_copy(state: dict[str, Any]) -> dict[str, Any]:
+    """``state`` as ``save_checkpoint`` takes it, on the CPU, sharing no memory with what training goes on to change.
+
+    Raises CheckpointError naming the entry that is not plain data.
+    """
+    copy: dict[str, Any] = _to_plain(state, "state", copied=True)
+    return copy
+
+
+def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
+    """The state in the file ``path``, or in ``checkpoints/<which>.pt`` of the run folder ``path``; tensors on the CPU.
+
+    Raises CheckpointError when there is none, or it is damaged, or not one of this project.
+    """
+    file = find_checkpoint(path, which)
+    content = _content(file)
+    state: dict[str, Any] = content["state"]
+    if _digest(state) != content.get("digest"):
+        raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: {_other_files(file)}")
+    return state
+
+
+def peek_config(path: Path) -> dict[str, Any]:
+    """The configuration in the checkpoint that ``load_checkpoint`` would read, without reading its tensors."""
+    config: dict[str, Any] = _content(find_checkpoint(path, "best"), mapped=True)["state"]["config"]
+    return config
+
+
+def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
+    """The state of a run folder with the most epochs and steps, and one line where it is not simply ``last.pt``.
+
+    A run with ``train.best_only`` leaves a ``last.pt`` behind only where it was stopped, so ``best.pt`` may be newer.
+    Damaged files are passed over. Raises CheckpointError where none can be read.
+    """
+    last = run_dir / FOLDER / "last.pt"
+    files = [file for file in (last, previous_path(last), last.with_name("best.pt")) if file.exists()]
+    if not files:
+        raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: name the folder of a run")
+    progress, damaged = {}, []
+    for file in files:
+        try:
+            state = _content(file, mapped=True)["state"]
+            progress[file] = (state["epoch"], state["step"])
+        except CheckpointError as error:
+            damaged.append(error)
+    for file in sorted(progress, key=progress.__getitem__, reverse=True):  # stable: last.pt comes first among equals
+        try:
+            state = load_checkpoint(file)
+        except CheckpointError as error:
+            damaged.append(error)
+            continue
+        if file == last and not damaged:
+            return state, None
+        why = [_without_fix(error) for error in damaged] or ["which has the most steps"]
+        return state, f"going on from {file}, {'since ' if damaged else ''}{'; '.join(why)}"
+    raise CheckpointError(
+        f"no checkpoint of {run_dir} can be read: {'; '.join(map(_without_fix, damaged))}. fix: start a new run, or "
+        "copy an intact one there"
+    )
+
+
+def previous_path(path: Path) -> Path:
+    """Where ``save_checkpoint`` keeps the file that it replaces."""
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def _to_plain(value: Any, key: str, copied: bool = False) -> Any:
+    """Plain data with tensors detached, on the CPU, contiguous and without unused storage behind them."""
+    if isinstance(value, Tensor):
+        tensor = value.detach().cpu().contiguous()
+        # A view would take its whole storage into the file.
+        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+        shared = tensor.data_ptr() == value.data_ptr()
+        return tensor.clone() if not whole or (copied and shared) else tensor
+    if isinstance(value, dict):
+        for name in value:
+            if type(name) not in (str, int):
+                raise CheckpointError(f"{key} has a key of type {type(name).__name__}. fix: use str or int")
+        return {name: _to_plain(entry, f"{key}.{name}", copied) for name, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_to_plain(entry, f"{key}[{index}]", copied) for index, entry in enumerate(value))
+    # Exact types: a subclass, such as an enum of strings, would need its class when the file is read.
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise CheckpointError(
+        f"{key} of a checkpoint is a {type(value).__name__}. fix: save tensors, numbers, strings, lists and dicts only"
+    )
+
+
+def _digest(state: Any) -> str:
+    """sha256 over a walk of plain data that names every entry's place, type and value."""
+    sha = hashlib.sha256()
+
+    def walk(value: Any, key: str) -> None:
+        if isinstance(value, Tensor):
+            sha.update(f"{key}:{value.dtype}{list(value.shape)}\n".encode())
+            sha.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(value, dict):
+            sha.update(f"{key}:dict {len(value)}\n".encode())
+            for name, entry in value.items():
+                walk(entry, f"{key}/{name!r}")
+        elif isinstance(value, (list, tuple)):
+            sha.update(f"{key}:{type(value).__name__} {len(value)}\n".encode())
+            for index, entry in enumerate(value):
+                walk(entry, f"{key}/{index}")
+        else:
+            sha.update(f"{key}:{value!r}\n".encode())
+
+    walk(state, "")
+    return sha.hexdigest()
+
+
+def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
+    """What ``save_checkpoint`` wrote, its digest not yet checked; ``mapped`` leaves the tensors on the disk."""
+    content = _read(file, mapped)
+    if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("state"), dict):
+        raise CheckpointError(
+            f"{file} is no checkpoint of this project. fix: give one that train.py wrote; Darknet .weights go to "
+            "model.weights"
+        )
+    if content.get("version") != VERSION:
+        raise CheckpointError(
+            f"{file} has format version {content.get('version')}, this program reads {VERSION}. fix: use the program's "
+            "version that wrote it"
+        )
+    return content
+
+
+def _read(file: Path, mapped: bool) -> Any:
+    """What torch finds in ``file``, on the CPU."""
+    try:
+        with file.open("rb"):
+            pass
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file} ({error.strerror}). fix: look at its permissions") from error
+    try:
+        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:
+        # Damaged bytes can break any step of reading, with any error. Its text stays out of the sentence: to a pickle
+        # of more than plain data torch adds the advice to load it all the same.
+        raise CheckpointError(
+            f"{file} is damaged, or no checkpoint of this project. fix: {_other_files(file)}"
+        ) from error
+
+
+def find_checkpoint(path: Path, which: str) -> Path:
+    """The checkpoint file that ``path`` means: itself, or that of a run folder. Raises CheckpointError."""
+    if path.suffix in OTHER_FORMATS:
+        raise CheckpointError(
+            f"{path} is no checkpoint: run folders and their .pt files are read here, {OTHER_FORMATS[path.suffix]}"
+        )
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise CheckpointError(f"there is no checkpoint {path.absolute()}. fix: give a run folder or a .pt file")
+    file = path / FOLDER / f"{which}.pt"
+    if not file.is_file():
+        raise CheckpointError(f"the folder {path.absolute()} has no {FOLDER}/{which}.pt. fix: {_other_files(file)}")
+    return file
+
+
+def _other_files(file: Path) -> str:
+    """What to try instead of ``file``: the intact ones beside it."""
+    others = sorted(other.name for other in file.parent.glob("*.pt") if other != file and _is_intact(other))
+    return f"try {' or '.join(others)} in {file.parent}" if others else "give a run folder or a .pt file of train.py"
+
+
+def _is_intact(file: Path) -> bool:
+    try:
+        content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
+        return bool(content["digest"] == _digest(content["state"]))
+    except Exception:  # as in _read
+        return False
+
+
+def _remove_if_there(path: Path) -> None:
+    if path.is_file():
+        path.unlink()
+
+
+def _free_bytes(path: Path) -> str:
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    return f"{shutil.disk_usage(folder).free:,}"
+
+
+def _without_fix(error: CheckpointError) -> str:
+    return str(error).partition(". fix:")[0]
+
+
+def _first_sentence(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")

@@ -1,0 +1,73 @@
+"""Writes checkpoints beside the training: the state is copied at once, and reaches the disk while steps go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from train_utils.errors import CheckpointError
+from train_utils.run.checkpoint import plain_copy, save_checkpoint
+
+
+class Target(NamedTuple):
+    """One file of a state."""
+
+    path: Path
+    keep_previous: bool
+
+
+class CheckpointWriter:
+    """One write at a time, in the background. Of writes that fail in a row the first is told; training goes on."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+        self._error: CheckpointError | None = None
+
+    def write(self, state: dict[str, Any], targets: list[Target]) -> None:
+        """Take a copy of ``state`` and write it to all targets in turn; waits for the write before, if it still runs.
+
+        Raises CheckpointError at once where the state is not plain data.
+        """
+        copy = plain_copy(state)
+        self.wait()
+        self._pending = self._pool.submit(_write, copy, targets)
+
+    def failed(self) -> bool:
+        """Whether the last write is over and did not succeed."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Let the write that is under way come to its end; the first that fails in a row is told."""
+        failed_before = self._error is not None
+        self._settle()
+        if self._error is not None and not failed_before:
+            self._say(f"{self._error}. Training goes on with the checkpoint before and tries again")
+        elif self._error is None and failed_before:
+            self._say("checkpoints are written again")
+
+    def close(self) -> None:
+        """End the thread. Raises CheckpointError where the last write did not succeed."""
+        self._settle()
+        self._pool.shutdown()
+        if self._error is not None:
+            raise self._error
+
+    def _settle(self) -> None:
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        error = pending.exception()
+        if error is not None and not isinstance(error, CheckpointError):
+            raise error
+        self._error = error
+
+
+def _write(state: dict[str, Any], targets: list[Target]) -> None:
+    for target in targets:
+        save_checkpoint(target.path, state, target.keep_previous)

@@ -1,0 +1,231 @@
+"""Who trains into a run folder: one run at a time, among all the machines that see it.
+
+A claim is a file ``.claim-<number>.json`` that says who made it; the highest number holds the folder. Only one process
+can make a file (O_EXCL, which NFS keeps, too), and the highest is never removed: of two that find the same dead holder
+only one can follow it. The holder touches its file, for those who cannot see its process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from train_utils.errors import TrainError
+from train_utils.launch.environment import JobPlace
+from train_utils.run.whole_files import whole_file
+
+BEAT_SECONDS = 5.0  # between two touches of a claim
+SILENT_SECONDS = 30.0  # without one: the holder on a machine out of reach is dead; a long C call may delay some
+PAUSE_SECONDS = 0.5  # between two looks at a claim
+
+
+class Claim:
+    """A run folder that this process holds until ``release``.
+
+    ``before`` is what the claim before this one said, {} for the first. ``ended_after`` is kept for the next one: the
+    epochs after which the training in the folder was over, its closing table included, else 0.
+    """
+
+    def __init__(self, folder: Path, number: int, content: dict[str, Any], before: dict[str, Any]) -> None:
+        self.folder, self.before = folder, before
+        self.ended_after = int(before.get("ended_after", 0))
+        self._number, self._content = number, content
+        self._lost = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="run folder's claim", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise TrainError where another run took the folder over, as after a pause that looked like a death."""
+        if self._lost:
+            holder = _sentence(_read(_path(self.folder, _highest(self.folder))) or {})
+            raise TrainError(
+                f"{self.folder} was taken over by {holder} after this run had given no sign of life for "
+                f"{SILENT_SECONDS:g} s. fix: nothing, the other one goes on"
+            )
+
+    def release(self, used: bool = True) -> None:
+        """Let the next run have the folder at once; not ``used``, it says again what it said before."""
+        self._over.set()
+        self._thread.join()
+        if self._lost:
+            return
+        content = self._content if used else self.before
+        # On a full disk nothing is written: that this process is over says the same.
+        with suppress(OSError), whole_file(_path(self.folder, self._number)) as file:
+            json.dump(content | {"released": True, "ended_after": self.ended_after}, file)
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_SECONDS):
+            with suppress(OSError):  # a disk that does not answer now
+                os.utime(_path(self.folder, self._number))
+            self._lost = self._lost or _highest(self.folder) > self._number
+
+
+def claim_folder(folder: Path, job: JobPlace, patient: bool) -> Claim | str:
+    """Claim an existing folder for a run of ``job``; a few words about the holder where another run has it.
+
+    A holder on this machine is looked up among the processes. What SLURM or torchrun started again follows its own
+    earlier start at once. For any other the age of its last touch counts, by the clock of the disk: above
+    SILENT_SECONDS the holder is dead. A younger one is watched for as long if ``patient``, else it counts as alive.
+    Raises OSError where the folder cannot be written.
+    """
+    while True:
+        number = _highest(folder)
+        before = _read(_path(folder, number)) if number else {}
+        if before is None:  # removed meanwhile: there is a higher one
+            time.sleep(PAUSE_SECONDS)
+            continue
+        if number:
+            held = _is_held(_path(folder, number), before, job)
+            if held or (held is None and not (patient and _falls_silent(folder, _path(folder, number)))):
+                return _sentence(before)
+        content = _make(_path(folder, number + 1), job)
+        if content is None:  # another one was faster
+            continue
+        if _highest(folder) > number + 1:  # the list of the folder was an old one, from a cache
+            _path(folder, number + 1).unlink(missing_ok=True)
+            continue
+        for path in (_path(folder, lower) for lower in range(1, number + 1)):
+            path.unlink(missing_ok=True)
+        return Claim(folder, number + 1, content, before)
+
+
+def last_claim(folder: Path) -> dict[str, Any]:
+    """What the newest claim of a folder says; {} where there is none."""
+    number = _highest(folder)
+    return (_read(_path(folder, number)) or {}) if number else {}
+
+
+def is_held(folder: Path, job: JobPlace) -> bool | None:
+    """Whether a run holds the folder; None where only waiting could tell."""
+    number = _highest(folder)
+    content = _read(_path(folder, number)) if number else None
+    return content is not None and _is_held(_path(folder, number), content, job)
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f".claim-{number}.json"
+
+
+def _highest(folder: Path) -> int:
+    numbers = [path.name.removeprefix(".claim-").removesuffix(".json") for path in folder.glob(".claim-*.json")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def _make(path: Path, job: JobPlace) -> dict[str, Any] | None:
+    """Make a claim; its content, or None where it is there already."""
+    with suppress(FileExistsError), path.open("x") as file:
+        content = {
+            "machine": _machine(), "host": platform.node(), "pid": os.getpid(), "born": _born(os.getpid()),
+            "inode": os.fstat(file.fileno()).st_ino, "since": time.strftime("%Y-%m-%d %H:%M:%S"), **job._asdict(),
+        }  # fmt: skip
+        try:
+            file.write(json.dumps(content))
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            path.unlink()
+            raise
+        return content
+    return None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The content of a claim, {} while it is being written; None where it is gone."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is_held(path: Path, content: dict[str, Any], job: JobPlace) -> bool | None:
+    if "released" in content:
+        return False
+    if job.job and content.get("job") == job.job and content["restarts"] < job.restarts:
+        return False  # SLURM ends a job before it starts it again
+    if content.get("machine") == _machine() and _inode(path) == content["inode"]:  # no copy of the folder
+        return bool(content["born"] == _born(content["pid"]))
+    if job.run and content.get("run") == job.run and content["run_restarts"] < job.run_restarts:
+        return False  # so does torchrun; on this machine two may have one id by chance
+    return False if _now(path.parent) - _touched(path) > SILENT_SECONDS else None
+
+
+def _falls_silent(folder: Path, path: Path) -> bool:
+    """Whether a claim is not touched for SILENT_SECONDS; waits for that."""
+    last = _touched(path)
+    until = time.monotonic() + SILENT_SECONDS - max(_now(folder) - last, 0)
+    while time.monotonic() < until:
+        time.sleep(PAUSE_SECONDS)
+        if _touched(path) != last:
+            return False
+    return True
+
+
+def _inode(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.stat().st_ino
+    return 0
+
+
+def _touched(path: Path) -> float:
+    """When a file was last touched. Opening it makes NFS ask its server instead of its cache."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime
+    except FileNotFoundError:  # followed by another claim just now
+        return float("inf")
+
+
+def _now(folder: Path) -> float:
+    """The time by the clock of the disk, which stamps the claims as well: those of two machines may differ."""
+    probe = folder / f".probe-{platform.node()}-{os.getpid()}"
+    probe.touch()
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink()
+
+
+def _machine() -> str:
+    """Changes with everything that makes process numbers incomparable: host, boot, container, and the user."""
+    parts = [platform.node(), str(os.getuid())]
+    with suppress(OSError):  # of Linux
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+def _born(pid: int) -> str | None:
+    """When a process of this machine began, in ticks of its clock ("" where the system does not say); None if it is
+    over."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    return ""
+
+
+def _sentence(content: dict[str, Any]) -> str:
+    """A few words about a holder."""
+    if not content:
+        return "a run that is just beginning"
+    job = f"SLURM job {content['job']}" if content["job"] else ""
+    step = f"step {content['step']}" if content["step"] else ""
+    where = ", ".join(part for part in (f"host {content['host']}", job, step) if part)
+    return f"process {content['pid']} ({where}, since {content['since']})"

@@ -1,0 +1,254 @@
+"""What training changes, gathered so that it can be written to a checkpoint and taken up again."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from train_utils.distributed import World, gather_arrays
+from train_utils.errors import CheckpointError
+from train_utils.numerics import cuda_generator, set_cuda_generator
+from train_utils.optim import WeightAverage, restore_optimizer
+from train_utils.run.checkpoint import FOLDER, load_last
+from train_utils.run.checkpoint_writer import CheckpointWriter, Target
+from train_utils.scores.coco_eval import ABSENT
+
+LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
+
+# Options that leave the weights as they are, but for rounding; a key that ends in a dot stands for all below it. Two of
+# them choose the micro-batch, which is compared by itself.
+WITHOUT_EFFECT = (
+    "name", "run_dir", "resume", "resume_force", "debug", "logger.", "evaluate.", "data.name", "data.root", "data.val.",
+    "data.workers", "data.cache", "data.index_dir", "model.cfg", "model.weights", "model.fresh_heads", "train.device",
+    "train.device_batch_size", "train.max_device_batch_size", "train.timeout_seconds", "train.best_only",
+    "train.save_every_steps", "train.save_every_minutes", "train.check_sync_every", "train.max_nonfinite_steps",
+    "train.on_nonfinite", "train.patience", "train.deterministic", "train.cudnn_benchmark",
+)  # fmt: skip
+PLACES = (
+    "data.format",
+    "data.train.",
+    "data.names",
+    "data.shapes.",
+)  # of the training set: no matter where it has not changed
+
+
+@dataclass
+class RunState:
+    """The objects that training changes, and its counters.
+
+    ``description`` is what never changes: the network's cfg and shape, class names, resolved configuration, size of
+    the data set, of an epoch and of a micro-batch. With it a checkpoint needs nothing beside it.
+    """
+
+    model: nn.Module  # the plain model, never a DDP wrapper
+    average: WeightAverage
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    description: dict[str, Any]
+    epoch: int = 0  # epochs finished
+    step: int = 0  # optimiser steps made
+    seen: int = 0  # images trained on, those of the initial weights included: Darknet's count
+    best: float = ABSENT  # best AP so far
+    best_epoch: int = 0
+    evaluated_epoch: int = 0  # the last that was evaluated, on the first process
+    best_figures: dict[str, float] = field(default_factory=dict)  # on the first process
+    loss_sums: Tensor = field(default_factory=lambda: torch.zeros(len(LOSS_NAMES), dtype=torch.float64))
+    loss_steps: int = 0  # steps of the epoch under way that loss_sums, of this process, are made of
+
+    def record(self, figures: dict[str, float]) -> bool:
+        """Take the figures of an evaluation; whether its AP is the best so far.
+
+        Without boxes in the validation set there is no AP: the latest weights count as the best then.
+        """
+        if figures:
+            self.evaluated_epoch = self.epoch
+        if not figures or (figures["AP"] <= self.best and not figures["AP"] == self.best == ABSENT):
+            return False
+        self.best, self.best_epoch, self.best_figures = figures["AP"], self.epoch, dict(figures)
+        return True
+
+    def best_sentence(self) -> str:
+        """The best AP so far and its epoch, or why there is none."""
+        if self.best_epoch == 0:
+            return "not evaluated yet"
+        if self.best == ABSENT:
+            return f"no AP, since the validation set has no boxes; best.pt is of epoch {self.best_epoch}"
+        return f"best AP {self.best:.4f} after epoch {self.best_epoch}"
+
+    def end_epoch(self) -> None:
+        """One more epoch is finished."""
+        self.epoch += 1
+        self.loss_sums.zero_()
+        self.loss_steps = 0
+
+    def to_plain(self) -> dict[str, Any] | None:
+        """The state as plain data on the first process, None on the others, which all take part in collecting it."""
+        generators = gather_arrays(torch.get_rng_state().numpy())
+        on_cuda = gather_arrays(cuda_generator().numpy())
+        sums = gather_arrays(self.loss_sums.cpu().numpy())
+        if generators is None or on_cuda is None or sums is None:
+            return None
+        return {
+            **self.description,
+            "epoch": self.epoch,
+            "step": self.step,
+            "seen": self.seen,
+            "best": self.best,
+            "best_epoch": self.best_epoch,
+            "evaluated_epoch": self.evaluated_epoch,
+            "figures": dict(self.best_figures),
+            "model": self.model.state_dict(),
+            "ema": self.average.module.state_dict(),
+            "ema_updates": self.average.updates,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "loss_sums": torch.from_numpy(np.stack(sums)),
+            "loss_steps": self.loss_steps,
+            "rng": [torch.from_numpy(np.array(state)) for state in generators],
+            "cuda_rng": [torch.from_numpy(np.array(state)) for state in on_cuda],
+            "world_size": len(generators),
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
+        }
+
+    def save(self, writer: CheckpointWriter, folder: Path, is_best: bool = False, best_only: bool = False) -> None:
+        """Have ``checkpoints/last.pt`` and, after the best epoch, ``checkpoints/best.pt`` below ``folder`` written.
+
+        ``last.pt`` keeps its predecessor beside it: a torn disk loses one checkpoint, not the run.
+        """
+        targets = [Target(folder / FOLDER / "best.pt", False)] if is_best else []
+        targets += [] if best_only else [Target(folder / FOLDER / "last.pt", True)]
+        state = self.to_plain()
+        if state is not None and targets:
+            writer.write(state, targets)
+
+    def take_up(self, state: dict[str, Any], folder: Path, world: World, force: bool) -> str:
+        """Continue from the content of a checkpoint of a run folder; says from where, and what has changed.
+
+        The same number of processes continues the very same run, another number the same up to rounding. Raises
+        CheckpointError when it belongs to another network, or, without ``force``, where an option would change what
+        comes after.
+        """
+        self._check(state, folder, force)
+        self.restore_weights(state)
+        self.epoch, self.step, self.seen = state["epoch"], self._same_place(state, folder), images_seen(state)
+        self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
+        self.evaluated_epoch = state.get("evaluated_epoch", 0)  # earlier versions did not say
+        self.loss_steps = state.get("loss_steps", 0)
+        sums = state.get("loss_sums", torch.zeros(1, len(LOSS_NAMES), dtype=torch.float64))
+        same_ranks = state["world_size"] == world.world_size
+        self.loss_sums = (sums[world.rank] if same_ranks and len(sums) > 1 else sums.mean(0)).to(world.device)
+        if same_ranks:
+            torch.set_rng_state(state["rng"][world.rank])
+            if "cuda_rng" in state:  # not in those of earlier versions
+                set_cuda_generator(state["cuda_rng"][world.rank])
+        changed = changed_values(state["config"], self.description["config"])
+        if self.step != state["step"]:
+            changed.append(f"steps before the next one: {state['step']} -> {self.step}, the same place in the data")
+        first = f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"
+        return "\n".join([first, *(f"changed: {line}" for line in changed)])
+
+    def _same_place(self, state: dict[str, Any], folder: Path) -> int:
+        """How many of today's steps lead to where a checkpoint stands; a forced resume may have other epochs."""
+        now = self.description["steps_per_epoch"]
+        before = state.get("steps_per_epoch", now)  # earlier versions did not say
+        done = state["step"] - state["epoch"] * before
+        if not 0 <= done <= before:
+            raise CheckpointError(
+                f"resume={folder}: an earlier version of this program wrote its checkpoint, which does not say how "
+                "many steps an epoch had. fix: train.batch_size and data as they were"
+            )
+        return int(state["epoch"] * now + done * now // before)
+
+    def restore_weights(self, state: dict[str, Any]) -> None:
+        """Take weights, average, optimiser and scaler from the content of a checkpoint, but no counters."""
+        self.model.load_state_dict(state["model"])
+        self.average.load(state["ema"], state["ema_updates"])
+        restore_optimizer(self.optimizer, state["optimizer"])
+        if state["scaler"]:  # empty where the precision was another one
+            self.scaler.load_state_dict(state["scaler"])
+
+    def _check(self, state: dict[str, Any], folder: Path, force: bool) -> None:
+        own = self.description
+        for key in ("network", "names"):
+            if _without_place(state[key]) != _without_place(own[key]):
+                raise CheckpointError(
+                    f"resume={folder}: its {key} differs from the one configured now. fix: resume with the options of "
+                    f"{folder / 'config.yaml'}, or start a new run with model.weights={folder / 'checkpoints/best.pt'}"
+                )
+        changed = changed_values(state["config"], own["config"])
+        free: tuple[str, ...] = WITHOUT_EFFECT
+        data = {key: own["data"][key] for key in state.get("data", {})}  # earlier versions kept no digest
+        if "digest" in data and data == state["data"]:
+            free += PLACES  # the same images and boxes may lie elsewhere, in another format
+        telling = [line for line in changed if not _is_below(line.partition(":")[0], free)]
+        for key, name in (("micro_batch", "images in one forward pass over all processes"), ("data", "training set")):
+            now = data if key == "data" else own.get(key)
+            if key in state and state[key] != now:
+                telling.append(f"{name}: {state[key]} -> {now}")
+        if telling and not force:
+            raise CheckpointError(
+                f"resume={folder}: the training would not go on as it began ({'; '.join(telling)}). fix: leave these "
+                "as they were, or resume_force=true"
+            )
+
+
+def _without_place(part: Any) -> Any:
+    """A description of the network but for the place of its .cfg, and for the images seen, which earlier versions kept
+    there; other parts as they are."""
+    return {key: part[key] for key in part if key not in ("source", "seen")} if isinstance(part, Mapping) else part
+
+
+def _is_below(key: str, options: Sequence[str]) -> bool:
+    return any(f"{key}.".startswith(option if option.endswith(".") else f"{option}.") for option in options)
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """The last intact checkpoint of a run folder, and one line where that is not the newest one written.
+
+    Raises CheckpointError where there is none, or none of a training.
+    """
+    state, message = load_last(folder)
+    if "optimizer" not in state:
+        raise CheckpointError(
+            f"resume={folder}: its checkpoint holds converted weights and no training that could go on."
+            " fix: start a new run with model.weights=<the .pt file>"
+        )
+    return state, message
+
+
+def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None]:
+    """``read_run`` of the folder ``resume``; None without a folder, or where a run ended before its first checkpoint
+    and is to begin again, and one line about that."""
+    if resume is None:
+        return None, None
+    folder = Path(resume)
+    if (folder / "config.yaml").is_file() and not any((folder / FOLDER).glob("*.pt")):
+        return None, f"{folder} holds no checkpoint yet: its run begins again"
+    return read_run(folder)
+
+
+def images_seen(state: Mapping[str, Any]) -> int:
+    """How many images the network of a checkpoint was trained on, those of its initial weights included."""
+    return int(state.get("seen", state["network"].get("seen", 0)))  # older checkpoints have it there
+
+
+def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Full keys whose values differ between two configurations, as ``key: old -> new``; the run's own folder aside.
+
+    Keys that ``before`` does not have are left out: the program did not know them then.
+    """
+    lines = []
+    for key in before:
+        old, new = before[key], now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += changed_values(old, new, f"{prefix}{key}.")
+        elif old != new and f"{prefix}{key}" not in ("run_dir", "resume", "resume_force"):
+            lines.append(f"{prefix}{key}: {old} -> {new}")
+    return lines

@@ -1,0 +1,198 @@
+"""The libraries that compute COCO's precision and recall, fed from plain arrays: pycocotools and two that are faster.
+
+All get the same numbers in the same order: images by id, detections in canonical order, classes and images counted
+from 1. pycocotools is the reference: the others' arrays equal its own to the last bit (tests/train_utils/).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from train_utils.errors import TrainError
+from train_utils.scores.detections import Detections, GroundTruth, canonical_order
+
+EXTRA = "eval"  # of pyproject.toml, with the optional libraries
+
+
+class Curves(NamedTuple):
+    """What COCOeval accumulates, -1 where there is no ground truth; T IoU thresholds .5 to .95, R recalls 0 to 1, K
+    classes, A area ranges (all, small, medium, large), M limits of detections on an image (1, 10, 100)."""
+
+    precision: np.ndarray  # float64 (T, R, K, A, M)
+    recall: np.ndarray  # float64 (T, K, A, M)
+
+
+class Columns(NamedTuple):
+    """Boxes of one kind, column by column, as the libraries take them."""
+
+    images: np.ndarray  # int64 (n,) position of the image in the order of ids, from 1
+    classes: np.ndarray  # int64 (n,) from 1
+    boxes_xywh: np.ndarray  # float64 (n, 4)
+    areas: np.ndarray  # float64 (n,)
+    more: np.ndarray  # (n,): of ground truth bool, whether it is a crowd; of detections float64 scores
+
+
+def choose_backend(name: str) -> str:
+    """The library that ``evaluate.backend=<name>`` means: ``auto`` is the fastest that is installed.
+
+    Raises TrainError where the name is unknown or the library is not installed.
+    """
+    if name == "auto":
+        return next(known for known, backend in BACKENDS.items() if _is_installed(backend.module))
+    if name not in BACKENDS:
+        raise TrainError(f"evaluate.backend must be auto, {' or '.join(BACKENDS)}, got {name}")
+    if not _is_installed(BACKENDS[name].module):
+        raise TrainError(
+            f"evaluate.backend={name} is not installed. fix: uv sync --extra {EXTRA}, or evaluate.backend=auto"
+        )
+    return name
+
+
+def curves(truth: GroundTruth, detections: Detections, backend: str) -> Curves:
+    """Precision and recall by the library ``backend``, one of BACKENDS; ``detections`` may come in any order."""
+    assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
+    by_id = np.argsort(truth.image_ids)
+    position = np.empty(len(by_id), dtype=np.int64)
+    position[by_id] = np.arange(1, len(by_id) + 1)
+    boxes = Columns(
+        position[truth.image_of_box],
+        truth.classes.astype(np.int64) + 1,
+        truth.boxes_xywh,
+        truth.areas,
+        truth.crowd.astype(bool),
+    )
+    found = canonical_order(detections)
+    found_xywh = found["box_xywh"].astype(np.float64)
+    rows = Columns(
+        np.searchsorted(truth.image_ids[by_id], found["image_id"]) + 1,
+        found["class"].astype(np.int64) + 1,
+        found_xywh,
+        found_xywh[:, 2] * found_xywh[:, 3],
+        found["score"].astype(np.float64),
+    )
+    return BACKENDS[backend].compute(len(by_id), len(truth.names), boxes, rows)
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _pycocotools(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints as it goes
+        sides = []
+        for annotations in (_ground_truth_rows(truth), _detection_rows(found)):
+            coco = COCO()
+            coco.dataset = _frame(images, classes) | {"annotations": annotations}
+            coco.createIndex()
+            sides.append(coco)
+        evaluation = COCOeval(*sides, "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+    return Curves(evaluation.eval["precision"], evaluation.eval["recall"])
+
+
+def _faster_coco_eval(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
+    """Its arrays, with the one number changed in which they differ from pycocotools'.
+
+    pycocotools adds 2**-52 to the number of detections that precision is divided by. From two detections on, rounding
+    loses it; but where the first one is right and the second one wrong, precision is 1 - 2**-52 there and 1 here.
+    Precision at a recall of 1.5 boxes, which is asked for besides, tells these cases from those with both right.
+    """
+    from faster_coco_eval import COCO, COCOeval_faster
+
+    frame = _frame(images, classes)
+    sides = [COCO(frame | {"annotations": rows}) for rows in (_ground_truth_rows(truth), _detection_rows(found))]
+    evaluation = COCOeval_faster(*sides, "bbox")
+    parameters = evaluation.params
+    counts = _boxes_that_count(truth, classes, parameters.areaRng)
+    asked = np.asarray(parameters.recThrs)
+    parameters.recThrs = np.unique(np.concatenate([asked, 1.5 / counts[counts > 0]]))
+    evaluation.evaluate()
+    evaluation.accumulate()
+    every = evaluation.eval["precision"]
+    second = np.searchsorted(parameters.recThrs, 1.5 / np.maximum(counts, 1)).clip(max=len(parameters.recThrs) - 1)
+    at_second = np.take_along_axis(every, second[None, None, :, :, None], axis=1)
+    precision = every[:, np.searchsorted(parameters.recThrs, asked)]
+    precision[(precision == 1) & (at_second < 1)] = 1 / (1 + np.spacing(1))
+    return Curves(precision, evaluation.eval["recall"])
+
+
+def _boxes_that_count(truth: Columns, classes: int, ranges: Sequence[Sequence[float]]) -> np.ndarray:
+    """Boxes of each class in each range of areas that are not crowds, int64 (classes, ranges)."""
+    counts = [
+        np.bincount(truth.classes[~truth.more & (truth.areas >= low) & (truth.areas <= high)] - 1, minlength=classes)
+        for low, high in ranges
+    ]
+    return np.stack(counts, axis=1)
+
+
+def _hotcoco(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
+    import hotcoco
+
+    frame = _frame(images, classes)
+    boxes = hotcoco.COCO.from_arrays(
+        frame["images"],
+        frame["categories"],
+        image_ids=truth.images,
+        category_ids=truth.classes,
+        boxes=truth.boxes_xywh,
+        area=truth.areas,
+        iscrowd=truth.more,
+    )
+    table = np.column_stack((found.images, found.boxes_xywh, found.more, found.classes))
+    evaluation = hotcoco.COCOeval(boxes, boxes.load_res(table), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    assert evaluation.eval is not None
+    return Curves(evaluation.eval["precision"], evaluation.eval["recall"])
+
+
+def _frame(images: int, classes: int) -> dict[str, list[dict[str, Any]]]:
+    """Images and categories of a COCO data set; sizes and names serve masks and messages only."""
+    return {
+        "images": [{"id": number, "height": 1, "width": 1} for number in range(1, images + 1)],
+        "categories": [{"id": number, "name": str(number)} for number in range(1, classes + 1)],
+    }
+
+
+def _ground_truth_rows(columns: Columns) -> list[dict[str, Any]]:
+    return [
+        # From 1: pycocotools takes a match with annotation 0 for no match.
+        {"id": number, "image_id": image, "category_id": cls, "bbox": box, "area": area, "iscrowd": int(crowd)}
+        for number, (image, cls, box, area, crowd) in enumerate(_rows(columns), start=1)
+    ]
+
+
+def _detection_rows(columns: Columns) -> list[dict[str, Any]]:
+    """What COCO.loadRes makes of a results file, but for the polygons, which boxes have no use for."""
+    return [
+        {"id": number, "image_id": image, "category_id": cls, "bbox": box, "area": area, "iscrowd": 0, "score": score}
+        for number, (image, cls, box, area, score) in enumerate(_rows(columns), start=1)
+    ]
+
+
+def _rows(columns: Columns) -> zip[Any]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+class Backend(NamedTuple):
+    """How a library is found and used."""
+
+    module: str
+    compute: Callable[[int, int, Columns, Columns], Curves]
+
+
+BACKENDS = {  # the fastest first
+    "hotcoco": Backend("hotcoco", _hotcoco),
+    "faster-coco-eval": Backend("faster_coco_eval", _faster_coco_eval),
+    "pycocotools": Backend("pycocotools", _pycocotools),
+}

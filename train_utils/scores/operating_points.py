@@ -1,0 +1,146 @@
+"""Precision, recall and F1 of each class at every score, from the matches that COCO's AP at IoU .5 counts.
+
+COCO's rule (Lin et al. 2014, as pycocotools applies it): in each image the 100 best detections of a class choose in the
+order of their scores, each the box of the class that it overlaps most and that no better one has taken, by at least
+.5. Crowds come last, may be chosen any number of times, and overlap by the share of the detection that lies in them;
+what chose a crowd is left out of the count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from train_utils.scores.detections import Detections, GroundTruth, canonical_order
+
+IOU = 0.5
+MAX_DETECTIONS = 100  # of a class on an image
+LARGEST_AREA = 1e5**2  # boxes beyond it are left out, as COCOeval's area range "all" does
+
+
+@dataclass(frozen=True)
+class ClassCurve:
+    """One class at thresholds that fall from its highest score to its lowest; n of them, one for each different score.
+
+    At a threshold all detections with that score or more are reported.
+    """
+
+    boxes: int  # of ground truth, without crowds
+    thresholds: np.ndarray  # float32 (n,) falling
+    precision: np.ndarray  # float64 (n,) right ones among the reported
+    recall: np.ndarray  # float64 (n,) found ones among the boxes
+
+    @property
+    def f1(self) -> np.ndarray:
+        """Harmonic mean of precision and recall, float64 (n,); 0 where both are."""
+        total = self.precision + self.recall
+        return np.asarray(2 * self.precision * self.recall / np.where(total > 0, total, 1))
+
+    def best(self) -> dict[str, float] | None:
+        """Threshold of the highest F1, of equal ones the highest threshold, with its f1, precision and recall; None
+        where no detection is right, and so no threshold better than another."""
+        f1 = self.f1
+        if not f1.size or f1.max() == 0:
+            return None
+        at = int(f1.argmax())
+        values = {"threshold": self.thresholds[at], "f1": f1[at], "precision": self.precision[at]}
+        return {name: float(value) for name, value in (values | {"recall": self.recall[at]}).items()}
+
+
+def class_curves(truth: GroundTruth, detections: Detections) -> list[ClassCurve]:
+    """The curve of each class; one without ground truth or detections has no points."""
+    found = canonical_order(detections)
+    groups = _group_of_detections(truth, found)
+    order = np.lexsort((-found["score"], groups))  # stable: equal scores stay in canonical order
+    found, groups = found[order], groups[order]
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    rank = np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
+    found, groups = found[rank < MAX_DETECTIONS], groups[rank < MAX_DETECTIONS]
+    right, counted = _match(truth, found, groups)
+    boxes = np.bincount(truth.classes[~_is_ignored(truth)], minlength=len(truth.names))
+    return [
+        _curve(int(boxes[cls]), found["score"][chosen], right[chosen])
+        for cls in range(len(truth.names))
+        for chosen in [counted & (found["class"] == cls)]
+    ]
+
+
+def _group_of_detections(truth: GroundTruth, found: Detections) -> np.ndarray:
+    """A number for image and class together, of each detection."""
+    by_id = np.argsort(truth.image_ids)
+    image = by_id[np.searchsorted(truth.image_ids[by_id], found["image_id"])]
+    return np.asarray(image * len(truth.names) + found["class"])
+
+
+def _is_ignored(truth: GroundTruth) -> np.ndarray:
+    return np.asarray(truth.crowd.astype(bool) | (truth.areas < 0) | (truth.areas > LARGEST_AREA))
+
+
+def _match(truth: GroundTruth, found: Detections, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which detections are right and which count, bool (n,) each; ``groups`` (n,) ascends, best first in each."""
+    box_groups = truth.image_of_box * len(truth.names) + truth.classes
+    ignored = _is_ignored(truth)
+    box_order = np.lexsort((ignored, box_groups))  # stable, the ignored ones last
+    box_groups = box_groups[box_order]
+    first, last = (np.searchsorted(box_groups, groups, side) for side in ("left", "right"))
+    # All pairs of a detection and a box of its image and class, detection after detection.
+    count = last - first
+    row = np.repeat(np.arange(len(found)), count)
+    ends = np.cumsum(count)
+    box = box_order[np.arange(len(row)) - np.repeat(ends - count, count) + np.repeat(first, count)]
+    overlap = _overlaps(found["box_xywh"][row].astype(np.float64), truth.boxes_xywh[box], truth.crowd[box].astype(bool))
+    near = overlap >= IOU
+    chosen = _choose(row[near], box[near], overlap[near], ignored, truth.crowd.astype(bool), len(found))
+    right = (chosen >= 0) & ~ignored[chosen]
+    areas = found["box_xywh"][:, 2:].astype(np.float64).prod(1)
+    outside = (areas < 0) | (areas > LARGEST_AREA)
+    return right, right | ((chosen < 0) & ~outside)
+
+
+def _overlaps(found_xywh: np.ndarray, boxes_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+    """IoU row by row of float64 (n, 4) and (n, 4); over the detection's own area where the box is a crowd."""
+    low = np.maximum(found_xywh[:, :2], boxes_xywh[:, :2])
+    high = np.minimum(found_xywh[:, 2:] + found_xywh[:, :2], boxes_xywh[:, 2:] + boxes_xywh[:, :2])
+    sides = high - low
+    own, other = found_xywh[:, 2] * found_xywh[:, 3], boxes_xywh[:, 2] * boxes_xywh[:, 3]
+    shared = np.where((sides > 0).all(1), sides[:, 0] * sides[:, 1], 0)
+    union = np.where(crowd, own, own + other - shared)
+    overlaps = np.zeros(len(shared))
+    np.divide(shared, union, out=overlaps, where=shared > 0)
+    return overlaps
+
+
+def _choose(
+    rows: np.ndarray, boxes: np.ndarray, overlaps: np.ndarray, ignored: np.ndarray, crowd: np.ndarray, count: int
+) -> np.ndarray:
+    """The box that each of ``count`` detections takes, -1: none. Pairs come detection after detection, best first, and
+    for each detection the ignored boxes last; of equal overlaps pycocotools takes the later one."""
+    chosen = np.full(count, -1)
+    taken: set[int] = set()
+    is_ignored, is_crowd = ignored.tolist(), crowd.tolist()
+    current, best, overlap = -1, -1, 0.0
+    for row, box, value in zip(rows.tolist(), boxes.tolist(), overlaps.tolist(), strict=True):
+        if row != current:
+            if best >= 0:
+                chosen[current] = best
+                taken.add(best)
+            current, best, overlap = row, -1, 0.0
+        if (box in taken and not is_crowd[box]) or value < overlap:
+            continue
+        if best >= 0 and is_ignored[box] and not is_ignored[best]:
+            continue
+        best, overlap = box, value
+    if best >= 0:
+        chosen[current] = best
+    return chosen
+
+
+def _curve(boxes: int, scores: np.ndarray, right: np.ndarray) -> ClassCurve:
+    """From the detections (n,) of one class that count."""
+    if boxes == 0 or not len(scores):
+        return ClassCurve(boxes, np.zeros(0, np.float32), np.zeros(0), np.zeros(0))
+    order = np.argsort(-scores, kind="stable")
+    scores, hits = scores[order], np.cumsum(right[order])
+    last = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))  # equal scores are reported together
+    return ClassCurve(boxes, scores[last], hits[last] / (last + 1), hits[last] / boxes)

@@ -1,0 +1,168 @@
+"""Detections as files that other programs read: COCO results (json) and YOLO labels (txt)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from train_utils.errors import TrainError
+from train_utils.scores.coco_eval import Detections, to_coco_json
+from train_utils.scores.detections import DETECTION_AS_READ
+
+RESULT_KEYS = ("image_id", "category_id", "bbox", "score")
+RESULTS = "a list of {image_id, category_id, bbox: [left, top, width, height], score}, all finite numbers"
+LARGEST = 1e15  # pixels or score; areas stay finite
+
+
+@dataclass(frozen=True)
+class ImageResult:
+    """What was found on one picture, or one frame of a video."""
+
+    name: str  # of the file, relative to the source's folder
+    frame: int | None  # number of a video's frame, from 1; None: a picture
+    size: tuple[int, int]  # height and width in pixels
+    detections: Detections  # their image_id is chosen when they are written
+
+
+def coco_files(
+    results: Sequence[ImageResult], names: Sequence[str], category_ids: Sequence[int]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The two COCO json objects: images with categories, and detections in the results format that refer to them.
+
+    ``names`` and ``category_ids`` are those of the classes. Images are in the order of their names and frames; see
+    ``image_ids`` for their numbers.
+    """
+    ordered = sorted(results, key=lambda result: (result.name, result.frame or 0))
+    images, detections = [], []
+    for number, result in zip(image_ids(ordered), ordered, strict=True):
+        height, width = result.size
+        frame = {} if result.frame is None else {"frame": result.frame}
+        images.append({"id": number, "file_name": result.name, "height": height, "width": width} | frame)
+        found = result.detections.copy()
+        found["image_id"] = number
+        detections += to_coco_json(found, category_ids)
+    categories = [{"id": number, "name": name} for number, name in zip(category_ids, names, strict=True)]
+    return {"images": images, "categories": categories}, detections
+
+
+def image_ids(results: Sequence[ImageResult]) -> list[int]:
+    """The numbers that the pictures' file names are, as COCO's (000000000139.jpg: 139); where not every name is a
+    number of its own, or there are frames of videos, 1, 2, ... in order."""
+    stems = [PurePosixPath(result.name).stem for result in results]
+    if all(result.frame is None for result in results) and all(stem.isdecimal() for stem in stems):
+        numbers = [int(stem) for stem in stems]
+        if len(set(numbers)) == len(numbers):
+            return numbers
+    return list(range(1, len(results) + 1))
+
+
+def read_results(
+    path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray
+) -> tuple[Detections, list[str]]:
+    """The rows of a COCO results file, dtype DETECTION_AS_READ, and what is to be said about them.
+
+    ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data. As pycocotools does, this
+    leaves out rows of other categories, and takes 5.0 for the id 5; unlike it, also "5", and a file without rows.
+    Raises TrainError where the file cannot be read, a row lacks something, or an image is not in the data.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TrainError(f"cannot read detections={path} ({error.strerror}). fix: a COCO results file") from error
+    except (ValueError, RecursionError) as error:
+        raise TrainError(f"detections={path} is no JSON ({error}). fix: a COCO results file") from error
+    if not isinstance(content, list):
+        raise TrainError(f"detections={path} is no list. fix: a COCO results file: {RESULTS}")
+    images = set(image_ids.tolist())
+    classes = {category: number for number, category in enumerate(np.asarray(category_ids).tolist())}
+    rows, unknown = [], Counter[int]()
+    for number, entry in enumerate(content):
+        image, category, score, box = _result(entry, f"detections={path}: entry {number}")
+        if image not in images:
+            raise TrainError(
+                f"detections={path}: entry {number} is for image {image}, which the data does not have. fix: the"
+                " annotations that these detections were made for"
+            )
+        if category in classes:
+            rows.append((image, classes[category], score, box))
+        else:
+            unknown[category] += 1
+    ids = ", ".join(map(str, sorted(unknown)[:5])) + ", ..." * (len(unknown) > 5)
+    if unknown and not rows:
+        raise TrainError(
+            f"detections={path}: the data has none of its category ids ({ids}). fix: the ids of the annotation file"
+        )
+    notes = [f"{path} holds no detections"] if not rows else []
+    if unknown:
+        notes.append(f"{unknown.total()} of {len(content)} detections do not count: the data has no category {ids}")
+    return np.array(rows, dtype=DETECTION_AS_READ), notes
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write plain data as one JSON file. Raises TrainError where that cannot be done."""
+    _write(path, json.dumps(content) + "\n")
+
+
+def write_yolo(path: Path, result: ImageResult) -> None:
+    """Write a line ``class cx cy w h score`` for each detection, best first, boxes as fractions of the picture's sides.
+
+    Classes count from 0. A picture without detections has an empty file. Raises TrainError where it cannot be written.
+    """
+    height, width = result.size
+    boxes = result.detections["box_xywh"].astype(np.float64)
+    boxes[:, :2] += boxes[:, 2:] / 2
+    boxes /= [width, height, width, height]
+    columns = zip(result.detections["class"].tolist(), boxes.tolist(), result.detections["score"].tolist(), strict=True)
+    lines = [" ".join([str(cls), *(f"{value:.6f}" for value in (*box, score))]) + "\n" for cls, box, score in columns]
+    _write(path, "".join(lines))
+
+
+def file_names(names: Sequence[str], suffix: str) -> dict[str, str]:
+    """For each of the relative ``names``, all different, one with another suffix, all different too.
+
+    ``a/b.jpg`` becomes ``a/b.txt``, but ``a/b.jpg.txt`` where ``a/b.png`` or the like is among them.
+    """
+    stems = {name: str(PurePosixPath(name).with_suffix("")) for name in names}
+    counts = Counter([*stems.values(), *names])
+    return {name: (stem if counts[stem] == 1 else name) + suffix for name, stem in stems.items()}
+
+
+def _result(entry: Any, place: str) -> tuple[int, int, float, tuple[float, ...]]:
+    """Image id, category id, score and box of one row. Raises TrainError."""
+    if not isinstance(entry, dict):
+        raise TrainError(f"{place} is no object. fix: {RESULTS}")
+    for key in RESULT_KEYS:
+        if key not in entry:
+            raise TrainError(f"{place} has no {key}. fix: {RESULTS}")
+    image, category = (_whole(entry[key], f"{place} has {key}") for key in RESULT_KEYS[:2])
+    box, score = entry["bbox"], entry["score"]
+    numbers = [*box, score] if isinstance(box, list) else []
+    if len(numbers) != 5 or not all(type(value) in (int, float) and abs(value) < LARGEST for value in numbers):
+        raise TrainError(f"{place} has bbox={str(box)[:60]}, score={str(score)[:30]}. fix: {RESULTS}")
+    return image, category, score, tuple(box)
+
+
+def _whole(value: Any, place: str) -> int:
+    """An id that may be written 5, 5.0 or "5"."""
+    try:
+        if type(value) in (int, float, str) and (number := int(value)) == (number if type(value) is str else value):
+            return number
+    except (ValueError, OverflowError):  # no number, infinite or NaN
+        pass
+    raise TrainError(f"{place}={str(value)[:30]!r}. fix: make it a whole number")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TrainError(
+            f"cannot write {path} ({error.strerror}). fix: look for free space, or another out="
+        ) from error
