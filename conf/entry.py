@@ -87,6 +87,13 @@ def compose(name: str, schema: type[Config], overrides: list[str], complete: Com
         return to_plain(hydra.compose(name, overrides), schema, complete, keys_of(overrides))
 
 
+def defaults(name: str, schema: type) -> dict[str, Any]:
+    """The values of ``conf/<name>.yaml`` alone, interpolations as written and ``???`` where nobody gives one."""
+    _register(name, schema)
+    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return to_dictionary(hydra.compose(name))
+
+
 def keys_of(overrides: Sequence[str]) -> list[str]:
     """The keys and groups that overrides of a command line name."""
     return [override.partition("=")[0].lstrip("+~") for override in overrides]

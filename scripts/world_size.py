@@ -8,7 +8,7 @@ step. What is named on the command line is handed on to train.py, after the opti
 leaves float64 out.
 
 All begin with the weights of 40 steps on one process. Float32 is that of train.deterministic=true; without it rounding
-depends on how the images are dealt, and so deep a network multiplies that (docs/results.md).
+depends on how the images are dealt, and so deep a network multiplies that (docs/results/).
 
 The difference of two tensors is max |a - b| / max |a|, the figure that of the tensor where it is largest.
 """

@@ -111,7 +111,7 @@ def keep_freed_memory() -> None:
 
     Activations of a training step on a CPU, and decoded images, are freed and asked for again in every step; by default
     glibc returns them to the system each time, and faulting the pages in again cost a third of a step on a CPU and a
-    tenth of a sample with a tile pool (docs/results.md). Values are not changed. Nothing happens without glibc.
+    tenth of a sample with a tile pool (docs/results/). Values are not changed. Nothing happens without glibc.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

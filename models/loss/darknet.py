@@ -14,11 +14,11 @@ Darknet states gradients, not losses. The objectness, class and mse terms here a
 are: cross-entropies of the logits, for mse also of the centres with the offset in the cell as target, and squared
 errors of the sizes. The overlap terms are 1 - IoU of boxes in units of the image. Their gradient goes to the raw values
 as Darknet passes it on, without the derivatives of the sigmoid and the grid for centres and of the anchor for sizes.
-The normalizers of .cfg files are made for that: by the exact chain rule boxes are hardly learnt (docs/results.md).
+The normalizers of .cfg files are made for that: by the exact chain rule boxes are hardly learnt (docs/results/).
 
 What differs from Darknet: with new_coords it also multiplies by the derivative of the logistic layer in front of the
 head, so that predictions far from their targets learn slowest; here the gradient goes to the raw values as in other
-heads, which learns better (docs/results.md). cls_normalizer weighs the class term always (there only with
+heads, which learns better (docs/results/). cls_normalizer weighs the class term always (there only with
 counters_per_class). The overlap's derivatives by width and height are not doubled, those of CIoU's aspect term exact. A
 centre on the far edge belongs to the last cell. Not followed are objectness_smooth, focal_loss, max_delta,
 counters_per_class and iou_thresh_kind.

@@ -25,7 +25,7 @@ GPU_MARGIN = 0.05
 # On a CPU: the part of the available memory that a training may take, the loader's workers are beside it.
 CPU_SHARE = 0.75
 # The peak of a pass on a CPU, from what autograd keeps: so many times that, and so many times the largest tensor of it,
-# since gradients and scratch space of a few maps of the first layers are there together (docs/results.md), and a bit.
+# since gradients and scratch space of a few maps of the first layers are there together (docs/results/), and a bit.
 KEPT_FACTOR, LARGEST_FACTOR, OVERHEAD = 1.1, 5, 64 * 2**20
 
 

@@ -1,0 +1,13 @@
+"""docs/options.md is what the option dataclasses and the YAML files say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scripts.options_page import page
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+
+
+def test_the_page_of_options_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "fix: make docs"
