@@ -62,4 +62,5 @@ def kind_in_words(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(str(member.value) for member in kind)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
-    return words.get(kind.__name__, kind.__name__)
+    name: str = kind.__name__
+    return words.get(name, name)
