@@ -1,1 +1,1 @@
-"""Training machinery that knows neither models nor data: processes, checkpoints, scores, logs, optimiser, loop."""
+"""Training machinery that knows neither models nor data: ranks, loop, checkpoints, scores."""

@@ -1,18 +1,18 @@
-"""Errors that end a run with one sentence for the user: each names what is wrong and how to put it right."""
+"""Errors that end a run with one sentence: what is wrong, and how to fix it."""
 
 from __future__ import annotations
 
 
 class TrainError(RuntimeError):
-    """The training cannot start or go on with these settings."""
+    """The training cannot start or continue with these settings."""
 
 
 class DistributedError(RuntimeError):
-    """The processes of a run did not find each other, lost each other, or one of them failed for all."""
+    """The ranks did not find or lost each other, or one failed and ends the others."""
 
 
 class SharedError(DistributedError):
-    """One that all processes know: any of them may tell it for all."""
+    """An error that every rank knows, so any of them may report it."""
 
 
 class CheckpointError(ValueError):

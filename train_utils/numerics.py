@@ -21,11 +21,11 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The dtype that the forward pass of training is autocast to; None is that of the weights.
+    """Return the autocast dtype of the forward pass; None means the dtype of the weights.
 
-    ``precision`` is ``float32``, ``float64``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 where the hardware
-    multiplies it natively (elsewhere it is emulated, slower than float32), else float32. Raises TrainError for float16
-    on a CPU, where bfloat16 does without a loss scale.
+    ``precision`` is ``float32``, ``float64``, ``bfloat16``, ``float16`` or ``auto``. ``auto`` means
+    bfloat16 where the hardware multiplies it natively, else float32: emulated bfloat16 is slower.
+    Raises TrainError for float16 on a CPU, where bfloat16 works without a loss scale.
     """
     if precision == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else None
@@ -35,15 +35,15 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def weights_dtype(precision: str) -> torch.dtype:
-    """The dtype of weights, gradients and loss in training: float32, but for ``precision`` ``float64``."""
+    """The dtype of weights, gradients and loss: float64 for ``float64``, else float32."""
     return torch.float64 if precision == "float64" else torch.float32
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """True where matrix products of bfloat16 are an instruction of the hardware."""
+    """Whether the hardware multiplies bfloat16 matrices natively."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    # torch tells from 2.15 on only; Linux has always listed what the processor can.
+    # torch reports it only from 2.15 on; Linux lists the processor's flags.
     listed = CPU_INFO.read_text().split() if CPU_INFO.exists() else []
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(listed)
 
@@ -51,7 +51,7 @@ def has_native_bfloat16(device: torch.device) -> bool:
 def choose_benchmark(
     wanted: bool, device: torch.device, deterministic: bool, sizes_change: bool
 ) -> tuple[bool, str | None]:
-    """Whether cuDNN picks its algorithms by timing them, and one line where that is ``wanted`` and does not fit."""
+    """Whether cuDNN times its algorithms, and a line for the log if ``wanted`` is overruled."""
     if not wanted or not (deterministic or sizes_change):
         return wanted, None
     reason = (
@@ -63,9 +63,9 @@ def choose_benchmark(
 
 
 def seed_everything(seed: int, deterministic: bool, cudnn_benchmark: bool) -> None:
-    """Seed every generator alike on all processes and choose how cuDNN picks its algorithms.
+    """Seed all generators with the same seed on every rank and set how cuDNN picks algorithms.
 
-    Samples need no seed from here: each draws from its own generator of (seed, epoch, index).
+    Samples do not depend on these: each has its own generator, seeded by (seed, epoch, index).
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -76,21 +76,22 @@ def seed_everything(seed: int, deterministic: bool, cudnn_benchmark: bool) -> No
 
 
 def cuda_generator() -> Tensor:
-    """State (uint8) of the CUDA generator of this process, which dropout draws from; empty where CUDA is not used."""
+    """State (uint8) of the CUDA generator, which dropout uses; empty if CUDA is not in use."""
     return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else torch.empty(0, dtype=torch.uint8)
 
 
 def set_cuda_generator(state: Tensor) -> None:
-    """Take up what ``cuda_generator`` gave; an empty state, or a process without CUDA, changes nothing."""
+    """Restore a state from ``cuda_generator``; do nothing if it is empty or CUDA is not in use."""
     if torch.cuda.is_initialized() and len(state):
         torch.cuda.set_rng_state(state)
 
 
 def check_same_bits(device: torch.device, deterministic: bool, sync_bn: bool, derived_by_memory: bool) -> None:
-    """Raises TrainError for options with which ``deterministic`` cannot give the same weights on any number of
-    processes; nothing on a GPU, where it promises no more than the same process's own bits.
+    """Raise TrainError for options that break ``deterministic`` on a CPU.
 
-    ``derived_by_memory``: the images of a forward pass follow from the memory that is free.
+    There it promises the same weights at any number of ranks. On a GPU it only promises that the
+    same GPUs repeat their own result, so nothing is checked. ``derived_by_memory``: free memory
+    decides how many images a forward pass takes.
     """
     if not deterministic or device.type != "cpu":
         return
@@ -107,11 +108,11 @@ def check_same_bits(device: torch.device, deterministic: bool, sync_bn: bool, de
 
 
 def keep_freed_memory() -> None:
-    """Let this process, and loader workers forked from it, keep memory that they free for their next allocation.
+    """Make glibc keep freed memory in this process and in loader workers forked from it.
 
-    Activations of a training step on a CPU, and decoded images, are freed and asked for again in every step; by default
-    glibc returns them to the system each time, and faulting the pages in again cost a third of a step on a CPU and a
-    tenth of a sample with a tile pool (docs/results/). Values are not changed. Nothing happens without glibc.
+    Every step frees and allocates the same activations and decoded images. By default glibc returns
+    them to the system; the page faults cost a third of a step on a CPU and a tenth of a sample with
+    a tile pool (docs/results/). Without glibc this does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -121,7 +122,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def one_thread_per_operator() -> Iterator[int]:
-    """Inside, torch computes every operator with one thread; gives the number of threads there were."""
+    """Run torch operators on one thread inside; yield the number of threads outside."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

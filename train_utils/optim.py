@@ -1,4 +1,4 @@
-"""SGD with three parameter groups, the learning-rate schedule as one function of the step, and the weight average."""
+"""SGD with three parameter groups, the schedule as a function of the step, the weight average."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from train_utils.errors import CheckpointError
 
 
 class Decay(StrEnum):
-    """How the learning rate falls from ``optim.lr`` to ``optim.lr * optim.final_lr_ratio`` after burn-in."""
+    """How the rate falls from ``lr`` to ``lr * final_lr_ratio`` after burn-in."""
 
     cosine = "cosine"
     linear = "linear"
@@ -27,20 +27,20 @@ class Decay(StrEnum):
 class OptimConfig:
     """Settings of the optimiser, its schedule and the weight average (keys ``optim.*``)."""
 
-    lr: float  # at the end of burn-in, for a mean loss over the global batch
-    final_lr_ratio: float  # the last step's rate over lr
+    lr: float  # after burn-in, for a loss averaged over the global batch
+    final_lr_ratio: float  # rate of the last step / lr
     decay: Decay
     momentum: float
     weight_decay: float  # on convolution weights only
     burn_in_epochs: float  # burn-in lasts this many epochs,
     burn_in_min_steps: int  # but at least this many steps,
-    burn_in_max_fraction: float  # and never more than this part of the whole training
-    burn_in_bias_lr: float  # biases start here and fall to lr, while all else rises from 0
+    burn_in_max_fraction: float  # and at most this fraction of the training
+    burn_in_bias_lr: float  # biases fall from here to lr; all other weights rise from 0
     burn_in_momentum: float
-    clip_norm: float | None  # largest gradient norm; null leaves gradients alone
+    clip_norm: float | None  # largest gradient norm; null: no clipping
     ema_decay: float
     ema_ramp_steps: float  # the average's decay is ema_decay * (1 - exp(-steps / this))
-    ema_max_fraction: float  # and the ramp is never slower than this part of the whole training
+    ema_max_fraction: float  # and the ramp is at most this fraction of the training
 
     def __post_init__(self) -> None:
         for key in ("lr", "ema_ramp_steps"):
@@ -60,9 +60,10 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every quantity that changes with the optimiser step, as a pure function of it: nothing to save, any step resumes.
+    """Every quantity that changes with the optimiser step, as a pure function of the step.
 
-    Steps count from 0; ``total_steps`` is the whole training's number of optimiser steps.
+    A checkpoint needs no schedule state. Steps count from 0; ``total_steps`` is the number of
+    optimiser steps of the whole training.
     """
 
     config: OptimConfig
@@ -71,16 +72,16 @@ class Schedule:
 
     @property
     def burn_in_steps(self) -> int:
-        """Length of burn-in in optimiser steps (0: none)."""
+        """Length of burn-in in optimiser steps; 0 if there is none."""
         wanted = max(self.config.burn_in_epochs * self.steps_per_epoch, self.config.burn_in_min_steps)
         return min(round(wanted), round(self.config.burn_in_max_fraction * self.total_steps))
 
     def burn_in(self, step: int) -> float:
-        """How much of burn-in is over, 0..1, counting the step about to be made."""
+        """Fraction of burn-in that is done after this step, 0..1."""
         return 1.0 if self.burn_in_steps == 0 else min(1.0, (step + 1) / self.burn_in_steps)
 
     def lr_factor(self, step: int) -> float:
-        """Learning rate over ``optim.lr`` without burn-in, 1 at step 0 and ``final_lr_ratio`` at the last step."""
+        """Rate / ``optim.lr`` without burn-in: 1 at step 0, ``final_lr_ratio`` at the last step."""
         progress = min(1.0, step / max(1, self.total_steps - 1))
         low = self.config.final_lr_ratio
         if self.config.decay is Decay.cosine:
@@ -90,47 +91,48 @@ class Schedule:
         return 1.0
 
     def weight_lr_factor(self, step: int) -> float:
-        """Factor of the convolution and batch-norm weights: rises from 0 during burn-in."""
+        """Factor for convolution and batch-norm weights; rises from 0 during burn-in."""
         return self.burn_in(step) * self.lr_factor(step)
 
     def bias_lr_factor(self, step: int) -> float:
-        """Factor of the biases: falls from ``burn_in_bias_lr / lr`` during burn-in, so that heads start fast."""
+        """Factor for biases; falls from ``burn_in_bias_lr / lr`` in burn-in; heads start fast."""
         done = self.burn_in(step)
         return (1 - done) * self.config.burn_in_bias_lr / self.config.lr + done * self.lr_factor(step)
 
     def momentum(self, step: int) -> float:
-        """Momentum, from ``burn_in_momentum`` to ``momentum`` during burn-in."""
+        """Momentum; moves from ``burn_in_momentum`` to ``momentum`` during burn-in."""
         done = self.burn_in(step)
         return (1 - done) * self.config.burn_in_momentum + done * self.config.momentum
 
     def weight_decay(self, step: int) -> float:
-        """Weight decay of the convolution weights, from 0 during burn-in."""
+        """Weight decay of convolution weights; rises from 0 during burn-in."""
         return self.burn_in(step) * self.config.weight_decay
 
     def ema_decay(self, updates: int) -> float:
-        """Decay of the weight average at its ``updates``-th update (from 1)."""
+        """Decay of the weight average at update number ``updates``, counted from 1."""
         ramp = min(self.config.ema_ramp_steps, self.config.ema_max_fraction * self.total_steps)
         return self.config.ema_decay * (1 - math.exp(-updates / ramp))
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Write all that the options say of this step into ``make_optimizer``'s groups, whatever they held before.
+        """Overwrite rate, momentum and decay of ``make_optimizer``'s groups for this step.
 
-        A checkpoint brings the groups of its own run along: what is not written here would outlive a changed option.
+        A checkpoint restores the groups of its run. Anything not written here would survive a
+        changed option.
         """
         for group in optimizer.param_groups:
             factor = self.bias_lr_factor if group["name"] == "bias" else self.weight_lr_factor
             group["lr"] = self.config.lr * factor(step)
             group["momentum"] = self.momentum(step)
-            group["nesterov"] = True  # here, since torch's constructor wants a momentum above 0 for it
+            group["nesterov"] = True  # torch's constructor would require a momentum above 0
             if group["name"] == "convolution":
                 group["weight_decay"] = self.weight_decay(step)
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.SGD:
-    """SGD with Nesterov momentum over three groups of the trainable parameters, in this order: ``convolution`` (the
-    only one with weight decay), ``norm`` (batch-norm weights) and ``bias``.
+    """SGD with Nesterov momentum over the trainable parameters in three groups.
 
-    Weight decay on batch-norm weights and biases would pull scales and offsets that have no reason to be small.
+    In order: ``convolution`` (the only one with weight decay), ``norm`` (batch-norm weights) and
+    ``bias``. Scales and offsets have no reason to be small, so they are not decayed.
     """
     groups: dict[str, dict[str, nn.Parameter]] = {"convolution": {}, "norm": {}, "bias": {}}
     for path, module in model.named_modules():
@@ -148,10 +150,11 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.SGD:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Take up the momentum in a saved state of ``make_optimizer``, with the memory layout of each parameter.
+    """Load the momentum from a saved state of ``make_optimizer``.
 
-    Parameters are matched by name, so others may be frozen now; one that was frozen starts without momentum. Raises
-    CheckpointError where the state has no names, as in earlier versions, and another number of parameters.
+    Parameters are matched by name, so other layers may be frozen now; one that was frozen starts
+    without momentum. Each value gets the memory layout of its parameter. Raises CheckpointError if
+    the state has no names (earlier versions) and a different number of parameters.
     """
     own = optimizer.state_dict()["param_groups"]
     before = saved["param_groups"]
@@ -178,21 +181,21 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     for parameter, values in optimizer.state.items():
         for key, value in values.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:  # files hold plain row-major tensors
+            if isinstance(value, Tensor) and value.shape == parameter.shape:  # files hold row-major tensors
                 values[key] = torch.empty_like(parameter).copy_(value)
 
 
 class WeightAverage:
-    """Exponential moving average of weights and batch-norm statistics, with a decay that ramps up from 0.
+    """Exponential moving average of weights and batch-norm statistics; its decay ramps up from 0.
 
-    ``module`` is the averaged model: a copy that never trains, always in eval mode, in float32.
+    ``module`` is the averaged model: a copy in eval mode and float32 that is never trained.
     """
 
     def __init__(self, model: nn.Module, schedule: Schedule) -> None:
         self.schedule = schedule
         self.updates = 0
         self._averaged = AveragedModel(model, multi_avg_fn=self._blend, use_buffers=True)
-        # The first update of AveragedModel copies instead of blending; the copy made just now is that start.
+        # AveragedModel's first update copies instead of blending. The copy is already made.
         self._averaged.n_averaged.fill_(1)
         self._averaged.requires_grad_(False).eval()
 
@@ -207,7 +210,7 @@ class WeightAverage:
         self._averaged.update_parameters(model)
 
     def load(self, state: dict[str, Tensor], updates: int) -> None:
-        """Continue from a saved average (a state dict of the plain model) and its count of updates."""
+        """Restore a saved average (state dict of the plain model) and its number of updates."""
         self.module.load_state_dict(state)
         self.updates = updates
 
@@ -216,6 +219,6 @@ class WeightAverage:
         weight = 1 - self.schedule.ema_decay(self.updates)
         if averaged[0].is_floating_point():
             torch._foreach_lerp_(list(averaged), list(current), weight)
-        else:  # the counters of batches that batch norm keeps
+        else:  # batch norm's counters of batches
             for target, source in zip(averaged, current, strict=True):
                 target.copy_(source)

@@ -1,15 +1,15 @@
-"""Options as a user can paste them into a shell."""
+"""Options that can be pasted into a shell."""
 
 from __future__ import annotations
 
 import re
 import shlex
 
-PLAIN = re.compile(r"[\w./+@%:*?-][\w./+@%:*? -]*(?<! )", re.ASCII)  # what Hydra reads as text without quotes
+PLAIN = re.compile(r"[\w./+@%:*?-][\w./+@%:*? -]*(?<! )", re.ASCII)  # Hydra reads it as text without quotes
 
 
 def option(key: str, value: object) -> str:
-    """``key=value``, quoted for Hydra and for a POSIX shell where the value needs it, as a path with blanks does."""
+    """``key=value``, quoted for Hydra and a POSIX shell where needed, e.g. a path with spaces."""
     text = str(value)
     if not PLAIN.fullmatch(text):
         text = '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), text) + '"'

@@ -1,1 +1,1 @@
-"""How was this process launched, which place does it have among the others, and which device?"""
+"""How was this process launched, and which rank, node and device does it have?"""

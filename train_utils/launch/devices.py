@@ -1,4 +1,4 @@
-"""Which device a process computes on, and whether the processes of a run can work together on theirs."""
+"""The device of a rank, and whether the devices of all ranks can work together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from train_utils.processes.store import Store
 
 
 def choose_device(requested: str, me: Member) -> tuple[torch.device, str | None]:
-    """The device of this process, and what is wrong with it. ``requested`` is "auto", "cpu" or "cuda"."""
+    """The device of this rank, and a problem with it. ``requested``: "auto", "cpu" or "cuda"."""
     if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu"), None
     if not torch.cuda.is_available():
@@ -17,12 +17,12 @@ def choose_device(requested: str, me: Member) -> tuple[torch.device, str | None]
             f"a CUDA device was asked for, but torch {torch.__version__} finds none on rank {me.rank}. "
             "fix: train.device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
         )
-    # Tasks that see only their own GPU (srun --gpus-per-task=1) all call it 0.
+    # Tasks that see only their own GPU (srun --gpus-per-task=1) all number it 0.
     return torch.device("cuda", me.local_rank % torch.cuda.device_count()), None
 
 
 def device_conflict(meeting: Store, me: Member, device: torch.device) -> str | None:
-    """What keeps this process and the others from working together on their devices; None where nothing does."""
+    """Why this rank cannot work with its peers on its device; None if it can."""
     first = meeting.compare_set("device", "", device.type).decode()
     if first != device.type:
         return (

@@ -1,4 +1,4 @@
-"""The place that a launcher gave to this process, and how its variables are read."""
+"""What a launcher says about this process, and helpers that read its variables."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from train_utils.errors import DistributedError
 
-FIRST_PORT, PORTS = 20000, 10000  # of stores whose port follows from the number or name of a job
+FIRST_PORT, PORTS = 20000, 10000  # range of ports derived from a job number or name
 LARGEST_PORT = 65535
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Place of this process among all; ranks count from 0, ``local`` means on the same node.
+    """This process's ranks and rendezvous as its launcher gave them; ``local``: on the same node.
 
-    What the launcher does not say about the node is None: it follows from the hosts when the processes meet.
+    What the launcher does not say about the node is None and follows from the hosts at rendezvous.
     """
 
     launcher: str  # "torchrun" (or torch's variables set by hand), "srun", "mpirun" or "none"
@@ -24,7 +24,7 @@ class Launch:
     local_rank: int | None
     local_world_size: int | None
     node_rank: int | None
-    address: str  # host of the store where the processes meet
+    address: str  # host of the rendezvous store
     port: int
 
 
@@ -32,7 +32,7 @@ ALONE = Launch("none", rank=0, world_size=1, local_rank=0, local_world_size=1, n
 
 
 def checked(launch: Launch) -> Launch:
-    """``launch``; DistributedError where its numbers contradict each other."""
+    """Return ``launch``; raise DistributedError if its numbers contradict each other."""
     local_rank, local_world_size = launch.local_rank or 0, launch.local_world_size
     most = launch.world_size if local_world_size is None else local_world_size
     if not (launch.rank < launch.world_size and local_rank < most <= launch.world_size):
@@ -47,7 +47,7 @@ def checked(launch: Launch) -> Launch:
 
 
 def integer(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """The number in ``name``, or ``default`` where it is absent. DistributedError where it is missing or no number."""
+    """The number in variable ``name``, or ``default``; DistributedError if there is neither."""
     value = environment.get(name)
     if value is None and default is not None:
         return default
@@ -62,5 +62,5 @@ def integer(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def integer_or_none(environment: Mapping[str, str], name: str) -> int | None:
-    """``integer``, or None where it is absent."""
+    """Like ``integer``, but None if the variable is absent."""
     return integer(environment, name) if name in environment else None

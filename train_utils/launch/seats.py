@@ -1,4 +1,4 @@
-"""Which processes share a node: from what their launchers say, else from the machines on which they are."""
+"""Which ranks share a node: from their launchers, else from the machines they run on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FIX = (
 
 @dataclass(frozen=True)
 class Claim:
-    """What a process says of itself when it comes; None where its launcher did not say."""
+    """What a process reports about itself at rendezvous; None where its launcher was silent."""
 
     rank: int
     world_size: int
-    host: str  # as users know it
-    machine: str  # the same for processes that share a machine or container, and no others
+    host: str  # as shown to users
+    machine: str  # equal exactly for processes that share a machine or container
     local_rank: int | None
     local_world_size: int | None
     node_rank: int | None
@@ -30,7 +30,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Member:
-    """One process of a start, in its place."""
+    """One rank of a start, with its node and local rank."""
 
     rank: int
     node_rank: int
@@ -40,16 +40,16 @@ class Member:
 
 
 def this_machine() -> str:
-    """A name of this machine, or of the container in which this process is, that no other has."""
+    """A unique name of this machine, or of the container this process runs in."""
     parts = [socket.gethostname()]
     boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    if boot.exists():  # on Linux: machines may share a host name, and containers that of their machine
+    if boot.exists():  # Linux. Host names may be shared by machines and containers
         parts += [boot.read_text().strip(), str(processes.stat().st_ino)]
     return " ".join(parts)
 
 
 def conflict(claims: Sequence[Claim]) -> str | None:
-    """What is wrong with the processes that have come, whoever may still come; None where nothing is."""
+    """A contradiction among the processes that have arrived so far; None if there is none."""
     sizes = {claim.world_size: claim for claim in reversed(claims)}
     if len(sizes) > 1:
         said = " and ".join(f"{size} for rank {claim.rank} on {claim.host}" for size, claim in sorted(sizes.items()))
@@ -67,10 +67,10 @@ def conflict(claims: Sequence[Claim]) -> str | None:
 
 
 def seated(claims: Sequence[Claim]) -> list[Member]:
-    """All processes of a start, given in the order of their ranks, in their places.
+    """Assign nodes and local ranks to all processes of a start; takes and returns rank order.
 
-    Where each names its node, those of one number share it, else those of one machine. Local ranks that nobody names
-    follow the ranks. Raises DistributedError where what was said does not come out.
+    If every claim has a node number, equal numbers share a node; otherwise equal machines do.
+    Missing local ranks follow the ranks. Raises DistributedError if the claims contradict this.
     """
     named = all(claim.node_rank is not None for claim in claims)
     nodes: dict[int | str | None, list[Claim]] = {}

@@ -1,4 +1,4 @@
-"""What SLURM says about this process: pure functions of a mapping."""
+"""The launch as SLURM describes it: pure functions of a mapping."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from train_utils.launch.place import FIRST_PORT, PORTS, Launch, integer, integer
 
 
 def is_srun_task(environment: Mapping[str, str]) -> bool:
-    """The shell of an sbatch script also has SLURM_PROCID=0; only srun sets the variables of a step."""
+    """Whether srun started this process. An sbatch shell has SLURM_PROCID=0 too, but no step."""
     if "SLURM_PROCID" not in environment or "SLURM_LOCALID" not in environment:
         return False
     return "SLURM_STEP_ID" in environment or environment.get("ENVIRONMENT") != "BATCH"
 
 
 def read_srun(environment: Mapping[str, str]) -> Launch:
-    """The launch that a task of srun finds in its variables; DistributedError where they are incomplete."""
+    """Read the launch of an srun task; raise DistributedError if variables are missing."""
     node_rank = integer_or_none(environment, "SLURM_NODEID")
-    # A step may have fewer tasks and nodes than its job, so the variables of the step come first.
+    # A step may have fewer tasks and nodes than its job, so its variables take precedence.
     in_step = "SLURM_STEP_NUM_TASKS" in environment
     world_size = integer(environment, "SLURM_STEP_NUM_TASKS" if in_step else "SLURM_NTASKS")
     tasks_per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
     tasks = expand_tasks_per_node(tasks_per_node or str(world_size))
     job, step = integer(environment, "SLURM_JOB_ID"), integer(environment, "SLURM_STEP_ID", default=0)
-    # Every process must come to the same port without asking. Steps of one job may run side by side on a node; the
-    # factor keeps them away from the ports of the jobs that came next.
+    # Every rank must derive the same port. Steps of one job may share a node; the factor keeps
+    # their ports away from those of the next jobs.
     port = FIRST_PORT + (job + 1009 * step) % PORTS
     nodes = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     return Launch(
@@ -42,7 +42,7 @@ def read_srun(environment: Mapping[str, str]) -> Launch:
 
 
 def refuse_shell_of_many_tasks(environment: Mapping[str, str]) -> None:
-    """Raise DistributedError where SLURM gave several tasks but srun did not start this process."""
+    """Raise DistributedError if the job has several tasks but srun did not start this process."""
     for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
         if "SLURM_JOB_ID" in environment and environment.get(name, "1") not in ("", "1"):
             raise DistributedError(
@@ -53,7 +53,7 @@ def refuse_shell_of_many_tasks(environment: Mapping[str, str]) -> None:
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Host names of a SLURM node list: ``a[1-3,07],b`` gives a1, a2, a3, a07, b; leading zeros are kept."""
+    """Expand a SLURM node list: ``a[1-3,07],b`` gives a1, a2, a3, a07, b, zeros kept."""
     hosts: list[str] = []
     for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
         expanded = [""]
@@ -67,7 +67,7 @@ def expand_hostlist(text: str) -> list[str]:
 
 
 def expand_tasks_per_node(text: str) -> list[int]:
-    """Tasks on each node of a step: ``2(x3),1`` gives 2, 2, 2, 1."""
+    """Expand the tasks per node: ``2(x3),1`` gives 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())

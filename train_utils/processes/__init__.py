@@ -1,1 +1,1 @@
-"""How do the processes of a run find one another, what do they share, and what happens when one is lost?"""
+"""How do the ranks of a run find each other, what do they share, and what if one is lost?"""

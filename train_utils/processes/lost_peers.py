@@ -1,12 +1,12 @@
-"""What survivors say when another process is killed, hangs, or its machine is cut off: which ranks are missing.
+"""Name the missing ranks when a process is killed, hangs, or loses its network.
 
-Only a collective notices such a loss: its connection breaks, or its time-out runs out. What it then raises names an
-address at best. So each process has a thread, the lookout, that watches the store of the group for the first process
-that is to tell the user of an error, and answers to it. A process that was lost gives no answer. Who reports an error
-of its own waits for the answers as well: then all know that the reason is told, even where the store ends with it.
+Only a collective notices such a loss: its connection breaks or its time-out expires. The error then
+names an address at best. So each rank runs a thread, the lookout. It watches the store for the
+first rank that reports an error, and answers it. A lost rank does not answer. The reporting rank
+waits for the answers: then every rank knows the error was reported, even if the store dies with it.
 
-The lookout alone uses its connection to the store. A request over a link that was cut may never return, so nobody
-waits for it without a deadline.
+Only the lookout uses its connection to the store. A request over a cut link may never return, so
+every wait for the lookout has a deadline.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from train_utils.processes.meeting import Meeting, describe
 from train_utils.processes.node_claim import NodeClaim
 from train_utils.processes.store import Store, claim_report
 
-LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2  # between two looks at the store; the latter after an error
-ANSWER_SECONDS = 4.0  # for the answers of those who live; a few looks
-TELL_SECONDS = 14.0  # from the end of a collective's time-out to that of the process, at most
-END_SECONDS = 12.0  # for a process to end by itself when another reports the error that ends the run
+LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2  # polling interval; the quick one after an error
+ANSWER_SECONDS = 4.0  # for live ranks to answer; a few polls
+TELL_SECONDS = 14.0  # from a collective's time-out to the exit of the process, at most
+END_SECONDS = 12.0  # for a rank to exit on its own after a peer reported an error
 FIX = "fix: look at their output and their machines; a training goes on from its last checkpoint with resume=auto"
 
 
 def collective_seconds(timeout_seconds: float) -> float:
-    """The time-out of collectives with which a process that lost others has told it and ended within
-    ``timeout_seconds``."""
+    """Collective time-out that lets a rank report a loss and exit in ``timeout_seconds``."""
     return max(timeout_seconds - TELL_SECONDS, timeout_seconds / 2)
 
 
 class Lookout:
-    """Watches the store of one start for this process, whose rank is ``rank``.
+    """Watches the store of one start on behalf of ``rank``.
 
-    ``store`` is a connection of its own, with keys of its own for each start; ``node`` settles who speaks where it is
-    lost; ``place`` says where the store is ("10.0.0.1:29500") and whether it ends with rank 0; ``seconds`` is the
-    time-out of collectives. ``end`` is called by the thread when the process did not end END_SECONDS after another had
-    reported an error.
+    ``store`` is a separate connection, with separate keys for each start. ``node`` decides who
+    reports if the store is lost. ``place`` is the store's address ("10.0.0.1:29500");
+    ``rank_0_holds_it`` if it ends with rank 0. ``seconds`` is the collective time-out. The thread
+    calls ``end`` if this process still runs END_SECONDS after a peer reported an error.
     """
 
     def __init__(
@@ -62,19 +61,19 @@ class Lookout:
         self._store, self._rank, self._meeting, self._seconds = store, rank, meeting, seconds
         self._node, self._place, self._rank_0_holds_it = node, place, rank_0_holds_it
         self._end = end or end_now
-        self._reporter: int | None = None  # the rank that tells the user
-        self._answered: set[int] = set()  # ranks that answered to it
-        self._failed: set[int] = set()  # ranks that met an error as well
-        self._raised = self._ended = False  # whether this process met an error, and went on without one to its end
-        self._until: float | None = None  # when answers are waited for no longer
+        self._reporter: int | None = None  # the rank that reports the error
+        self._answered: set[int] = set()  # ranks that answered it
+        self._failed: set[int] = set()  # ranks that hit an error too
+        self._raised = self._ended = False  # this rank hit an error; this rank is done
+        self._until: float | None = None  # when to stop waiting for answers
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
         self._thread.start()
-        # A thread that comes back from a request while the interpreter is taken down ends the process with SIGABRT.
+        # A thread that returns from a request during interpreter shutdown aborts the process.
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Watch no longer: this process ends, or leaves the group."""
+        """Stop watching, because this process exits or leaves the group."""
         atexit.unregister(self.close)
         with self._changed:
             self._ended = True
@@ -83,10 +82,11 @@ class Lookout:
         self._node.close()
 
     def claim(self) -> bool:
-        """Whether this process is the one that tells the user of its error; the same answer on every call.
+        """Whether this rank reports its error to the user; every call gives the same answer.
 
-        Where the store is out of reach and nobody had told anything, it is the first of this node to ask. The process
-        is to end afterwards: SIGTERM, by which a launcher ends the survivors, is too late to change that.
+        If the store is out of reach and nobody has reported, the first rank of this node to ask
+        does. The process must exit afterwards, so SIGTERM, which launchers send to survivors, is
+        ignored from here on.
         """
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -100,14 +100,16 @@ class Lookout:
             return self._reporter == self._rank
 
     def let_others_hear(self) -> None:
-        """After ``claim``: wait until all who live know that the error is told, on the process that tells it and on
-        rank 0, with which the store may end."""
+        """After ``claim``: wait until all live ranks know that the error was reported.
+
+        Only the reporting rank waits, and rank 0, because the store may end with it.
+        """
         if self._counts(self._reporter):
             with self._changed:
                 self._wait(lambda: len(self._answered) == len(self._meeting.members))
 
     def explain(self, error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException:
-        """DistributedError that names the missing ranks where ``error`` is a loss (see ``loss_in``), else ``error``."""
+        """Turn a loss (see ``loss_in``) into an error that names the ranks; return others as is."""
         reason = loss_in(error, kinds)
         if reason is None:
             return error
@@ -122,7 +124,7 @@ class Lookout:
         members, me = self._meeting.members, self._meeting.members[self._rank]
         if not answered and self._rank_0_holds_it and me.node_rank == members[0].node_rank:  # no link is cut in a node
             return f"lost {describe([0], members)}, which held the meeting point {self._place} ({reason}). {FIX}"
-        if not answered:  # nobody can be asked
+        if not answered:  # the store is out of reach
             elsewhere = [m.rank for m in members if m.node_rank != me.node_rank]
             others = elsewhere or [m.rank for m in members if m.rank != self._rank]
             return (
@@ -145,7 +147,7 @@ class Lookout:
         self._changed.wait_for(condition, max(0.0, self._until - time.monotonic()))
 
     def _run(self) -> None:
-        """Look until the process ends. After the loss of the store, what is known of it stays as it is."""
+        """Poll until the process ends; once the store is lost, keep the last state."""
         deadline = None
         with suppress(RuntimeError):
             while not self._ended:
@@ -159,7 +161,7 @@ class Lookout:
                     self._changed.wait(QUICK_LOOK_SECONDS if self._raised else LOOK_SECONDS)
 
     def _look(self) -> None:
-        """One look at the store: who reports an error, and who has answered or met one as well."""
+        """Poll the store once: who reports an error, who answered, who hit an error too?"""
         raised, reporter = self._raised, self._reporter
         if raised:
             claim_report(self._store, self._rank)
@@ -170,7 +172,7 @@ class Lookout:
         answered = self._who("answered") if self._counts(reporter) else set()
         failed = self._who("failed") if self._counts(reporter) else set()
         with self._changed:
-            if self._reporter is None:  # it may have been settled meanwhile, without an answer from the store
+            if self._reporter is None:  # ``claim`` may have decided it meanwhile without the store
                 self._reporter = reporter
             self._answered, self._failed = answered, failed
 
@@ -185,17 +187,16 @@ class Lookout:
 
 
 def end_now() -> None:
-    """End this process, wherever it hangs, and its loader workers, which may be why: one that is stopped or waits for a
-    disk would stay behind."""
+    """Kill this process wherever it hangs, and its loader workers, which would stay behind."""
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(1)
 
 
 def loss_in(error: BaseException | None, kinds: tuple[type[BaseException], ...]) -> str | None:
-    """The first sentence about a lost connection or a time-out in ``error`` or its causes, None for any other error.
+    """First sentence about a lost connection or time-out in ``error`` or its causes, or None.
 
-    ``kinds`` are torch's own classes for it; gloo raises RuntimeError, with the place in its source in front.
+    ``kinds`` are torch's classes for it. gloo raises RuntimeError that starts with a source line.
     """
     while error is not None:
         if isinstance(error, kinds) or (isinstance(error, RuntimeError) and "gloo/" in str(error).partition("\n")[0]):
@@ -205,6 +206,6 @@ def loss_in(error: BaseException | None, kinds: tuple[type[BaseException], ...])
 
 
 def first_line(error: BaseException) -> str:
-    """The first sentence of ``error``, without the place in torch's source in front and its stack behind."""
+    """The first sentence of ``error``, without torch's source position and stack."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[[^\]]*\]\s*", "", line).split(". ")[0].rstrip(". ")

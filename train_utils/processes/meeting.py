@@ -1,9 +1,9 @@
-"""How the processes of one start find one another in a store that may be older than they are.
+"""Rendezvous: how the ranks of one start find each other in a store that may predate them.
 
-torchrun keeps its store when it starts the processes anew, with all that those before left in it. Its count of restarts
-cannot tell the starts apart: each agent counts the failures on its own node, so that nodes disagree. Rank 0 therefore
-numbers the starts, and answers everyone who asks for the number. Only processes that live take an answer up, and an
-agent starts new processes when those before are dead; so an answer to one of the dead does no harm.
+torchrun keeps its store across restarts, with everything earlier processes left in it. Its restart
+count does not identify a start: each agent counts the failures on its own node, so nodes disagree.
+Rank 0 therefore numbers the starts and answers everyone who asks for the number. An answer to a
+dead process does no harm: agents start new processes only when the earlier ones are dead.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from train_utils.processes.store import FIRST_PAUSE_SECONDS, Store, linger, lost
 
 @dataclass(frozen=True)
 class Meeting:
-    """One start of all processes."""
+    """One start of all ranks."""
 
     number: int  # from 1
-    token: str  # like no other start's
+    token: str  # unique to this start
     members: tuple[Member, ...]  # in the order of their ranks
 
 
 def meet(store: Store, me: Claim, deadline: Deadline) -> Meeting:
-    """Wait for all processes of this start and learn who they are.
+    """Wait for all ranks of this start and return who they are.
 
-    Raises DistributedError that names the ranks which did not come before the deadline, or after the loss of the store,
-    and SharedError where what the processes say of themselves contradicts each other.
+    Raises DistributedError if the store is lost or ranks are missing at the deadline (it names
+    them), and SharedError if the claims of the ranks contradict each other.
     """
     with lost_store_as_error():
         number = _open(store, me, deadline) if me.rank == 0 else _join(store, me, deadline)
@@ -55,7 +55,7 @@ def meet(store: Store, me: Claim, deadline: Deadline) -> Meeting:
 
 
 def describe(ranks: Sequence[int], members: Sequence[Member]) -> str:
-    """``rank 1 (node 0, a) and ranks 4, 5 (node 1, b)``: the ranks by node; ``nobody`` where there are none."""
+    """The ranks by node: ``rank 1 (node 0, a) and ranks 4, 5 (node 1, b)``, or ``nobody``."""
     nodes: dict[tuple[int, str], list[int]] = {}
     for member in members:
         if member.rank in ranks:
@@ -68,8 +68,10 @@ def describe(ranks: Sequence[int], members: Sequence[Member]) -> str:
 
 
 def _open(store: Store, me: Claim, deadline: Deadline) -> int:
-    """Number this start, answer who asks until all are here, one cannot stay or the time is over, and tell all who is
-    here."""
+    """On rank 0: number this start, answer peers until all are here, then publish the members.
+
+    Ends early at the deadline, or with a problem if the claims contradict each other.
+    """
     number, answered = store.add("starts", 1), 0
     _enter(store, number, me)
     while not deadline.is_over():
@@ -93,7 +95,7 @@ def _open(store: Store, me: Claim, deadline: Deadline) -> int:
 
 
 def _join(store: Store, me: Claim, deadline: Deadline) -> int | None:
-    """The number of this start; None where rank 0 did not answer in time."""
+    """On other ranks: ask rank 0 for the number of this start; None if it does not answer."""
     answer = f"answer/{store.add('asked', 1)}"
     while not store.check([answer]):
         if deadline.is_over():
@@ -110,7 +112,7 @@ def _enter(store: Store, number: int, me: Claim) -> None:
 
 
 def _claims(store: Store, number: int) -> list[Claim]:
-    """What all who are here say, in the order of their ranks."""
+    """The claims of all ranks that have arrived, in rank order."""
     keys = [f"start/{number}/claim/{place + 1}" for place in range(store.add(f"start/{number}/here", 0))]
     found = [Claim(**json.loads(store.get(key))) for key in keys if store.check([key])]
     return sorted(found, key=lambda claim: claim.rank)

@@ -1,4 +1,4 @@
-"""One process of a node speaks for all where the store, by which they settle that, is out of reach."""
+"""Choose one rank of a node to report an error when the store is out of reach."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from contextlib import suppress
 
 
 class NodeClaim:
-    """A file that the processes of a node have open together, and that has no name any more: it ends with them.
+    """An unlinked file that all ranks of a node hold open, so it vanishes with them.
 
-    ``token`` is like no other start's. Each process opens it, and when all have (``settle``) its name is removed.
-    Where it cannot be made, each process speaks for itself: better twice than not at all.
+    ``token`` is unique to the start. Each rank opens the file; ``settle`` unlinks it once all have.
+    If the file cannot be created, every rank reports: twice is better than never.
     """
 
     def __init__(self, token: str) -> None:
         self._file: int | None = None
         self._path = ""
-        with suppress(OSError):  # no temporary folder that may be written, or no place in it
+        with suppress(OSError):  # no writable temporary folder, or a full disk
             self._path = os.path.join(tempfile.gettempdir(), f"hydra-yolov3-spp-{token}")
             self._file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
     def settle(self) -> None:
-        """All processes of the node have opened the file, or will not come."""
+        """Unlink the file: every rank of the node has opened it, or never will."""
         if self._file is not None:
-            with suppress(OSError):  # the first of the node has removed it
+            with suppress(OSError):  # another rank has unlinked it
                 os.unlink(self._path)
 
     def is_first(self) -> bool:
-        """Whether this process is the first of its node to ask."""
+        """Whether this rank is the first of its node to ask."""
         if self._file is None:
             return True
         try:
@@ -45,7 +45,7 @@ class NodeClaim:
         return True
 
     def close(self) -> None:
-        """This process asks no more."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

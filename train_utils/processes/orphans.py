@@ -1,4 +1,4 @@
-"""A process whose launcher was killed must not go on unseen: nobody would restart it, stop it or know how it ended."""
+"""End a process whose launcher was killed: nobody could stop, restart or observe it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import time
 from contextlib import suppress
 
 LOOK_SECONDS = 1.0
-ORPHAN_SECONDS = 30.0  # to finish the step and write a checkpoint; 40 s after the death all is to be over
+ORPHAN_SECONDS = 30.0  # to finish the step and write a checkpoint
 
 
 def watch_parent() -> threading.Thread:
-    """From now on, end this process when its parent process dies: first as SIGTERM does, later at once.
+    """End this process when its parent dies: by SIGTERM first, after ORPHAN_SECONDS at once.
 
-    A training answers SIGTERM by a checkpoint and its end. One that hangs, or waits for a process that does, has no
-    step to finish. The kernel's own signal (prctl) would come by Linux alone, and when a mere thread of the launcher
-    ends; the number of the parent process changes on every POSIX system.
+    A training answers SIGTERM with a checkpoint and exits; one that hangs cannot. The kernel's own
+    signal (prctl) exists on Linux only and fires when a mere thread of the launcher ends. The
+    parent's process id changes on every POSIX system.
     """
     thread = threading.Thread(target=_watch, args=(os.getppid(),), name="parent watch", daemon=True)
     thread.start()
@@ -28,7 +28,7 @@ def watch_parent() -> threading.Thread:
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
-    with suppress(OSError):  # the launcher may have been the reader of a pipe
+    with suppress(OSError):  # stderr may be a pipe that the launcher read
         print(
             f"the launcher (process {parent}) is gone: process {os.getpid()} stops after this step, and in "
             f"{ORPHAN_SECONDS:g} s at the latest",

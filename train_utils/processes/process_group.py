@@ -1,4 +1,4 @@
-"""The process group of a run: how it is opened, or found where another program opened one, and how it is left."""
+"""The process group of a run: opened here or by the caller's program, joined and left."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from train_utils.processes.meeting import meet
 from train_utils.processes.node_claim import NodeClaim
 from train_utils.processes.reaching import Deadline, in_time, listen, resolve, wait_for_listener, without_native_output
 
-JOIN_SECONDS = 120.0  # for all processes to meet: they start together, torch's half an hour only delays the message
+JOIN_SECONDS = 120.0  # for the rendezvous; torch's 30 minutes only delay the error
 
 
 @dataclass
 class Group:
-    """What this process knows of the group in which it is."""
+    """What this rank knows of its process group."""
 
-    joining: bool = False  # the others cannot hear yet what goes wrong here
+    joining: bool = False  # peers cannot learn of an error here yet
     is_own: bool = False  # opened here, so ``leave`` destroys it
     lookout: Lookout | None = None
     store: dist.Store | None = None  # of this start
-    cpu: dist.ProcessGroup | None = None  # for tensors on the CPU; None: the group itself takes them
+    cpu: dist.ProcessGroup | None = None  # for CPU tensors; None: the default group takes them
 
     def of(self, tensor: Tensor) -> dist.ProcessGroup | None:
-        """The group that takes the tensor; None is the one of all."""
+        """The group that takes the tensor; None is the default group."""
         return self.cpu if tensor.device.type == "cpu" else None
 
     def shared_store(self) -> dist.Store:
@@ -43,7 +43,7 @@ class Group:
         return self.store
 
     def leave(self, keep: bool) -> None:
-        """Watch over the others no longer and, unless it is to be kept, destroy the group where it was opened here."""
+        """Stop the lookout and, unless ``keep``, destroy the group if it was opened here."""
         self.joining = False
         if self.lookout is not None:
             self.lookout.close()
@@ -55,14 +55,14 @@ class Group:
     def join(
         self, launch: Launch, agent_holds_store: bool, host: str, device: str, timeout_seconds: float
     ) -> tuple[Member, torch.device, int]:
-        """Meet all processes, agree with them and open the group; the place and device of this one, number of nodes."""
+        """Meet all ranks and open the group; return this member, its device and node count."""
         deadline, seconds = Deadline(min(timeout_seconds, JOIN_SECONDS)), collective_seconds(timeout_seconds)
         reached = _default_store() if dist.is_initialized() else _reach_store(launch, agent_holds_store, deadline)
         place = (launch.local_rank, launch.local_world_size, launch.node_rank)
         try:
             found = meet(reached, Claim(launch.rank, launch.world_size, host, this_machine(), *place), deadline)
             me = found.members[launch.rank]
-            # Processes that torchrun restarts may get the store of those that died, with all that they left in it.
+            # After a restart torchrun may hand out the old store, with the keys of dead processes.
             started = dist.PrefixStore(f"start/{found.number}", reached)
             chosen, problem = choose_device(device, me)
             with store.lost_store_as_error():
@@ -80,7 +80,7 @@ class Group:
         if not dist.is_initialized():
             _open_group(launch, started, chosen, seconds)
             self.is_own = True
-        # NCCL alone, as some programs open it, takes no tensors on the CPU, which carry decisions, texts and tables.
+        # Some programs open NCCL alone, which cannot exchange CPU tensors.
         takes_cpu = re.search(r"\bcpu:|^(gloo|mpi|ucc)$", dist.get_backend_config()) is not None
         cpu = None if takes_cpu else dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
         assert not isinstance(cpu, int)
@@ -100,7 +100,7 @@ def _open_group(launch: Launch, started: dist.Store, device: torch.device, secon
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timedelta(seconds=seconds),
-            device_id=device if device.type == "cuda" else None,  # connects now, where an error is still easy to read
+            device_id=device if device.type == "cuda" else None,  # connect now, while an error is easy to explain
         )
     except RuntimeError as error:
         raise DistributedError(
@@ -110,7 +110,7 @@ def _open_group(launch: Launch, started: dist.Store, device: torch.device, secon
 
 
 def _reach_store(launch: Launch, agent_holds_it: bool, deadline: Deadline) -> dist.Store:
-    """The store where all processes meet: torchrun's own, or one that rank 0 opens."""
+    """Connect to the rendezvous store: torchrun's own, or one that rank 0 opens."""
     numbers = resolve(launch.address, launch.port, launch.rank, deadline)
     world_size, timeout = launch.world_size, timedelta(seconds=deadline.seconds)
     if launch.rank == 0 and not agent_holds_it:
@@ -123,7 +123,7 @@ def _reach_store(launch: Launch, agent_holds_it: bool, deadline: Deadline) -> di
     wait_for_listener(launch.address, launch.port, launch.rank, deadline)
 
     def connect() -> dist.Store:
-        patience = timedelta(seconds=0.75 * deadline.left())  # then it ends by itself, within the deadline
+        patience = timedelta(seconds=0.75 * deadline.left())  # so that it gives up before the deadline
         return dist.TCPStore(launch.address, launch.port, world_size, False, patience, wait_for_workers=False)
 
     try:
@@ -139,12 +139,12 @@ def _reach_store(launch: Launch, agent_holds_it: bool, deadline: Deadline) -> di
 
 
 def launch_of_group() -> Launch:
-    """The place of this process in the group that another program opened; where it sits follows from the hosts."""
+    """The launch as given by a group that another program opened; nodes follow from hosts."""
     return Launch("group", dist.get_rank(), dist.get_world_size(), None, None, None, address="", port=0)
 
 
 def meeting_point(launch: Launch) -> str:
-    """Where the processes meet, for people."""
+    """The address of the rendezvous store, for messages."""
     return f"{launch.address}:{launch.port}" if launch.port else "of the process group that was there"
 
 

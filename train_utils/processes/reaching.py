@@ -1,6 +1,7 @@
-"""The way to the store where processes meet: the name is resolved, the port opened or reached, each with an error of
-its own. torch's store would retry all of it alike until its time-out, twice, print its stack of C++ functions, and wait
-for ever for another program that answers nothing.
+"""Reach the rendezvous store, with a clear error for each step: resolve, listen, connect.
+
+torch's store retries every failure alike until its time-out, twice, and prints a C++ stack. It
+waits forever for another program that never answers.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from typing import TypeVar
 
 from train_utils.errors import DistributedError
 
-NAME_SECONDS = 5.0  # for a name server that says "try again"; a name that does not exist fails at once
-PAUSE_SECONDS = 0.2  # between two tries to connect
-BACKLOG = 4096  # connections that wait to be taken, as in torch
+NAME_SECONDS = 5.0  # for a name server that says "try again"; an unknown name fails at once
+PAUSE_SECONDS = 0.2  # between attempts
+BACKLOG = 4096  # pending connections, as in torch
 
 Result = TypeVar("Result")
 
 
 class Deadline:
-    """``seconds`` from now on."""
+    """A point in time ``seconds`` from now."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds that are left, at least 0."""
+        """Seconds left, at least 0."""
         return max(0.0, self._end - time.monotonic())
 
     def is_over(self) -> bool:
-        """Whether none are left."""
+        """Whether the time has passed."""
         return time.monotonic() >= self._end
 
 
 def resolve(address: str, port: int, rank: int, deadline: Deadline) -> list[str]:
-    """The numbers that ``address`` stands for; DistributedError where it has none."""
+    """The IP addresses of ``address``; DistributedError if it does not resolve."""
     patience = Deadline(min(NAME_SECONDS, deadline.left()))
     while True:
         try:
@@ -58,8 +59,11 @@ def resolve(address: str, port: int, rank: int, deadline: Deadline) -> list[str]
 
 
 def listen(numbers: list[str], port: int, one_machine: bool) -> socket.socket:
-    """A socket on which rank 0 opens the store: on all interfaces or, where all processes are on ``one_machine``, only
-    on the address they use. DistributedError where another program has the port, or it may not be opened."""
+    """Open the socket of the store on rank 0.
+
+    It listens on all interfaces or, if all ranks are on ``one_machine``, on the address they use.
+    Raises DistributedError if the port is taken or forbidden.
+    """
     own = next((number for number in numbers if _is_own(number)), None) if one_machine else None
     family = socket.AF_INET6 if (":" in own if own else socket.has_dualstack_ipv6()) else socket.AF_INET
     try:
@@ -77,7 +81,7 @@ def listen(numbers: list[str], port: int, one_machine: bool) -> socket.socket:
 
 
 def wait_for_listener(address: str, port: int, rank: int, deadline: Deadline) -> None:
-    """Return when somebody listens at ``address``; DistributedError where nobody does until the deadline."""
+    """Wait until ``address`` accepts connections; DistributedError at the deadline."""
     while True:
         try:
             socket.create_connection((address, port), timeout=max(PAUSE_SECONDS, deadline.left())).close()
@@ -93,8 +97,7 @@ def wait_for_listener(address: str, port: int, rank: int, deadline: Deadline) ->
 
 
 def in_time(function: Callable[[], Result], deadline: Deadline) -> Result:
-    """What ``function`` returns or raises; TimeoutError where it does neither until the deadline, and then goes on in
-    a thread of its own."""
+    """Call ``function`` in a thread; raise TimeoutError at the deadline and leave it running."""
     outcome: queue.SimpleQueue[tuple[Result | None, Exception | None]] = queue.SimpleQueue()
 
     def call() -> None:
@@ -110,13 +113,13 @@ def in_time(function: Callable[[], Result], deadline: Deadline) -> Result:
         raise TimeoutError("no answer") from None
     if failure is not None:
         raise failure
-    return result  # type: ignore[return-value]  # it returned
+    return result  # type: ignore[return-value]  # no failure means a result
 
 
 @contextmanager
 def without_native_output() -> Iterator[None]:
-    """Drop what C++ writes to the standard error stream in the body; Python's own is shown before and after."""
-    if sys.stderr is None:  # the process has no such stream
+    """Drop what C++ code writes to stderr in the body."""
+    if sys.stderr is None:  # the process has no stderr
         yield
         return
     sys.stderr.flush()
@@ -131,7 +134,7 @@ def without_native_output() -> Iterator[None]:
 
 
 def _is_own(number: str) -> bool:
-    """Whether the address is one of this machine."""
+    """Whether this machine has the address."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in number else socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((number, 0))

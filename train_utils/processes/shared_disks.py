@@ -1,6 +1,7 @@
-"""Which nodes see the same disk, found out with a file: so that what is built there is built once, and on each.
+"""Find out with probe files which nodes share a disk, so one rank builds once for each disk.
 
-Host names and ranks do not tell: nodes may share a home folder and have a scratch disk each, under one path.
+Host names and ranks cannot tell: nodes may share a home folder and yet each have a scratch disk
+under the same path.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from train_utils.processes.store import Place, Store
 
 
 def place_on_disk(channel: Store, place: Place, folders: Sequence[Path]) -> Place:
-    """``place`` with groups of nodes that see the same ``folders`` instead of nodes: each group has one leader.
+    """``place`` with nodes merged into groups that see the same ``folders``; one leader each.
 
-    Where a folder cannot be written, its node stands alone, and what is done there next says why. All processes must
-    call this in the same order. Raises DistributedError where a node's leader does not answer for store.DEAD_SECONDS.
+    A node that cannot write to a folder stays alone; the error follows when it builds there. All
+    ranks must call this in the same order. Raises DistributedError if a leader does not answer for
+    store.DEAD_SECONDS.
     """
     if place.num_nodes == 1 or not folders:
         return place
@@ -34,7 +36,7 @@ def place_on_disk(channel: Store, place: Place, folders: Sequence[Path]) -> Plac
                 channel.add(f"{section}/made", 1)
                 _wait(lambda: channel.add(f"{section}/made", 0) == place.num_nodes, folders)
                 channel.compare_set(answers[place.node_rank], "", str(first_seen(folders, token, place)))
-                _wait(lambda: channel.check(answers), folders)  # the files stay until everyone has looked
+                _wait(lambda: channel.check(answers), folders)  # keep the files until every leader has looked
         _wait(lambda: channel.check(answers), folders)
         firsts = [int(channel.get(answer)) for answer in answers]
     groups, first = sorted(set(firsts)), firsts[place.node_rank]
@@ -43,7 +45,7 @@ def place_on_disk(channel: Store, place: Place, folders: Sequence[Path]) -> Plac
 
 
 def first_seen(folders: Sequence[Path], token: str, place: Place) -> int:
-    """The first node whose files are seen in all the folders; this node where it could leave none."""
+    """The first node whose probes are visible in all folders; else this node."""
     for node in range(place.node_rank):
         if all((folder / _name(token, node)).exists() for folder in folders):
             return node
@@ -52,7 +54,7 @@ def first_seen(folders: Sequence[Path], token: str, place: Place) -> int:
 
 @contextmanager
 def probes(folders: Sequence[Path], token: str, node: int) -> Iterator[None]:
-    """An empty file in each of the folders while the body runs, if it can be written."""
+    """Keep an empty file in each writable folder while the body runs."""
     paths = [folder / _name(token, node) for folder in folders]
     for path in paths:
         with suppress(OSError):
@@ -67,7 +69,7 @@ def probes(folders: Sequence[Path], token: str, node: int) -> Iterator[None]:
 
 
 def _name(token: str, node: int) -> str:
-    return f".shared-{token}-{node}"  # never looked for before, so no file system has its absence in a cache
+    return f".shared-{token}-{node}"  # a new name, so no file system has cached its absence
 
 
 def _wait(is_over: Callable[[], bool], folders: Iterable[Path]) -> None:

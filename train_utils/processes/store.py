@@ -1,7 +1,7 @@
-"""What processes tell one another through the key-value store of their group: no collective, so no time-out runs.
+"""What ranks exchange through the group's key-value store instead of collectives and time-outs.
 
-Functions of any object with the methods of ``Store``; torch.distributed stays in distributed.py. A store that went
-away raises RuntimeError in every method (torch's DistError is one), which becomes DistributedError here.
+The functions take any object with the methods of ``Store``. If the store is gone, every method
+raises RuntimeError (torch's DistError is one), which becomes DistributedError here.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from typing import Protocol
 from train_utils.errors import DistributedError, SharedError
 from train_utils.processes.reaching import Deadline
 
-BEAT_SECONDS = 5.0  # between two signs of life of a process that others wait for
-DEAD_SECONDS = 60.0  # without one; long enough for a leader whose interpreter is stuck in a long C call
-LINGER_SECONDS = 3.0  # that rank 0 stays after a failure for others to read of it: rank 0 may hold the store
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 0.5  # between two looks at the store
+BEAT_SECONDS = 5.0  # between heartbeats of a leader
+DEAD_SECONDS = 60.0  # without a heartbeat; allows for a long C call
+LINGER_SECONDS = 3.0  # rank 0 stays after a failure: peers read of it in its store
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.02, 0.5  # between polls
 
 
 class Store(Protocol):
-    """The part of torch.distributed.Store that is used; every method is atomic over all processes."""
+    """The part of torch.distributed.Store in use; every method is atomic across ranks."""
 
     def add(self, key: str, value: int, /) -> int:
-        """Add to a counter that starts at 0; the new count."""
+        """Add to a counter that starts at 0 and return the new count."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all the keys are there."""
+        """Whether all keys are set."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set ``key`` where it holds ``expected`` ("": or is absent); what it holds now."""
+        """Set ``key`` if it holds ``expected`` ("": or is unset); return its current value."""
 
     def get(self, key: str, /) -> bytes:
-        """The value of ``key``, waiting for it."""
+        """Wait for ``key`` and return its value."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands among the nodes, or groups of nodes; the leader of a node is its local rank 0."""
+    """A rank's position among nodes or groups of nodes; local rank 0 leads its node."""
 
     rank: int
     world_size: int
     node_rank: int
     num_nodes: int
     leads: bool
-    led_by: tuple[int, ...] = ()  # of groups: the first node of each
+    led_by: tuple[int, ...] = ()  # the first node of each group
 
     def node(self, group: int) -> int:
-        """The node whose first process leads a group."""
+        """The node whose local rank 0 leads the group."""
         return self.led_by[group] if self.led_by else group
 
 
 @contextmanager
 def lost_store_as_error() -> Iterator[None]:
-    """Turn the loss of the store, and so of the process that holds it, into DistributedError."""
+    """Turn the loss of the store, and of the rank that holds it, into DistributedError."""
     try:
         yield
     except DistributedError:
@@ -69,10 +69,10 @@ def lost_store_as_error() -> Iterator[None]:
 
 
 def agree(store: Store, rank: int, world_size: int, leads: bool, problem: str | None, deadline: Deadline) -> int:
-    """Wait until all processes are here and return the number of nodes (of processes that lead one).
+    """Wait until all ranks are here and return the number of nodes, i.e. of ranks that lead one.
 
-    Raises SharedError with the first ``problem`` that any of them brings, on all of them, and DistributedError after
-    the deadline.
+    If any rank passes a ``problem``, all ranks raise SharedError with the first one. Raises
+    DistributedError at the deadline.
     """
     with lost_store_as_error():
         if leads:
@@ -96,15 +96,15 @@ def agree(store: Store, rank: int, world_size: int, leads: bool, problem: str | 
 
 
 def claim_report(store: Store, rank: int) -> bool:
-    """Whether ``rank`` is the process that tells the user of an error: the first that asks, on every call."""
+    """Whether ``rank`` reports the error to the user: the first rank to ask does."""
     return store.compare_set("reporter", "", str(rank)).decode() == str(rank)
 
 
 @contextmanager
 def leaders_first(store: Store, place: Place) -> Iterator[None]:
-    """Run the body on the leaders of all nodes, then on the others; see distributed.torch_distributed_zero_first."""
+    """Run the body on leaders, then on others; see distributed.torch_distributed_zero_first."""
     with lost_store_as_error():
-        section = f"leaders/{store.add(f'leaders/entered/{place.rank}', 1)}"  # every process counts its own entries
+        section = f"leaders/{store.add(f'leaders/entered/{place.rank}', 1)}"  # every rank counts its own entries
     if not place.leads:
         _wait_for_leaders(store, section, place)
         yield
@@ -112,25 +112,25 @@ def leaders_first(store: Store, place: Place) -> Iterator[None]:
     with _heartbeat(store, f"{section}/beat/{place.node_rank}"):
         try:
             yield
-        except BaseException as error:  # also Ctrl-C: the others must not wait for a process that leaves
-            with suppress(RuntimeError):  # of the store; what happened here matters more
-                claim_report(store, place.rank)  # before the others wake: the traceback is here
+        except BaseException as error:  # Ctrl-C too: peers must not wait for a leader that exits
+            with suppress(RuntimeError):  # the store is lost; the original error matters more
+                claim_report(store, place.rank)  # before its peers wake: this rank has the traceback
                 sentence = f"{error} ({type(error).__name__} on rank {place.rank})"
                 store.compare_set(f"{section}/failure", "", sentence)
                 linger(store, f"{section}/heard", place.rank, place.world_size)
             raise
         with lost_store_as_error():
             store.add(f"{section}/done", 1)
-        _wait_for_leaders(store, section, place)  # still beating: its followers wait for the other nodes as well
+        _wait_for_leaders(store, section, place)  # still beating: followers wait for other nodes too
 
 
 @contextmanager
 def _heartbeat(store: Store, key: str) -> Iterator[None]:
-    """Count ``key`` up every BEAT_SECONDS, from a thread, while the body runs."""
+    """Increment ``key`` every BEAT_SECONDS in a thread while the body runs."""
     stopped = threading.Event()
 
     def beat() -> None:
-        with suppress(RuntimeError):  # without the store nobody counts any more
+        with suppress(RuntimeError):  # the store is lost; nobody watches
             while not stopped.wait(BEAT_SECONDS):
                 store.add(key, 1)
 
@@ -144,8 +144,8 @@ def _heartbeat(store: Store, key: str) -> Iterator[None]:
 
 
 def _wait_for_leaders(store: Store, section: str, place: Place) -> None:
-    """Return when the leaders of all nodes are done; raise DistributedError when one failed or died."""
-    # Followers watch their own leader and leaders the one of the next node, so that somebody watches each of them.
+    """Wait until all leaders are done; raise DistributedError if one failed or died."""
+    # Followers watch their own leader, leaders the next node's, so every leader is watched.
     watched = (place.node_rank + int(place.leads)) % place.num_nodes
     beats, last_change, pause = -1, time.monotonic(), FIRST_PAUSE_SECONDS
     with lost_store_as_error():
@@ -169,7 +169,7 @@ def _wait_for_leaders(store: Store, section: str, place: Place) -> None:
 
 
 def linger(store: Store, key: str, rank: int, world_size: int) -> None:
-    """Let all processes read of a failure, each calling this when it has, before rank 0 may take the store away."""
+    """Call after reading of a failure: keeps rank 0, and so its store, until all ranks have."""
     heard, deadline = store.add(key, 1), time.monotonic() + LINGER_SECONDS
     while rank == 0 and heard < world_size and time.monotonic() < deadline:
         time.sleep(FIRST_PAUSE_SECONDS)

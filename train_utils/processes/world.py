@@ -1,4 +1,4 @@
-"""Who this process is among the processes of a run."""
+"""This process's rank, node and device in the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class World:
-    """This process and the others; ranks count from 0, ``local`` means on the same node."""
+    """Rank, node and device of this process; ``local``: on the same node."""
 
     rank: int
     local_rank: int
@@ -18,15 +18,15 @@ class World:
     node_rank: int
     num_nodes: int
     device: torch.device
-    launcher: str  # "torchrun", "srun", "mpirun", "none", or "group" where another program had opened one
-    backend: str  # "nccl" (with gloo for tensors on the CPU), "gloo", or "none" for one process
+    launcher: str  # "torchrun", "srun", "mpirun", "none", or "group" if another program opened it
+    backend: str  # "nccl" (with gloo for CPU tensors), "gloo", or "none" for one process
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one process that prints and writes."""
+        """Whether this rank prints and writes files."""
         return self.rank == 0
 
     @property
     def is_local_main(self) -> bool:
-        """Whether this is the process that prepares things on its node."""
+        """Whether this rank prepares data for its node."""
         return self.local_rank == 0
