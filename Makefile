@@ -11,7 +11,9 @@ test:
 lint:
 	uv run ruff check
 	uv run ruff format --check
+	uv run codespell
 	uv run mypy
+	uv run mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 docs:
 	uv run python -m scripts.options_page docs/options.md
@@ -22,5 +24,5 @@ bench:
 	uv run python -m scripts.bench.evaluation scoring 2
 
 clean:
-	rm -rf site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -31,7 +31,7 @@ from train_utils.scores.speed import STAGES
 
 @pytest.mark.slow
 def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tmp_path: Path) -> None:
-    """../shared/darknet/README.md: AP .161054, AP50 .369500 by pycocotools on OpenCV's detections."""
+    """shared_dir/darknet/README.md: AP .161054, AP50 .369500 by pycocotools on OpenCV's detections."""
     network = shared_dir / "darknet" / "yolo-fastest-1.1"
     options = [
         f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", "evaluate=darknet", "evaluate.image_size=320",
@@ -44,7 +44,7 @@ def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tm
 
 
 def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared_dir: Path, tmp_path: Path) -> None:
-    """OpenCV's detections, .161054 and .369500 in ../shared/darknet/README.md; all figures to the last bit."""
+    """OpenCV's detections, .161054 and .369500 in shared_dir/darknet/README.md; all figures to the last bit."""
     coco = shared_dir / "data" / "coco128"
     results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
     data = [

@@ -235,7 +235,7 @@ def error_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 def test_the_dog_of_darknet_as_users_start_it(shared_dir: Path, tmp_path: Path) -> None:
-    """The seven detections of ../shared/darknet/README.md, from Darknet's own files."""
+    """The seven detections of shared_dir/darknet/README.md, from Darknet's own files."""
     network = shared_dir / "darknet" / "yolo-fastest-1.1"
     done = start(
         tmp_path, "predict.py", f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", "resize=stretch",
@@ -258,7 +258,7 @@ def test_the_dog_of_darknet_as_users_start_it(shared_dir: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path) -> None:
     """Image ids from the file names, category ids from names=<a COCO json>: OpenCV's detections on the same pictures,
-    which ../shared/darknet holds in that form (theirs are not cut at the edges of the picture)."""
+    which shared_dir/darknet holds in that form (theirs are not cut at the edges of the picture)."""
     network, coco = shared_dir / "darknet" / "yolo-fastest-1.1", shared_dir / "data" / "coco128"
     chosen = sorted((coco / "images" / "val2017").iterdir())[:8]
     (tmp_path / "list.txt").write_text("\n".join(map(str, chosen)))

@@ -1,4 +1,4 @@
-"""Raw maps against OpenCV's Darknet importer on seeded random weights (../shared/darknet/oracle)."""
+"""Raw maps against OpenCV's Darknet importer on seeded random weights (shared_dir/darknet/oracle)."""
 
 import importlib.util
 import zlib
