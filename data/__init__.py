@@ -30,7 +30,8 @@ from data.images.media import Frame, Medium, Video, find_media
 from data.images.source import ImageSource
 from data.index.annotations import Annotations, check_same_classes, open_annotations
 from data.index.classes import read_names
-from data.samples.dataset import Batch, EvalDataset, TrainDataset
+from data.samples.batch import Batch
+from data.samples.dataset import EvalDataset, TrainDataset
 from data.samples.letterbox import Letterbox, cut_at_edges, letterbox
 from data.samples.plan import Request
 

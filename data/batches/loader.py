@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from data.batches.samplers import EvalBatchSampler, TrainBatchSampler
 from data.errors import DataError
-from data.samples.dataset import Batch, EvalDataset, TrainDataset
+from data.samples.batch import Batch
+from data.samples.dataset import EvalDataset, TrainDataset
 
 # Forked workers share the pages of the index and start in milliseconds; they never touch CUDA. The system libraries of
 # macOS do not outlive a fork.

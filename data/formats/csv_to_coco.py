@@ -28,18 +28,7 @@ def to_coco(rows: Sequence[Row], csv_path: Path, images: Path, names: Path | Non
         file_of[row.image] = file_of[row.image] or files.find(row, csv_path)
     listed = sorted({*file_of.values(), *(files.all if empty else ())})
     image_ids = {name: number for number, name in enumerate(listed, start=1)}
-    headers = read_headers([f"{images}/{name}" for name in listed]).tolist()
-    stored = {name: (height, width) for name, (height, width, _) in zip(listed, headers, strict=True)}
-    sizes = {
-        name: (width, height) if tag > 4 else (height, width)
-        for name, (height, width, tag) in zip(listed, headers, strict=True)
-    }
-    for row in rows:
-        name = file_of[row.image]
-        if row.size is not None and row.size != sizes[name] and stored[name][0] > 0:
-            if row.size != stored[name]:
-                raise DataError(_other_size(row, csv_path, name, stored[name]))
-            sizes[name] = row.size
+    sizes = _sizes(rows, csv_path, images, listed, file_of)
     by_name = class_order([row.class_name for row in rows if row.class_name is not None], names)
     boxes = [row for row in rows if row.xywh is not None]
     are_fractions = all(0 <= value <= 1 for row in boxes for value in row.xywh or ())
@@ -76,6 +65,25 @@ def to_coco(rows: Sequence[Row], csv_path: Path, images: Path, names: Path | Non
         "annotations": annotations,
         "categories": [{"id": number, "name": name} for number, name in sorted(set(by_name.values()))],
     }
+
+
+def _sizes(
+    rows: Sequence[Row], csv_path: Path, images: Path, listed: Sequence[str], file_of: dict[str, str]
+) -> dict[str, tuple[int, int]]:
+    """Height and width of each listed image, as an EXIF tag turns it unless its rows give the stored size."""
+    headers = read_headers([f"{images}/{name}" for name in listed]).tolist()
+    stored = {name: (height, width) for name, (height, width, _) in zip(listed, headers, strict=True)}
+    sizes = {
+        name: (width, height) if tag > 4 else (height, width)
+        for name, (height, width, tag) in zip(listed, headers, strict=True)
+    }
+    for row in rows:
+        name = file_of[row.image]
+        if row.size is not None and row.size != sizes[name] and stored[name][0] > 0:
+            if row.size != stored[name]:
+                raise DataError(_other_size(row, csv_path, name, stored[name]))
+            sizes[name] = row.size
+    return sizes
 
 
 def _other_size(row: Row, csv_path: Path, name: str, size: tuple[int, int]) -> str:

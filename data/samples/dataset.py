@@ -6,65 +6,28 @@ or what came before. It is drawn in two parts: a plan (data/samples/plan.py), th
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from data.augment_config import AugmentConfig, Colour
 from data.config import Resize
-from data.geometry import Boxes, Image, Matrix, Size, visible_boxes
+from data.geometry import Image, Matrix, Size, visible_boxes
 from data.images.source import ImageSource
 from data.index.annotations import Annotations
-from data.samples.colour import change_colour, network_input
+from data.samples.batch import Batch, empty_images, make_batch, target_rows
+from data.samples.colour import change_colour
 from data.samples.copy_paste import ObjectChoice, Paste, hidden_share, paste_pixels
 from data.samples.labels import Labels
 from data.samples.letterbox import PAD_VALUE, resize_into
 from data.samples.plan import Picture, Plan, Request, draw_plan
 from data.samples.tiles import UprightTile, WarpedTile, tile_of
-
-
-@dataclass
-class Batch:
-    """B samples of one size with T boxes in all."""
-
-    images: Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
-    targets: Tensor  # float32 (T, 6): position in the batch, class, cx, cy, w, h in pixels of these images
-    indices: Tensor  # int64 (B,) positions in the data set
-    letterboxes: Tensor  # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; (0, 4) for training samples
-    gains: Tensor  # float32 (B, 3) of hue, saturation and value, for network_input to apply; (0, 3): none
-
-    def network_input(self) -> Tensor:
-        """The images as floats in 0..1, with the gains applied, on the batch's device."""
-        return network_input(self.images, self.gains)
-
-    def pin_memory(self) -> Batch:
-        """The batch in page-locked memory; the loader calls this."""
-        return Batch(**{field.name: getattr(self, field.name).pin_memory() for field in fields(self)})
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        """The batch on a device."""
-        return Batch(
-            **{field.name: getattr(self, field.name).to(device, non_blocking=non_blocking) for field in fields(self)}
-        )
-
-    def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
-        # From a worker only the images travel as shared memory: for each such tensor the training process asks the
-        # worker, which is busy with the next batch.
-        small = [getattr(self, field.name).numpy() for field in fields(self)[1:]]
-        return _receive, (self.images, *small)
-
-
-def _receive(images: Tensor, *small: np.ndarray) -> Batch:
-    return Batch(images, *map(torch.from_numpy, small))
 
 
 class Tile(NamedTuple):
@@ -114,7 +77,7 @@ class TrainDataset(Dataset[Batch]):
 
         An image that shows in several of the samples is decoded once.
         """
-        buffer = _empty_images(requests)
+        buffer = empty_images(requests)
         plans = [self.plan(request) for request in requests]
         pictures = [[_visible_tiles(picture, plan.size) for picture in plan.all_pictures()] for plan in plans]
         images = _BatchImages(self.images, [tile for sample in pictures for tiles in sample for tile in tiles])
@@ -125,7 +88,7 @@ class TrainDataset(Dataset[Batch]):
         on_device = self.augment.colour == Colour.device
         gains = np.array([plan.gains for plan in plans] if on_device else [], dtype=np.float32)
         targets = self._targets(drawn, plans[0].size)
-        return _batch(buffer, requests, targets, gains=torch.from_numpy(gains.reshape(-1, 3)))
+        return make_batch(buffer, requests, targets, gains=torch.from_numpy(gains.reshape(-1, 3)))
 
     def plan(self, request: Request) -> Plan:
         """The plan of one sample."""
@@ -164,7 +127,7 @@ class TrainDataset(Dataset[Batch]):
                 kept &= ~of_donor | np.isin(rows, sample.paste.rows)
                 below = np.flatnonzero((samples == number) & ~of_donor)
                 kept[below] &= hidden_share(clipped[below], sample.paste.mask) < 1 - self.augment.min_visible
-        return _target_rows(samples[kept], classes[kept], clipped[kept])
+        return target_rows(samples[kept], classes[kept], clipped[kept])
 
 
 def _draw_picture(canvas: Image, tiles: list[Tile], images: _BatchImages) -> list[Tile]:
@@ -229,7 +192,7 @@ class EvalDataset(Dataset[Batch]):
 
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
         """The batch of these requests, which must ask for one size. Torch's loader calls this once per batch."""
-        buffer = _empty_images(requests)
+        buffer = empty_images(requests)
         targets, letterboxes = [], []
         for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
             image = self.images.read(request.index)
@@ -237,36 +200,7 @@ class EvalDataset(Dataset[Batch]):
                 image = np.full((*self.annotations.sizes[request.index], 3), PAD_VALUE, dtype=np.uint8)
             box = resize_into(canvas, image, self.resize, self.upscale)
             classes, boxes = self.annotations.training_boxes(request.index)
-            targets.append(_target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
+            targets.append(target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
             letterboxes.append(box)
         how = torch.tensor(letterboxes, dtype=torch.float64)
-        return _batch(buffer, requests, np.concatenate(targets), letterboxes=how)
-
-
-def _empty_images(requests: Sequence[Request]) -> Tensor:
-    """Memory for the images of a batch, uint8 (B, H, W, 3); in a worker it is shared with the training process."""
-    height, width = requests[0].height, requests[0].width
-    assert all((request.height, request.width) == (height, width) for request in requests), "one size per batch"
-    shape = (len(requests), height, width, 3)
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8)
-    # As torch's own collate function does: a tensor that is not shared yet would be copied when it is sent.
-    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape))
-    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
-
-
-def _target_rows(samples: NDArray[np.int64], classes: NDArray[np.int32], boxes_xyxy: Boxes) -> NDArray[np.float32]:
-    """Rows (T, 6) of sample, class, cx, cy, w, h."""
-    low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
-    columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
-    return np.concatenate(columns, axis=1, dtype=np.float32)
-
-
-def _batch(buffer: Tensor, requests: Sequence[Request], targets: NDArray[np.float32], **more: Tensor) -> Batch:
-    nothing = {"letterboxes": torch.empty((0, 4), dtype=torch.float64), "gains": torch.empty((0, 3))}
-    return Batch(
-        images=buffer.permute(0, 3, 1, 2),
-        targets=torch.from_numpy(targets),
-        indices=torch.tensor([request.index for request in requests]),
-        **nothing | more,
-    )
+        return make_batch(buffer, requests, np.concatenate(targets), letterboxes=how)

@@ -232,7 +232,7 @@ FAULTS = {
     "worker-killed": Fault("a worker is killed -9", 1, partial(strike, FORWARD, kill_worker, call=3)),
     "worker-hangs": Fault("a worker hangs", 1, partial(strike, ITEMS, frozen, call=3), may_wait=15),
     "first-batch": Fault("the first batch is read", 0, partial(strike, ITEMS, error), ("data.workers=0",)),
-    "transfer": Fault("a batch goes to the device", 1, partial(strike, "data.samples.dataset.Batch.to", error, call=3)),
+    "transfer": Fault("a batch goes to the device", 1, partial(strike, "data.samples.batch.Batch.to", error, call=3)),
     "forward": Fault("forward pass of step 3", 1, partial(strike, FORWARD, error, call=3)),
     "loss-0": Fault("assertion in the first loss", 0, partial(strike, LOSS, failed)),
     "loss-1": Fault("assertion in the loss of step 3", 1, partial(strike, LOSS, failed, call=3)),
