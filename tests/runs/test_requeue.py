@@ -53,8 +53,15 @@ def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_more_to_do(
-    number: signal.Signals, shapes: Path, tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals,
+    shapes: Path,
+    tmp_path: Path,
+    marker: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup the suite inherits an ignored SIGHUP
+    request.addfinalizer(lambda: signal.signal(number, before))
     run, config = tmp_path / "run", options(shapes, tmp_path / "run")
     seen = []
     write_text = Path.write_text

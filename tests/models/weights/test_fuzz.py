@@ -126,7 +126,7 @@ def test_damaged_darknet_weights(tmp_path: Path) -> None:
         assert outcomes[f"{name} refused"] == 30, outcomes
     assert outcomes["not_finite refused"] >= 20, "all but those planted in heads that are left out"
     assert outcomes["other_header_bytes loaded"] >= 5, "seen may be any number"
-    with pytest.raises(ModelError, match=r"is a folder\. fix:"):
+    with pytest.raises(CheckpointError, match=r"has no checkpoints/best\.pt\. fix:"):
         load_initial_weights(small(), tmp_path, False)
     (tmp_path / "huge.weights").write_bytes(good)
     with (tmp_path / "huge.weights").open("r+b") as file:
