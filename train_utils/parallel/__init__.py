@@ -1,1 +1,1 @@
-"""How do several processes train one model: gradient sync, batch statistics, and the time spent waiting?"""
+"""How do ranks train one model: gradient sync, batch statistics, time spent waiting?"""

@@ -1,9 +1,9 @@
-"""A batch as its images, on which torch acts one by one, so that an image's numbers do not depend on the others.
+"""A batch that torch computes image by image, so an image's bits do not depend on the others.
 
-Kernels for eight images add up otherwise than those for four, and vector instructions and the plain ones for what is
-left of an array differ in the last bit of an exponential. A network that is called with ``Images`` in place of a tensor
-computes every operator for one image at a time, whatever its layers are (torch's override protocol), so its bits are
-the same wherever the image is computed. Batch norm alone looks at all of them: see sync_batchnorm.py.
+A kernel sums eight images in another order than four, and vector and scalar instructions differ in
+the last bit of an exponential. A network called with ``Images`` instead of a tensor computes every
+operator for one image at a time, whatever its layers are (torch's override protocol). An image then
+gives the same bits on any rank. Only batch norm looks at all images: see sync_batchnorm.py.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ OPERATORS = "add radd sub rsub mul rmul truediv rtruediv mod pow rpow neg gt ge 
 
 
 class Images:
-    """The tensors of one batch, one for each image, with the attributes, methods and operators of a tensor.
+    """One tensor for each image of a batch, with the attributes and operators of a tensor.
 
-    What is no tensor, such as a shape or dtype, must be the same for all images. ``random_states`` are the states of
-    the CPU's generator with which each image draws numbers; they move on as it does. Other tensors that meet these
-    serve all images.
+    Results that are not tensors, such as a shape or dtype, must be equal for all images.
+    ``random_states`` holds a CPU generator state for each image, which advances as the image draws
+    numbers. Plain tensors in an operation are used for every image.
     """
 
-    __iter__ = None  # a tensor's would go over its first dimension, of size 1
+    __iter__ = None  # a tensor would iterate over its first dimension, of size 1
 
     def __init__(self, each: Sequence[Any], random_states: list[Tensor]) -> None:
         self.each = tuple(each)
@@ -36,7 +36,7 @@ class Images:
     def __torch_function__(
         cls, function: Callable[..., Any], _: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
     ) -> Any:
-        """Call a function of torch once for each image."""
+        """Call a torch function once for each image."""
         states = _first([*arguments, *(named or {}).values()]).random_states
         outside = torch.default_generator.get_state()
         results = []
@@ -75,7 +75,7 @@ def _first(value: Any) -> Any:
 
 
 def _pick(value: Any, image: int) -> Any:
-    """Nested sequences with each Images replaced by the tensor of one image."""
+    """Replace each Images in nested sequences by the tensor of one image."""
     if isinstance(value, Images):
         return value.each[image]
     if type(value) in (tuple, list):
@@ -84,7 +84,7 @@ def _pick(value: Any, image: int) -> Any:
 
 
 def _together(results: list[Any], random_states: list[Tensor]) -> Any:
-    """What a function gave for each image, as what it gives for all."""
+    """Merge the results of a function for each image into one result for all."""
     first = results[0]
     if isinstance(first, Tensor):
         return Images(results, random_states)

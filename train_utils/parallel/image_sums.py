@@ -1,9 +1,9 @@
-"""Gradients that are sums over images in an order that makes no difference: on a CPU.
+"""Gradients on a CPU that do not depend on the order in which images are summed.
 
-Two processes with four images each round otherwise than one with eight, and a deep network multiplies that (docs/
-results.md). Here every image passes the network and the loss by itself (by_image.py); its gradients are rounded to
-multiples of one small number and summed in float64, where sums of such multiples are exact. So the update has the same
-bits at any number of processes.
+Two ranks with four images each round differently from one rank with eight, and a deep network
+amplifies the difference (docs/results/). Here every image passes through the network and the loss
+alone (by_image.py). Its gradients are rounded to multiples of one small number and summed in
+float64, where such sums are exact. The update then has the same bits at any number of ranks.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from torch import Tensor, nn
 from train_utils.parallel.by_image import Images
 from train_utils.parallel.sync_batchnorm import GlobalBatchNorm2d
 
-# Of this are gradients multiples before they are summed: 4e-12, which no optimiser's step feels in a float32 weight.
-# Sums are exact up to 2**53 times as much, 32,768; beyond, they are rounded as any sum is.
+# Gradients are rounded to multiples of 4e-12, too small to matter for a float32 weight. Sums are
+# exact up to 2**53 multiples, 32,768; above, they round like any sum.
 QUANTUM = 2.0**-38
 EXACT_BELOW = 2.0**53 * QUANTUM
-EXCHANGED = 2**20  # numbers at a time, 8 MiB
-ROUNDER = 1.5 * 2**52 * QUANTUM  # added and taken away again it rounds to a multiple: what float64 has no digits for
+EXCHANGED = 2**20  # values in one exchange, 8 MiB
+ROUNDER = 1.5 * 2**52 * QUANTUM  # adding and subtracting it rounds to a multiple of QUANTUM
 
 SumOverRanks = Callable[[Tensor], Tensor]
 
 
 class GradientSums:
-    """The gradients of one step, in float64, by parameter."""
+    """The summed float64 gradients of one step, by parameter."""
 
     def __init__(self) -> None:
         self._sums: dict[Tensor, Tensor] = {}
 
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Add the ``gradient`` of some images: (images, *the parameter's shape)."""
+        """Add the gradients of some images: (images, *parameter shape)."""
         gradient = (gradient.double() + ROUNDER) - ROUNDER
         total = gradient[0] if len(gradient) == 1 else gradient.sum(0)
         if parameter in self._sums:
@@ -48,26 +48,28 @@ class GradientSums:
             self._sums[parameter] = total
 
     def take(self, parameter: Tensor, alias: Tensor) -> None:
-        """Add the gradient of one image that autograd left in ``alias``, which stood for the parameter."""
+        """Add the gradient of one image, left by autograd in the parameter's ``alias``."""
         assert alias.grad is not None
         self.add(parameter, alias.grad[None])
         alias.grad = None
 
     def finish(self, model: nn.Module, sum_over_ranks: SumOverRanks) -> None:
-        """Give each parameter that is trained the sum over all ranks; all ranks call this together. One whose layer
-        took no part on this rank counts as zero here."""
+        """Sum over all ranks and store the result in ``.grad`` of each trainable parameter.
+
+        All ranks must call this together. A layer that was not used on this rank adds zero.
+        """
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for group in _groups(trained):
             totals = sum_over_ranks(torch.cat([self._total(parameter).flatten() for parameter in group]))
             for parameter, total in zip(group, totals.split([p.numel() for p in group]), strict=True):
                 assert parameter.grad is None, "this gradient went past the sums"
-                parameter.grad = torch.empty_like(parameter)  # in its memory format
+                parameter.grad = torch.empty_like(parameter)  # keeps the memory format
                 parameter.grad.copy_(total.view(parameter.shape))
             if EXACT_BELOW <= (largest := float(totals.abs().max())) < math.inf:
                 warnings.warn(
-                    f"train.deterministic: a gradient of {largest:.3g} is summed with rounding, since it is"
-                    f" {EXACT_BELOW:g} or more: with another number of processes the last bits may differ. fix: a"
-                    " lower weight of the loss",
+                    f"train.deterministic: a gradient of {largest:.3g} is not below {EXACT_BELOW:g}, so its sum is"
+                    " rounded, and the last bits may differ with another number of ranks. fix: a lower weight of"
+                    " the loss",
                     stacklevel=2,
                 )
 
@@ -76,11 +78,11 @@ class GradientSums:
         return torch.zeros(parameter.shape, dtype=torch.float64) if total is None else total
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GradientSums:
-        return GradientSums()  # of a copied model: its parameters are others
+        return GradientSums()  # a copied model has its own parameters
 
 
 def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """The parameters in their order, so many together as make one exchange worth while."""
+    """Split the parameters, in order, into groups large enough for one exchange."""
     group: list[nn.Parameter] = []
     for parameter in parameters:
         group.append(parameter)
@@ -95,12 +97,12 @@ def _groups(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 def _one_of_each_parameter_for_each_image(
     model: nn.Module, sums: GradientSums, random_states: list[Tensor]
 ) -> Iterator[None]:
-    """Inside, parameters that are trained are Images of aliases, whose gradients go to ``sums`` image by image."""
+    """Replace trainable parameters by one alias per image, whose gradients go to ``sums``."""
     aliases: dict[Tensor, Images] = {}
     replaced: list[tuple[dict[str, Any], str, nn.Parameter]] = []
     for module in model.modules():
         if isinstance(module, GlobalBatchNorm2d) and module.training:
-            continue  # it adds to the sums by itself
+            continue  # it adds to the sums itself
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.requires_grad:
                 continue
@@ -120,11 +122,10 @@ def _one_of_each_parameter_for_each_image(
 
 
 class ImageSummed(nn.Module):
-    """A model that computes every image by itself, whose gradients are summed image by image over all ranks; in place
-    of DistributedDataParallel.
+    """Replaces DistributedDataParallel: computes image by image, with exact gradient sums.
 
-    Each rank calls backward on its share of the loss: the shares are summed, not averaged. Layers that draw numbers,
-    such as dropout, draw those of an image from ``seed``, the step and its position in the data set.
+    Each rank calls backward on its share of the loss; shares are summed, not averaged. Layers such
+    as dropout draw an image's numbers from ``seed``, the step and its position in the data set.
     """
 
     def __init__(self, module: nn.Module, sum_over_ranks: SumOverRanks, seed: int) -> None:
@@ -143,11 +144,11 @@ class ImageSummed(nn.Module):
                 layer.sums = self.sums
 
     def begin(self, step: int, indices: Sequence[int]) -> None:
-        """Say which step follows, and the positions in the data set of the images of its next micro-batch."""
+        """Set the step and the data-set positions of the next micro-batch's images."""
         self.step, self.indices = step, indices
 
     def forward(self, images: Tensor) -> list[Images]:
-        """The maps of the module for (batch, channels, height, width)."""
+        """The module's raw maps for (batch, channels, height, width)."""
         states = [self._random_state(index) for index in self.indices or range(len(images))]
         outside = torch.default_generator.get_state()
         with _one_of_each_parameter_for_each_image(self.module, self.sums, states):
@@ -156,7 +157,7 @@ class ImageSummed(nn.Module):
         return maps
 
     def finish(self) -> None:
-        """Give the parameters the gradients of the step, behind its last backward pass."""
+        """Store the gradients of the step; call after its last backward pass."""
         self.sums.finish(self.module, self.sum_over_ranks)
 
     def _random_state(self, index: int) -> Tensor:
@@ -165,9 +166,9 @@ class ImageSummed(nn.Module):
 
 
 class ImagewiseLoss:
-    """A loss of whole micro-batches, called once for each image as if each were a rank's: its shares add up so.
+    """Calls a loss once for each image, as if each image were a rank; its shares add up.
 
-    ``loss`` is called as in engine.train_one_epoch. Its maps here are those of ImageSummed.
+    ``loss`` takes the arguments that loop/train_epoch.py passes; raw maps come from ImageSummed.
     """
 
     def __init__(self, loss: Callable[..., Any]) -> None:
@@ -181,7 +182,7 @@ class ImagewiseLoss:
         sum_over_ranks: SumOverRanks,
         world_size: int,
     ) -> Any:
-        """The loss's own parts, each summed over the images of this rank."""
+        """The parts of the loss, summed over the images of this rank."""
         count = len(raw_maps[0].each)
         counted: list[Tensor] = []
 
@@ -202,14 +203,14 @@ class ImagewiseLoss:
             return tensor
 
         with torch.no_grad():
-            of_images(note)  # for what each would have summed over the ranks
+            of_images(note)  # collects what each image would sum over ranks
         total = sum_over_ranks(torch.stack(counted).sum(0))
         parts = of_images(lambda _: total)
         return type(parts[0])(*(torch.stack(summands).sum() for summands in zip(*parts, strict=True)))
 
 
 def _targets_of(targets: Tensor, image: int) -> Tensor:
-    """The rows (t, 6) of one image, as those of a batch of its own."""
+    """The target rows (t, 6) of one image, renumbered as a batch of one."""
     rows = targets[targets[:, 0] == image]
     rows[:, 0] = 0
     return rows

@@ -1,8 +1,8 @@
-"""Batch normalisation with the statistics of the micro-batches of all processes, for devices without a kernel for it.
+"""Batch norm with statistics over all ranks, on CPUs.
 
-torch has nn.SyncBatchNorm on CUDA only. The formulas are those of Ioffe & Szegedy 2015 with sums over the images and
-positions of all ranks. Each image is summed by itself, and sums over images add the sorted numbers: so all ranks hold
-the same statistics to the last bit, whichever rank has which image.
+torch has nn.SyncBatchNorm on CUDA only. The formulas are those of Ioffe & Szegedy 2015, summed over
+the images and positions of all ranks. Each image is summed alone, and sums over images add sorted
+values, so all ranks get the same bits, whichever rank has which image.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ Stack = Callable[[Tensor], Tensor]  # a tensor of one shape on all ranks -> (ran
 
 
 class Sums(Protocol):
-    """Where gradients go that are summed elsewhere: see image_sums.GradientSums."""
+    """Collects gradients outside of autograd; see image_sums.GradientSums."""
 
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Add the gradient of some images: (images, *the parameter's shape)."""
+        """Add the gradients of some images: (images, *parameter shape)."""
 
 
 POSITIONS = (2, 3)  # of (batch, channels, rows, columns)
 
 
 class Statistics(NamedTuple):
-    """Of a map (batch, channels, rows, columns), over all ranks."""
+    """Statistics of a map (batch, channels, rows, columns) over all ranks."""
 
     mean: Tensor  # (channels,) float64
     variance: Tensor  # (channels,) float64, biased
-    elements: float  # of a channel
+    elements: float  # in each channel
 
 
 class GlobalBatchNorm2d(nn.BatchNorm2d):
-    """nn.BatchNorm2d whose training statistics are those of the maps of all ranks, as many on each; sizes may differ.
+    """nn.BatchNorm2d with training statistics over all ranks.
 
-    Takes over the parameters, statistics and mode of ``norm``, and has its state dict. In evaluation it is plain
-    batch normalisation. Forward and backward each call ``stack_over_ranks`` once, so all ranks must run both, in the
-    same order. Input of float32, float64 or, beside float32 parameters, bfloat16; its memory format is kept. Where
-    ``sums`` is set, the gradients of weight and bias go there and not to their ``.grad``. Of ``Images`` each is
-    computed by itself.
+    Takes over the parameters, statistics, mode and state dict of ``norm``. Ranks must have equally
+    many images; image sizes may differ. In evaluation it is plain batch norm. Forward and backward
+    each call ``stack_over_ranks`` once, so all ranks must run both in the same order. Input is
+    float32, float64, or bfloat16 with float32 parameters; its memory format is kept. If ``sums`` is
+    set, the gradients of weight and bias go there instead of ``.grad``. ``Images`` are computed one
+    by one.
     """
 
     def __init__(self, norm: nn.BatchNorm2d, stack_over_ranks: Stack) -> None:
@@ -59,7 +60,7 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
         self.sums: Sums | None = None
 
     def forward(self, input: Any) -> Any:
-        """Normalise (batch, channels, rows, columns); in training the running statistics move as in torch."""
+        """Normalise (batch, channels, rows, columns); update running statistics as torch does."""
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
@@ -73,7 +74,7 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
 
     @torch.no_grad()
     def _follow(self, statistics: Statistics) -> None:
-        """Move the running statistics, of which the variance is the unbiased one."""
+        """Update the running statistics; the running variance is unbiased."""
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
         assert self.num_batches_tracked is not None
         unbiased = statistics.variance * (statistics.elements / (statistics.elements - 1))
@@ -83,10 +84,11 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
 
 
 def global_statistics(maps: Sequence[Tensor], like: Tensor, stack_over_ranks: Stack) -> Statistics:
-    """Mean and variance over all ranks of ``maps``, the parts (images, channels, rows, columns) of a batch.
+    """Mean and variance over all ranks of ``maps``: parts (images, channels, rows, columns).
 
-    Merged by the formula of Chan et al. 1979, which loses no digits where the mean is large. ``like``: a tensor
-    (channels,) in the format of the parameters. Raises ValueError where all ranks together have one value a channel.
+    Merges them by the formula of Chan et al. 1979, which loses no digits for large means. ``like`` is a
+    (channels,) tensor of the parameters' dtype. Raises ValueError if all ranks together have a
+    single value in each channel.
     """
     parts = torch.cat([_moments(part, like.dtype) for part in maps])
     means, squares, counts = stack_over_ranks(parts).flatten(0, 1).unbind(1)  # (images, channels) each
@@ -99,28 +101,27 @@ def global_statistics(maps: Sequence[Tensor], like: Tensor, stack_over_ranks: St
 
 
 def _moments(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of each image and channel of x the mean, the squares around it and the number of positions: (images, 3, channels)
-    in float64.
+    """Mean, squared deviations and position count per image and channel.
 
-    Image by image in the format of the parameters, over images in float64: then the dealing of images to ranks has no
-    say in the statistics.
+    Returns (images, 3, channels) in float64. Sums within an image use the parameters' dtype, so
+    the statistics do not depend on how images are dealt to ranks.
     """
     per_image = x.numel() // (x.shape[0] * x.shape[1])
     means = x.sum(POSITIONS, dtype=dtype, keepdim=True) / per_image
     centred = x - means
     means = means.flatten(1).double()
-    shifts = centred.sum(POSITIONS).double() / per_image  # what rounding left of the means
+    shifts = centred.sum(POSITIONS).double() / per_image  # rounding error of the means
     squares = centred.square_().sum(POSITIONS).double() - per_image * shifts.square()
     return torch.stack((means + shifts, squares, torch.full_like(means, per_image)), dim=1)
 
 
 def _sum_over_images(values: Tensor) -> Tensor:
-    """Sum of (images, channels), rounded alike in whatever order the images come."""
+    """Sum (images, channels) over images with rounding that ignores their order."""
     return values.sort(dim=0).values.sum(0)
 
 
 class _Normalise(torch.autograd.Function):
-    """weight * (x - mean) / sqrt(variance + eps) + bias, with the gradient that also flows through the statistics."""
+    """weight * (x - mean) / sqrt(variance + eps) + bias; gradients pass the statistics too."""
 
     @staticmethod
     def forward(
@@ -148,7 +149,8 @@ class _Normalise(torch.autograd.Function):
             grad_weight, grad_bias = parts.sum(0).to(weight.dtype)
         of_weight, of_bias = map(_sum_over_images, layer.stack_over_ranks(parts).flatten(0, 1).unbind(1))
         of_weight, of_bias = of_weight / ctx.elements, of_bias / ctx.elements
-        # d loss / dx = factor * (grad - of_bias - (x - mean) * scale * of_weight) as grad * a + x * b + c
+        # d loss / dx = weight * scale * (grad - of_bias - (x - mean) * scale * of_weight)
+        #             = grad * a + x * b + c
         a = (weight * scale).double()
         b = -a * scale64 * of_weight
         c = -a * of_bias - b * mean.double()
@@ -161,7 +163,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _products(x: Tensor, grad: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """Of each image the gradients of weight and bias, (images, 2, channels) in float64."""
+    """Gradients of weight and bias per image: (images, 2, channels) in float64."""
     centred = x - mean.view(1, -1, 1, 1)
     of_weight = centred.mul_(grad).sum(POSITIONS).double() * scale
     return torch.stack((of_weight, grad.sum(POSITIONS, dtype=mean.dtype).double()), dim=1)

@@ -1,10 +1,11 @@
-"""Measures how long a process waits for the others in the steps of an epoch.
+"""Measure how long a rank waits for its peers in the steps of an epoch.
 
-On a CPU an exchange blocks the process, so the clock of the host tells: the exchange at the end of a step, sums in the
-loss, statistics of batch norm, and what of the sum of gradients is left when the last gradient is there. On CUDA the
-host only queues work. There pairs of events in the queue of the device enclose the same places, and are read once a
-step, when the loop has waited for the device anyway; a layer of synchronised batch norm then counts with its own small
-computation, which is alike on all ranks. Nothing is exchanged and no device is waited for to measure.
+Four places count: the exchange at the end of a step, sums in the loss, batch-norm statistics, and
+the part of the gradient sync that outlasts the backward pass. On a CPU these block, so the host's
+clock measures them. On CUDA the host only queues work, so pairs of device events enclose the same
+places. They are read once per step, after the loop has waited for the device anyway. There a
+SyncBatchNorm layer counts as a whole, with its small computation. Measuring itself never exchanges
+data or waits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class WaitClock:
-    """Counts ``seconds``. As a context it counts its body; ``begin`` and ``end`` enclose work of the device."""
+    """Adds up ``seconds``: as a context its body, with ``begin`` and ``end`` device work."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds = 0.0
@@ -30,7 +31,7 @@ class WaitClock:
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def restart(self) -> None:
-        """Count from 0."""
+        """Reset to 0."""
         self.seconds = 0.0
         self._spans.clear()
         self._since = None
@@ -43,7 +44,7 @@ class WaitClock:
         self.seconds += time.perf_counter() - self._entered
 
     def timed(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        """``function``, with all of its time counted."""
+        """Wrap ``function`` so that all of its time counts."""
 
         def counted(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
             with self:
@@ -52,11 +53,11 @@ class WaitClock:
         return counted
 
     def begin(self, *_: object) -> None:
-        """From here on this process waits; takes whatever a hook is called with."""
+        """Start counting; takes any arguments, so it can serve as a hook."""
         self._since = self._mark()
 
     def end(self, *_: object) -> None:
-        """Up to here; without a ``begin`` before it nothing is counted."""
+        """Stop counting; does nothing without a ``begin``."""
         since, self._since = self._since, None
         if isinstance(since, float):
             self.seconds += time.perf_counter() - since
@@ -66,7 +67,7 @@ class WaitClock:
             self._spans.append((since, now))
 
     def read_device(self) -> None:
-        """Add what the events tell. To be called when the device has done all that was queued."""
+        """Add the time between events; call once the device has finished all queued work."""
         self.seconds += sum(begin.elapsed_time(end) for begin, end in self._spans) / 1000
         self._spans.clear()
 

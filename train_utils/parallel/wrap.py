@@ -1,4 +1,4 @@
-"""Wrapping a model so that all processes train one model; each function leaves it alone in a single process."""
+"""Wrap a model so that all ranks train it together; a single rank keeps it as it is."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from train_utils.processes.world import World
 
 
 def convert_sync_batchnorm(model: nn.Module, world: World, stack_over_ranks: Stack) -> nn.Module:
-    """The model, changed in place, with batch-norm statistics over all processes: torch's SyncBatchNorm on CUDA, which
-    exists there only, else GlobalBatchNorm2d with ``stack_over_ranks``. Names and state dict stay as they are.
+    """Change batch norm in place to statistics over all ranks; names and state dict are kept.
 
-    On a CPU this holds for one process, too: torch's own kernel has statistics that are off by 1e-5 there (docs/
-    results.md), which the network multiplies, so one process would train another model than two.
+    On CUDA this is torch's SyncBatchNorm, which exists there only, else GlobalBatchNorm2d with
+    ``stack_over_ranks``. On a CPU a single rank needs it too: the statistics of torch's kernel are
+    off by 1e-5 (docs/results/), the network amplifies that, and one rank would train another model
+    than two.
     """
     if world.device.type == "cuda" and world.world_size == 1:
         return model
@@ -35,7 +36,7 @@ def convert_sync_batchnorm(model: nn.Module, world: World, stack_over_ranks: Sta
 
 
 def own_statistics(model: nn.Module) -> set[str]:
-    """Names of the buffers that each process measures on its own images: none after ``convert_sync_batchnorm``."""
+    """Names of per-rank statistics buffers; none after ``convert_sync_batchnorm``."""
     return {
         f"{name}.{buffer}"
         for name, module in model.named_modules()
@@ -47,7 +48,7 @@ def own_statistics(model: nn.Module) -> set[str]:
 def wrap_model(
     model: nn.Module, world: World, seed: int | None, sum_over_ranks: Callable[[Tensor], Tensor]
 ) -> nn.Module:
-    """The model with gradients of all processes. With a ``seed``, on a CPU: the same bits at any number of them."""
+    """Sync gradients over ranks; with ``seed`` on a CPU, the same bits at any rank count."""
     if seed is not None and world.device.type == "cpu":
         return ImageSummed(model, sum_over_ranks, seed)
     if world.world_size == 1:
@@ -57,16 +58,16 @@ def wrap_model(
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         gradient_as_bucket_view=True,  # saves one copy of the gradients
     )
-    # Buffers are made equal once, above. Synchronised statistics stay so by themselves; others play no part in
-    # training, and those of rank 0 are kept. (As an argument this would also leave out the first time.)
+    # The constructor made buffers equal; as its argument this would skip that. Synchronised
+    # statistics stay equal. Others do not affect training, and those of rank 0 are kept.
     wrapped.broadcast_buffers = False
     return wrapped
 
 
 def time_waiting(model: nn.Module, clock: WaitClock) -> None:
-    """Have ``clock`` count what a model of ``wrap_model`` waits for other processes in forward and backward passes.
+    """Let ``clock`` count the time a model of ``wrap_model`` waits for peers in both passes.
 
-    Whoever runs the backward pass calls ``clock.end`` behind it. Values stay as they are to the last bit.
+    The caller must call ``clock.end`` after the backward pass. No value changes.
     """
     if isinstance(model, ImageSummed):
         model.sum_over_ranks = clock.timed(model.sum_over_ranks)
@@ -78,18 +79,18 @@ def time_waiting(model: nn.Module, clock: WaitClock) -> None:
         elif isinstance(module, nn.SyncBatchNorm):
             _time_layer(module, clock)
     if isinstance(model, DistributedDataParallel):
-        # The gradient that comes last is that of the first layer; what is not summed by then has to be waited for.
+        # The first layer's gradient comes last. What is not synced by then has to be waited for.
         first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
         first.register_post_accumulate_grad_hook(clock.begin)
 
 
 def _time_layer(layer: nn.Module, clock: WaitClock) -> None:
-    """Count both passes of a layer that exchanges something in the middle of its computation."""
+    """Count both passes of a layer that exchanges data in the middle of its computation."""
 
     def after(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         clock.end()
         if output.requires_grad and inputs[0].requires_grad:
-            output.register_hook(lambda _: clock.begin())  # its gradient is there: the backward pass of the layer
+            output.register_hook(lambda _: clock.begin())  # the layer's backward pass starts
             inputs[0].register_hook(lambda _: clock.end())
 
     def before(*_: Any) -> None:
@@ -100,20 +101,21 @@ def _time_layer(layer: nn.Module, clock: WaitClock) -> None:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside ``wrap_model``, whose state dict has no ``module.`` in its names."""
+    """The model inside ``wrap_model``, without ``module.`` in its state dict's names."""
     return model.module if isinstance(model, (DistributedDataParallel, ImageSummed)) else model
 
 
 def loss_factor(model: nn.Module, world: World) -> int:
-    """What a rank multiplies its share of the loss by before it calls backward: DDP averages over the ranks."""
+    """Factor for a rank's share of the loss before backward, because DDP averages over ranks."""
     return world.world_size if isinstance(model, DistributedDataParallel) else 1
 
 
 @contextmanager
 def gradient_exchange(model: nn.Module, last: bool, step: int = 0, indices: Sequence[int] = ()) -> Iterator[None]:
-    """Context of one micro-batch's forward and backward: gradients travel with the ``last`` one of a step only.
+    """Run one micro-batch's forward and backward; sync gradients only for a step's ``last`` one.
 
-    ``step`` and ``indices`` (positions of the images in the data set) say what an ImageSummed model draws numbers from.
+    An ImageSummed model draws random numbers from ``step`` and ``indices``, the positions of the
+    images in the data set.
     """
     if isinstance(model, ImageSummed):
         model.begin(step, indices)
