@@ -1,4 +1,4 @@
-"""Groups of real processes, each started once by every kind of launcher; what they do is in worker.py."""
+"""Groups of real processes under every kind of launcher; worker.py is what they run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SECONDS = 120
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """The environment without what a launcher of the tests themselves may have left in it."""
+    """The environment without the variables of a launcher that started the tests."""
     launchers = ("SLURM_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PET_")
     ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(launchers) and key not in ranks}
@@ -46,9 +46,9 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 def run_together(scenario: str, folder: Path, environments: Sequence[dict[str, str]]) -> dict[int, dict[str, Any]]:
-    """Run a worker in each environment, wait for all, return their reports by rank (none of those killed).
+    """Run a worker in each environment and return the reports by rank; killed ones have none.
 
-    They are forked from a server that has imported torch: starting each anew takes seconds.
+    Workers are forked from a server that has imported torch, which saves seconds for each.
     """
     workers = [
         fork_context().Process(target=run_in, args=(clean_environment(**environment), str(folder), scenario))
@@ -77,7 +77,7 @@ def read_reports(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def by_hand(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:
-    """The four standard variables, on one node unless ``more`` says otherwise."""
+    """The four standard variables, on one node unless ``more`` changes that."""
     values = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
@@ -89,7 +89,7 @@ def by_hand(rank: int, world_size: int, port: int, **more: str) -> dict[str, str
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Report of a plain process: what all groups are measured by."""
+    """The report of a single process, which every group must match."""
     folder = tmp_path_factory.mktemp("alone")
     return run_together("everything", folder, [{}])[0]
 
@@ -131,8 +131,7 @@ def test_one_process_needs_no_group(alone: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_everything_on_three_processes(alone: dict[str, Any], tmp_path: Path) -> None:
-    """With the variables of a Kubeflow PyTorchJob, which are the four standard ones and some for torchrun; itself is in
-    the test of a restart and in tests/test_programs.py."""
+    """Use a PyTorchJob's variables; a restart and tests/test_programs.py cover torchrun."""
     port = free_port()
     pod = {"PET_MASTER_PORT": str(port), "PET_MASTER_ADDR": "127.0.0.1", "PET_NPROC_PER_NODE": "auto"}
     pods = [by_hand(rank, 3, port, PET_NODE_RANK=str(rank), PET_NNODES="3", **pod) for rank in range(3)]
@@ -141,7 +140,7 @@ def test_everything_on_three_processes(alone: dict[str, Any], tmp_path: Path) ->
     check_exchange(reports, "torchrun")
     for report in reports.values():
         before, after = report["weights"]
-        assert before == alone["weights"][0]  # those of rank 0, not of another seed
+        assert before == alone["weights"][0]  # weights of rank 0, not of another seed
         assert after == pytest.approx(alone["weights"][1], abs=1e-14)
         assert after != before
 
@@ -156,7 +155,7 @@ def test_exchange_under_slurm(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_exchange_under_mpirun(tmp_path: Path) -> None:
-    """With the variables of Open MPI, whose name of the job gives the port."""
+    """Use the variables of Open MPI, whose job name determines the port."""
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMIX_RANK")
     job = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": f"test-{os.getpid()}@1"}
     tasks = [job | dict.fromkeys(names, str(task)) for task in range(2)]
@@ -173,7 +172,7 @@ def test_two_nodes_and_a_killed_leader(tmp_path: Path) -> None:
     assert list(reports) == [0, 2]
     for report in reports.values():
         assert "first process of node 1 gave no sign of life" in report["error"]
-        assert report["seconds"] < 30  # 4 and some, but the machine may be busy
+        assert report["seconds"] < 30  # about 4, more on a busy machine
     assert len({report["error"] for report in reports.values()}) == 1
 
 
@@ -184,7 +183,7 @@ def test_a_killed_holder_of_the_store_ends_all_at_once(tmp_path: Path) -> None:
     assert list(reports) == [1]
     for report in reports.values():
         assert report["error"].startswith("lost the other processes")
-        assert report["seconds"] < 20  # 0.5 and some; without the broken connection it would be DEAD_SECONDS
+        assert report["seconds"] < 20  # about 0.5; without the broken connection DEAD_SECONDS
         assert report["reports"] is True, "it was killed and could not say why"
 
 
@@ -205,10 +204,10 @@ def test_a_missing_process_is_told_soon(tmp_path: Path) -> None:
 
 
 def embedded(backend: str, port: int) -> list[Any]:
-    """What a training finds in the group that its caller has opened, twice, and what it leaves of it."""
+    """Use a group that the caller opened, twice, and return what is left of it."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
-        del os.environ[name]  # the group alone tells
+        del os.environ[name]  # only the group knows the ranks
     dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
     group, found = dist.group.WORLD, []
     for _ in range(2):
@@ -229,7 +228,7 @@ def embedded(backend: str, port: int) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "cuda:gloo"])
 def test_a_group_that_is_there_is_used_and_left_as_it_is(backend: str) -> None:
-    """As in Ray Train's worker or a notebook; the second takes no tensors on the CPU, as NCCL alone would not."""
+    """As in Ray Train or a notebook; the second takes no CPU tensors, like NCCL alone."""
     for rank, (place, numbers, gathered, *again, reports) in enumerate(run_group(embedded, 2, backend, free_port())):
         assert place == [rank, rank, 2, 1, "group", "gloo"] and numbers == [2, 1, 2]
         assert gathered == ([b"abc"] * 2 if rank == 0 else None)

@@ -1,4 +1,4 @@
-"""The optimiser's groups, the schedule and the weight average, against their formulas."""
+"""Parameter groups, schedule and weight average against their formulas."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_average_follows_its_formula_and_copies_counters() -> None:
             for value in model.state_dict().values():
                 value.add_(update)
         average.update(model)
-        decay = 0.9999 * (1 - math.exp(-update / 100))  # the ramp is never slower than the training is long
+        decay = 0.9999 * (1 - math.exp(-update / 100))  # the ramp is at most as long as the training
         for name, value in model.state_dict().items():
             floating = value.is_floating_point()
             expected[name] = decay * expected[name] + (1 - decay) * value if floating else value.clone()

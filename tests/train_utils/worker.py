@@ -1,6 +1,6 @@
-"""One process of the groups that test_distributed.py starts: ``worker.py <folder> <scenario>``.
+"""One rank of a group that test_distributed.py starts: ``worker.py <folder> <scenario>``.
 
-Writes what it saw to ``<folder>/<rank>.json``; the test compares the files of all processes.
+Writes what it saw to ``<folder>/<rank>.json``; the test compares the files of all ranks.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ IMAGES, MICRO_BATCHES = 12, 2
 
 
 def everything(world: World, folder: Path) -> dict[str, Any]:
-    """Each function once; all processes pass through all of it. (DDP costs each of them seconds of importing.)"""
+    """Call each function once on all ranks; importing DDP costs each of them seconds."""
     weights = train(world, timed=True)
     assert weights == train(world, timed=False), "a clock changes no bit"
     return {"weights": weights} | exchange(world, folder)
 
 
 def exchange(world: World, folder: Path) -> dict[str, Any]:
-    """Who is here, and what they tell one another."""
+    """This rank's world, and what the ranks exchange."""
     return {
         "rank": world.rank,
         "environment": [environment_rank(), environment_world_size()],
@@ -73,7 +73,7 @@ def exchange(world: World, folder: Path) -> dict[str, Any]:
 
 
 def zero_first(world: World, folder: Path) -> list[float]:
-    """When the body began and what it found: the leader builds slowly, the others read."""
+    """When the body began and what it found: the leader builds slowly, peers read."""
     with torch_distributed_zero_first(world):
         began, file = time.time(), folder / f"built_on_{world.node_rank}"
         if world.is_local_main:
@@ -83,7 +83,7 @@ def zero_first(world: World, folder: Path) -> list[float]:
 
 
 def gather(world: World) -> list[Any]:
-    """Ranks pass ``rank`` rows: of numbers, of detections, and none at all."""
+    """Each rank passes ``rank`` rows of numbers, of detections, and none at all."""
     rows = np.full((world.rank, 2), world.rank + 0.1)
     detections = make_detections(world.rank, np.arange(world.rank), rows[:, 0], np.zeros((world.rank, 4)))
     numbers, tables, empty = gather_arrays(rows), gather_arrays(detections), gather_arrays(rows[:0])
@@ -94,12 +94,12 @@ def gather(world: World) -> list[Any]:
 
 
 def train(world: World, timed: bool) -> list[list[float]]:
-    """Parameters before and after two steps of two micro-batches each, of one global batch whatever the world size."""
+    """Parameters before and after two steps of two micro-batches of one global batch."""
 
     def numbers() -> list[float]:
         return [number for parameter in model.parameters() for number in parameter.flatten().tolist()]
 
-    torch.manual_seed(world.rank)  # processes start from different weights
+    torch.manual_seed(world.rank)  # ranks start from different weights
     layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).eval().double()
     model = convert_sync_batchnorm(layers, world)
     broadcast_module(model)
@@ -124,7 +124,7 @@ def train(world: World, timed: bool) -> list[list[float]]:
 
 
 def failure(world: World) -> list[Any]:
-    """How a failing leader looks from here, and who reports it."""
+    """How this rank sees a failing leader, and who reports it."""
     try:
         with torch_distributed_zero_first(world):
             raise ValueError("data.root=/x is missing. fix: set data.root")
@@ -135,7 +135,7 @@ def failure(world: World) -> list[Any]:
 
 
 def killed_leader(world: World, folder: Path) -> dict[str, Any]:
-    """The leader of node 1, which is rank 1, is killed in its section while rank 0 holds the store."""
+    """Rank 1, leader of node 1, is killed in its section; rank 0 holds the store."""
     store.DEAD_SECONDS, store.BEAT_SECONDS = 4.0, 0.2
     started = time.monotonic()
     try:
@@ -148,8 +148,8 @@ def killed_leader(world: World, folder: Path) -> dict[str, Any]:
 
 
 def killed_holder(world: World, folder: Path) -> dict[str, Any]:
-    """Rank 0, which holds the store, is killed as the leader of all."""
-    tempfile.tempdir = str(folder)  # where survivors without a store settle who speaks
+    """Rank 0, leader and holder of the store, is killed."""
+    tempfile.tempdir = str(folder)  # where survivors without a store choose who reports
     started = time.monotonic()
     try:
         with torch_distributed_zero_first(world):
@@ -162,7 +162,7 @@ def killed_holder(world: World, folder: Path) -> dict[str, Any]:
 
 
 def restarted(world: World, folder: Path) -> dict[str, Any]:
-    """The first attempt dies in the middle of a section; the second must not be taken in by what that one left."""
+    """The first attempt dies in a section; the second must ignore what it left."""
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     with torch_distributed_zero_first(world):
         if attempt == 0 and world.is_main:
@@ -177,7 +177,7 @@ SCENARIOS: dict[str, Callable[[World, Path], dict[str, Any]]] = {
 
 
 def run_in(environment: dict[str, str], *arguments: str) -> None:
-    """``main`` in a forked process that is to have this environment."""
+    """Run ``main`` in a forked process with this environment."""
     os.environ.clear()
     os.environ.update(environment)
     sys.argv[1:] = arguments
@@ -186,7 +186,7 @@ def run_in(environment: dict[str, str], *arguments: str) -> None:
 
 
 def main() -> None:
-    """Join, run the scenario, write the report."""
+    """Join, run the scenario and write the report."""
     (folder, scenario, *rest), local_rank = strip_local_rank(sys.argv[1:])
     assert not rest, rest
     try:

@@ -86,8 +86,8 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
 def global_statistics(maps: Sequence[Tensor], like: Tensor, stack_over_ranks: Stack) -> Statistics:
     """Mean and variance over all ranks of ``maps``: parts (images, channels, rows, columns).
 
-    Merges them by the formula of Chan et al. 1979, which loses no digits for large means. ``like`` is a
-    (channels,) tensor of the parameters' dtype. Raises ValueError if all ranks together have a
+    Merges them by the formula of Chan et al. 1979, which loses no digits for large means. ``like``
+    is a (channels,) tensor of the parameters' dtype. Raises ValueError if all ranks together have a
     single value in each channel.
     """
     parts = torch.cat([_moments(part, like.dtype) for part in maps])

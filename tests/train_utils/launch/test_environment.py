@@ -1,4 +1,4 @@
-"""What launchers say, as dictionaries."""
+"""Launchers' variables, given as dictionaries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TORCHRUN = {
     "MASTER_ADDR": "node1",
     "MASTER_PORT": "1234",
 }
-# As seen in a task of `srun` in a job of 2 nodes, SLURM 22.05.
+# Recorded in an `srun` task of a job on 2 nodes, SLURM 22.05.
 SRUN = {
     "SLURM_JOB_ID": "123456",
     "SLURM_STEP_ID": "0",
@@ -47,7 +47,7 @@ SRUN = {
     "SLURM_TASKS_PER_NODE": "2,1,4(x2)",
     "ENVIRONMENT": "BATCH",
 }
-# The shell of an sbatch script with --ntasks=3: SLURM_PROCID is there, the variables of a step are not.
+# The shell of an sbatch script with --ntasks=3 has SLURM_PROCID but no step variables.
 SBATCH_SHELL = {name: SRUN[name] for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_JOB_NODELIST", "ENVIRONMENT")} | {
     "SLURM_PROCID": "0",
     "SLURM_LOCALID": "0",
@@ -73,7 +73,7 @@ def test_torchrun_inside_srun_wins() -> None:
 
 
 FOUR = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "first", "MASTER_PORT": "1234"}
-VALUES: dict[str, tuple[str | None, ...]] = {  # of each of torch's variables, None: it is absent; the first is right
+VALUES: dict[str, tuple[str | None, ...]] = {  # values to try; the first is right, None: absent
     "RANK": ("1", None, "", "x", "-1", "2", "\u0662"),
     "WORLD_SIZE": ("2", None, "x", "0", "1"),
     "LOCAL_RANK": ("1", None, "x", "2"),
@@ -86,7 +86,7 @@ VALUES: dict[str, tuple[str | None, ...]] = {  # of each of torch's variables, N
 
 @pytest.mark.parametrize("local", [*itertools.product((True, False), repeat=3)])
 def test_the_four_standard_variables_are_enough(local: tuple[bool, bool, bool]) -> None:
-    """Those of the node may be there or not; what is not follows when the processes meet."""
+    """Node variables are optional; missing ones follow at rendezvous."""
     names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     given = {name: VALUES[name][0] or "" for name, there in zip(names, local, strict=True) if there}
     launch = read_launch(FOUR | given)
@@ -97,7 +97,7 @@ def test_the_four_standard_variables_are_enough(local: tuple[bool, bool, bool]) 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, all_ in VALUES.items() for value in all_[1:]])
 def test_every_wrong_or_missing_variable_is_refused_by_name(name: str, value: str | None) -> None:
-    """Where the others are right; only those of the node may be missing, which the test above covers."""
+    """All other variables are right. Node variables may be missing; see the test above."""
     environment = {key: values[0] for key, values in VALUES.items()} | {name: value}
     given = {key: value for key, value in environment.items() if value is not None}
     if value is None and name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
@@ -115,7 +115,7 @@ def test_one_process_needs_no_meeting_point() -> None:
         read_launch({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "1"})
 
 
-# What Kubeflow's training operator gives the pod of worker 0 of a PyTorchJob with a master and a worker.
+# Kubeflow's training operator sets these for worker 0 of a PyTorchJob with a master and a worker.
 POD = {
     "PYTHONUNBUFFERED": "1",
     "MASTER_PORT": "23456",
@@ -153,7 +153,7 @@ def test_pod_that_is_made_for_torchrun(environment: dict[str, str]) -> None:
     assert read_launch(environment | torchrun) == read_launch(torchrun)
 
 
-# As seen under mpirun of Open MPI 5.0 and mpiexec of MPICH 4.3, two processes on one host.
+# Recorded under mpirun of Open MPI 5.0 and mpiexec of MPICH 4.3, two processes on one host.
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -175,7 +175,7 @@ def test_mpirun(environment: dict[str, str]) -> None:
     given = read_launch(environment | {"MASTER_ADDR": "a", "MASTER_PORT": "5"})
     assert (given.address, given.port) == ("a", 5)
     assert read_launch(environment | TORCHRUN) == read_launch(TORCHRUN)
-    # In a batch job mpirun starts its processes on other nodes through srun, whose rank is another.
+    # In a batch job mpirun starts processes on other nodes through srun, which numbers differently.
     assert read_launch(SBATCH_SHELL | environment) == launch
     assert read_launch(SRUN | environment) == launch and peek_rank(SRUN | environment) == 1
 

@@ -1,4 +1,4 @@
-"""A network and its loss image by image: torch's own gradients, and the same bits however the images are dealt."""
+"""Image-by-image training: torch's gradients, and the same bits however images are dealt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALONE = World(0, 0, 1, 1, node_rank=0, num_nodes=1, device=CPU, launcher="none",
 
 
 def on_shares(model: Darknet, images: Tensor, weights: Sequence[Tensor], ranks: int) -> dict[str, Tensor]:
-    """Gradients of the whole batch dealt to ``ranks``, which pass one after the other as micro-batches do."""
+    """Gradients of a batch dealt to ``ranks``, which run one after the other."""
     wrapped = wrap_model(copy.deepcopy(model), ALONE, 0, lambda total: total)
     assert isinstance(wrapped, ImageSummed)
     for rank in range(ranks):
@@ -38,7 +38,7 @@ def on_shares(model: Darknet, images: Tensor, weights: Sequence[Tensor], ranks: 
 
 @pytest.mark.parametrize("name", ["yolov3-tiny", "yolov4-tiny"])
 def test_a_network_s_gradients_have_the_same_bits_however_its_images_are_dealt(name: str) -> None:
-    """With the statistics of batch norm fixed; tests/runs/test_world_size.py has them over real processes."""
+    """Batch-norm statistics are fixed here; tests/runs/test_world_size.py uses real ranks."""
     torch.manual_seed(0)
     model = Darknet(zoo_cfg(name), num_classes=2, width=0.125).to(memory_format=torch.channels_last)
     images = torch.rand(8, 3, 64, 96).to(memory_format=torch.channels_last)
@@ -58,7 +58,7 @@ def test_a_network_s_gradients_have_the_same_bits_however_its_images_are_dealt(n
 
 
 def test_parameters_used_in_any_way_get_their_gradients_and_frozen_ones_none() -> None:
-    """A convolution's kernels that a second one uses, too, a factor, and kernels that are computed from others."""
+    """A kernel shared by two convolutions, a factor, and kernels computed from others."""
     conv, scale = nn.Conv2d(3, 3, 1), nn.Parameter(torch.full((3, 1, 1), 2.0))
     frozen = nn.Conv2d(3, 3, 1).requires_grad_(False)
 
@@ -130,7 +130,7 @@ def test_a_gradient_that_is_too_large_to_be_summed_exactly_is_told() -> None:
 
 
 class Draws(nn.Module):
-    """A layer that does not know of images and draws for all of them."""
+    """A layer that draws random numbers for all images at once."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rand(1)
@@ -156,7 +156,7 @@ def test_drawn_numbers_are_those_of_seed_step_and_image() -> None:
 
 
 def test_the_loss_image_by_image_is_that_of_the_batch() -> None:
-    """Means over positives, cells and images, of an image without objects, too."""
+    """Means over positives, cells and images, including an image without objects."""
     model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=2, width=0.125)
     raw_maps = [raw.double() for raw in model(torch.rand(4, 3, 64, 64))]
     targets = torch.tensor(

@@ -1,4 +1,4 @@
-"""Batch norm over several ranks, here threads, against torch's own over all their maps in one."""
+"""Batch norm over several ranks (threads) against torch's over all maps at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def on_ranks(function: Callable[[int, Callable[[Tensor], Tensor]], Any], count: int) -> list[Any]:
-    """``function(rank, stack_over_ranks)`` on threads that stand for ranks."""
+    """Run ``function(rank, stack_over_ranks)`` on threads that play ranks."""
     barrier, given = threading.Barrier(count, timeout=30), [torch.empty(0)] * count
 
     def run(rank: int) -> Any:
@@ -50,7 +50,7 @@ def plain_norm(dtype: torch.dtype) -> nn.BatchNorm2d:
 
 
 def rows(maps: list[Tensor]) -> Tensor:
-    """All positions of all maps as one batch of maps of one position."""
+    """All positions of all maps as one batch of 1x1 maps."""
     return torch.cat([x.detach().double().permute(0, 2, 3, 1).reshape(-1, CHANNELS) for x in maps])[:, :, None, None]
 
 
@@ -66,7 +66,7 @@ def test_it_is_torch_s_batch_norm_over_the_maps_of_all_ranks(dtype: torch.dtype,
 
     def train_one(rank: int, stack: Callable[[Tensor], Tensor]) -> tuple[GlobalBatchNorm2d, Tensor, Tensor]:
         norm, x = GlobalBatchNorm2d(copy.deepcopy(start), stack), maps[rank].clone().requires_grad_()
-        for _ in range(2):  # the running statistics move twice
+        for _ in range(2):  # running statistics update twice
             y = norm(x)
         y.backward(grads[rank])
         assert x.grad is not None
@@ -93,7 +93,7 @@ def test_it_is_torch_s_batch_norm_over_the_maps_of_all_ranks(dtype: torch.dtype,
 
 
 def test_a_large_mean_costs_no_digits() -> None:
-    """As a difference of squares the variance, 1, would vanish beside 1e8 in float32."""
+    """Computed as a difference of squares, the variance 1 would vanish in float32."""
     maps = [torch.randn(4, CHANNELS, 8, 8, dtype=torch.float64) + 1e4 + rank for rank in range(2)]
 
     def follow(rank: int, stack: Callable[[Tensor], Tensor]) -> Tensor:
@@ -108,7 +108,7 @@ def test_a_large_mean_costs_no_digits() -> None:
 
 
 def test_statistics_are_exact_to_rounding_in_either_memory_format() -> None:
-    """torch's kernel for channels_last adds up a channel in one float32: off by 1e-5 at this size."""
+    """torch's channels_last kernel sums a channel in one float32: off by 1e-5 here."""
     x = torch.randn(8, CHANNELS, 48, 48) * 2 + 5
     weight = torch.randn(8, CHANNELS, 48, 48)
     for layout in (torch.contiguous_format, torch.channels_last):
@@ -160,7 +160,7 @@ def test_a_batch_norm_that_keeps_no_statistics_is_refused() -> None:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_dealing_of_images_has_no_say(layout: torch.memory_format) -> None:
-    """Any of them anywhere, in any order, as a batch or one by one: the very bits."""
+    """The bits are equal for any dealing and order, as a batch or one by one."""
     torch.manual_seed(2)
     x = (torch.randn(6, CHANNELS, 5, 3) * 3 + 2).to(memory_format=layout)
     grad, start = torch.randn_like(x), plain_norm(torch.float32)

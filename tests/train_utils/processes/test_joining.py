@@ -1,4 +1,4 @@
-"""What each rank says when the processes of a run do not find each other: in this process, against real sockets."""
+"""What each rank says if the ranks do not find each other, against real sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def join(monkeypatch: pytest.MonkeyPatch, rank: int, address: str, port: int) -> tuple[str, float]:
-    """The sentence of ``rank`` of two, and after how many seconds it came."""
+    """The error of ``rank`` of two, and the seconds until it came."""
     values = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": address, "MASTER_PORT": port}
     for name, value in values.items():
         monkeypatch.setenv(name, str(value))
@@ -42,7 +42,7 @@ def join(monkeypatch: pytest.MonkeyPatch, rank: int, address: str, port: int) ->
 
 @contextmanager
 def program(behaviour: str) -> Iterator[int]:
-    """The port of a program that is no store: it says nothing, hangs up, or answers in its own words."""
+    """The port of a program that is not a store: it is silent, hangs up, or answers HTTP."""
     with socket.create_server(("", 0)) as server:
 
         def serve() -> None:
@@ -121,9 +121,9 @@ def test_a_port_that_only_root_may_open(monkeypatch: pytest.MonkeyPatch) -> None
     ("numbers", "one_machine", "bound"),
     [
         (["127.0.0.1"], True, "127.0.0.1"),
-        (["192.0.2.1", "127.0.0.1"], True, "127.0.0.1"),  # the first is nobody's: for documents (RFC 5737)
+        (["192.0.2.1", "127.0.0.1"], True, "127.0.0.1"),  # the first is reserved for documentation (RFC 5737)
         (["127.0.0.1"], False, None),
-        (["192.0.2.1"], True, None),  # an address that is translated on the way here
+        (["192.0.2.1"], True, None),  # an address behind NAT
     ],
 )
 def test_where_all_are_on_one_machine_nobody_else_can_reach_the_store(

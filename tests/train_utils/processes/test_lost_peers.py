@@ -1,4 +1,4 @@
-"""Who is named when a process is lost: by lookouts on a store in memory, and by real processes that are killed."""
+"""Who is named when a rank is lost: lookouts on a store in memory, and real processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lookouts(store: MemoryStore, *ranks: int, end: Any = None) -> list[Lookout]:
 
 
 def explain_all(watching: list[Lookout]) -> list[str]:
-    """What each says of the loss, all at about the same time; those that are not to report say so."""
+    """What each rank says about a loss that all notice at the same time."""
     found: dict[int, str] = {}
 
     def ask(number: int, lookout: Lookout) -> None:
@@ -99,7 +99,7 @@ def test_the_error_of_another_rank_is_told_once_even_where_the_store_ends_with_i
     store = MemoryStore()
     first, second = lookouts(store, 0, 1)
     assert first.claim() and first.claim()
-    os.kill(os.getpid(), signal.SIGTERM)  # by a launcher that saw another process end; it must not cut this one short
+    os.kill(os.getpid(), signal.SIGTERM)  # as launchers do; it must not cut the report short
     first.let_others_hear()
     store.blocked.set()
     assert not second.claim()
@@ -123,7 +123,7 @@ def test_without_the_store_one_process_of_each_node_names_the_other_node(tmp_pat
 def test_a_temporary_folder_that_cannot_be_written_does_not_silence_anyone(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a read-only file system every process speaks; it is played by a file, since root may write anywhere."""
+    """Every rank reports then. A file plays the read-only folder, as root may write anywhere."""
 
     def nowhere() -> str:
         if folder == "missing":
@@ -160,7 +160,7 @@ def test_a_process_that_stays_behind_is_ended(monkeypatch: pytest.MonkeyPatch) -
 
 
 def exchange(rank: int, world_size: int, port: int, how: str, folder: str, found: Any) -> None:
-    """Sum numbers until a rank is struck, then report the error."""
+    """Sum numbers until a rank is hit, then report the error."""
     from train_utils import distributed
 
     for key in [key for key in os.environ if key.startswith("SLURM")]:
@@ -213,7 +213,7 @@ def test_survivors_name_the_rank_once_and_end(how: str, tmp_path: Path) -> None:
         assert sentence.startswith("DistributedError: lost rank 0 (node 0, ") and "which held the meeting" in sentence
     else:
         assert rank in (0, 1) and sentence.startswith("DistributedError: lost rank 2 (node 0, "), sentence
-        assert seconds < 30  # 4 for the time-out, 4 for answers, and some where the machine is busy
+        assert seconds < 30  # 4 for the time-out, 4 for answers, more on a busy machine
 
 
 def _stop_a_child_and_end(told: Any) -> None:
@@ -240,7 +240,7 @@ def test_a_process_that_is_ended_takes_its_hanging_worker_along() -> None:
 
 
 def _lives(process: int) -> bool:
-    """Whether it runs or is stopped; one that nobody has asked about its end yet does not."""
+    """Whether the process runs or is stopped; a zombie does not count."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

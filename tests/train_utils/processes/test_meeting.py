@@ -1,4 +1,4 @@
-"""Starts of several processes on one store, played by threads."""
+"""Rendezvous of several ranks, played by threads, on one store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train_utils.processes.reaching import Deadline
 
 
 class MemoryStore:
-    """A store in memory. ``blocked`` holds every request, as a link that was cut does."""
+    """A store in memory; ``blocked`` holds every request, as a cut link does."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -52,13 +52,13 @@ class MemoryStore:
 
 
 def claim(rank: int, world_size: int, *place: int | None, machine: str = "") -> Claim:
-    """Of a process on a machine with two others unless the launcher says more: local rank, how many, node."""
+    """A claim; ``place`` is local rank, local world size and node rank if given."""
     host = machine or "ab"[rank // 2]
     return Claim(rank, world_size, host, host, *(place or (None, None, None)))
 
 
 def start(store: MemoryStore, claims: list[Claim], seconds: float = 20) -> list[Meeting | str]:
-    """What each of those who come to a start learns, or is told."""
+    """Run a rendezvous; return each rank's result or error."""
 
     def come(me: Claim) -> Meeting | str:
         try:
@@ -71,7 +71,7 @@ def start(store: MemoryStore, claims: list[Claim], seconds: float = 20) -> list[
 
 
 def learned(store: MemoryStore, ranks: list[int], world_size: int) -> Meeting:
-    """What all of them learn."""
+    """The result of a rendezvous, the same on all ranks."""
     first, *others = start(store, [claim(rank, world_size) for rank in ranks])
     assert isinstance(first, Meeting) and others == [first] * len(others)
     return first
@@ -84,7 +84,7 @@ def test_each_start_finds_its_own_processes_in_a_store_that_is_used_again() -> N
     assert first.members == tuple(Member(rank, rank // 2, "ab"[rank // 2], rank % 2, 2) for rank in range(4))
     second = learned(store, [2, 1, 3, 0], 4)
     assert second.number == 2 and second.token != first.token
-    store.add("asked", 1)  # by a process that was killed right then
+    store.add("asked", 1)  # by a rank that was killed right then
     third = learned(store, [1, 0], 2)
     assert third.number == 3 and len(third.members) == 2
 
@@ -123,7 +123,7 @@ Seat = tuple[int | None, int | None, int | None]
 @pytest.mark.parametrize("known", [0b000, 0b001, 0b010, 0b011, 0b100, 0b101, 0b110, 0b111])
 @pytest.mark.parametrize("machines", ["a", "aa", "ab", "aab", "abab", "abb"])
 def test_places_follow_from_the_hosts_whatever_launchers_leave_out(machines: str, known: int) -> None:
-    """Also where the ranks of a machine are not in a row."""
+    """This holds even if the ranks of a machine are not consecutive."""
     names = list(dict.fromkeys(machines))
     whole = [
         Member(rank, names.index(name), name, machines[:rank].count(name), machines.count(name))

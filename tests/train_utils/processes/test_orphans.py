@@ -1,4 +1,4 @@
-"""Processes whose parent is killed; they import nothing but the watch, so they are there at once."""
+"""Processes whose parent is killed; they import only the watch, so they start fast."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv
 
 
 def run_orphan(seconds: float, listens: bool) -> str:
-    """What a child prints whose parent is killed; returns when the child is gone, too."""
+    """Kill the parent of a child, wait for the child to exit and return what it printed."""
     child = CHILD.format(repository=str(REPOSITORY), seconds=seconds, listens=listens)
     command = [sys.executable, "-c", PARENT, child]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert parent.stdout is not None and parent.stdout.readline() == "watching\n"
     parent.kill()
-    output, _ = parent.communicate(timeout=60)  # the end of the output is that of the child
+    output, _ = parent.communicate(timeout=60)  # ends with the child
     return output
 
 

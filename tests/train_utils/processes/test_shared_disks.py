@@ -1,4 +1,4 @@
-"""Which nodes share a disk; threads stand for processes, and each node has the folder that its disk would show."""
+"""Which nodes share a disk; threads play ranks, folders play the nodes' disks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from train_utils.processes import store
 from train_utils.processes.shared_disks import place_on_disk
 from train_utils.processes.store import Place, leaders_first
 
-NODES = (0, 0, 1, 1, 2, 2)  # of each of six processes
+NODES = (0, 0, 1, 1, 2, 2)  # of six ranks
 
 
 def places_of(*folders_of_nodes: list[Path]) -> list[Place]:
-    """What each of six processes learns, where the nodes see these folders; then all of them build, by their guard."""
+    """What each of six ranks learns if nodes see these folders; then all build, guarded."""
     shared, found, errors = dist.HashStore(), [None] * 6, []
 
     def run(rank: int) -> None:
@@ -82,7 +82,7 @@ def test_two_of_three_nodes_share(tmp_path: Path) -> None:
 
 
 def test_all_folders_must_be_shared(tmp_path: Path) -> None:
-    """An index on a shared disk does not help a node whose pictures are to be drawn on its own."""
+    """A shared index does not help a node whose pictures belong on its own disk."""
     index = folder(tmp_path / "index")
     roots = [folder(tmp_path / str(node)) for node in range(3)]
     places = [Place(rank, 6, NODES[rank], 3, leads=rank % 2 == 0) for rank in range(6)]

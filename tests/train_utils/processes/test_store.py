@@ -1,4 +1,4 @@
-"""The guard and its like, with threads as processes on torch's in-memory store; test_distributed.py has real ones."""
+"""Store functions with threads as ranks; test_distributed.py uses real processes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from train_utils.processes import store
 from train_utils.processes.reaching import Deadline
 from train_utils.processes.store import Place, agree, claim_report, leaders_first
 
-NODES = (0, 0, 0, 1, 1)  # of each of five processes
+NODES = (0, 0, 0, 1, 1)  # of five ranks
 PLACES = [Place(rank, 5, node, 2, leads=rank in (0, 3)) for rank, node in enumerate(NODES)]
 
 
 def run_all(body: Callable[[Place, dist.Store], object]) -> list[object]:
-    """What ``body`` returns or raises in each of the five, all sharing one store."""
+    """What ``body`` returns or raises on each of five ranks that share a store."""
     shared = dist.HashStore()
     outcomes: list[object] = [None] * len(PLACES)
 
@@ -45,7 +45,7 @@ def test_leaders_of_all_nodes_come_before_all_others() -> None:
         for section in range(3):
             with leaders_first(shared, place):
                 if place.rank == 3:
-                    time.sleep(0.2)  # the slow leader of another node is waited for too
+                    time.sleep(0.2)  # everyone waits for the slow leader of another node too
                 order.append((section, place.rank))
 
     assert run_all(body) == [None] * 5
@@ -95,7 +95,7 @@ def test_a_dead_leader_ends_the_wait_and_a_slow_one_does_not(monkeypatch: pytest
     assert run_all(slow) == [None] * 5
 
     def dead(place: Place, shared: dist.Store) -> None:
-        if place.rank == 3:  # never beats and never comes: as if killed on the way
+        if place.rank == 3:  # never arrives, as if killed before
             return
         with leaders_first(shared, place):
             assert place.leads
