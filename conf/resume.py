@@ -15,7 +15,7 @@ from conf.schema import CHOICES
 from train_utils.distributed import allowed_restarts, job_folder_name, job_place
 from train_utils.run.checkpoint import FOLDER, peek_config
 from train_utils.run.run_folder import find_run
-from train_utils.run.run_state import changed_values
+from train_utils.run.same_training import changed_values
 
 # Options that may be others when a job is started again: on another node, say.
 OF_THE_MACHINE = (

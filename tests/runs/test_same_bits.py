@@ -31,7 +31,7 @@ from train_utils.errors import TrainError
 from train_utils.optim import OptimConfig, Schedule
 from train_utils.processes.world import World
 from train_utils.run.checkpoint import load_checkpoint
-from train_utils.run.run_state import WITHOUT_EFFECT
+from train_utils.run.same_training import WITHOUT_EFFECT
 
 PROCESSES, THREADS = (1, 2, 3), (1, 2)
 STEPS, BATCH, SIDE = 2, 6, 40  # 10 x 10 cells times odd channels: no multiple of a vector's width

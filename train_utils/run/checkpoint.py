@@ -7,16 +7,15 @@ the state: torch itself reads a tensor with a flipped bit without a word. Files 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from train_utils.errors import CheckpointError
+from train_utils.run.plain_data import digest_of, to_plain
 from train_utils.run.whole_files import sync_folder
 
 FORMAT = "hydra-yolov3-spp checkpoint"
@@ -34,8 +33,8 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
     None. With ``keep_previous`` the file that was there stays as ``<stem>.previous.pt``. Raises CheckpointError naming
     the entry that is not plain data, or the path, the reason and the free space.
     """
-    plain = _to_plain(state, "state")
-    content = {"format": FORMAT, "version": VERSION, "digest": _digest(plain), "state": plain}
+    plain = to_plain(state, "state")
+    content = {"format": FORMAT, "version": VERSION, "digest": digest_of(plain), "state": plain}
     temporary = path.with_name(f"{path.name}.tmp")  # one writer to a run folder: what a kill left is overwritten
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,15 +54,6 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
         ) from error
 
 
-def plain_copy(state: dict[str, Any]) -> dict[str, Any]:
-    """``state`` as ``save_checkpoint`` takes it, on the CPU, sharing no memory with what training goes on to change.
-
-    Raises CheckpointError naming the entry that is not plain data.
-    """
-    copy: dict[str, Any] = _to_plain(state, "state", copied=True)
-    return copy
-
-
 def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     """The state in the file ``path``, or in ``checkpoints/<which>.pt`` of the run folder ``path``; tensors on the CPU.
 
@@ -72,7 +62,7 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     file = find_checkpoint(path, which)
     content = _content(file)
     state: dict[str, Any] = content["state"]
-    if _digest(state) != content.get("digest"):
+    if digest_of(state) != content.get("digest"):
         raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: {_other_files(file)}")
     return state
 
@@ -119,52 +109,6 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
 def previous_path(path: Path) -> Path:
     """Where ``save_checkpoint`` keeps the file that it replaces."""
     return path.with_name(f"{path.stem}.previous{path.suffix}")
-
-
-def _to_plain(value: Any, key: str, copied: bool = False) -> Any:
-    """Plain data with tensors detached, on the CPU, contiguous and without unused storage behind them."""
-    if isinstance(value, Tensor):
-        tensor = value.detach().cpu().contiguous()
-        # A view would take its whole storage into the file.
-        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-        shared = tensor.data_ptr() == value.data_ptr()
-        return tensor.clone() if not whole or (copied and shared) else tensor
-    if isinstance(value, dict):
-        for name in value:
-            if type(name) not in (str, int):
-                raise CheckpointError(f"{key} has a key of type {type(name).__name__}. fix: use str or int")
-        return {name: _to_plain(entry, f"{key}.{name}", copied) for name, entry in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_to_plain(entry, f"{key}[{index}]", copied) for index, entry in enumerate(value))
-    # Exact types: a subclass, such as an enum of strings, would need its class when the file is read.
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    raise CheckpointError(
-        f"{key} of a checkpoint is a {type(value).__name__}. fix: save tensors, numbers, strings, lists and dicts only"
-    )
-
-
-def _digest(state: Any) -> str:
-    """sha256 over a walk of plain data that names every entry's place, type and value."""
-    sha = hashlib.sha256()
-
-    def walk(value: Any, key: str) -> None:
-        if isinstance(value, Tensor):
-            sha.update(f"{key}:{value.dtype}{list(value.shape)}\n".encode())
-            sha.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        elif isinstance(value, dict):
-            sha.update(f"{key}:dict {len(value)}\n".encode())
-            for name, entry in value.items():
-                walk(entry, f"{key}/{name!r}")
-        elif isinstance(value, (list, tuple)):
-            sha.update(f"{key}:{type(value).__name__} {len(value)}\n".encode())
-            for index, entry in enumerate(value):
-                walk(entry, f"{key}/{index}")
-        else:
-            sha.update(f"{key}:{value!r}\n".encode())
-
-    walk(state, "")
-    return sha.hexdigest()
 
 
 def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
@@ -225,7 +169,7 @@ def _other_files(file: Path) -> str:
 def _is_intact(file: Path) -> bool:
     try:
         content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
-        return bool(content["digest"] == _digest(content["state"]))
+        return bool(content["digest"] == digest_of(content["state"]))
     except Exception:  # as in _read
         return False
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from train_utils.errors import CheckpointError
-from train_utils.run.checkpoint import plain_copy, save_checkpoint
+from train_utils.run.checkpoint import save_checkpoint
+from train_utils.run.plain_data import plain_copy
 
 
 class Target(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,10 @@ from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import WeightAverage, restore_optimizer
 from train_utils.run.checkpoint import FOLDER, load_last
 from train_utils.run.checkpoint_writer import CheckpointWriter, Target
+from train_utils.run.same_training import changed_values, check_same_training
 from train_utils.scores.coco_eval import ABSENT
 
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
-
-# Options that leave the weights as they are, but for rounding; a key that ends in a dot stands for all below it. Two of
-# them choose the micro-batch, which is compared by itself.
-WITHOUT_EFFECT = (
-    "name", "run_dir", "resume", "resume_force", "debug", "logger.", "evaluate.", "data.name", "data.root", "data.val.",
-    "data.workers", "data.cache", "data.index_dir", "model.cfg", "model.weights", "model.fresh_heads", "train.device",
-    "train.device_batch_size", "train.max_device_batch_size", "train.timeout_seconds", "train.best_only",
-    "train.save_every_steps", "train.save_every_minutes", "train.check_sync_every", "train.max_nonfinite_steps",
-    "train.on_nonfinite", "train.patience", "train.deterministic", "train.cudnn_benchmark",
-)  # fmt: skip
-PLACES = (
-    "data.format",
-    "data.train.",
-    "data.names",
-    "data.shapes.",
-)  # of the training set: no matter where it has not changed
 
 
 @dataclass
@@ -135,7 +120,7 @@ class RunState:
         CheckpointError when it belongs to another network, or, without ``force``, where an option would change what
         comes after.
         """
-        self._check(state, folder, force)
+        check_same_training(state, self.description, folder, force)
         self.restore_weights(state)
         self.epoch, self.step, self.seen = state["epoch"], self._same_place(state, folder), images_seen(state)
         self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
@@ -174,40 +159,6 @@ class RunState:
         if state["scaler"]:  # empty where the precision was another one
             self.scaler.load_state_dict(state["scaler"])
 
-    def _check(self, state: dict[str, Any], folder: Path, force: bool) -> None:
-        own = self.description
-        for key in ("network", "names"):
-            if _without_place(state[key]) != _without_place(own[key]):
-                raise CheckpointError(
-                    f"resume={folder}: its {key} differs from the one configured now. fix: resume with the options of "
-                    f"{folder / 'config.yaml'}, or start a new run with model.weights={folder / 'checkpoints/best.pt'}"
-                )
-        changed = changed_values(state["config"], own["config"])
-        free: tuple[str, ...] = WITHOUT_EFFECT
-        data = {key: own["data"][key] for key in state.get("data", {})}  # earlier versions kept no digest
-        if "digest" in data and data == state["data"]:
-            free += PLACES  # the same images and boxes may lie elsewhere, in another format
-        telling = [line for line in changed if not _is_below(line.partition(":")[0], free)]
-        for key, name in (("micro_batch", "images in one forward pass over all processes"), ("data", "training set")):
-            now = data if key == "data" else own.get(key)
-            if key in state and state[key] != now:
-                telling.append(f"{name}: {state[key]} -> {now}")
-        if telling and not force:
-            raise CheckpointError(
-                f"resume={folder}: the training would not go on as it began ({'; '.join(telling)}). fix: leave these "
-                "as they were, or resume_force=true"
-            )
-
-
-def _without_place(part: Any) -> Any:
-    """A description of the network but for the place of its .cfg, and for the images seen, which earlier versions kept
-    there; other parts as they are."""
-    return {key: part[key] for key in part if key not in ("source", "seen")} if isinstance(part, Mapping) else part
-
-
-def _is_below(key: str, options: Sequence[str]) -> bool:
-    return any(f"{key}.".startswith(option if option.endswith(".") else f"{option}.") for option in options)
-
 
 def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
     """The last intact checkpoint of a run folder, and one line where that is not the newest one written.
@@ -237,18 +188,3 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
 def images_seen(state: Mapping[str, Any]) -> int:
     """How many images the network of a checkpoint was trained on, those of its initial weights included."""
     return int(state.get("seen", state["network"].get("seen", 0)))  # older checkpoints have it there
-
-
-def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Full keys whose values differ between two configurations, as ``key: old -> new``; the run's own folder aside.
-
-    Keys that ``before`` does not have are left out: the program did not know them then.
-    """
-    lines = []
-    for key in before:
-        old, new = before[key], now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            lines += changed_values(old, new, f"{prefix}{key}.")
-        elif old != new and f"{prefix}{key}" not in ("run_dir", "resume", "resume_force"):
-            lines.append(f"{prefix}{key}: {old} -> {new}")
-    return lines

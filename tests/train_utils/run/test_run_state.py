@@ -14,8 +14,9 @@ from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.numerics import autocast_dtype, choose_benchmark
 from train_utils.optim import Decay, OptimConfig, Schedule
-from train_utils.run.checkpoint import plain_copy
-from train_utils.run.run_state import RunState, changed_values
+from train_utils.run.plain_data import plain_copy
+from train_utils.run.run_state import RunState
+from train_utils.run.same_training import changed_values
 
 
 @pytest.fixture(scope="module")
