@@ -17,6 +17,7 @@ from train_utils.run.same_start import require_agreement
 # Nodes may have other folders, cores and devices; the weights are those of the first process.
 FREE = {"": ("run_dir", "resume"), "data": ("root", "index_dir", "workers"), "model": ("weights",)}
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ("conf", "data", "models", "train_utils")  # the packages that a training runs
 
 
 def check_agreement(
@@ -43,10 +44,10 @@ def check_agreement(
     require_agreement(world, options | sets | start)
 
 
-def source_digest() -> str:
-    """Changes with every change of the program."""
+def source_digest(root: Path = ROOT) -> str:
+    """A digest of the entry points and packages below ``root``: it changes with every change of the program."""
     digest = hashlib.sha256()
-    for folder in ("", "conf", "data", "models", "train_utils"):
-        for path in sorted((ROOT / folder).glob("*.py")):
-            digest.update(f"{folder}/{path.name}\n".encode() + path.read_bytes())
+    packages = (path for part in PROGRAM for path in (root / part).rglob("*.py"))
+    for path in sorted((*root.glob("*.py"), *packages)):
+        digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
