@@ -1,6 +1,6 @@
-"""How well anchors fit the boxes of a data set, and anchors that fit better: k-means, then random refinement.
+"""How well anchors fit the boxes of a data set, and a search for better ones.
 
-Sizes are (width, height) in pixels at network scale: of boxes in images letterboxed to the training size.
+Sizes are (width, height) in pixels of images letterboxed to the training size.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from data.index.annotations import Annotations
 
 Sizes = NDArray[np.float64]  # (n, 2) width, height
 
-CHUNK = 65536  # boxes compared at once, which bounds memory for data sets of any size
+CHUNK = 65536  # boxes compared at once, which bounds memory
 KMEANS_ROUNDS = 300
 MUTATED_SHARE = 0.9  # of the values of a candidate, at random
 MUTATION = 0.1  # standard deviation of the factor's logarithm
 
 
 def network_sizes(annotations: Annotations, image_size: int) -> Sizes:
-    """Sizes of all boxes of a set but crowds, in pixels of images letterboxed to a square of ``image_size``."""
+    """Sizes of all boxes but crowds, in images letterboxed to a square of ``image_size`` pixels."""
     counts = np.diff(annotations.offsets)
     ratios = np.repeat(image_size / annotations.sizes.max(axis=1), counts)
     sizes: Sizes = annotations.boxes_xywh[:, 2:] * ratios[:, None]
@@ -29,28 +29,29 @@ def network_sizes(annotations: Annotations, image_size: int) -> Sizes:
 
 
 def best_overlaps(sizes: Sizes, anchors: Sizes) -> NDArray[np.float64]:
-    """For each size (n, 2) the largest IoU (n,) with an anchor (k, 2) laid over the same centre."""
+    """For each size (n, 2) the largest IoU (n,) with a concentric anchor (k, 2)."""
     return _overlaps(sizes, anchors, lambda ious: ious.max(axis=1))
 
 
 def nearest_anchors(sizes: Sizes, anchors: Sizes) -> NDArray[np.int64]:
-    """For each size (n, 2) the position (n,) of the anchor with the largest IoU; of equals the first."""
+    """For each size (n, 2) the index (n,) of the anchor with the largest IoU; first of equals."""
     return _overlaps(sizes, anchors, lambda ious: ious.argmax(axis=1)).astype(np.int64)
 
 
 def recall(sizes: Sizes, anchors: Sizes, min_iou: float) -> float:
-    """Best possible recall: the share of the sizes that overlap some anchor by more than ``min_iou``; NaN for none."""
+    """Share of the sizes that overlap an anchor by more than ``min_iou``; NaN without sizes."""
     return float((best_overlaps(sizes, anchors) > min_iou).mean()) if len(sizes) else float("nan")
 
 
 def kmeans_anchors(sizes: Sizes, count: int, generator: np.random.Generator) -> Sizes:
-    """``count`` anchors by k-means with 1 - IoU as distance (Redmon and Farhadi 2017, section 2), smallest area first.
+    """``count`` anchors by k-means, smallest area first.
 
-    Starts from sizes spread over the range of areas, so that large boxes, which are rare, have a say; a centre that
-    loses all its sizes moves to the one that fits worst. Raises ValueError for fewer distinct sizes than anchors.
+    The distance is 1 - IoU (Redmon and Farhadi 2017, section 2). The start is spread over the range
+    of areas, so that rare large boxes count. A centre that loses all its sizes moves to the size
+    that fits worst. Raises ``ValueError`` for fewer distinct sizes than anchors.
     """
     if len(np.unique(sizes, axis=0)) < count:
-        raise ValueError(f"{count} anchors need at least as many different box sizes, there are fewer")
+        raise ValueError(f"there are fewer different box sizes than the {count} anchors asked for")
     by_area = sizes[np.argsort(sizes.prod(axis=1))]
     anchors = by_area[np.linspace(0, len(by_area) - 1, 2 * count + 1).round().astype(int)[1::2]]
     anchors = anchors * generator.uniform(0.99, 1.01, anchors.shape)  # no two alike
@@ -72,10 +73,11 @@ def refine_anchors(
     generator: np.random.Generator,
     report: Callable[[int, float], None] | None = None,
 ) -> Sizes:
-    """Anchors whose mean best overlap with the sizes is at least that of ``anchors``, smallest area first.
+    """Improve the mean best overlap of ``anchors`` with the sizes; smallest area first.
 
-    A genetic search with one parent: in each of ``rounds`` some values are multiplied by random factors around 1, and
-    the better set survives. ``report`` is told the finished rounds and the best mean overlap so far.
+    A genetic search with one parent: each of ``rounds`` multiplies some values by random factors
+    around 1 and keeps the better set. ``report`` receives the finished rounds and the best mean
+    overlap so far.
     """
     best = anchors
     fitness = float(best_overlaps(sizes, best).mean())

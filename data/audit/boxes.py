@@ -1,4 +1,4 @@
-"""What the boxes of a set are like: how many, of which classes, how large beside strides and anchors, given twice."""
+"""Figures on the boxes of a set: counts, classes, sizes against strides and anchors, repeats."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def boxes_given_twice(annotations: Annotations) -> NDArray[np.int64]:
 
 
 def box_name(annotations: Annotations, row: int) -> str:
-    """How a message calls a box: its image, its class and its numbers."""
+    """The name of a box in messages: its image, class and numbers."""
     image = int(np.searchsorted(annotations.offsets, row, side="right")) - 1
     numbers = ", ".join(f"{number:g}" for number in annotations.boxes_xywh[row])
     return f"{annotations.path(image)}: {annotations.names[annotations.classes[row]]} [{numbers}] (x, y, w, h)"
@@ -36,10 +36,10 @@ def box_name(annotations: Annotations, row: int) -> str:
 def statistics(
     annotations: Annotations, image_size: int, strides: Sequence[int], anchors: Sizes, min_iou: float
 ) -> dict[str, Any]:
-    """Figures of one set as plain data with fixed keys, for a network with these strides and anchors (k, 2).
+    """Figures of one set, for a network with these strides and anchors (k, 2), with fixed keys.
 
-    ``image_size`` is the side in pixels that images are letterboxed to; sizes of boxes are at that scale, crowds aside.
-    Where there is nothing to count, figures are ``None``.
+    Box sizes are those in images letterboxed to ``image_size`` pixels, without crowds. Figures are
+    ``None`` where there is nothing to count.
     """
     names = annotations.names
     sizes = network_sizes(annotations, image_size)

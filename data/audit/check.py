@@ -1,7 +1,7 @@
-"""Looks a whole data set over: its labels, every image, and the two sets beside each other. Writes nothing.
+"""Check a whole data set: labels, every image, and train against val. Writes nothing.
 
-*Problems* are entries that are wrong. *Notes* are what may be meant so but is worth a look: empty images, pictures that
-look alike, classes that a set lacks, boxes or anchors that do not suit the network.
+*Problems* are wrong entries. *Notes* may be intended but are worth a look: empty images, images
+that look alike, classes without boxes, boxes or anchors that do not suit the network.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from data.index.validate import CUT, SCORED_EMPTY, SCORED_OUTSIDE
 
 SPLITS = ("train", "val")
 BOTH = "train and val"
-SMALL_SHARE = 0.01  # of boxes below the smallest stride, from which on they are worth a note
+SMALL_SHARE = 0.01  # of boxes below the smallest stride; more are worth a note
 
 
 @dataclass(frozen=True)
 class Network:
-    """What a check must know of the network that the data are for."""
+    """What the check needs to know about the network."""
 
     name: str
-    image_size: int  # side in pixels that it is trained at
+    image_size: int  # side in pixels in training
     strides: list[int]
     anchors: Sizes  # (k, 2) width, height in pixels
-    min_iou: float  # an anchor that a box overlaps by more can learn it
+    min_iou: float  # an anchor learns the boxes that overlap it by more
 
 
 @dataclass(frozen=True)
 class CheckedSet:
-    """A data set that was looked over; ``report`` holds it as plain data with fixed keys."""
+    """The result of a check; ``report`` is plain data with fixed keys."""
 
     report: dict[str, Any]
     splits: dict[str, Annotations]
-    readable: dict[str, list[int]]  # positions of the images that can be used
-    pairs: list[tuple[tuple[str, int], tuple[str, int]]]  # split and position of some images that are twice or alike
+    readable: dict[str, list[int]]  # positions of usable images
+    pairs: list[tuple[tuple[str, int], tuple[str, int]]]  # split and position of some equal or similar images
 
 
 class _Issues:
-    """Counted entries of a kind, the first of them in words."""
+    """Entries counted by kind, with sentences for the first ones."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -66,10 +66,11 @@ class _Issues:
 def check_dataset(
     config: DataConfig, network: Network, threads: int | None, progress: Callable[[str, int], Callable[[int], None]]
 ) -> CheckedSet:
-    """Reads all labels and decodes all images of both sets.
+    """Read all labels and decode all images of both sets.
 
-    ``progress`` is called with a name and the number of images, once for each set, and returns what is told how many
-    more are done. Raises ``DataError`` where a set as a whole is missing or broken: there is nothing to look over then.
+    ``progress(split, images)`` is called once for each set; the function that it returns is called
+    with the number of images just done. Raises ``DataError`` where a set as a whole is missing or
+    broken.
     """
     problems, notes = _Issues(), _Issues()
     splits: dict[str, Annotations] = {}
@@ -145,7 +146,7 @@ def _statistics(split: str, annotations: Annotations, network: Network, notes: _
 def _compare_images(
     splits: dict[str, Annotations], facts: ImageFacts, problems: _Issues, notes: _Issues
 ) -> list[tuple[tuple[str, int], tuple[str, int]]]:
-    """Reports images that are twice or alike, within and across the sets, and returns some pairs of them."""
+    """Report equal and similar images, within and across the sets; return some pairs of them."""
     first_of_val = len(splits["train"])
 
     def place(position: int) -> tuple[str, int]:
@@ -175,7 +176,7 @@ def _compare_images(
 
 
 def _joined(facts: Iterable[ImageFacts]) -> ImageFacts:
-    """The facts of several sets in a row."""
+    """Concatenate the facts of all sets."""
     parts = list(facts)
     arrays = {
         key: np.concatenate([getattr(part, key) for part in parts])

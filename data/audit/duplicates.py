@@ -1,4 +1,4 @@
-"""Images that are there twice: with the same pixels, or so alike that one may be a copy of the other."""
+"""Find images with the same pixels, or so alike that one may be a copy of the other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from data.audit.images import ImageFacts
 
 Pairs = NDArray[np.int64]  # (n, 2) positions, the smaller first
 
-# Of 128 bits: all of coco128 stay within when made smaller or compressed to a quality of 75, different images of it
-# differ in 31 and more.
+# Of 128 bits: copies of coco128's images, scaled down or compressed to quality 75, differ by at
+# most 10, different images by at least 31.
 NEAR_BITS = 10
-NEAR_COLOUR = 6  # levels of 255 that their mean colours may differ by
-MIN_STRUCTURE = 10  # bits of 64 that are set, and as many that are not: plain pictures all look alike
-NEIGHBOURS = 50  # candidates that an image is compared with in each order: bounds time where many share a look
+NEAR_COLOUR = 6  # the most that mean colours may differ by, of 255
+MIN_STRUCTURE = 10  # of 64 bits, at least as many set and unset: plain images all look alike
+NEIGHBOURS = 50  # candidates per image and order: bounds time where many images look alike
 
 
 def same_pixels(facts: ImageFacts) -> list[list[int]]:
-    """Groups of positions of readable images with the same size and pixels, each in ascending order."""
+    """Groups of positions (ascending) of readable images with the same size and pixels."""
     rows = np.flatnonzero(facts.readable)
     hashes = facts.pixel_hash[rows]
     order = np.lexsort((rows, hashes[:, 1], hashes[:, 0]))
@@ -30,10 +30,10 @@ def same_pixels(facts: ImageFacts) -> list[list[int]]:
 
 
 def alike(facts: ImageFacts) -> Pairs:
-    """Pairs of readable images that differ in pixels but hardly in look and colour, as copies compressed anew do.
+    """Pairs of readable images that differ in pixels but hardly in look and colour.
 
-    Where at most 7 of 128 bits in eight parts differ, one part is the same, and mostly so where at most 10 do: so
-    images are sorted by each part in turn and compared with those that share it.
+    If two hashes of 128 bits differ in at most 7, one of their eight parts is equal; up to 10 it
+    usually is. So images are sorted by each part in turn and compared with those that share it.
     """
     ones = _count_ones(facts.look)
     structured = ((ones >= MIN_STRUCTURE) & (ones <= 64 - MIN_STRUCTURE)).all(axis=1)
@@ -48,7 +48,7 @@ def alike(facts: ImageFacts) -> Pairs:
 
 
 def _close(facts: ImageFacts, pairs: Pairs) -> Pairs:
-    """Those of the pairs (n, 2) that look alike and are not the same; by colour first, which is quick to tell."""
+    """Keep the pairs (n, 2) that look alike and are not equal; colour is the quick first test."""
     for is_close in (_close_in_colour, _close_in_look):
         pairs = pairs[is_close(facts, *pairs.T)]
     return pairs
@@ -65,7 +65,7 @@ def _close_in_look(facts: ImageFacts, first: NDArray[np.int64], second: NDArray[
 
 
 def _sharing(sorted_parts: NDArray[np.uint16], order: NDArray[np.int64]) -> Iterator[Pairs]:
-    """Pairs (n, 2) out of ``order`` whose parts are equal, at most NEIGHBOURS apart."""
+    """Pairs (n, 2) from ``order`` with equal parts, at most ``NEIGHBOURS`` apart."""
     for distance in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
         at = np.flatnonzero(sorted_parts[distance:] == sorted_parts[:-distance])
         if not len(at):
@@ -74,6 +74,6 @@ def _sharing(sorted_parts: NDArray[np.uint16], order: NDArray[np.int64]) -> Iter
 
 
 def _count_ones(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """How many bits are set in each number, of an array (n, k)."""
+    """Count the bits set in each number of an array (n, k)."""
     as_bytes = np.ascontiguousarray(numbers)[..., None].view(np.uint8)
     return np.asarray(np.unpackbits(as_bytes, axis=-1).sum(axis=-1), dtype=np.int64)

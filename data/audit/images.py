@@ -1,4 +1,4 @@
-"""Decodes every image of a set once, in parallel, and keeps only what comparisons need: some bytes of each."""
+"""Decode every image of a set once, in parallel; keep the few bytes that comparisons need."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from data.index.annotations import Annotations
 UNREADABLE = "images that cannot be read"
 WRONG_SIZE = "images of another size than annotated"
 CHUNK = 16  # images that a thread takes at a time
-WAITING = 4  # chunks for each thread that are under way: bounds memory, and the wait after Ctrl-C
-GRID = 9  # a thumbnail's side, whose neighbours give 8 x 9 differences along each axis
+WAITING = 4  # chunks in flight per thread: bounds memory, and the wait after Ctrl-C
+GRID = 9  # side of a thumbnail, for 8 differences along each axis
 
 
 @dataclass
 class ImageFacts:
-    """What is known of N images once they have been decoded."""
+    """Facts about N decoded images."""
 
     readable: NDArray[np.bool_]  # (N,)
     pixel_hash: NDArray[np.uint64]  # (N, 2) of size and pixels; of readable images only, as all below
     look: NDArray[np.uint64]  # (N, 2) difference hashes along rows and columns, see difference_hash
     colour: NDArray[np.uint8]  # (N, 3) mean RGB
-    problems: list[tuple[int, str, str]]  # position, kind and sentence of each image that cannot be used, in order
+    problems: list[tuple[int, str, str]]  # position, kind and sentence of each unusable image, in order
 
 
 def check_images(annotations: Annotations, threads: int | None, advance: Callable[[int], None]) -> ImageFacts:
-    """Decodes all images on ``threads`` threads (None: one for each core that this process may use).
+    """Decode all images on ``threads`` threads (None: one for each usable core).
 
-    ``advance`` is told how many more are done. Decoding runs outside of the interpreter's lock, so threads suffice.
+    ``advance`` receives the number of images just done. Decoding releases the interpreter's lock,
+    so threads suffice.
     """
     count = len(annotations)
     facts = ImageFacts(
@@ -89,10 +90,10 @@ def _check_image(source: ImageSource, index: int, facts: ImageFacts) -> None:
 
 
 def difference_hash(thumbnail: Image) -> NDArray[np.uint64]:
-    """Whether each pixel of a thumbnail (9, 9, 3) is brighter than the one before, along rows and along columns.
+    """Hash a thumbnail (9, 9, 3) by whether each pixel is brighter than the one before it.
 
-    Two numbers of 64 bits, which change little when a picture is scaled or compressed anew: the "dHash" of N. Krawetz
-    ("Kind of like that", 2013).
+    One number of 64 bits for rows and one for columns, which change little when an image is scaled
+    or compressed again: the "dHash" of N. Krawetz ("Kind of like that", 2013).
     """
     grey = thumbnail.astype(np.int32) @ [299, 587, 114]
     along_rows, along_columns = np.diff(grey, axis=1)[:8] > 0, np.diff(grey, axis=0)[:, :8] > 0

@@ -1,7 +1,4 @@
-"""The report on a data set as text for a terminal and as one page of HTML, both from the same plain data.
-
-The data are those of ``report.json``: see ``data/audit/check.py``.
-"""
+"""The report on a data set as text and as one page of HTML, from the data of ``report.json``."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = 100  # of a terminal
-SHOWN_EXAMPLES = 5  # of each kind, in the text; the page and the json show more
+SHOWN_EXAMPLES = 5  # of each kind in the text; page and json have more
 SHOWN_CLASSES = 20  # in the text
 MIME_TYPES = {".png": "image/png", ".jpg": "image/jpeg"}
 
@@ -42,7 +39,7 @@ def text_report(report: dict[str, Any]) -> list[str]:
             for example in entry["examples"][:SHOWN_EXAMPLES]:
                 lines += _wrapped(example, "    ")
             more = entry["count"] - min(len(entry["examples"]), SHOWN_EXAMPLES)
-            # A note that is one sentence about many boxes has told all of them.
+            # One sentence may be about all boxes.
             if more and len(entry["examples"]) > 1:
                 lines.append(f"    ... and {more:,} more")
     return [*lines, "", verdict(report)]
@@ -55,7 +52,7 @@ def verdict(report: dict[str, Any]) -> str:
 
 
 def html_report(report: dict[str, Any], pictures: Sequence[tuple[str, Path]]) -> str:
-    """The report as one page that needs no other file; ``pictures`` are captions with .png or .jpg files."""
+    """The report as one self-contained page; ``pictures`` are captions with .png or .jpg files."""
     state = "bad" if report["num_problems"] else "good"
     title = escape(f"data={report['data']}")
     parts = [
@@ -95,7 +92,7 @@ def _network_line(report: dict[str, Any]) -> str:
 
 
 def _rows(report: dict[str, Any]) -> list[list[str]]:
-    """A row of text for each figure, a column for each set."""
+    """A row for each figure, a column for each set."""
     network = report["network"]
     rows: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("images", lambda part: _number(part["images"])),
@@ -129,7 +126,7 @@ def _class_titles(report: dict[str, Any]) -> list[str]:
 
 
 def _class_rows(report: dict[str, Any]) -> list[list[str]]:
-    """A row for each class, those with the most boxes first; a class that a set does not know is left blank there."""
+    """A row for each class, most boxes first; blank where a set does not have the class."""
     by_split = [{item["name"]: item for item in part["classes"]} for part in report["splits"].values()]
     names = list(dict.fromkeys(name for classes in by_split for name in classes))
     names.sort(key=lambda name: -sum(classes[name]["boxes"] for classes in by_split if name in classes))
@@ -148,7 +145,7 @@ def _number(value: float | None) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as needed; the first one gives way where the line would be too long."""
+    """Columns as wide as needed; the first one is cut where lines would be too long."""
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     widths[0] = min(widths[0], COLUMNS - sum(widths[1:]) - 2 * len(widths[1:]))
     return [

@@ -1,4 +1,4 @@
-"""A data set in a few figures, from its index alone: no file is opened."""
+"""Summarise a data set from its index alone."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from numpy.typing import NDArray
 from data.audit.anchor_fit import Sizes, best_overlaps
 from data.index.annotations import Annotations
 
-SAMPLED_BOXES = 200_000  # the overlaps of so many with nine anchors take a tenth of a second
+SAMPLED_BOXES = 200_000  # with nine anchors their overlaps take 0.1 s
 LOW_RECALL = 0.98
 
 
 @dataclass(frozen=True)
 class SetSummary:
-    """What a training says about each of its sets before it starts."""
+    """The figures that training logs for each set before it starts."""
 
     images: int
     boxes: int
     classes: int
-    empty_images: int  # without a box that training learns from
-    min_iou: float | None  # None: the loss gives each box its best anchor, however little they overlap
-    overlap: float  # recall: share of the boxes that overlap some anchor by more than min_iou;
-    # without min_iou the mean IoU of a box with its best anchor; NaN where there are no boxes
+    empty_images: int  # without boxes, crowds aside
+    min_iou: float | None  # None: the loss gives each box its best anchor, whatever the overlap
+    # Recall: the share of the boxes that overlap an anchor by more than min_iou. Without min_iou,
+    # the mean IoU of a box with its best anchor. NaN without boxes.
+    overlap: float
 
     def line(self) -> str:
-        """All of it in one line."""
+        """All figures in one line."""
         empty = f" ({self.empty_images:,} without boxes)" if self.empty_images else ""
         counts = f"{self.images:,} images{empty}, {self.boxes:,} boxes, {self.classes} classes"
         if not self.overlap >= 0:
@@ -38,19 +39,20 @@ class SetSummary:
         return f"{counts}, recall of the anchors {self.overlap:.4f} at IoU {self.min_iou:g}"
 
     def warning(self) -> str | None:
-        """A sentence where the anchors miss so many boxes that better ones are worth the search."""
+        """A warning if the anchors miss so many boxes that a search for better ones pays."""
         if self.min_iou is None or not self.overlap < LOW_RECALL:
             return None
         return (
             f"warning: {1 - self.overlap:.1%} of the boxes overlap no anchor by more than {self.min_iou:g} and are "
-            "learnt from as background only. fix: find anchors with python -m scripts.anchors"
+            "learnt as background only. fix: find anchors with python -m scripts.anchors"
         )
 
 
 def summarise(annotations: Annotations, image_size: int, anchors: Sizes, min_iou: float | None) -> SetSummary:
-    """Counts, and how anchors (k, 2) fit the boxes of images letterboxed to a square of ``image_size`` pixels.
+    """Count, and measure how anchors (k, 2) fit the boxes at ``image_size`` pixels.
 
-    Of sets with many boxes the overlaps are those of a sample, spread evenly over the set.
+    Images are letterboxed to a square. In large sets, an evenly spread sample of the boxes is
+    measured.
     """
     overlaps = best_overlaps(_sampled_sizes(annotations, image_size), anchors)
     values = overlaps if min_iou is None else overlaps > min_iou
@@ -65,7 +67,7 @@ def summarise(annotations: Annotations, image_size: int, anchors: Sizes, min_iou
 
 
 def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
-    """Number of boxes (N,) of each image, crowds aside."""
+    """The number of boxes (N,) of each image, without crowds."""
     before = np.concatenate([[0], np.cumsum(~annotations.crowd)])
     counts: NDArray[np.int64] = np.diff(before[annotations.offsets])
     return counts

@@ -1,1 +1,1 @@
-"""What is in an image file: its header, its pixels, and how are many files read at once?"""
+"""What is in an image file, and how are many files read at once?"""

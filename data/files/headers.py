@@ -1,6 +1,7 @@
-"""What an image file says about itself before a pixel is decoded: its type, its size, how it was turned.
+"""Read type, size and orientation of an image without decoding its pixels.
 
-Formats: JPEG (ITU-T T.81), PNG, GIF89a, BMP, WebP (RFC 9649), TIFF 6.0, Netpbm, JPEG 2000 (ISO 15444-1), AVIF.
+Formats: JPEG (ITU-T T.81), PNG, GIF89a, BMP, WebP (RFC 9649), TIFF 6.0, Netpbm, JPEG 2000
+(ISO 15444-1), AVIF.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from data.files.reading import read_file
 KNOWN_TYPES = "JPEG, PNG, GIF, BMP, WebP, TIFF, Netpbm, JPEG 2000, AVIF"
 IMAGE_SUFFIXES = frozenset(
     ".avif .bmp .gif .jp2 .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()
-)  # of names, in lower case: what a folder of images is searched for
-MAX_PIXELS = 178_956_970  # 512 MiB of RGB; a file of some kB can hold more, and decoding it would take the memory away
-HEAD_BYTES = 16384  # almost always enough for the size; large colour profiles and thumbnails come before that of a JPEG
+)  # in lower case; files with other suffixes are not images
+MAX_PIXELS = 178_956_970  # 512 MiB of RGB: a file of a few kB can decode to more
+HEAD_BYTES = 16384  # usually holds the size; a JPEG may put colour profiles and thumbnails first
 
 _JPEG_SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD8)})
 _NETPBM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_ORIENTATION = 256, 257, 274
-_MIRRORED = {1: (4, 2), 8: (5, 7), 3: (2, 4), 6: (7, 5)}  # an orientation, then its rows or its columns reversed
-MAX_EXIF = 1 << 16  # bytes: what a JPEG may hold of it
+_MIRRORED = {1: (4, 2), 8: (5, 7), 3: (2, 4), 6: (7, 5)}  # orientation: with its rows, its columns reversed
+MAX_EXIF = 1 << 16  # bytes, the limit in a JPEG
 _EXIF = b"Exif\0\0"
-_TAG_CHUNKS = {"PNG": (8, ">I4s", b"eXIf"), "WebP": (12, "<4sI", b"EXIF")}  # first chunk, its head, that of the tag
+_TAG_CHUNKS = {"PNG": (8, ">I4s", b"eXIf"), "WebP": (12, "<4sI", b"EXIF")}  # first chunk, its layout, Exif chunk
 
 
 class Header(NamedTuple):
-    """Type and size of an image, in pixels as stored: no tag has turned them."""
+    """Type and stored size of an image, in pixels, before its EXIF tag turns it."""
 
     kind: str
     height: int
     width: int
-    end: int  # of a JPEG: how many bytes it takes; those of the pixels come after
-    orientation: int = 1  # what its EXIF tag says, or AVIF's own boxes, 1 to 8 (Exif 2.32); 1: upright, or no tag
+    end: int  # of a JPEG: where its frame header ends; the pixels follow
+    orientation: int = 1  # 1 to 8 (Exif 2.32), from the EXIF tag or AVIF's boxes; 1: upright
 
     @property
     def tells(self) -> bool:
-        """Whether the size of the turned image differs from that of the stored one."""
+        """Whether turning the image changes its size."""
         return self.orientation > 4 and self.height != self.width
 
     def size(self, orientation: int) -> tuple[int, int]:
@@ -54,9 +55,9 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header | None:
-    """The header in the first bytes of a file, or ``None`` where they hold none of a known type, or not all of it.
+    """Read the header from the first bytes of a file; ``None`` if it is unknown or incomplete.
 
-    The tag of a PNG or WebP file may come behind its pixels; it is found where ``data`` is the whole file.
+    A PNG or WebP file may have its tag behind the pixels: pass the whole file to find it there.
     """
     try:
         header = _read_header(data)
@@ -68,7 +69,7 @@ def read_header(data: bytes) -> Header | None:
 
 
 def read_header_of(path: str) -> tuple[Header | None, bytes]:
-    """The header of a file, and as many of its first bytes as that took. Raises ``OSError`` where it cannot be read."""
+    """Read the header of a file; return it with the bytes read. Raises ``OSError``."""
     head = read_file(path, HEAD_BYTES)
     header = read_header(head)
     if len(head) < HEAD_BYTES:
@@ -87,22 +88,22 @@ def read_header_of(path: str) -> tuple[Header | None, bytes]:
 
 
 def read_headers(paths: Sequence[str]) -> NDArray[np.int64]:
-    """Height, width and orientation (n, 3) of image files; -1 where one is there and no image, 0 where none is."""
+    """Height, width and orientation (n, 3) of files; 0 where one is missing, -1 if no image."""
     rows = np.zeros((len(paths), 3), dtype=np.int64)
     for row, path in enumerate(paths):
         try:
             header, _ = read_header_of(path)
-        except (OSError, ValueError):  # ValueError: a name that no file can have
+        except (OSError, ValueError):  # ValueError: an impossible name
             continue
         rows[row] = (header.height, header.width, header.orientation) if header is not None else -1
     return rows
 
 
 def is_cut_short(data: bytes, header: Header) -> bool:
-    """Whether a JPEG has lost its end. Of the other types a decoder tells.
+    """Whether a JPEG is truncated. Decoders notice it for the other types.
 
-    The marker for the end of the image cannot stand within its pixels (T.81, B.1.1.2) but may in a thumbnail before
-    them; cameras and tools append what they like after it.
+    The end marker cannot occur within the pixels (T.81, B.1.1.2), but it can in a thumbnail before
+    them. Cameras and tools may append data behind it.
     """
     return header.kind == "JPEG" and data.rfind(b"\xff\xd9", header.end) < 0
 
@@ -113,21 +114,21 @@ def _orientation(tags: dict[int, int]) -> int:
 
 
 def _exif_orientation(exif: bytes) -> int:
-    """The tag in Exif data; 1, upright, where there is none."""
-    with suppress(struct.error):  # damaged: as if it were not there
+    """The orientation in Exif data; 1 (upright) where there is none."""
+    with suppress(struct.error):  # damaged Exif counts as none
         return _orientation(_tiff_tags(exif.removeprefix(_EXIF)))
     return 1
 
 
 def _chunk_orientation(kind: str, read: Callable[[int, int], bytes]) -> int:
-    """The tag in the Exif chunk of a PNG or WebP file; ``read`` gives a number of its bytes from a position on."""
+    """The orientation in the Exif chunk of a PNG or WebP; ``read`` takes position and length."""
     at, layout, wanted = _TAG_CHUNKS[kind]
     while len(head := read(at, 8)) == 8:
         values = struct.unpack(layout, head)
         length, name = values if kind == "PNG" else values[::-1]
         if name == wanted:
             return _exif_orientation(read(at + 8, min(length, MAX_EXIF)))
-        at += 8 + length + (4 if kind == "PNG" else length % 2)  # a checksum, or a byte to make it even
+        at += 8 + length + (4 if kind == "PNG" else length % 2)  # checksum, or padding to an even length
     return 1
 
 
@@ -160,7 +161,7 @@ def _read_header(data: bytes) -> Header | None:
 
 
 def _jpeg(data: bytes) -> Header | None:
-    """Walks over the segments in front of the frame header, which holds the size."""
+    """Skip the segments in front of the frame header, which holds the size."""
     position, orientation = 2, None
     while data[position] == 0xFF:
         marker = data[position + 1]
@@ -185,7 +186,7 @@ def _jpeg(data: bytes) -> Header | None:
 def _bmp(data: bytes) -> Header:
     (length,) = struct.unpack_from("<I", data, 14)
     width, height = struct.unpack_from("<HH" if length == 12 else "<ii", data, 18)
-    return Header("BMP", abs(height), width, 0)  # a negative height: the rows come from the top
+    return Header("BMP", abs(height), width, 0)  # negative: rows from top to bottom
 
 
 def _webp(data: bytes) -> Header | None:
@@ -203,8 +204,8 @@ def _webp(data: bytes) -> Header | None:
 
 
 def _boxed(kind: str, data: bytes, pixels: bytes, tag: bytes, skip: int) -> Header | None:
-    """The size in the boxes ``tag`` of an ISO media file: the largest, as each tile of a picture may have its own."""
-    head = data.partition(pixels)[0]  # by chance the compressed pixels may hold the tag, too
+    """The largest size in the boxes ``tag`` of an ISO media file; each tile may have its own."""
+    head = data.partition(pixels)[0]  # compressed pixels may hold the tag by chance
     searched = head if tag in head else data
     sizes = [struct.unpack_from(">II", searched, match.end() + skip) for match in re.finditer(tag, searched)]
     if not sizes:
@@ -214,7 +215,7 @@ def _boxed(kind: str, data: bytes, pixels: bytes, tag: bytes, skip: int) -> Head
 
 
 def _avif_orientation(data: bytes) -> int:
-    """What the boxes of an AVIF file say in place of a tag: quarter turns to the left, then a mirror (HEIF, 6.5)."""
+    """The orientation from AVIF's boxes: quarter turns to the left, then a mirror (HEIF, 6.5)."""
     head = data.partition(b"mdat")[0]
     turn, mirror = (re.search(box + b"(.)", head, re.DOTALL) for box in (b"irot", b"imir"))
     unmirrored = (1, 8, 3, 6)[turn[1][0] & 3 if turn else 0]
@@ -222,7 +223,7 @@ def _avif_orientation(data: bytes) -> int:
 
 
 def _tiff_tags(data: bytes) -> dict[int, int]:
-    """The whole numbers of the first directory of a TIFF file, or of the Exif data of a JPEG, by their tags."""
+    """The integers of the first directory of a TIFF file or of Exif data, by tag."""
     order = "<" if data.startswith(b"II") else ">"
     (start,) = struct.unpack_from(order + "I", data, 4)
     (count,) = struct.unpack_from(order + "H", data, start)

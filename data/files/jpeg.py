@@ -1,7 +1,8 @@
-"""Decodes a JPEG no further down than is needed, with simplejpeg, where the extra ``fast`` is installed.
+"""Decode only the upper rows of a JPEG, with simplejpeg (the extra ``fast``).
 
-Entropy coding forbids to begin anywhere but at the top, but not to stop early: with a smaller height in the frame
-header, a decoder stops after so many rows. OpenCV would do so too, with a line on stderr for each image.
+Entropy coding forces a decoder to start at the top, but it may stop early. With a smaller height
+in the frame header it decodes only that many rows. OpenCV does so as well, but prints a warning
+for each image.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ from data.geometry import Image
 try:
     import simplejpeg
 except ImportError:
-    simplejpeg = None  # the extra is not installed
+    simplejpeg = None
 
 HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81, table B.1)
-CHROMA_ROWS = 2  # where colours have half the rows, the upsampling of one looks at the next pair of rows
+CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
 
 
 def decode_rows(data: bytes, frame_end: int, height: int, rows: int) -> Image | None:
-    """The first ``rows`` rows or a few more of a JPEG of ``height`` rows, RGB, the very pixels that OpenCV gives.
+    """Decode at least the first ``rows`` of ``height`` rows to RGB, with OpenCV's very pixels.
 
-    ``frame_end`` is where the frame header ends (``Header.end``). ``None`` leaves the image to OpenCV: without
-    simplejpeg, and for what is not grey or of three colours, or not in order.
+    ``frame_end`` is where the frame header ends (``Header.end``). ``None`` leaves the image to
+    OpenCV: without simplejpeg, for other than one or three components, and for damaged files.
     """
     if simplejpeg is None:
         return None
     position = _frame_position(data, frame_end)
     if position is None:
         return None
-    if data[position + 11] & 15 > 1:  # vertical sampling of the brightness
+    if data[position + 11] & 15 > 1:  # vertical sampling of luma
         rows += CHROMA_ROWS
     whole = rows >= height
     if not whole:
-        view = memoryview(data)  # its slices are no copies
+        view = memoryview(data)  # slices without copies
         data = b"".join((view[: position + 5], struct.pack(">H", rows), view[position + 7 :]))
     try:
-        # Strict would take what follows the last row for damage.
+        # A strict decoder takes the data behind the last row for damage.
         image = simplejpeg.decode_jpeg(data, "RGB", strict=whole)
     except ValueError:
         return None
@@ -47,7 +48,7 @@ def decode_rows(data: bytes, frame_end: int, height: int, rows: int) -> Image | 
 
 
 def _frame_position(data: bytes, frame_end: int) -> int | None:
-    """Where the frame header begins: marker, length, precision, height, width, number of components and these."""
+    """Where the frame header begins: marker, length, precision, height, width, components."""
     for components in (1, 3):
         length = 8 + 3 * components
         position = frame_end - 2 - length

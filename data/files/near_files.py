@@ -1,4 +1,4 @@
-"""What is there instead of a file that is not: the same name in another case, or with another suffix of an image."""
+"""Suggest an existing file for a missing one: another case or another image suffix."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from data.files.headers import IMAGE_SUFFIXES
 
 
 class NearFiles:
-    """Looks for files that a name may have meant. Lists each folder once."""
+    """Find the file that a name may have meant. Lists each folder once."""
 
     def __init__(self) -> None:
         self._listings: dict[str, dict[str, str]] = {}
 
     def hint(self, path: str, any_suffix: bool = True) -> str:
-        """The end of a sentence about a missing file that names the one that is there, or nothing."""
+        """The end of a sentence about a missing file: ", but there is ...", or nothing."""
         near = self.other_case(path) or (self._other_suffix(path) if any_suffix else None)
-        if near is None or near == path:  # the latter is no file, but a folder or a broken link
+        if near is None or near == path:  # equal: a folder or a broken link
             return ""
         here, there = os.path.split(path), os.path.split(near)
         return f", but there is {there[1] if here[0] == there[0] else near}"
 
     def other_case(self, path: str) -> str | None:
-        """The path as it is on the disk, where it differs in upper and lower case only."""
+        """The existing path that differs in upper and lower case only."""
         folder, name = os.path.split(path)
         if not name or "\0" in path:
             return folder if os.path.isdir(folder) else None
@@ -41,10 +41,10 @@ class NearFiles:
         return os.path.join(folder, found) if found is not None else None
 
     def _names(self, folder: str) -> dict[str, str]:
-        """What is in a folder, by the names in lower case."""
+        """The entries of a folder by their names in lower case."""
         if folder not in self._listings:
             try:
                 self._listings[folder] = {name.lower(): name for name in os.listdir(folder)}
-            except (OSError, ValueError):  # ValueError: a name that no folder can have
+            except (OSError, ValueError):  # ValueError: an impossible name
                 self._listings[folder] = {}
         return self._listings[folder]

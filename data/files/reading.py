@@ -1,4 +1,4 @@
-"""Reading many files: each in few steps, and many at once where reading is waiting, over a network above all."""
+"""Read many files: few system calls for each, and threads where the disk or network is slow."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from tqdm import tqdm
 T = TypeVar("T")
 R = TypeVar("R")
 
-CHUNK = 256  # items handled at a time: handing over each by itself would cost more than most files do
+CHUNK = 256  # items handled at once: handing them over one by one costs more than most files
 MAX_THREADS = 32
 
 
 def usable_cores() -> int:
-    """The cores that this process may use: on Linux those that a scheduler left to it, elsewhere all."""
+    """The number of cores this process may use: on Linux its CPU affinity, elsewhere all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
-    """The content of a file, at most ``limit`` bytes. Raises ``OSError``.
+    """Read at most ``limit`` bytes of a file. Raises ``OSError``.
 
-    With as few calls of the system as there can be: Python's own file objects make twice as many, which costs as much
-    as the header of an image does.
+    Python's file objects make twice as many system calls, which costs as much as parsing a header.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is empty instead of waited for
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not wait for a pipe
     try:
         size = min(os.fstat(descriptor).st_size, limit)
         data = os.read(descriptor, size)
@@ -41,10 +40,10 @@ def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
 
 
 def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], what: str) -> Iterator[R]:
-    """What ``function`` makes of the items, ``CHUNK`` of them at a time, in order, with a progress bar.
+    """Yield ``function`` of each ``CHUNK`` of items, in order, with a progress bar.
 
-    Threads take over with the first chunk that was mostly waiting. Before, they would only fight for the interpreter's
-    lock: of files in memory they make half as many a second.
+    Threads take over after the first chunk that mostly waited. With files in memory they would
+    only compete for the interpreter's lock and halve the speed.
     """
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     with tqdm(desc=what, total=len(items), unit="files", disable=None, leave=False) as bar:
@@ -62,6 +61,6 @@ def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], what: st
                 for chunk, future in zip(chunks[done:], futures, strict=True):
                     yield future.result()
                     bar.update(len(chunk))
-            finally:  # after an error the rest need not be read
+            finally:  # after an error the rest is not needed
                 for future in futures:
                     future.cancel()

@@ -1,1 +1,1 @@
-"""How are annotations written: COCO, Pascal VOC, YOLO, drawn shapes, and where are they downloaded?"""
+"""How are annotations written (COCO, Pascal VOC, YOLO, CSV), and how are sets drawn or fetched?"""

@@ -1,8 +1,8 @@
 """Reads COCO instance annotations (json) into flat columns.
 
-The format: https://cocodataset.org/#format-data. Boxes are [left, top, width, height] in pixels; the numbers are kept
-as they stand, so that an evaluation on them equals pycocotools on the file. The file is read entry by entry: what a
-data set of millions of images needs is the memory of its columns, not of its json.
+The format: https://cocodataset.org/#format-data. Boxes are [left, top, width, height] in pixels.
+Their numbers stay unchanged, so that an evaluation equals pycocotools on the file. The file is read
+entry by entry, so it takes the memory of its columns, not of its json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LISTS = ("images", "categories", "annotations")
 
 @contextmanager
 def _paused_gc() -> Iterator[None]:
-    """Parsing makes millions of objects and no cycles; the collector's walks over them take half of the time."""
+    """Pause the garbage collector: parsing makes no cycles, and its walks take half the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -44,12 +44,13 @@ def _paused_gc() -> Iterator[None]:
 
 @_paused_gc()
 def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: bool = False) -> Source:
-    """Reads the json file ``path`` whose ``file_name`` entries start at ``image_root``.
+    """Read the json file ``path`` whose ``file_name`` entries are relative to ``image_root``.
 
-    ``names`` chooses and orders the classes; ``None`` takes all categories in the order of their ids. ``area`` defaults
-    to width times height and ``iscrowd`` to 0. The polygons of ``segmentation`` are read with ``outlines``; it gives
-    the box where there is no ``bbox``. Sizes that are missing come from the image files. The ids of annotations only
-    name them in messages. Raises ``DataError`` where the file is no COCO instances file.
+    ``names`` chooses and orders the classes; ``None`` takes all categories, sorted by id. ``area``
+    defaults to width times height and ``iscrowd`` to 0. ``outlines`` reads the polygons of
+    ``segmentation``, which also gives the box where ``bbox`` is missing. Missing sizes come from
+    the image files. Annotation ids appear in messages only. Raises ``DataError`` where the file is
+    no COCO instances file.
     """
     findings, notes = Findings(), Findings()
     fields = Fields(path, notes)
@@ -58,7 +59,7 @@ def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: b
     take = {"images": images.add, "annotations": boxes.add, "categories": categories.append}
     try:
         found = stream_lists(path, take)
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or a number with thousands of digits
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error
@@ -93,7 +94,7 @@ def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: b
 
 
 class _Images:
-    """Columns of the images of a file."""
+    """Columns of the images."""
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
@@ -116,7 +117,7 @@ class _Images:
             self.sizes.append(self.fields.integer(record, row, "width", "image"))
 
     def read_missing_sizes(self, image_root: Path) -> None:
-        """Takes the sizes that the file does not give from the headers of the images."""
+        """Read missing sizes from the headers of the images."""
         if not self.without_size:
             return
         paths = [f"{image_root}/{self.file_names[row]}" for row in self.without_size]
@@ -128,18 +129,18 @@ class _Images:
 
 
 class _Boxes:
-    """Columns of the annotations that have what a box needs; the others in words."""
+    """Columns of the complete annotations, and sentences about the others."""
 
     def __init__(self, fields: Fields, outlines: bool) -> None:
         self.fields = fields
-        self.count = 0  # entries of the file so far
+        self.count = 0  # annotations so far
         self.broken: list[str] = []
         self.image_ids, self.category_ids = array("q"), array("q")
         self.xywh, self.areas = array("d"), array("d")
         self.has_area, self.crowd = bytearray(), bytearray()
         self.outlines = OutlineColumns() if outlines else None
-        self._ids = array("q")  # for messages; 0 where it is no number of 64 bits,
-        self._odd_ids: dict[int, str] = {}  # which stands here by row
+        self._ids = array("q")  # for messages; 0 where it is no 64-bit integer,
+        self._odd_ids: dict[int, str] = {}  # which is here by row
 
     def add(self, record: Any) -> None:
         """Takes the next entry of the file's list."""
@@ -157,7 +158,7 @@ class _Boxes:
         if problem is not None:
             self.broken.append(f"{self.fields.path}: annotation {shown(record.get('id', position))} {problem}")
             return
-        assert box is not None  # or there is a problem
+        assert box is not None  # else there is a problem
         if from_outline:
             kind = "annotations without a bbox, which got the box around their segmentation"
             self.fields.notes.add(kind, [f"annotation {shown(record.get('id', position))}"])
@@ -174,7 +175,7 @@ class _Boxes:
         self._ids.append(identity)
 
     def name(self, row: int) -> str:
-        """How a message calls the box of a row."""
+        """The name of a row's box in messages."""
         return f"annotation {self._odd_ids.get(row, self._ids[row])}"
 
 
@@ -185,7 +186,7 @@ def _no_list(key: str, path: Path) -> DataError:
 
 
 def _box_problem(record: dict[str, Any], box: Any, from_outline: bool) -> str | None:
-    """What an annotation lacks of a box, as the rest of a sentence."""
+    """What is wrong with an annotation, as the rest of a sentence."""
     for key in BOX_KEYS:
         if key not in record:
             return f"has no {key!r}"

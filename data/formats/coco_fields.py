@@ -1,4 +1,4 @@
-"""The values in a COCO json's records: taken as they stand, or as what they can only mean, which is counted."""
+"""Read the fields of a COCO json's records; convert unambiguous ones of another type."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _WHOLE = re.compile(r"-?[0-9]{1,19}(\.0+)?")
 
 
 class Fields:
-    """Reads the fields of one file's records and counts in ``notes`` those written in another type."""
+    """Read the fields of one file's records; count those of another type in ``notes``."""
 
     def __init__(self, path: Path, notes: Findings) -> None:
         self.path, self.notes = path, notes
 
     def text(self, record: dict[str, Any], row: int, key: str, what: str) -> str:
-        """A text. Raises ``DataError`` where it is none."""
+        """A string. Raises ``DataError`` for anything else."""
         value = record.get(key)
         if type(value) is not str:
             raise self._wrong(record, row, key, what, "a text")
         return value
 
     def integer(self, record: dict[str, Any], row: int, key: str, what: str) -> int:
-        """A whole number of 64 bits, also one written as "12" or 12.0. Raises ``DataError`` where it is none."""
+        """A 64-bit integer, or one written as "12" or 12.0. Raises ``DataError`` otherwise."""
         value = record.get(key)
         if type(value) is not int:  # not isinstance: true is an int to Python
             whole = _whole(value)
@@ -46,7 +46,7 @@ class Fields:
 
 
 def _whole(value: Any) -> int | None:
-    """The whole number that a text or a float stands for, or ``None`` where a guess would lose something."""
+    """The integer that a string or float stands for exactly, else ``None``."""
     if type(value) is float and abs(value) <= 2**53 and value.is_integer():
         return int(value)
     if type(value) is str and _WHOLE.fullmatch(value):
@@ -55,5 +55,5 @@ def _whole(value: Any) -> int | None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a float can hold it: true is an int to Python, and a json may spell out an int of a thousand digits."""
+    """Whether a float can hold it: neither a bool nor an int with a thousand digits."""
     return type(value) is float or (type(value) is int and -MAX_INT <= value <= MAX_INT)

@@ -1,7 +1,8 @@
-"""Reads boxes from CSV files with the usual headers, as COCO's entries.
+"""Read boxes from CSV files with the usual headers.
 
-Known are the tables of torchvision's and keras-retinanet's tutorials, TensorFlow's object detection, Open Images,
-Kaggle's (a column ``bbox``) and the VGG Image Annotator, and what is made up of the same columns.
+Known are the tables of torchvision's and keras-retinanet's tutorials, TensorFlow's object
+detection, Open Images, Kaggle (a column ``bbox``) and the VGG Image Annotator, and any other
+combination of their columns.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from data.errors import DataError, shown
 
-# Names of columns, in lower case and without anything but letters and digits.
+# Names of columns: lower case, letters and digits only.
 IMAGE = "filename imageid imagename imagepath filepath image path file img imgpath imgid".split()
 CLASS = "class classname label labelname category categoryname name classid categoryid".split()
 CORNERS = [
@@ -27,28 +28,29 @@ CORNERS = [
 SIDES = [["x", "bboxx"], ["y", "bboxy"], ["w", "bboxwidth", "bboxw", "width"], ["h", "bboxheight", "bboxh", "height"]]
 SIZE = ["imageheight imgheight height".split(), "imagewidth imgwidth width".split()]
 BOX, SHAPE, ATTRIBUTES, GROUP = ["bbox", "box", "boundingbox"], "regionshapeattributes", "regionattributes", "isgroupof"
-RETINANET = ["path", "x1", "y1", "x2", "y2", "class"]  # of a file without a header
+RETINANET = ["path", "x1", "y1", "x2", "y2", "class"]  # the columns of a file without a header
 NO_CLASS = "object"
 KNOWN = "an image (filename, image_id, path), a class, and xmin,ymin,xmax,ymax or x,y,w,h or bbox"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line: an image, and an object where there is one."""
+    """One line: an image, and maybe an object."""
 
     number: int  # of the line, from 1
     image: str
     class_name: str | None = None
-    xywh: tuple[float, float, float, float] | None = None  # None: the image without an object
+    xywh: tuple[float, float, float, float] | None = None  # None: no object
     crowd: bool = False
-    size: tuple[int, int] | None = None  # height, width of the image, where the row has them
+    size: tuple[int, int] | None = None  # height, width of the image, if given
 
 
 def read_csv(path: Path, corners_in_bbox: bool = False) -> list[Row]:
-    """The rows of a file. ``corners_in_bbox``: a column bbox holds x1, y1, x2, y2 instead of x, y, width, height.
+    """Read the rows of a file.
 
-    Boxes are in pixels, or in fractions of the image where all of them lie within 0..1. Raises ``DataError`` naming the
-    first row that cannot be read.
+    ``corners_in_bbox``: a column bbox holds x1, y1, x2, y2 instead of x, y, width, height. Boxes
+    are in pixels, or in fractions of the image where all of them lie within 0..1. Raises
+    ``DataError`` naming the first row that cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -86,7 +88,7 @@ def _numeric(cells: list[str]) -> bool:
 
 
 class _Parser:
-    """Knows what the columns mean."""
+    """Parse rows by the meaning of their columns."""
 
     def __init__(self, path: Path, columns: dict[str, int], corners_in_bbox: bool) -> None:
         self.path, self.corners_in_bbox = path, corners_in_bbox
@@ -110,7 +112,7 @@ class _Parser:
             raise DataError(f"csv={path} has no column of the {missing} among {there}. fix: name columns as in {KNOWN}")
 
     def row(self, number: int, cells: list[str]) -> Row:
-        """One line of the file."""
+        """Parse one line."""
         if len(cells) < self.num_columns:
             raise self._error(number, f"has {len(cells)} columns instead of {self.num_columns}")
         assert self.image is not None

@@ -1,4 +1,4 @@
-"""From the rows of a CSV file to a COCO json of the images in a folder."""
+"""Convert the rows of a CSV file to a COCO json of the images in a folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from data.index.classes import read_names
 
 
 def to_coco(rows: Sequence[Row], csv_path: Path, images: Path, names: Path | None, empty: bool) -> dict[str, Any]:
-    """The content of a COCO json: images in the order of their files, annotations with the numbers of their rows.
+    """The content of a COCO json: images sorted by name, annotations numbered by their rows.
 
-    ``names`` gives the order of the classes, see ``class_order``; else they are sorted, numbers by their value.
-    ``empty`` takes images of the folder that no row names, too. Images count as an EXIF tag turns them, as browsers
-    show them, unless the rows give the size of the stored ones. Raises ``DataError`` naming the row that does not fit.
+    ``names`` orders the classes, see ``class_order``; otherwise they are sorted, numbers by value.
+    ``empty`` includes images of the folder that no row names. Images are turned by their EXIF tag,
+    as browsers show them, unless the rows give their stored size. Raises ``DataError`` naming the
+    row that does not fit.
     """
     files = _Images(images)
     file_of = {row.image: "" for row in rows}
@@ -28,7 +29,7 @@ def to_coco(rows: Sequence[Row], csv_path: Path, images: Path, names: Path | Non
         file_of[row.image] = file_of[row.image] or files.find(row, csv_path)
     listed = sorted({*file_of.values(), *(files.all if empty else ())})
     image_ids = {name: number for number, name in enumerate(listed, start=1)}
-    sizes = _sizes(rows, csv_path, images, listed, file_of)
+    sizes = _sizes(rows, csv_path, file_of, images, listed)
     by_name = class_order([row.class_name for row in rows if row.class_name is not None], names)
     boxes = [row for row in rows if row.xywh is not None]
     are_fractions = all(0 <= value <= 1 for row in boxes for value in row.xywh or ())
@@ -68,9 +69,9 @@ def to_coco(rows: Sequence[Row], csv_path: Path, images: Path, names: Path | Non
 
 
 def _sizes(
-    rows: Sequence[Row], csv_path: Path, images: Path, listed: Sequence[str], file_of: dict[str, str]
+    rows: Sequence[Row], csv_path: Path, file_of: dict[str, str], images: Path, listed: list[str]
 ) -> dict[str, tuple[int, int]]:
-    """Height and width of each listed image, as an EXIF tag turns it unless its rows give the stored size."""
+    """Height and width of each listed image, turned by its tag unless rows give the stored size."""
     headers = read_headers([f"{images}/{name}" for name in listed]).tolist()
     stored = {name: (height, width) for name, (height, width, _) in zip(listed, headers, strict=True)}
     sizes = {
@@ -81,22 +82,19 @@ def _sizes(
         name = file_of[row.image]
         if row.size is not None and row.size != sizes[name] and stored[name][0] > 0:
             if row.size != stored[name]:
-                raise DataError(_other_size(row, csv_path, name, stored[name]))
+                there, here = (f"{width} x {height}" for height, width in (row.size, stored[name]))
+                problem = f"is for {name} of {there} pixels, which has {here}"
+                raise DataError(f"{csv_path}:{row.number} {problem}. fix: give that image")
             sizes[name] = row.size
     return sizes
 
 
-def _other_size(row: Row, csv_path: Path, name: str, size: tuple[int, int]) -> str:
-    assert row.size is not None
-    there, here = (f"{width} x {height}" for height, width in (row.size, size))
-    return f"{csv_path}:{row.number} is for {name} of {there} pixels, which has {here}. fix: give that image"
-
-
 def class_order(found: Sequence[str], names: Path | None) -> dict[str, tuple[int, str]]:
-    """Category id, from 1, and name of each class as the rows call it.
+    """Category id (from 1) and name of each class, by its name in the rows.
 
-    ``names`` is a file of class names, or a CSV of two columns: ``name,0`` gives the order (keras-retinanet), and
-    ``/m/01g317,Person`` the name of a label (Open Images); of these the classes that occur count, in the file's order.
+    ``names`` is a file of class names, or a CSV of two columns. ``name,0`` gives the order
+    (keras-retinanet). ``/m/01g317,Person`` gives the name of a label (Open Images); classes that
+    do not occur are left out, the others keep the file's order.
     """
     if names is None:
         ordered = sorted(set(found), key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name))
@@ -117,7 +115,7 @@ def class_order(found: Sequence[str], names: Path | None) -> dict[str, tuple[int
 
 
 class _Images:
-    """The images of a folder, by how rows may call them."""
+    """The images of a folder, by the names that rows may use."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.near = root, NearFiles()
@@ -134,7 +132,7 @@ class _Images:
                 self.by_name.setdefault(key, []).append(name)
 
     def find(self, row: Row, csv_path: Path) -> str:
-        """The image of a row: its path from the folder on, its file name anywhere below, or that without suffix."""
+        """The image of a row: by path, by file name anywhere below, or by name without suffix."""
         for key in (os.path.normpath(row.image), os.path.basename(row.image)):
             found = self.by_name.get(key, [])
             if key in found:

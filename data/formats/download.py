@@ -1,4 +1,4 @@
-"""Fetches archives over HTTP and unpacks them: resumable, checked, and never outside the folder that was asked for."""
+"""Fetch archives over HTTP and unpack them: resumable, verified, never outside the folder."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from pathlib import Path, PurePosixPath
 from data.errors import DataError
 
 CHUNK = 1 << 20
-PAUSE_SECONDS = 1.0  # before the second attempt; doubled before each further one
-CONNECT_SECONDS = 10.0  # within which a server answers at all
-Report = Callable[[int, int], None]  # (units so far, units in all: 0 where that is not known)
+PAUSE_SECONDS = 1.0  # before the second attempt; doubles each time
+CONNECT_SECONDS = 10.0  # until a server must accept a connection
+Report = Callable[[int, int], None]  # (units done, all units: 0 if unknown)
 
 
 class Unreachable(DataError):
-    """No connection to the server could be made: most likely this machine has no way to it."""
+    """The server cannot be reached: most likely this machine has no way to it."""
 
 
 def download(url: str, path: Path, md5: str, attempts: int, timeout: float, report: Report) -> None:
-    """Fetches ``url`` into ``path``, unless it is there already; an interrupted download goes on where it stopped.
+    """Fetch ``url`` into ``path`` unless it exists; resume an interrupted download.
 
-    The bytes so far are in ``<path>.part``; the file gets its name when its MD5 is right. Raises ``DataError`` after
-    ``attempts`` failures in a row without a new byte, at once where the server refuses the file, and where the sum is
-    wrong, in which case the bytes are thrown away; ``Unreachable`` where the first attempt finds no server.
+    Bytes go to ``<path>.part``, which is renamed once its MD5 is right; otherwise it is deleted.
+    Raises ``DataError`` after ``attempts`` failures in a row without a new byte, at once where the
+    server refuses the file, and for a wrong MD5; ``Unreachable`` where the first attempt finds no
+    server.
     """
     if path.is_file() and _md5(path) == md5:
         return
@@ -43,7 +44,7 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
             _continue(url, part, timeout, report)
             break
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # the part is whole already, or longer than the file; its sum tells
+            if error.code == 416:  # the part is complete or too long; its MD5 tells
                 break
             if error.code < 500:
                 raise DataError(
@@ -51,7 +52,7 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
                 ) from error
             problem: Exception = error
         except (OSError, HTTPException) as error:
-            if failures == 0 and isinstance(error, urllib.error.URLError):  # raised before there was an answer
+            if failures == 0 and isinstance(error, urllib.error.URLError):  # raised before any answer
                 fix = f"fix: connect this machine to it, or fetch the file into {path} by other means"
                 raise Unreachable(f"{url} cannot be reached ({error.reason}). {fix}") from error
             problem = error
@@ -60,7 +61,7 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
         if failures >= attempts:
             raise DataError(
                 f"{url}: {problem or type(problem).__name__} after {attempts} attempts."
-                f" fix: run the command again, it goes on from {part}"
+                f" fix: run the command again; it resumes from {part}"
             ) from problem
         pause = PAUSE_SECONDS if arrived else pause * 2
         time.sleep(pause)
@@ -71,7 +72,7 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
 
 
 def _continue(url: str, part: Path, timeout: float, report: Report) -> None:
-    """Appends the missing bytes to ``part``; raises OSError where the connection ends before the file does."""
+    """Append the missing bytes to ``part``. Raises ``OSError`` if the connection ends early."""
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     with urllib.request.build_opener(_Http, _Https).open(request, timeout=timeout) as answer:
@@ -90,7 +91,7 @@ def _continue(url: str, part: Path, timeout: float, report: Report) -> None:
 
 
 def _connect_soon(connection: HTTPConnection, connect: Callable[[], None]) -> None:
-    """Give up early where nobody answers, as behind a firewall, and be patient with what comes then."""
+    """Use a short time-out to connect, in case of a firewall, and the full one to read."""
     reading = connection.timeout
     connection.timeout = min(reading or CONNECT_SECONDS, CONNECT_SECONDS)
     connect()
@@ -118,10 +119,10 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 def unpack(archive: Path, folder: Path, report: Report) -> None:
-    """Unpacks a .zip or .tar (also .tar.gz) into ``folder``, over what is there; ``report`` is told numbers of files.
+    """Unpack a .zip, .tar or .tar.gz into ``folder``, over existing files; ``report`` counts files.
 
-    Refuses, before anything is written, an archive with an entry that would end up outside of ``folder``, or that is
-    neither a file nor a folder. Raises ``DataError``.
+    Raises ``DataError`` before anything is written if an entry would end up outside of ``folder``,
+    or is neither a file nor a folder.
     """
     try:
         if zipfile.is_zipfile(archive):
@@ -138,7 +139,7 @@ def _unzip(path: Path, folder: Path, report: Report) -> None:
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         for entry in entries:
-            # The upper half of the attributes is the Unix mode: 0o120000 marks a link.
+            # The upper 16 bits are the Unix mode: 0o120000 marks a link.
             is_link = entry.external_attr >> 16 & 0o170000 == 0o120000
             _check_entry(path, folder, entry.filename, is_plain=not is_link)
         for done, entry in enumerate(entries, start=1):
@@ -164,7 +165,7 @@ def _untar(path: Path, folder: Path, report: Report) -> None:
 
 def _check_entry(archive: Path, folder: Path, name: str, is_plain: bool) -> None:
     parts = PurePosixPath(name.replace("\\", "/"))
-    # Links that stand in the folder already count as well: resolve follows them.
+    # resolve() follows links that already exist in the folder.
     inside = (folder / parts).resolve().is_relative_to(folder.resolve())
     if not is_plain or parts.is_absolute() or ".." in parts.parts or not inside:
         raise DataError(

@@ -1,7 +1,7 @@
-"""Reads a json file whose top level is an object of long lists, one list entry at a time.
+"""Read a json file whose top level is an object of long lists, one list entry at a time.
 
-A file of 20 million annotations is some gigabytes of text and several times that as Python objects; entry by entry it
-needs the memory of what the caller keeps.
+20 million annotations are gigabytes of text, and several times that as Python objects. Read entry
+by entry, they take only the memory of what the caller keeps.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-CHUNK = 1 << 22  # characters read at once; grows while a single value needs more
+CHUNK = 1 << 22  # characters read at once, more where a single value is longer
 BLANKS = " \t\n\r"
 NUMBER = "0123456789.eE+-"
 
 
 def stream_lists(path: Path, take: Mapping[str, Callable[[Any], None]]) -> set[str]:
-    """Calls ``take[key]`` with each entry of the top-level list ``key``, in the order of the file.
+    """Call ``take[key]`` with each entry of the top-level list ``key``, in the order of the file.
 
-    Returns the keys of ``take`` that are lists of the file; other values are passed over. Raises
-    ``json.JSONDecodeError`` or ``UnicodeDecodeError`` where the file is no json or has a list twice, and ``TypeError``
-    where its top level is no object.
+    Returns the keys of ``take`` that are lists in the file; other values are ignored. Raises
+    ``json.JSONDecodeError`` or ``UnicodeDecodeError`` where the file is no json or has a list
+    twice, and ``TypeError`` where its top level is no object.
     """
     with path.open(encoding="utf-8-sig") as file:
         reader = _Reader(file)
@@ -42,7 +42,7 @@ def stream_lists(path: Path, take: Mapping[str, Callable[[Any], None]]) -> set[s
 
 
 def _pair(reader: _Reader, take: Mapping[str, Callable[[Any], None]], found: set[str]) -> None:
-    """Reads one key of the top level and its value."""
+    """Read one key of the top level and its value."""
     key = reader.key()
     reader.skip(":")
     if reader.peek() != "[":
@@ -67,12 +67,12 @@ class _Reader:
         self._file = file
         self._text = ""
         self._position = 0
-        self._before = 0  # characters of the file in front of the window
+        self._before = 0  # characters before the window
         self._at_end = False
         self._decode = json.JSONDecoder().raw_decode
 
     def peek(self) -> str:
-        """The next character that is no blank, or nothing at the end of the file."""
+        """The next non-blank character; empty at the end of the file."""
         while True:
             text, position = self._text, self._position
             while position < len(text) and text[position] in BLANKS:
@@ -84,13 +84,13 @@ class _Reader:
                 return ""
 
     def skip(self, character: str) -> None:
-        """Goes past a character that must come next."""
+        """Skip a character that must come next."""
         if self.peek() != character:
             self.fail(f"Expecting '{character}'")
         self._position += 1
 
     def key(self) -> str:
-        """The key of a pair of the top-level object."""
+        """Read a key of the top-level object."""
         if self.peek() != '"':
             self.fail("Expecting property name enclosed in double quotes")
         key = self.value()
@@ -98,7 +98,7 @@ class _Reader:
         return key
 
     def value(self) -> Any:
-        """The next whole value."""
+        """Read the next value."""
         self.peek()
         size = CHUNK
         while True:
@@ -109,20 +109,20 @@ class _Reader:
                     size *= 2
                     continue
                 self.fail(error.msg, error.pos)
-            # A number at the end of the window may go on.
+            # A number at the end of the window may continue.
             if (end < len(self._text) and self._text[end] not in NUMBER) or not self._more(CHUNK):
                 self._position = end
                 return value
 
     def entries(self, handle: Callable[[Any], None]) -> None:
-        """Hands over the entries of the list that comes next."""
+        """Call ``handle`` with each entry of the list that comes next."""
         self.skip("[")
         if self.peek() == "]":
             self._position += 1
             return
         decode = self._decode
         while True:
-            # The common case in few steps: an object that lies in the window, a comma or the end behind it.
+            # The fast path: the entry and the character behind it lie in the window.
             try:
                 value, position = decode(self._text, self._position)
                 if self._text[position] not in ",]":
@@ -140,12 +140,12 @@ class _Reader:
             self.peek()
 
     def end(self) -> None:
-        """Checks that nothing but blanks is left."""
+        """Check that only blanks are left."""
         if self.peek():
             self.fail("Extra data")
 
     def _more(self, size: int) -> bool:
-        """Reads on, dropping what is behind the position; False at the end of the file."""
+        """Drop the text before the position and read on; False at the end of the file."""
         if self._at_end:
             return False
         chunk = self._file.read(size)
@@ -156,7 +156,7 @@ class _Reader:
         return bool(chunk)
 
     def fail(self, message: str, position: int | None = None) -> NoReturn:
-        """Raises the error at a position in the window, by default the current one."""
+        """Raise an error at a position in the window, by default the current one."""
         place = self._position if position is None else position
         what = message.removesuffix(" at")  # "Unterminated string starting at"
         raise json.JSONDecodeError(f"{what} at character {self._before + place} of the file", self._text, place)

@@ -1,4 +1,4 @@
-"""The files that describe a YOLO set: a data.yaml or Darknet's obj.data, which name its images and classes."""
+"""The files that name the images and classes of a YOLO set: data.yaml or Darknet's obj.data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
 
 
 def find_set_file(root: Path) -> Path:
-    """The file in a folder that says which images are for training and which for validation.
+    """Find the file in a folder that names the images of training and validation.
 
-    That is the data.yaml or obj.data, or else the only other one with such a suffix that does so. Raises ``DataError``
-    where there is none, or more than one.
+    That is the data.yaml or obj.data, or else the only other file with such a suffix and content.
+    Raises ``DataError`` where there is none, or more than one.
     """
     for name in USUAL_NAMES:
         if (root / name).is_file():
@@ -35,7 +35,7 @@ def find_set_file(root: Path) -> Path:
 
 
 def _names_images(path: Path) -> bool:
-    """Whether a file says which images are for training; whatever else is wrong with it."""
+    """Whether a file names training images, whatever else is wrong with it."""
     try:
         return "train" in (darknet_options(path) if path.suffix.lower() == ".data" else load_yaml(path))
     except DataError:
@@ -43,10 +43,10 @@ def _names_images(path: Path) -> bool:
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """The keys of a data.yaml. Raises ``DataError`` where it is none."""
+    """Read the keys of a data.yaml. Raises ``DataError`` where it is none."""
     try:
         content = yaml.safe_load(path.read_bytes())
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: such as a date with a 13th month
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month
         raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds no keys. fix: name a data.yaml with train, val and names")
@@ -54,9 +54,9 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def names_of_yaml(content: dict[str, Any], path: Path) -> list[str] | None:
-    """The class names of a data.yaml: a list, or a dictionary with the keys 0, 1, ..., also as text.
+    """The class names of a data.yaml: a list, or a dictionary with keys 0, 1, ... or "0", "1", ...
 
-    ``None`` where it has none; raises ``DataError`` where they are not usable.
+    ``None`` where it has none. Raises ``DataError`` for unusable ones.
     """
     names = content.get("names")
     if names is None:
@@ -71,7 +71,7 @@ def names_of_yaml(content: dict[str, Any], path: Path) -> list[str] | None:
     if not isinstance(names, list) or not names:
         raise DataError(f"{path} has names={shown(names)}. fix: make it a list with at least one class")
     for name in names:
-        # YAML takes yes, no, on and off for truth values.
+        # YAML reads yes, no, on and off as booleans.
         if isinstance(name, bool) or not isinstance(name, str | int | float):
             raise DataError(f"{path} has the class name {shown(name)}. fix: make it a text, in quotes")
     texts = [str(name) for name in names]
@@ -85,7 +85,7 @@ def names_of_yaml(content: dict[str, Any], path: Path) -> list[str] | None:
 
 
 def darknet_options(path: Path) -> dict[str, str]:
-    """The ``key = value`` lines of Darknet's obj.data. Raises ``DataError`` for any other."""
+    """Read the ``key = value`` lines of Darknet's obj.data. Raises ``DataError`` for others."""
     options = {}
     for number, line in enumerate(read_lines(path, "Darknet's obj.data, with train=, valid= and names="), start=1):
         line = line.strip()
@@ -98,10 +98,10 @@ def darknet_options(path: Path) -> dict[str, str]:
 
 
 def darknet_path(name: str, path: Path, base: Path) -> Path:
-    """A file that obj.data at ``path`` names: from its own folder on, the one above, ``base`` or the current one.
+    """Find a file that the obj.data at ``path`` names, in the first of ``darknet_folders``.
 
-    Darknet itself starts at the current folder, which usually holds ``data/obj.data``. Raises ``DataError`` where
-    there is nothing.
+    Darknet itself starts at the current folder, which usually holds ``data/obj.data``. Raises
+    ``DataError`` where there is none.
     """
     name = name.replace("\\", "/")
     tried = list(dict.fromkeys(folder / name for folder in darknet_folders(path, base)))
@@ -113,5 +113,5 @@ def darknet_path(name: str, path: Path, base: Path) -> Path:
 
 
 def darknet_folders(path: Path, base: Path) -> list[Path]:
-    """Where relative paths of obj.data, and of the lists it names, may start."""
+    """The folders that paths in obj.data, and in the lists it names, may be relative to."""
     return [path.parent, path.parent.parent, base, Path.cwd()]

@@ -1,7 +1,7 @@
-"""Draws a small data set of coloured shapes in the COCO layout: nothing to download, exact boxes and areas.
+"""Draw a small data set of coloured shapes in the COCO layout, with exact boxes and areas.
 
-Every image is a function of (seed, split, number) alone. Objects overlap, but each keeps a good part of itself in
-sight, and its box and area are those of its visible pixels, as in COCO.
+Every image is a function of (seed, split, number) alone. Objects overlap, but a good part of each
+stays visible. As in COCO, boxes and areas are those of the visible pixels.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ CLASSES = ("circle", "square", "triangle", "star", "cross")
 SMALLEST_OBJECT = 16.0  # pixels across
 LARGEST_OBJECT = 0.5  # of the image's shorter side
 MOST_OBJECTS = 7
-LEAST_VISIBLE = 0.45  # share of each object that stays in sight
-PLACEMENTS = 20  # tries to find room for an object before it is left out
+LEAST_VISIBLE = 0.45  # share of each object
+PLACEMENTS = 20  # attempts to place an object before it is left out
 ASPECTS = (0.6, 1.6)  # height over width
 AREAS = (0.7, 1.3)  # of an image, relative to image_size ** 2
 JPEG_QUALITY = 90
-HUE_SPREAD = 0.06  # of the colour circle, around the hue that a class leans to
+HUE_SPREAD = 0.06  # standard deviation around a class's hue, as a share of the colour circle
 
 
 class Drawing(NamedTuple):
-    """One picture: image (h, w, 3) uint8 RGB, and per object its class and visible pixels, a mask (h, w)."""
+    """An image (h, w, 3) uint8 RGB, and class and mask (h, w) of visible pixels of each object."""
 
     image: NDArray[np.uint8]
     classes: list[int]
@@ -48,7 +48,7 @@ class Drawing(NamedTuple):
 
 
 def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
-    """The folder below ``root`` that holds the set drawn with ``config``; draws it where it is not there.
+    """Return the folder below ``root`` with the set of ``config``; draw it if missing.
 
     Other settings have another folder. Any number of processes may call this at once.
     """
@@ -70,12 +70,12 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
             "fix: set data.root to a folder with space that you may write to"
         ) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # gone already after a rename
+        shutil.rmtree(temporary, ignore_errors=True)  # no longer there after the rename
     return folder
 
 
 def draw_image(image_size: int, generator: np.random.Generator) -> Drawing:
-    """Draws one picture of about ``image_size ** 2`` pixels, one in twenty of them without objects."""
+    """Draw an image of about ``image_size ** 2`` pixels. One in twenty has no objects."""
     aspect = math.exp(generator.uniform(*np.log(ASPECTS)))
     side = image_size * math.sqrt(generator.uniform(*AREAS))
     height, width = round(side * math.sqrt(aspect)), round(side / math.sqrt(aspect))
@@ -99,14 +99,14 @@ def draw_image(image_size: int, generator: np.random.Generator) -> Drawing:
 
 
 def visible_box(mask: NDArray[np.bool_]) -> tuple[int, int, int, int]:
-    """Left, top, width and height of the pixels set in ``mask``; at least one must be."""
+    """Left, top, width and height of the pixels in ``mask``, which must not be empty."""
     columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
     left, top = int(columns[0]), int(rows[0])
     return left, top, int(columns[-1]) + 1 - left, int(rows[-1]) + 1 - top
 
 
 def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> dict[str, Any]:
-    """Writes the images of one split and returns its COCO annotations."""
+    """Write the images of one split and return its COCO annotations."""
     folder.mkdir()
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
@@ -135,7 +135,7 @@ def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> d
 
 
 def _polygons(mask: NDArray[np.bool_]) -> list[list[float]]:
-    """The outlines of a mask as COCO has them: through the middle of the pixels at its edge."""
+    """The outlines of a mask in COCO's form: through the centres of its edge pixels."""
     found, _ = cv2.findContours(mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
     return [(contour.reshape(-1) + 0.5).tolist() for contour in found if len(contour) > 2]
 
@@ -147,7 +147,7 @@ def _place(
     size: tuple[int, int],
     generator: np.random.Generator,
 ) -> NDArray[np.bool_] | None:
-    """The mask of a new object that leaves enough of all earlier ones in sight, or ``None`` where no try gave one."""
+    """The mask of a new object that leaves enough of all earlier ones visible, if found."""
     height, width = size
     for _ in range(PLACEMENTS):
         across = math.exp(generator.uniform(math.log(SMALLEST_OBJECT), math.log(LARGEST_OBJECT * min(size))))
@@ -210,7 +210,7 @@ def _background(height: int, width: int, generator: np.random.Generator) -> NDAr
 
 
 def _paint(image: NDArray[np.float32], mask: NDArray[np.bool_], kind: int, generator: np.random.Generator) -> None:
-    """Fills the mask with one colour that stands out from what it covers, slightly shaded from left to right."""
+    """Fill the mask with a slightly shaded colour that stands out from what it covers."""
     behind = image[mask].mean(axis=0)
     colour = _colour(kind, generator)
     while np.abs(colour - behind).max() < 70:
@@ -222,8 +222,8 @@ def _paint(image: NDArray[np.float32], mask: NDArray[np.bool_], kind: int, gener
 def _colour(kind: int, generator: np.random.Generator) -> NDArray[np.float64]:
     """A colour (RGB, 0..255) for an object of a class.
 
-    As with many real objects, colour hints at the class without settling it: neighbouring classes share hues. Telling
-    shapes apart by their outline alone takes a network far longer than a first try should last.
+    As with many real objects, colour hints at the class without deciding it: neighbouring classes
+    share hues. Learning shapes by outline alone takes far longer than a first try should.
     """
     hue = (kind / len(CLASSES) + generator.normal(0, HUE_SPREAD)) % 1
     return np.array(colorsys.hsv_to_rgb(hue, generator.uniform(0.45, 1), generator.uniform(0.35, 1))) * 255

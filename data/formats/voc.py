@@ -1,8 +1,7 @@
-"""Reads Pascal VOC annotations (one xml file per image, by a list or a folder of them) into flat columns.
+"""Read Pascal VOC annotations (one xml file per image, in a list or folder) into flat columns.
 
-Corners are taken as they stand: left = xmin, width = xmax - xmin, as the usual COCO versions of VOC sets do. Objects
-marked difficult or truncated are objects like all others: figures are COCO's here, and its rule for what is to be
-ignored (crowds) is not VOC's.
+As in the usual COCO versions of VOC sets, left = xmin and width = xmax - xmin. Objects marked
+difficult or truncated count like any other: evaluation follows COCO, which ignores crowds instead.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from data.index.source import Files, Findings, Source, read_lines, relative_name
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
-_PRESENCE = re.compile(r"\s+(-1|0|1)$")  # second column of the lists of a single class, such as cat_train.txt
+_PRESENCE = re.compile(r"\s+(-1|0|1)$")  # second column of class lists such as cat_train.txt
 
 
 class _Listed(NamedTuple):
-    """An image that a list names, or that an xml file is about."""
+    """An image of a list, or of an xml file."""
 
     stem: str
     xml: str
-    image_folders: tuple[str, ...]  # where its image may be, in this order; the last is named where it is in none
-    found: bool = True  # the xml file is there
+    image_folders: tuple[str, ...]  # where to look for the image; messages name the last one
+    found: bool = True  # the xml file exists
 
 
 class _Object(NamedTuple):
     class_name: str
-    box_xywh: tuple[float, float, float, float] | None  # None: not all corners are there
+    box_xywh: tuple[float, float, float, float] | None  # None: a corner is missing
 
 
 class _Annotation(NamedTuple):
-    """What an xml file says."""
+    """The content of an xml file."""
 
     file_name: str  # of the image; may be empty
     size: tuple[int, int]  # height, width
@@ -53,17 +52,17 @@ class _Annotation(NamedTuple):
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
-    """Refuses a document type: entities defined there can grow from some bytes to gigabytes, and VOC has none."""
+    """Refuse document types, whose entities can expand to gigabytes. VOC has none."""
 
     def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
         raise ValueError("a DOCTYPE is not read")
 
 
 def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list[str] | None) -> Files:
-    """Finds the files of image lists, or of folders of xml files, each with its folder of images; see ``read_voc``.
+    """Find the files of image lists or folders of xml files, each with its folder of images.
 
-    The names of a list belong to ``Annotations/*.xml`` and ``JPEGImages`` in that folder, or where it has no such, to
-    xml files and images in it. Raises ``DataError`` where there is no xml file at all.
+    The names of a list stand for files in ``Annotations`` and ``JPEGImages`` of that folder, or in
+    the folder itself where it lacks these. Raises ``DataError`` where there is no xml file.
     """
     listed: list[_Listed] = []
     digests = []
@@ -93,7 +92,7 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
 
 
 def _items_below(folder: Path, images: Path) -> list[_Listed]:
-    """The xml files of a folder and below, sorted; their images lie beside them, or likewise below ``images``."""
+    """The xml files below a folder, sorted. Images lie beside them, or below ``images``."""
     items = []
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -112,7 +111,7 @@ def _folder_or(parent: Path, name: str) -> str:
 
 
 def _stems(image_list: Path) -> list[str]:
-    """The image names, without suffix, one a line."""
+    """The image names of a list, without suffix."""
     lines = [line.strip() for line in read_lines(image_list, "ImageSets/Main/train.txt")]
     stems = [line for line in lines if line]
     if all(_PRESENCE.search(stem) for stem in stems):
@@ -121,12 +120,12 @@ def _stems(image_list: Path) -> list[str]:
 
 
 def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[str] | None) -> Source:
-    """Reads the listed images; ``names`` are the classes, in order, and ``path`` is for messages.
+    """Read the listed images; ``names`` are the classes in order, ``path`` is for messages.
 
-    Image ids count from 1 in the order of the lists, category ids from 1 in the order of ``names``; an object's area is
-    that of its box. What cannot be read goes to the findings.
+    Image ids count from 1 in the order of the lists, category ids from 1 in that of ``names``. An
+    object's area is that of its box. Unreadable entries go to the findings.
     """
-    assert names is not None  # DataConfig.__post_init__ sees to it
+    assert names is not None  # by DataConfig.__post_init__
     category_ids = {name: number for number, name in enumerate(names, start=1)}
     findings = Findings()
     image_names = {folder: _names_in(folder) for folder in {folder for item in listed for folder in item.image_folders}}
@@ -175,9 +174,9 @@ def _names_in(folder: str) -> frozenset[str]:
 
 
 def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]]) -> str:
-    """The image of an xml file: of its own name, else what ``<filename>`` gives, else of its own name and any suffix.
+    """The image of an xml file: by its own name, ``<filename>``, or its own name and any suffix.
 
-    Files edited by hand often lack the suffix in ``<filename>``, or name another image than their own.
+    Files edited by hand often lack the suffix in ``<filename>``, or name another image.
     """
     base = os.path.basename(file_name.replace("\\", "/"))
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")
@@ -197,7 +196,7 @@ def _where(xml: str, number: int) -> str:
 
 
 def _parse_all(listed: Sequence[_Listed]) -> list[_Annotation | str]:
-    """What each xml file says, or a sentence about why it cannot be used."""
+    """The content of each xml file, or a sentence on why it is unusable."""
     return [_parse(item) for item in listed]
 
 

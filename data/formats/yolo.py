@@ -1,7 +1,7 @@
-"""Reads YOLO label files (one txt file per image) into flat columns.
+"""Read YOLO label files (one txt file per image) into flat columns.
 
-A row is ``class cx cy w h``, the box in fractions of the image's width and height, or ``class x1 y1 x2 y2 ...``, the
-corners of a polygon, which gives the upright box around it. Image sizes come from the headers of the image files.
+A row is ``class cx cy w h``, in fractions of the image's width and height, or a polygon
+``class x1 y1 x2 y2 ...``, which stands for the box around it. Image sizes come from file headers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from data.index.cache import stamp_files
 from data.index.classes import choose_classes
 from data.index.source import Files, Findings, Source, relative_name
 
-MAX_FRACTION = 2  # beyond it a number must be one of pixels; a little above 1 it is a box that reaches out of its image
+MAX_FRACTION = 2  # larger numbers are pixels; a little above 1, a box reaches out of its image
 MAX_CLASS = 2**31
 
 
@@ -39,21 +39,21 @@ class _Listed(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What some images and their label files say."""
+    """The content of some images' headers and label files."""
 
-    sizes: NDArray[np.int64]  # (n, 2) height, width; (0, 0): no image there, (-1, -1): none that can be used
+    sizes: NDArray[np.int64]  # (n, 2) height, width; (0, 0): no file, (-1, -1): unusable
     tagged: list[str]  # images with an EXIF tag that turns them
     rows: NDArray[np.float64]  # (m, 7): position, line, class, cx, cy, w, h; m boxes in fractions
-    problems: list[tuple[str, str]]  # kind and sentence of what cannot be used
+    problems: list[tuple[str, str]]  # kind and sentence of each unusable entry
 
 
 def locate_yolo(
     pairs: Sequence[tuple[Path, Path]], image_root: Path, split: str, names: list[str] | None, exif: Exif
 ) -> Files:
-    """Finds the images and label files of ``pairs``: what names the images, and where relative paths start.
+    """Find the images and label files of ``pairs`` (see ``find_images``).
 
-    ``names`` are those of classes 0, 1, ...; where a data.yaml has names, they choose and order among them. Raises
-    ``DataError`` where there are no images, labels or names.
+    ``names`` are those of classes 0, 1, ...; where a data.yaml has names, they choose and order
+    among these. Raises ``DataError`` where there are no images, labels or names.
     """
     found = [find_images(place, base, split) for place, base in pairs]
     known = [part.names for part in found if part.names is not None]
@@ -96,10 +96,11 @@ def locate_yolo(
 def read_yolo(
     listed: list[_Listed], path: Path, image_root: Path, num_classes: int, categories: dict[int, str], exif: Exif
 ) -> Source:
-    """Reads sizes and boxes of the listed images, turned upright with ``exif=apply``; ``path`` is for messages.
+    """Read sizes and boxes of the listed images, turned upright with ``exif=apply``.
 
-    Image ids count from 1 in their order, category ids are the numbers of the label files; an object's area is that of
-    its box. What cannot be read goes to the findings.
+    ``path`` is for messages. Image ids count from 1 in the given order, category ids are the
+    numbers of the label files. An object's area is that of its box. Unreadable entries go to the
+    findings.
     """
     findings, notes, parts, start = Findings(), Findings(), list[_Read](), 0
     for part in in_chunks(partial(_read_chunk, exif=exif), listed, "reading labels"):
@@ -117,7 +118,7 @@ def read_yolo(
         return f"{listed[int(row[0])].label}:{int(row[1])}"
 
     in_range = (rows[:, 2] >= 0) & (rows[:, 2] < num_classes)
-    finite = np.isfinite(rows[:, 3:]).all(axis=1)  # the others are left to the checks
+    finite = np.isfinite(rows[:, 3:]).all(axis=1)  # the checks report the others
     in_pixels = finite & (np.abs(rows[:, 3:]) > MAX_FRACTION).any(axis=1)
     findings.add(
         "rows of a class that has no name",
@@ -156,7 +157,7 @@ def read_yolo(
 
 
 def _labels_of_another_case(listed: list[_Listed]) -> list[str]:
-    """Sentences about label files that would be passed over, and their images taken for empty ones."""
+    """Sentences about label files that would be missed, so their images would count as empty."""
     near, sentences = NearFiles(), []
     for item in listed:
         if item.image_is_file and not item.label_exists and (there := near.other_case(item.label)) is not None:
@@ -165,9 +166,9 @@ def _labels_of_another_case(listed: list[_Listed]) -> list[str]:
 
 
 def _in_pixels(boxes: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Boxes (n, 4) of cx, cy, w, h in fractions as left, top, width, height in pixels of images of these sizes."""
+    """Convert cx, cy, w, h (n, 4) in fractions to left, top, width, height in pixels."""
     width_height = sizes[:, ::-1].astype(np.float64)
-    with np.errstate(invalid="ignore"):  # what is not finite is found by the checks
+    with np.errstate(invalid="ignore"):  # the checks report values that are not finite
         return np.concatenate([(boxes[:, :2] - boxes[:, 2:] / 2) * width_height, boxes[:, 2:] * width_height], axis=1)
 
 
@@ -178,7 +179,7 @@ def _read_chunk(listed: Sequence[_Listed], exif: Exif) -> _Read:
     problems: list[tuple[str, str]] = []
     for position, item in enumerate(listed):
         if not item.image_is_file:
-            continue  # the checks of the images tell
+            continue  # reported by the checks of images
         try:
             header, head = read_header_of(item.image)
         except OSError as error:
@@ -202,7 +203,7 @@ def _read_chunk(listed: Sequence[_Listed], exif: Exif) -> _Read:
 
 
 def read_label_file(path: str) -> tuple[list[list[float]], list[tuple[str, str]]]:
-    """Rows of line, class, cx, cy, w, h; and what cannot be used: its kind and a sentence about it."""
+    """Rows of line, class, cx, cy, w, h; and kind and sentence of each unusable row."""
     try:
         text = read_file(path).decode("utf-8-sig")
     except OSError as error:
@@ -217,7 +218,7 @@ def read_label_file(path: str) -> tuple[list[list[float]], list[tuple[str, str]]
         try:
             values = list(map(float, fields))
         except ValueError:
-            problem = f"holds {shown(line.strip())} instead of numbers with blanks between them"
+            problem = f"holds {shown(line.strip())} instead of numbers separated by blanks"
         else:
             if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
                 problem = f"has {len(values)} columns instead of 5: class cx cy w h"
@@ -232,7 +233,7 @@ def read_label_file(path: str) -> tuple[list[list[float]], list[tuple[str, str]]
 
 def _around(values: list[float]) -> list[float]:
     """Class, cx, cy, w, h of the box around a polygon: class, x1, y1, x2, y2, ..."""
-    if not all(map(math.isfinite, values)):  # min and max may pass over it
+    if not all(map(math.isfinite, values)):  # min and max may ignore a NaN
         return [values[0], math.nan, math.nan, math.nan, math.nan]
     xs, ys = values[1::2], values[2::2]
     left, right, top, bottom = min(xs), max(xs), min(ys), max(ys)

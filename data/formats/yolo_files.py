@@ -1,4 +1,4 @@
-"""Finds the images of a YOLO set and their label files, by a data.yaml, an obj.data, a list of paths or a folder."""
+"""Find images and labels of a YOLO set from a data.yaml, an obj.data, a list or a folder."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from data.index.classes import read_names
 from data.index.source import read_lines
 from data.index.validate import existing
 
-IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, which have a folder "labels" beside them
+IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "labels" beside them
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation")}  # of a data.yaml or obj.data
 
 
 @dataclass
 class Found:
-    """The images that a source stands for."""
+    """The images of a source."""
 
-    groups: list[list[str]] = field(default_factory=list)  # absolute paths, by the folder or list that names them
-    names: list[str] | None = None  # of the classes, where the source knows them
-    read: list[Path] = field(default_factory=list)  # the files that were read to find all this
+    groups: list[list[str]] = field(default_factory=list)  # absolute paths, by the folder or list they come from
+    names: list[str] | None = None  # of the classes, if known
+    read: list[Path] = field(default_factory=list)  # the files read to find all this
 
 
 def find_images(place: Path, base: Path, split: str) -> Found:
-    """The images that ``place`` stands for: a data.yaml, an obj.data, a list of paths or a folder.
+    """The images of ``place``: a data.yaml, an obj.data, a list of paths or a folder.
 
-    Paths of a list start at ``base`` or at the list's own folder, where more of them exist; Darknet's are of the first
-    kind, those of COCO's YOLO lists of the second. Raises ``DataError`` for what is none of this.
+    Paths in a list are relative to ``base`` (Darknet) or to the list's own folder (COCO's YOLO
+    lists), whichever makes more of them exist. Raises ``DataError`` for anything else.
     """
     if place.is_dir():
         return Found([_images_below(place)])
@@ -51,11 +51,11 @@ def find_images(place: Path, base: Path, split: str) -> Found:
 
 
 def find_labels(images: list[str]) -> tuple[list[str], Stamps]:
-    """The label file of each image of a group, whether or not there is one, and what the file system says of them.
+    """The path of each image's label file, whether or not it exists, and the stamps of these.
 
-    It lies in a folder ``labels`` where the path of the image has ``images`` (the last part of that name; else
-    ``JPEGImages``), or else beside the image: the first of these ways that leads to any label file counts for the whole
-    group, and the very first where none does.
+    Labels lie in ``labels`` instead of the last ``images`` in the image's path, in ``labels``
+    instead of ``JPEGImages``, or beside the image. The first of these that finds any label file
+    holds for the whole group; if none does, the very first.
     """
     first = None
     for folder in (*IMAGE_FOLDERS, None):
@@ -70,14 +70,14 @@ def find_labels(images: list[str]) -> tuple[list[str], Stamps]:
 
 
 def no_labels(image: str) -> str:
-    """Where a label file was looked for, in words."""
+    """Say where a label file was looked for."""
     places = dict.fromkeys(_label_paths([image], folder)[0] for folder in (*IMAGE_FOLDERS, None))
     return f"first: {image}, looked for {' and '.join(places)}"
 
 
 def _label_paths(images: list[str], folder: str | None) -> list[str]:
-    """Where the label files are if they lie in ``labels`` instead of ``folder``; ``None``: beside the images."""
-    folders: dict[str, str] = {}  # of images: of their labels
+    """The label files if they lie in ``labels`` instead of ``folder``; ``None``: beside images."""
+    folders: dict[str, str] = {}  # of images to that of their labels
     labels = []
     for image in images:
         parent, _, name = image.rpartition("/")
@@ -91,7 +91,7 @@ def _label_paths(images: list[str], folder: str | None) -> list[str]:
 
 
 def _images_below(folder: Path) -> list[str]:
-    """All files with the suffix of an image in a folder and below, hidden ones aside, sorted by path."""
+    """All images in a folder and below, by suffix, without hidden ones, sorted by path."""
 
     def stop(error: OSError) -> None:
         raise error
@@ -115,19 +115,21 @@ def _images_below(folder: Path) -> list[str]:
 
 
 def _listed(path: Path, starts: list[Path]) -> list[str]:
-    """The images of a list, one path a line; relative ones start at that of ``starts``, or at the list's own folder,
-    where most of them exist."""
-    lines = [line.strip() for line in read_lines(path, "train.txt, with one image path a line")]
+    """The images of a list with one path per line.
+
+    Relative paths start at the one of ``starts``, or the list's own folder, where most exist.
+    """
+    lines = [line.strip() for line in read_lines(path, "train.txt, with one image path per line")]
     lines = [line for line in lines if line]
     if not lines:
-        raise DataError(f"{path} lists no image. fix: write one path a line, or name another list")
+        raise DataError(f"{path} lists no image. fix: write one path per line, or name another list")
     bases = list(dict.fromkeys((*starts, path.parent)))
     forms = [lines]
     if any("\\" in line for line in lines):  # written on Windows
         forms.append([line.replace("\\", "/") for line in lines])
     choices = [(base, form) for form in forms for base in bases]
     if len(choices) > 1 and not all(line.startswith("/") for line in lines):
-        choices.sort(key=lambda choice: -int(existing(*choice).sum()))  # stable: where both are as good, the first
+        choices.sort(key=lambda choice: -int(existing(*choice).sum()))  # stable: of equals the first
     base, form = choices[0]
     return [os.path.normpath(os.path.join(base, line)) for line in form]
 
@@ -160,10 +162,11 @@ def _no_images(path: Path, key: str) -> DataError:
 
 
 def _from_yaml(path: Path, base: Path, split: str) -> Found:
-    """The images that a data.yaml names for a split: keys train, val (folders, lists, or several of them), path, names.
+    """The images that a data.yaml names for a split, by its keys train, val, path and names.
 
-    Where ``path`` or an entry is relative, it starts at the file's own folder or else at ``base``. Exports of Roboflow
-    write "../train/images" for a folder beside the file: such an entry is looked for without "../", too.
+    train and val hold a folder, a list file, or a YAML list of these. A relative ``path`` or entry
+    starts at the file's own folder or else at ``base``. Roboflow writes "../train/images" for a
+    folder beside the file, so entries are also tried without "../".
     """
     content = load_yaml(path)
     if "kpt_shape" in content:

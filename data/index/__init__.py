@@ -1,1 +1,1 @@
-"""Which images and boxes does a data set have: one flat, checked, memory-mapped index for all processes?"""
+"""Which images and boxes does a data set have? One flat, checked index for all processes."""

@@ -1,6 +1,7 @@
-"""The flat index of a data set: names, sizes and boxes of all images in a few arrays that all processes share.
+"""The flat index of a data set: names, sizes and boxes of all images in a few shared arrays.
 
-Arrays instead of objects per image: opening takes milliseconds, and a forked worker's memory does not grow as it reads.
+Unlike objects for each image, arrays open in milliseconds, and a forked worker's memory does not
+grow as it reads.
 """
 
 from __future__ import annotations
@@ -42,46 +43,46 @@ class Annotations:
     The boxes of image i are the rows ``offsets[i]:offsets[i + 1]``.
     """
 
-    name_bytes: NDArray[np.uint8]  # file names relative to image_root, as the file system has them, in one row
+    name_bytes: NDArray[np.uint8]  # file names relative to image_root, in the file system's bytes, joined
     name_offsets: NDArray[np.int64]  # (N + 1,)
     image_ids: NDArray[np.int64]  # (N,)
     sizes: NDArray[np.int32]  # (N, 2) height, width in pixels
     offsets: NDArray[np.int64]  # (N + 1,)
-    boxes_xywh: NDArray[np.float64]  # (M, 4) left, top, width, height in pixels: the very numbers of the source
+    boxes_xywh: NDArray[np.float64]  # (M, 4) left, top, width, height in pixels, as in the source
     classes: NDArray[np.int32]  # (M,) in 0..C-1
     crowd: NDArray[np.bool_]  # (M,)
-    areas: NDArray[np.float64]  # (M,) square pixels of the object, not of its box, where the source knows it
-    category_ids: NDArray[np.int64]  # (C,) the source's ids of the classes
-    outline_points: NDArray[np.float32]  # these three make up the outlines of the M boxes; with data.outlines=false
-    outline_starts: NDArray[np.int64]  # they are empty
+    areas: NDArray[np.float64]  # (M,) square pixels of the object where the source has them, else of its box
+    category_ids: NDArray[np.int64]  # (C,) class ids of the source
+    outline_points: NDArray[np.float32]  # outlines of the M boxes, see Outlines; these three
+    outline_starts: NDArray[np.int64]  # are empty with data.outlines=false
     outline_first: NDArray[np.int64]
     names: list[str]  # (C,)
     image_root: Path
-    turn: TurnRule  # which images are turned upright; sizes and boxes are those of the images so turned
-    skipped: list[str]  # what was left out of the source, in words; empty when nothing was
-    notes: list[str]  # what was not taken as it stands, in words
+    turn: TurnRule  # which images are turned upright; sizes and boxes are those after turning
+    skipped: list[str]  # sentences about entries that were left out
+    notes: list[str]  # sentences about entries that were changed
 
     def __len__(self) -> int:
         return len(self.image_ids)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker maps the files of the index itself: the arrays of a large set would be copied into each.
+        # A spawned worker maps the index itself; pickled arrays would be a copy in each worker.
         return {key: mapped_file(value) or value for key, value in vars(self).items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update({key: map_again(value) for key, value in state.items()})
 
     def file_name(self, index: int) -> str:
-        """The name of an image, relative to ``image_root``; absolute where the image does not lie below."""
+        """The name of an image relative to ``image_root``; absolute where it lies elsewhere."""
         name = bytes(self.name_bytes[self.name_offsets[index] : self.name_offsets[index + 1]])
         return name.decode("utf-8", "surrogateescape")
 
     def path(self, index: int) -> str:
         """The file of an image."""
-        return os.path.join(self.image_root, self.file_name(index))  # a Path takes ten times as long to make and open
+        return os.path.join(self.image_root, self.file_name(index))  # ten times as fast as a Path
 
     def digest(self) -> str:
-        """Changes with the images' sizes and order and with the boxes, but not with where the files are."""
+        """A hash of the images' order and sizes and of the boxes, whatever folder they lie in."""
         sha = hashlib.sha256()
         for column in (self.sizes, self.offsets, self.boxes_xywh, self.classes, self.crowd):
             sha.update(np.ascontiguousarray(column).data)
@@ -93,11 +94,11 @@ class Annotations:
         return Outlines(self.outline_points, self.outline_starts, self.outline_first)
 
     def boxes_xyxy(self, index: int) -> NDArray[np.float32]:
-        """All boxes (n, 4) of an image in its pixels, clipped to it."""
+        """All boxes (n, 4) of an image in pixels, clipped to it."""
         return self._clipped(index, slice(self.offsets[index], self.offsets[index + 1]))
 
     def training_boxes(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Classes (n,) and clipped boxes_xyxy (n, 4) of an image, without crowds: those are regions, not objects."""
+        """Classes (n,) and clipped boxes_xyxy (n, 4) of an image, without crowd regions."""
         rows = np.arange(self.offsets[index], self.offsets[index + 1])
         rows = rows[~self.crowd[rows]]
         return self.classes[rows], self._clipped(index, rows)
@@ -110,15 +111,15 @@ class Annotations:
 
 
 def open_annotations(config: DataConfig, split: str) -> Annotations:
-    """Opens the index of the ``train`` or ``val`` split, and builds it first where there is none for these sources.
+    """Open the index of the ``train`` or ``val`` split; build it first if there is none.
 
-    Any number of processes may call this at once, on one node or several. Raises ``DataError`` for missing or broken
-    sources, and for bad entries unless ``data.on_error=skip``.
+    Any number of processes may call this at once, on one or more nodes. Raises ``DataError`` for
+    missing or broken sources, and for bad entries unless ``data.on_error=skip``.
     """
     index_dir = Path(config.index_dir).absolute()
     try:
         files = locate(config, split)
-        # The split is part of the key because only a training set must hold boxes.
+        # The split is part of the key: only a training set must hold boxes.
         asked = [
             str(files.image_root),
             split,
@@ -133,7 +134,7 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
         ]
         annotations, stamps = _open(config, split, files, index_dir, files.stamps, asked)
         if stamps and stamps != (now := _image_stamps(annotations)):
-            # Sizes are those of images that have changed since: an index of its own, named by what they are now.
+            # Sizes come from image files that changed since: use an index of their new stamps.
             annotations, _ = _open(config, split, files, index_dir, [*files.stamps, now], asked)
     except OSError as error:
         raise _unreadable(error, config) from error
@@ -143,7 +144,7 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
 def _open(
     config: DataConfig, split: str, files: Files, index_dir: Path, stamps: list[str], asked: list[Any]
 ) -> tuple[Annotations, str]:
-    """The index of these sources; where sizes come from the image files, with what the file system said of those."""
+    """The index of these sources, and the stamps of the image files if sizes come from them."""
     key = index_key(index_dir, files.hashed, stamps, asked)
     arrays, about = load_index(find_index(index_dir, key) or _build(config, split, files, index_dir, key))
     stamps_then = about.pop("image_stamps")
@@ -152,15 +153,15 @@ def _open(
 
 
 def _image_stamps(annotations: Annotations) -> str:
-    """Changes with every change of the image files."""
+    """A digest that changes whenever an image file does."""
     return stamp_files([annotations.path(index) for index in range(len(annotations))]).digest
 
 
 def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings, Findings]:
-    """A split read anew from its sources, all that is wrong with them whatever ``data.on_error`` says, and its notes.
+    """Read a split anew from its sources; return it with all findings and notes.
 
-    No index is used or written; the arrays are in memory. Raises ``DataError`` where the sources as a whole are missing
-    or broken.
+    Ignores ``data.on_error`` and the index; the arrays are in memory. Raises ``DataError`` where
+    the sources as a whole are missing or broken.
     """
     try:
         files = locate(config, split)
@@ -172,13 +173,11 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
 
 def _unreadable(error: OSError, config: DataConfig) -> DataError:
     root = Path(config.root).absolute()
-    return DataError(
-        f"{error.filename} cannot be read ({error.strerror}). fix: see to it that you may read all of {root}"
-    )
+    return DataError(f"{error.filename} cannot be read ({error.strerror}). fix: make all of {root} readable for you")
 
 
 def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: str) -> Path:
-    """Reads and checks the sources and writes their index; returns its folder."""
+    """Read and check the sources, write their index and return its folder."""
     columns, about, source = _read(config, split, files)
     found = Annotations(**columns, **about, image_root=files.image_root)
     about["image_stamps"] = _image_stamps(found) if source.unsized else ""
@@ -186,9 +185,9 @@ def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: s
 
 
 def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], dict[str, Any], Source]:
-    """The columns of the index, what else it holds as plain data, and the source with its findings."""
+    """The columns of the index, its other values as plain data, and the checked source."""
     source = files.read()
-    annotated = config.format in (DataFormat.coco, DataFormat.voc)  # with sizes that may tell how images were seen
+    annotated = config.format in (DataFormat.coco, DataFormat.voc)  # their sizes may show how images were turned
     turn = rule_of(source, config.exif) if annotated else TurnRule(config.exif, unclear=True)
     if config.split is not None:
         source = part_of(source, split, config.split, config.split_seed)
@@ -203,7 +202,7 @@ def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any],
 
 
 def check_same_classes(train: Annotations, val: Annotations) -> None:
-    """Raises ``DataError`` where the two splits do not have the same classes in the same order."""
+    """Raise ``DataError`` unless both splits have the same classes in the same order."""
     if train.names == val.names:
         return
     if len(train.names) != len(val.names):

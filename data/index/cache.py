@@ -1,7 +1,7 @@
-"""The folders that indices live in: named by the content of their sources, written whole or not at all.
+"""Folders of indices, named by the content of their sources and written whole or not at all.
 
-A folder holds one ``.npy`` file per array and ``about.json``. Nothing is ever changed in place: other sources have
-another key and so another folder, and a build becomes visible by one rename, after its files reached the disk.
+A folder holds one ``.npy`` file per array and ``about.json``. Nothing changes in place: other
+sources have another key and folder. A build is synced to the disk, then appears by one rename.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from data.errors import DataError
 from data.files.reading import in_chunks
 
-FORMAT_VERSION = 4  # of the columns and of the checks that made them: raise it when either changes
+FORMAT_VERSION = 4  # raise it when the columns or the checks change
 COLUMNS = (
     "name_bytes",
     "name_offsets",
@@ -41,21 +41,21 @@ COLUMNS = (
     "outline_starts",
     "outline_first",
 )
-KEPT_HASH_BYTES = 1 << 24  # a hash is kept of files from this size: smaller ones are read in a moment
-KEPT_HASH_AGE = 10  # seconds since the last change
-STALE_SECONDS = 24 * 3600  # a temporary folder this old belongs to a build that was killed
+KEPT_HASH_BYTES = 1 << 24  # size from which on the hash of a file is kept
+KEPT_HASH_AGE = 10  # seconds since the last change, before which no hash is kept
+STALE_SECONDS = 24 * 3600  # age of a temporary folder whose build was killed
 
 
 class Stamps(NamedTuple):
-    """What the file system says of files. An edit can keep the size and mtime of a file, but not its ctime."""
+    """File status without content. An edit can keep size and mtime, but not ctime."""
 
-    digest: str  # of their names, sizes and times
-    is_file: NDArray[np.bool_]  # (N,) whether each is there, and neither a folder nor a pipe
-    exists: NDArray[np.bool_]  # (N,) whether there is anything of that name
+    digest: str  # of names, sizes and times
+    is_file: NDArray[np.bool_]  # (N,) whether each is a regular file
+    exists: NDArray[np.bool_]  # (N,) whether each exists as anything
 
 
 def stamp_files(paths: Sequence[str]) -> Stamps:
-    """Looks at many files without opening them."""
+    """Stat many files."""
     parts = list(in_chunks(_stamp_chunk, paths, "looking for files"))
     columns = np.concatenate([part for _, part in parts]) if parts else np.zeros((0, 4), dtype=np.int64)
     digest = hashlib.sha256(b"".join(part for part, _ in parts)).hexdigest()
@@ -69,7 +69,7 @@ def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
     for path in paths:
         try:
             status = os.stat(path)
-        except (OSError, ValueError):  # ValueError: a name that no file can have
+        except (OSError, ValueError):  # ValueError: an impossible name
             columns.extend((0, 0, 0, 0))
         else:
             columns.extend((status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
@@ -79,10 +79,11 @@ def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
 
 
 def index_key(index_dir: Path, hashed: Sequence[Path], stamps: Sequence[str], asked: Sequence[Any]) -> str:
-    """The name of the index made from these sources, as 32 hexadecimal digits.
+    """The name of the index made from these sources: 32 hexadecimal digits.
 
-    ``hashed`` files count by their content; ``stamps`` are the digests of those that are many and small; ``asked`` is
-    whatever else the index depends on, as plain data. Raises ``OSError`` where a hashed file cannot be read.
+    ``hashed`` files count by content. ``stamps`` are digests of the many small files. ``asked`` is
+    everything else the index depends on, as plain data. Raises ``OSError`` where a hashed file
+    cannot be read.
     """
     digest = hashlib.sha256(json.dumps([FORMAT_VERSION, *stamps, *asked]).encode())
     for path in hashed:
@@ -91,10 +92,10 @@ def index_key(index_dir: Path, hashed: Sequence[Path], stamps: Sequence[str], as
 
 
 def _content_hash(path: Path, index_dir: Path) -> str:
-    """The SHA-256 of a file. That of a large file is kept with its times: hashing those of COCO takes a second.
+    """The SHA-256 of a file. Hashing COCO's takes a second, so that of a large file is kept.
 
-    A file system's clock ticks in milliseconds, or seconds on some: a file that has just been written may change
-    again without a new time, so such a hash is not kept.
+    File times are as coarse as seconds on some systems. A file that was just written may change
+    again under the same time, so its hash is not kept.
     """
     before = path.stat()
     if before.st_size < KEPT_HASH_BYTES:
@@ -107,7 +108,7 @@ def _content_hash(path: Path, index_dir: Path) -> str:
             return str(content_hash)
     content_hash = _sha256(path)
     if time.time_ns() - before.st_ctime_ns > KEPT_HASH_AGE * 10**9 and path.stat().st_ctime_ns == before.st_ctime_ns:
-        with suppress(OSError):  # whoever cannot write there is told so when the index is written
+        with suppress(OSError):  # writing the index will report it
             index_dir.mkdir(parents=True, exist_ok=True)
             temporary = index_dir / f".{uuid.uuid4().hex}.tmp"
             temporary.write_text(json.dumps([stamp, content_hash]), encoding="utf-8")
@@ -121,7 +122,7 @@ def _sha256(path: Path) -> str:
 
 
 def find_index(index_dir: Path, key: str) -> Path | None:
-    """The folder of an index, or ``None`` where it has not been built."""
+    """The folder of an index, or ``None`` if it does not exist."""
     folder = index_dir / key
     return folder if folder.is_dir() else None
 
@@ -129,7 +130,7 @@ def find_index(index_dir: Path, key: str) -> Path | None:
 def build_index(
     index_dir: Path, key: str, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]
 ) -> Path:
-    """Writes an index and returns its folder; where another process finished the same one first, that one is used.
+    """Write an index and return its folder, or that of a process that finished it first.
 
     Raises ``DataError`` where ``index_dir`` cannot be written.
     """
@@ -155,12 +156,12 @@ def build_index(
             "fix: set data.index_dir to a folder with space that you may write to"
         ) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # gone already after a rename
+        shutil.rmtree(temporary, ignore_errors=True)  # no longer there after the rename
     return folder
 
 
 def publish(temporary: Path, folder: Path) -> None:
-    """Renames a finished folder to its final name; keeps the one that stands there if another process was faster."""
+    """Rename a finished folder to its final name, unless another process was faster."""
     try:
         temporary.rename(folder)
     except OSError:
@@ -185,13 +186,13 @@ def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class MappedFile(NamedTuple):
-    """Stands for an array that is the whole of a file of an index."""
+    """A reference to an array that is one whole file of an index."""
 
     path: Path
 
 
 def mapped_file(value: object) -> MappedFile | None:
-    """The file that an array of ``load_index`` maps; None for anything else."""
+    """The file that an array of ``load_index`` maps; ``None`` for anything else."""
     if isinstance(value, np.ndarray) and isinstance(value.base, np.memmap) and value.base.shape == value.shape:
         return MappedFile(Path(str(value.base.filename)))
     return None
@@ -203,7 +204,7 @@ def map_again(value: Any) -> Any:
 
 
 def _map(path: Path) -> NDArray[np.generic]:
-    # An ndarray over the mapped pages: np.memmap's own indexing costs a Python call for each slice.
+    # A plain ndarray over the mapped pages: np.memmap makes a Python call for each slice.
     mapped: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
     return mapped
 
@@ -211,7 +212,7 @@ def _map(path: Path) -> NDArray[np.generic]:
 def _remove_stale(index_dir: Path) -> None:
     limit = time.time() - STALE_SECONDS
     for entry in index_dir.glob(".*.tmp"):
-        with suppress(FileNotFoundError):  # its own process may be done with it at this moment
+        with suppress(FileNotFoundError):  # its own process may just have removed it
             if entry.stat().st_mtime >= limit:
                 continue
             if entry.is_dir():

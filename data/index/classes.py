@@ -1,4 +1,4 @@
-"""Which classes of a data set are used, and in which order; the files that name them."""
+"""Which classes of a data set are used, in which order, and which files name them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from data.errors import DataError
 from data.formats.set_files import YAML_SUFFIXES, darknet_options, darknet_path, load_yaml, names_of_yaml
 from data.index.source import read_lines
 
-NAME_FILES = "a text file with one class a line, a data.yaml, Darknet's obj.data or a COCO json"
+NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"
 
 
 def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -> dict[int, str]:
-    """The classes, id to name, that ``names`` holds, in that order; all of them where it is ``None``.
+    """Select the classes (id to name) in ``names``, in its order; ``None`` takes all.
 
     Raises ``DataError`` where a name is not among those of ``path``.
     """
@@ -32,9 +32,9 @@ def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -
 
 
 def read_names(path: Path) -> tuple[list[str], list[int] | None]:
-    """Class names of a file, and of a COCO json, whose categories count in the order of their ids, those ids, too.
+    """Class names of a file; for a COCO json, sorted by category id, the ids as well.
 
-    The file is what ``NAME_FILES`` says, by its suffix. Raises ``DataError`` where it is not.
+    The suffix tells which of ``NAME_FILES`` it is. Raises ``DataError`` where it is none.
     """
     suffix = path.suffix.lower()
     ids = None
@@ -63,10 +63,12 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
 
 
 def _lines_of(path: Path) -> list[str]:
-    """The lines of a text file; empty ones only at its end, since each counts for a class."""
-    lines = [line.strip() for line in read_lines(path, "obj.names, with one class a line")]
+    """The lines of a text file, a class each. Empty ones are allowed at the end only."""
+    lines = [line.strip() for line in read_lines(path, "obj.names, with one class per line")]
     while lines and not lines[-1]:
         lines.pop()
     if "" in lines:
-        raise DataError(f"{path}:{lines.index('') + 1} is empty, but counts for a class. fix: name it, or remove it")
+        raise DataError(
+            f"{path}:{lines.index('') + 1} is empty, but each line counts as a class. fix: write a name, or remove it"
+        )
     return lines

@@ -1,4 +1,4 @@
-"""From the options ``data.*`` to the files of a split; without reading more than lists of them."""
+"""Find the files of a split from the options ``data.*``, reading lists of files at most."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from data.index.source import Files
 
 
 def locate(config: DataConfig, split: str) -> Files:
-    """The files of the ``train`` or ``val`` split. Raises ``DataError`` where they are not there, or lead nowhere."""
+    """Find the files of the ``train`` or ``val`` split. Raises ``DataError`` if any is missing."""
     assert split in ("train", "val"), split
     root = Path(config.root).absolute()
     if config.format == DataFormat.shapes:
-        assert config.shapes is not None  # DataConfig.__post_init__ sees to it
+        assert config.shapes is not None  # by DataConfig.__post_init__
         root = ensure_shapes(root, config.shapes)
     if config.split is not None:
-        split = "train"  # both sets are parts of its images
+        split = "train"  # both splits are parts of it
     part: SplitConfig = getattr(config, split)
     set_file = None
     if config.format == DataFormat.yolo:

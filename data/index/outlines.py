@@ -1,6 +1,7 @@
-"""Outlines of objects as polygons, in flat arrays: what copying an object into another image needs.
+"""Outlines of objects as polygons in flat arrays, for copy-paste augmentation.
 
-An object has any number of polygons, none where its mask is not known or is run-length coded, as that of a crowd is.
+An object has any number of polygons: none where its mask is unknown or, as for crowds, run-length
+coded.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from pycocotools import mask
 from data.errors import shown
 
 MIN_NUMBERS = 6  # of a polygon: x and y of three corners
-_RUNS = re.compile(
-    "(?:[P-o]{0,12}[0-O])+"
-)  # pycocotools' code: each run is a number of 5 bits a letter, all but the last marked
+# pycocotools' coding: each run is a number with 5 bits per letter, all letters but the last marked.
+_RUNS = re.compile("(?:[P-o]{0,12}[0-O])+")
 
 
 class Outlines(NamedTuple):
-    """The polygons of M boxes: those of box i are ``first[i]:first[i + 1]``, polygon p has ``starts[p]:starts[p + 1]``.
+    """The polygons of M boxes, all empty where outlines were not read.
 
-    All three may be empty, where outlines were not read.
+    Box i has the polygons ``first[i]:first[i + 1]``, polygon p the points
+    ``starts[p]:starts[p + 1]``.
     """
 
     points: NDArray[np.float32]  # (P, 2) x, y in pixels of the image
@@ -51,14 +52,14 @@ NO_OUTLINES = Outlines(np.empty((0, 2), dtype=np.float32), np.empty(0, dtype=np.
 
 
 class OutlineColumns:
-    """Outlines as they are read, object by object."""
+    """Collect outlines object by object."""
 
     def __init__(self) -> None:
         self._points, self._starts, self._first = array("f"), array("q", [0]), array("q", [0])
 
     def add(self, segmentation: Any) -> str | None:
-        """Takes the ``segmentation`` of a COCO annotation; what is wrong with it, as the rest of a sentence."""
-        polygons = segmentation if isinstance(segmentation, list) else []  # else a run-length mask, or none
+        """Add the ``segmentation`` of a COCO annotation, or say what is wrong with it."""
+        polygons = segmentation if isinstance(segmentation, list) else []  # else a run-length mask, or nothing
         if not all(map(_is_polygon, polygons)):
             return f"has the segmentation {shown(segmentation)} instead of a list of polygons"
         for polygon in polygons:
@@ -77,10 +78,10 @@ class OutlineColumns:
 
 
 def box_around(segmentation: Any) -> list[float] | None:
-    """Left, top, width, height around a COCO ``segmentation``: polygons, or a run-length mask in either coding.
+    """Left, top, width, height around a COCO ``segmentation``; ``None`` if it is malformed.
 
-    Of polygons it is that of their corners, as in COCO's own files; of a mask pycocotools'. ``None`` where it is
-    neither.
+    Around polygons it is the box of their corners, as in COCO's own files; around a run-length
+    mask in either coding it is that of pycocotools.
     """
     if isinstance(segmentation, list):
         if not segmentation or not all(map(_is_polygon, segmentation)):
@@ -111,7 +112,7 @@ def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers ``start, ..., start + count - 1`` of all pairs, one range after the other."""
+    """Concatenate the ranges ``start, ..., start + count - 1`` of all pairs."""
     ends = np.cumsum(counts)
     numbers: NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
     return numbers

@@ -1,4 +1,4 @@
-"""A validation set out of the training images, where a data set has none."""
+"""Take a validation set from the training images where a data set has none."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from data.index.source import Source
 
 
 def is_for_validation(file_names: Sequence[str], share: float, seed: int) -> NDArray[np.bool_]:
-    """Which images (N,) are for validation: about ``share`` of them, each by a hash of ``seed`` and its own name.
+    """Which images (N,) are for validation: about ``share``, by a hash of ``seed`` and name.
 
-    The name counts without folder and suffix. So an image stays on its side whatever images come, go or move, in
-    whatever order and format they are listed.
+    Names count without folder and suffix. So an image stays in its split when others come, go or
+    move, and in any order or format of the list.
     """
     stems = (os.path.splitext(os.path.basename(name))[0] for name in file_names)
-    # macOS spells accents otherwise than most others do.
+    # macOS composes accents differently.
     texts = (f"{seed} {unicodedata.normalize('NFC', stem)}".encode("utf-8", "surrogateescape") for stem in stems)
     hashes = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) for text in texts]
     return np.array([value < share * 2**64 for value in hashes], dtype=bool)
 
 
 def part_of(source: Source, split: str, share: float, seed: int) -> Source:
-    """The ``train`` or ``val`` side of a source, with a note that counts them.
+    """The ``train`` or ``val`` part of a source, with a note that counts the latter.
 
-    Raises ``DataError`` where a side would be empty.
+    Raises ``DataError`` where a part would be empty.
     """
     for_val = is_for_validation(source.file_names, share, seed)
     total, count = len(for_val), int(for_val.sum())
@@ -42,7 +42,7 @@ def part_of(source: Source, split: str, share: float, seed: int) -> Source:
         )
     kept = for_val if split == "val" else ~for_val
     elsewhere = np.isin(source.box_image_ids, source.image_ids[~kept])
-    elsewhere &= ~np.isin(source.box_image_ids, source.image_ids[kept])  # of two images with one id, the checks tell
+    elsewhere &= ~np.isin(source.box_image_ids, source.image_ids[kept])  # the checks report ids used twice
     rows, name_of = np.flatnonzero(~elsewhere), source.box_name
     kind = f"of {total} training images data.split={share:g} takes for validation by their names, data.val is not read"
     source.notes.add(kind, [source.file_names[row] for row in np.flatnonzero(for_val).tolist()])

@@ -1,4 +1,4 @@
-"""Turns what a reader found into checked, sorted arrays; every bad entry is named or left out, as ``on_error`` says."""
+"""Check what a reader found and sort it into the index; ``on_error`` decides on bad entries."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from data.files.near_files import NearFiles
 from data.index.outlines import NO_OUTLINES
 from data.index.source import Source
 
-BORDER_TOLERANCE = 1.0  # pixels: boxes of common tools end up to one pixel outside by rounding
-LEAST_INSIDE = 1e-3  # pixels of a box, each way, that make it one in its image: less may be rounding
-CUT = "boxes that reach out of their image and are cut there"  # kinds of notes that are faults of the source
+BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
+LEAST_INSIDE = 1e-3  # pixels of a box, in each direction, that must lie inside its image
+CUT = "boxes that reach out of their image and are cut there"  # these three notes are faults of the source
 SCORED_OUTSIDE = "boxes that reach out of their image and are scored as they stand"
 SCORED_EMPTY = "boxes without area that are scored as they stand"
 
 
 def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDArray[np.generic]]:
-    """Checks a data set and returns the columns of its index, boxes grouped by image (see ``Annotations``).
+    """Check a data set and return the columns of its index, boxes grouped by image.
 
-    ``skip`` leaves bad entries out and collects them in ``source.findings``; otherwise the first one raises
-    ``DataError``. What becomes of boxes that reach out of their image: see ``OnError``; they are told in
-    ``source.notes``. ``split`` is "train" or "val"; a training set must hold a usable box.
+    ``skip`` leaves bad entries out and collects them in ``source.findings``; otherwise the first
+    one raises ``DataError``. ``OnError`` says what happens to boxes that reach out of their image;
+    ``source.notes`` lists them. ``split`` is "train" or "val"; a training set needs a usable box.
     """
     skip = on_error == OnError.skip
     image_kept = _check_images(source, split)
     if not skip:
-        source.findings.stop()  # a missing image would otherwise be told as that of its boxes
+        source.findings.stop()  # before its boxes are reported as those of an unknown image
     if not image_kept.any():
         _raise_empty(source, split, f"{source.path} lists no usable image")
     positions, box_kept = _check_boxes(source, split, on_error, image_kept)
@@ -56,7 +56,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     first = np.zeros(count, dtype=bool)
     first[np.unique(source.image_ids, return_index=True)[1]] = True
     has_size = (source.sizes > 0).all(axis=1)
-    # Each side by itself first: the product of two absurd ones may overflow.
+    # Each side alone first: the product of two absurd ones may overflow.
     readable = (source.sizes <= MAX_PIXELS).all(axis=1) & (source.sizes.prod(axis=1) <= MAX_PIXELS)
     exists = existing(source.image_root, source.file_names)
     near = NearFiles()
@@ -90,7 +90,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
         lambda row: f"{with_size(row)}, more than the {MAX_PIXELS:,} that are read",
     )
     kept: NDArray[np.bool_] = first & exists & has_size & readable
-    if count and not exists.any():  # a wrong folder, not bad entries: skipping them all would hide it
+    if count and not exists.any():  # a wrong folder, which skipping would hide
         example = f"first: {source.file_names[0]}{hint(0)}"
         raise DataError(
             f"none of the {count} images of {source.path} is in {source.image_root} ({example}). "
@@ -100,9 +100,9 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
 
 
 def existing(root: Path, file_names: list[str]) -> NDArray[np.bool_]:
-    """Which of the files (N,), named from ``root`` on, exist: one listing per folder instead of one look-up per file.
+    """Which of the files (N,) below ``root`` exist, by one listing for each folder.
 
-    Raises ``DataError`` where a folder is there but cannot be listed.
+    Raises ``DataError`` where a folder exists but cannot be listed.
     """
     rows_by_folder: defaultdict[str, list[int]] = defaultdict(list)
     for row, name in enumerate(file_names):
@@ -115,32 +115,30 @@ def existing(root: Path, file_names: list[str]) -> NDArray[np.bool_]:
 
 
 def _files_in(folder: str) -> set[str]:
-    """The names of the files in a folder, none where there is no such folder."""
+    """The names of the files in a folder; none if it does not exist."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if _is_file(entry)}
     except PermissionError as error:
-        raise DataError(
-            f"{folder} cannot be listed ({error.strerror}). fix: give yourself the right to read"
-        ) from error
-    except (OSError, ValueError):  # ValueError: a name that no folder can have
+        raise DataError(f"{folder} cannot be listed ({error.strerror}). fix: make it readable for you") from error
+    except (OSError, ValueError):  # ValueError: an impossible name
         return set()
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
-    except OSError:  # a link that leads in circles
+    except OSError:  # a circular link
         return False
 
 
 def _check_boxes(
     source: Source, split: str, on_error: OnError, image_kept: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each box (M,) the position of its image, and whether it is usable. Cuts boxes of ``source``."""
+    """The position of each box's image (M,), and whether it is usable. Cuts boxes of ``source``."""
     order = np.argsort(source.image_ids, kind="stable")
     at = np.searchsorted(source.image_ids, source.box_image_ids, sorter=order)
-    positions = order[np.minimum(at, len(order) - 1)]  # stable order: of equal ids the first, which is the one kept
+    positions = order[np.minimum(at, len(order) - 1)]  # of equal ids the first, which is kept
     image_known = source.image_ids[positions] == source.box_image_ids
     height, width = source.sizes[positions].T.astype(np.float64)
 
@@ -148,7 +146,7 @@ def _check_boxes(
     finite = np.isfinite(source.boxes_xywh).all(axis=1) & np.isfinite(source.areas)
     with np.errstate(invalid="ignore", over="ignore"):
         has_area = (w > 0) & (h > 0) & (source.areas >= 0)
-        beyond = np.max([-x, -y, x + w - width, y + h - height], axis=0)  # pixels, below 0 where it is inside
+        beyond = np.max([-x, -y, x + w - width, y + h - height], axis=0)  # pixels, negative inside
         left, right = np.maximum(x, 0), np.minimum(x + w, width)
         top, bottom = np.maximum(y, 0), np.minimum(y + h, height)
     reaches_out = beyond > BORDER_TOLERANCE
@@ -163,7 +161,7 @@ def _check_boxes(
         numbers = ", ".join(f"{number:g}" for number in source.boxes_xywh[row])
         return f"{source.path}: {source.box_name(row)} of {image}, box [{numbers}] (x, y, w, h), {problem}"
 
-    relevant = ~image_known | image_kept[positions]  # boxes of an image that is left out go with it, without a word
+    relevant = ~image_known | image_kept[positions]  # an image that is left out takes its boxes along
     for kind, good, problem in (
         ("boxes of an unknown image", image_known, lambda row: "belongs to no image of the file"),
         ("boxes of a class not in use", category_known, lambda row: _class_problem(source, row)),
@@ -202,7 +200,7 @@ def _class_problem(source: Source, row: int) -> str:
 def _columns(
     source: Source, image_kept: NDArray[np.bool_], positions: NDArray[np.int64], box_kept: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.generic]]:
-    """The kept entries, boxes in the order of their images and, within an image, of the file."""
+    """The kept entries; boxes in the order of images, then of the file."""
     new_position = np.cumsum(image_kept) - 1
     rows = np.flatnonzero(box_kept)
     rows = rows[np.argsort(positions[rows], kind="stable")]

@@ -1,4 +1,4 @@
-"""Anchors: overlap and recall against plain formulas, and searches that find what was planted."""
+"""Overlap and recall of anchors against plain formulas; searches find planted sizes."""
 
 from __future__ import annotations
 

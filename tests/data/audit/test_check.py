@@ -69,7 +69,7 @@ def wrong_size(drawn: DrawnSet) -> None:
 def box_twice(drawn: DrawnSet) -> None:
     boxes = drawn.json["train"]["annotations"]
     boxes.append(boxes[2] | {"id": 999})
-    boxes.append(boxes[2] | {"id": 1000, "category_id": 5})  # another class: no copy
+    boxes.append(boxes[2] | {"id": 1000, "category_id": 5})  # another class, so no copy
 
 
 def id_twice(drawn: DrawnSet) -> None:
@@ -178,7 +178,7 @@ def test_a_set_without_faults_has_none(drawn: DrawnSet, form: DataFormat) -> Non
 
 
 def test_several_mistakes_at_once_are_all_reported(drawn: DrawnSet) -> None:
-    """Also entries that the reader drops and images that do not decode, of one image."""
+    """Counts include entries that the reader drops and images that do not decode."""
     for plant in (cut, not_an_image, wrong_size, box_twice, twice_across, annotation("train", 4, bbox=[9, 9, 0, 5])):
         plant(drawn)
     checked = check(drawn, DataFormat.coco)
@@ -197,7 +197,7 @@ def test_several_mistakes_at_once_are_all_reported(drawn: DrawnSet) -> None:
 def test_more_mistakes_than_are_shown_are_counted(drawn: DrawnSet) -> None:
     boxes = drawn.json["train"]["annotations"]
     boxes += [boxes[0] | {"id": 1000 + number, "category_id": 77} for number in range(30)]
-    boxes.append(boxes[0] | {"id": 2000, "bbox": [1, 1, 0, 0]})  # of another kind, after all those
+    boxes.append(boxes[0] | {"id": 2000, "bbox": [1, 1, 0, 0]})  # another kind, behind all those
     report = check(drawn, DataFormat.coco).report
     assert found(report["problems"]) == {
         ("train", "boxes of a class not in use"): 30,
@@ -208,7 +208,7 @@ def test_more_mistakes_than_are_shown_are_counted(drawn: DrawnSet) -> None:
 
 
 def test_what_may_be_meant_so_is_a_note(drawn: DrawnSet) -> None:
-    """An empty image, an absent class, a copy compressed anew and made smaller, tiny boxes that no anchor fits."""
+    """An empty image, an absent class, a smaller copy, tiny boxes that no anchor fits."""
     content = drawn.json["val"]
     content["annotations"] = [box for box in content["annotations"] if box["image_id"] != 1 and box["category_id"] == 1]
     copy = cv2.resize(cv2.imread(str(drawn.image("train", 4))), (64, 48), interpolation=cv2.INTER_AREA)

@@ -1,4 +1,4 @@
-"""The first rows of a JPEG, against OpenCV's decoding of all of it."""
+"""The first rows of a JPEG against OpenCV's full decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name in the wrong case, or with another suffix, is named with the right one; nothing is passed over for it."""
+"""Errors about a name in the wrong case or with another suffix give the right one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from data import DataConfig, DataError, DataFormat, OnError, SplitConfig, open_a
 from tests.data.bad_inputs import GOOD_ROW, NAMES, PICTURE, coco_content, config_of
 from tests.data.bad_labels import voc_text
 
-WRITTEN = {  # what the annotations say: what is on the disk, and how the error calls it
+WRITTEN = {  # name in the annotations: name on the disk, name in the error
     "b.JPG": ("images/b.jpg", "b.jpg"),
     "b.jpg": ("images/b.JPG", "b.JPG"),
     "b.jpeg": ("images/b.jpg", "b.jpg"),

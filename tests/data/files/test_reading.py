@@ -1,4 +1,4 @@
-"""Chunks of work come back in order, whoever did them."""
+"""Chunks of work come back in order, whichever thread did them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What writers of COCO json do otherwise than COCO: read as it is meant, and counted in a note."""
+"""Deviations from COCO's json are read as intended and counted in a note."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def test_missing_sizes_of_images_that_are_none(coco_set: CocoSet) -> None:
 
 
 def polygon_of(box: list[float]) -> list[list[float]]:
-    """Two polygons that only together span the box."""
+    """Two polygons that span the box only together."""
     x, y, w, h = box
     right, low = x + w, y + h
     return [[x, y, x + w / 2, y, x, y + h / 2], [right, low, right, y + h / 2, x + w / 2, low]]
 
 
 def mask_of(box: list[float], compressed: bool) -> dict[str, Any]:
-    """A mask whose box these whole numbers are."""
+    """A mask with this box of integers."""
     x, y, w, h = map(int, box)
     picture = np.zeros((40, 50), np.uint8, order="F")
     picture[y, x : x + w] = picture[y : y + h, x + w - 1] = 1

@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine that breaks off, refuses and lies; archives that reach outside."""
+"""Downloads from a local server that breaks off, refuses and lies; malicious archives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT under any name; ``limits`` says after how many bytes each of the next answers breaks off."""
+    """Serve CONTENT under any name; ``limits``: bytes after which the next answers break off."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -82,7 +82,7 @@ def test_a_download_goes_on_where_it_broke_off(server: Server, tmp_path: Path) -
     assert server.ranges == [None, "bytes=50000-", "bytes=170000-"]
     assert shown[-1] == (len(CONTENT), len(CONTENT)) and shown == sorted(shown)
     download(f"{server.url}/a.bin", path, MD5, 2, 10, nothing)
-    assert len(server.ranges) == 3  # it is there: nothing is asked
+    assert len(server.ranges) == 3  # it exists: no further request
 
 
 def test_what_an_earlier_process_left_is_used(server: Server, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_refused_file_and_a_silent_server_are_errors(server: Server, tmp_path:
     with pytest.raises(DataError, match=r"missing\.zip: the server says 404 Not Found"):
         download(f"{server.url}/missing.zip", tmp_path / "a.bin", MD5, 3, 10, nothing)
     server.limits = [0, 0, 0]
-    with pytest.raises(DataError, match=r"after 3 attempts\. fix: run the command again, it goes on from"):
+    with pytest.raises(DataError, match=r"after 3 attempts\. fix: run the command again; it resumes from"):
         download(f"{server.url}/a.bin", tmp_path / "a.bin", MD5, 3, 10, nothing)
 
 
@@ -136,7 +136,7 @@ def make_tar(path: Path, *names: str, kind: bytes = tarfile.REGTYPE) -> Path:
 def test_plain_archives_are_unpacked(make: object, tmp_path: Path) -> None:
     archive = make(tmp_path / "a", "images/1.jpg", "notes.txt")  # type: ignore[operator]
     shown: list[tuple[int, int]] = []
-    for _ in range(2):  # again over what is there
+    for _ in range(2):  # the second time over existing files
         unpack(archive, tmp_path / "out", lambda *state: shown.append(state))
     assert (tmp_path / "out" / "images" / "1.jpg").read_text().startswith("content")
     assert (tmp_path / "out" / "notes.txt").is_file() and shown[-1] == (2, 2)

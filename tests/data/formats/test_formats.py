@@ -1,4 +1,4 @@
-"""The same pictures in two formats give the same index."""
+"""The same images in two formats give the same index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARRAYS = ("image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "ar
 
 @pytest.fixture
 def data_config(tmp_path: Path) -> Callable[..., DataConfig]:
-    """``data=<choice> key=value ...``, with the index in a folder of the test."""
+    """The options of ``data=<choice> key=value ...``, with the index in the test's folder."""
 
     def composed(choice: str, root: Path, *overrides: str) -> DataConfig:
         given = [f"data={choice}", f"data.root={root}", f"data.index_dir={tmp_path / 'index'}", *overrides]
@@ -57,7 +57,7 @@ def test_coco128_as_json_and_as_txt(split: str, shared_dir: Path, data_config: C
         assert len(here) == len(there)
         same = np.abs(here[:, None] - there).max(axis=2, initial=0) < 1e-3
         assert (same.sum(axis=0) == 1).all() and (same.sum(axis=1) == 1).all(), first.file_name(index)
-    if split == "val":  # its json was made from the txt, so that the order of the boxes is the same, too
+    if split == "val":  # made from the txt, so the boxes have the same order
         assert np.array_equal(first.classes, second.classes)
         np.testing.assert_allclose(second.boxes_xywh, first.boxes_xywh, atol=1e-3)
 
@@ -76,7 +76,7 @@ def test_bccd_as_json_as_xml_and_as_txt(
             assert second.skipped[0] == "left out: boxes without area (1)" and bad_file in second.skipped[1]
             for name in ARRAYS:
                 assert np.array_equal(getattr(first, name), getattr(second, name)), name
-        else:  # the json does without the object that the xml keeps
+        else:  # the json lacks an object of the xml
             assert second.skipped == [] and "without area" in second.notes[0] and bad_file in second.notes[0]
             kept = (second.boxes_xywh[:, 2:] > 0).all(axis=1)
             assert (~kept).sum() == 1 and np.array_equal(first.boxes_xywh, second.boxes_xywh[kept])
@@ -88,7 +88,7 @@ def test_bccd_as_json_as_xml_and_as_txt(
 
 
 def as_txt(annotations: Annotations, root: Path, config: DataConfig) -> DataConfig:
-    """A YOLO set of the same pictures: a list of them where they are, through a folder that has labels beside it."""
+    """A YOLO set of the same images: a list of paths through a folder with labels beside it."""
     (root / "labels").mkdir(parents=True)
     (root / "images").symlink_to(Path(annotations.path(0)).parent, target_is_directory=True)
     for index in range(len(annotations)):
@@ -110,7 +110,7 @@ def as_txt(annotations: Annotations, root: Path, config: DataConfig) -> DataConf
 
 
 def voc_devkit(root: Path) -> None:
-    """Two pictures in each list that ``data=voc`` reads; xml files without suffix, or with another name, are usual."""
+    """Two images in each list of ``data=voc``; ``<filename>`` often is incomplete or wrong."""
     for year, name, stems in (("2007", "trainval", "ab"), ("2007", "test", "cd"), ("2012", "trainval", "ae")):
         folder = root / f"VOC{year}"
         for part in ("Annotations", "JPEGImages", "ImageSets/Main"):

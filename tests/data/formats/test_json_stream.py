@@ -1,4 +1,4 @@
-"""Entry-by-entry json against the standard library's reader, with windows that cut values anywhere."""
+"""Streamed json against the standard library, with windows that cut values anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people have instead of a data.yaml in the set's folder: other names, obj.data, files of class names."""
+"""Alternatives to a data.yaml in the folder: other names, obj.data, files of class names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = "train: images\nval: images\nnames: [x, y, z]"
 
 
 def open_as_typed(yolo_set: YoloSet, root: Path, *overrides: str, split: str = "train") -> Annotations:
-    """``data=yolo data.root=<root> ...`` as the programs read it."""
+    """The options of ``data=yolo data.root=<root> ...``."""
     given = ["data=yolo", f"data.root={root}", f"data.index_dir={yolo_set.root.parent}/index", *overrides]
     return open_annotations(compose("train", TrainConfig, given).data, split)
 
@@ -61,7 +61,9 @@ def test_a_split_may_still_have_images_of_its_own(yolo_set: YoloSet) -> None:
 
 OBJ = "classes= 3\ntrain  = {0}train.txt\nvalid  = {0}test.txt\nnames = {0}obj.names\nbackup = backup/\n"
 LINES = [f"images/{stem}.jpg" for stem in "abc"]
-DARKNETS: dict[str, tuple[str, str, str]] = {  # where obj.data lies, what it puts before names, and lists before lines
+DARKNETS: dict[
+    str, tuple[str, str, str]
+] = {  # folder of obj.data, its prefix of file names, prefix of the lists' lines
     "beside its lists": ("", "", ""),
     "started above": ("", "set/", "set/"),
     "lists of its own folder": ("", "", "./"),
@@ -116,7 +118,7 @@ WRONG_DATA = {
     "train = train.txt\nnames = nowhere.names": r"obj\.data names nowhere\.names, but there is no such file",
     "train = train.txt": r"obj\.data holds no class names\. fix: set data\.names",
     "classes = 4\ntrain = train.txt\nnames = obj.names": r"obj\.data has classes=4, but .*obj\.names holds 3 names",
-    "train = train.txt\nnames = gap.names": r"gap\.names:2 is empty, but counts for a class",
+    "train = train.txt\nnames = gap.names": r"gap\.names:2 is empty, but each line counts as a class",
     "train = train.txt\nnames = blank.names": r"blank\.names holds no class names",
     "train": r"obj\.data:1 is 'train' instead of key = value",
 }
@@ -185,7 +187,7 @@ def test_names_from_a_file_are_kept_as_a_list_and_choose_in_every_format(yolo_se
     [
         ("nowhere.names", None, r"data\.names=nowhere\.names: there is no .*, nor nowhere\.names\. fix: a list, or"),
         ("a.names", b"\xff\xfex\x00", r"a\.names is no text file in UTF-8"),
-        ("a.names", b"x\n\ny", r"a\.names:2 is empty, but counts for a class"),
+        ("a.names", b"x\n\ny", r"a\.names:2 is empty, but each line counts as a class"),
         ("a.names", b"x\ny\nx", r"data\.names lists 'x' twice"),
         ("a.json", b"{", r"a\.json is no list of class names"),
         ("a.json", b'{"categories": [{"id": 1}]}', r"a\.json is no list of class names"),

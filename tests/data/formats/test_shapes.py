@@ -82,7 +82,7 @@ def test_annotations_match_the_files(coco_set, tmp_path: Path) -> None:
 
 
 def test_enough_of_every_object_stays_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares with the same picture in which nothing covers anything: the full masks as they were placed."""
+    """Compare with the full masks as they were placed, before others covered them."""
     placed: list[np.ndarray] = []
     import data.formats.shapes as shapes
 

@@ -1,4 +1,4 @@
-"""What is read from YOLO labels and images, and when an index of them is made anew."""
+"""What is read from YOLO labels and images, and when their index is rebuilt."""
 
 from __future__ import annotations
 

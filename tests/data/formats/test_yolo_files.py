@@ -1,4 +1,4 @@
-"""What may name the images of a YOLO set, where their labels may lie, and what a wrong one is told."""
+"""What may name the images of a YOLO set, where labels may lie, and the errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flat index: what it holds, against the json itself, pycocotools and a second format of the same data."""
+"""The content of the index against the json, pycocotools and a second format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def assert_holds_what_pycocotools_reads(annotations: Annotations, path: Path) ->
 
 def test_index_holds_the_very_numbers_of_the_json(coco_set) -> None:
     coco_set.json["annotations"][0] |= {"iscrowd": 1, "area": 12.3456789}
-    coco_set.json["annotations"].reverse()  # boxes need not come in the order of the images
+    coco_set.json["annotations"].reverse()  # boxes may come in another order than images
     assert_holds_what_pycocotools_reads(coco_set.open(), coco_set.root / "instances.json")
 
 

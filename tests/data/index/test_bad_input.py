@@ -1,4 +1,4 @@
-"""Every bad entry is named with the fix, or left out and reported."""
+"""Every bad entry is an error with its fix, or is left out and reported."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ CASES = IMAGES | jsons() | labels() | xmls()
 
 
 def outcome(config: DataConfig) -> tuple[Annotations, list[np.ndarray | None]]:
-    """Everything that training would read of a set."""
+    """Read everything that training would read of a set."""
     annotations = open_annotations(config, "train")
     source = ImageSource(annotations, config.on_error)
     return annotations, [source.read(index) for index in range(len(annotations))]
@@ -215,7 +215,7 @@ def outcome(config: DataConfig) -> tuple[Annotations, list[np.ndarray | None]]:
 
 @pytest.fixture
 def time_limit() -> Iterator[None]:
-    """Ends a test that hangs."""
+    """Stop a test that hangs."""
 
     def stop(*_: object) -> None:
         raise TimeoutError("it hangs")

@@ -1,4 +1,4 @@
-"""Boxes that reach out of their image: cut for training, kept as pycocotools scores them for validation, told."""
+"""Boxes that reach out of their image: cut for training, unchanged for scoring, reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIDES = {"left": (-1, 0), "top": (0, -1), "right": (1, 0), "bottom": (0, 1)}
 
 
 def box_over(side: str, pixels: float) -> list[float]:
-    """x, y, w, h of a box whose middle lies on the edge of the image or inside, ``pixels`` of it beyond."""
+    """x, y, w, h of a box with its centre on the edge or inside, ``pixels`` of it outside."""
     x, y = SIDES[side]
     left, right = (-pixels, 12.0) if x < 0 else (WIDTH - 12.0, WIDTH + pixels) if x else (20.0, 40.0)
     top, bottom = (-pixels, 9.0) if y < 0 else (HEIGHT - 9.0, HEIGHT + pixels) if y else (10.0, 30.0)
@@ -39,7 +39,7 @@ NO_AREA = [[10.0, 10.0, 0.0, 5.0], [10.0, 10.0, 5.0, -5.0]]
 
 
 def write_set(root: Path, form: DataFormat, boxes: list[list[float]]) -> DataConfig:
-    """The image b with these boxes, beside a good image a; in COCO json, YOLO txt or VOC xml."""
+    """An image b with these boxes and a good image a, as COCO json, YOLO txt or VOC xml."""
     if form == DataFormat.voc:
         corners = [CORNERS.replace(">15<", f">{x!r}<").replace(">10<", f">{y!r}<") for x, y, _, _ in boxes]
         objects = "".join(
@@ -67,7 +67,7 @@ def write_set(root: Path, form: DataFormat, boxes: list[list[float]]) -> DataCon
 
 
 FORMATS = [DataFormat.coco, DataFormat.yolo, DataFormat.voc]
-FRACTIONS = 2.0  # YOLO rows beyond twice the image are pixels, an error of its own
+FRACTIONS = 2.0  # YOLO rows beyond twice the image count as pixels, another error
 
 
 def boxes_for(form: DataFormat, boxes: list[list[float]]) -> list[list[float]]:
@@ -149,7 +149,7 @@ def test_the_check_of_a_set_calls_them_problems(tmp_path: Path) -> None:
 
 
 def test_outlines_end_where_their_image_ends(tmp_path: Path) -> None:
-    """What is copied of an object whose polygon reaches out is part of its picture, never of the grey around it."""
+    """Copies of an object whose polygon reaches out hold image pixels, never padding."""
     config = write_set(tmp_path / "set", DataFormat.coco, [[-30.0, 5.0, 60.0, 30.0]])
     content = json.loads((tmp_path / "set" / "set.json").read_text())
     content["annotations"][1]["segmentation"] = [[-30, 5, 30, 5, 30, 35, -30, 35]]

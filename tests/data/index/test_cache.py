@@ -1,4 +1,4 @@
-"""The index on disk: made once, made again when its sources change, never seen half-written."""
+"""The index on disk: built once, rebuilt when sources change, never visible half-written."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_folder_that_cannot_be_written(coco_set) -> None:
 
 
 def test_the_hash_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that has just been written is hashed again: another change may fall into the same tick of the clock."""
+    """A file just written is hashed again: its clock tick may hide another change."""
     monkeypatch.setattr(index_cache, "KEPT_HASH_BYTES", 10)
     read: list[Path] = []
     hashed = index_cache._sha256

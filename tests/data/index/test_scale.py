@@ -1,4 +1,4 @@
-"""Memory of the processes that load images: it must not grow with the data set."""
+"""The memory of loader workers must not grow with the data set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL, LARGE = 2_000, 20_000
 
 
 class Walk(Dataset[int]):
-    """Reads an image's labels; returns the bytes that the process wrote for itself alone."""
+    """Read an image's labels; return the process's private dirty bytes."""
 
     def __init__(self, annotations: Annotations) -> None:
         self.annotations = annotations
@@ -31,7 +31,7 @@ class Walk(Dataset[int]):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_memory_of_a_worker_does_not_grow_with_the_data_set(empty_set: CocoSet) -> None:
-    """One picture under many names, eight boxes on each; the index of the larger set takes 10 MB."""
+    """One image under many names, eight boxes each; the larger index takes 10 MB."""
     empty_set.add_image(np.zeros((64, 64, 3), dtype=np.uint8), [])
     first = empty_set.root / "images" / "10.png"
     names = [f"{number}.png" for number in range(LARGE)]

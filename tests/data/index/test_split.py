@@ -1,4 +1,4 @@
-"""``data.split``: a validation set by the names of the images, the same whatever else changes."""
+"""``data.split``: a validation set that depends on the images' names only."""
 
 from __future__ import annotations
 
