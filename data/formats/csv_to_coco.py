@@ -83,8 +83,8 @@ def _sizes(
         if row.size is not None and row.size != sizes[name] and stored[name][0] > 0:
             if row.size != stored[name]:
                 there, here = (f"{width} x {height}" for height, width in (row.size, stored[name]))
-                problem = f"is for {name} of {there} pixels, which has {here}"
-                raise DataError(f"{csv_path}:{row.number} {problem}. fix: give that image")
+                problem = f"gives {name} {there} pixels, but the file has {here}"
+                raise DataError(f"{csv_path}:{row.number} {problem}. fix: use the image that belongs to the row")
             sizes[name] = row.size
     return sizes
 

@@ -27,9 +27,9 @@ def find_set_file(root: Path) -> Path:
     others = [path for path in sorted(root.glob("*.*")) if path.suffix.lower() in SET_SUFFIXES and _names_images(path)]
     if len(others) == 1:
         return others[0]
-    there = f"more than one: {', '.join(path.name for path in others)}" if others else "none"
+    which = f"more than one file ({', '.join(path.name for path in others)})" if others else "no data.yaml or obj.data"
     raise DataError(
-        f"data.root: of a data.yaml or obj.data that says which images are for training, {root} holds {there}. fix: "
+        f"data.root: {root} holds {which} that names images for training. fix: "
         "data.root=<that file>, or data.train.annotations=<a folder of images, or a list of them>"
     )
 

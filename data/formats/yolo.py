@@ -98,9 +98,8 @@ def read_yolo(
 ) -> Source:
     """Read sizes and boxes of the listed images, turned upright with ``exif=apply``.
 
-    ``path`` is for messages. Image ids count from 1 in the given order, category ids are the
-    numbers of the label files. An object's area is that of its box. Unreadable entries go to the
-    findings.
+    ``path`` is for messages. Image ids count from 1, category ids are the numbers in the label
+    files. An object's area is that of its box. Unreadable entries go to the findings.
     """
     findings, notes, parts, start = Findings(), Findings(), list[_Read](), 0
     for part in in_chunks(partial(_read_chunk, exif=exif), listed, "reading labels"):

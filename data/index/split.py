@@ -44,7 +44,7 @@ def part_of(source: Source, split: str, share: float, seed: int) -> Source:
     elsewhere = np.isin(source.box_image_ids, source.image_ids[~kept])
     elsewhere &= ~np.isin(source.box_image_ids, source.image_ids[kept])  # the checks report ids used twice
     rows, name_of = np.flatnonzero(~elsewhere), source.box_name
-    kind = f"of {total} training images data.split={share:g} takes for validation by their names, data.val is not read"
+    kind = f"training images out of {total} that data.split={share:g} takes for validation by name, ignoring data.val"
     source.notes.add(kind, [source.file_names[row] for row in np.flatnonzero(for_val).tolist()])
     return replace(
         source,

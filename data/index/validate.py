@@ -76,7 +76,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     report(
         "images with an id in use",
         ~first,
-        lambda row: f"{source.path}: image id {source.image_ids[row]} is given twice, also to {source.file_names[row]}",
+        lambda row: f"{source.path}: image id {source.image_ids[row]} is used twice, also by {source.file_names[row]}",
     )
     report(
         "missing image files",

@@ -75,7 +75,7 @@ def jsons() -> dict[str, Case]:
         "image id of nan": Case(image(id=float("nan")), r"set\.json: image nan has id=nan"),
         "image id beyond 64 bits": Case(image(id=2**70), r"set\.json: an image has id=1180591620717411303424"),
         "category id beyond 64 bits": Case(box(category_id=-(2**80)), r"set\.json: an annotation has category_id=-"),
-        "image id twice": Case(image(id=1), r"set\.json: image id 1 is given twice, also to b\.png", (1, 1)),
+        "image id twice": Case(image(id=1), r"set\.json: image id 1 is used twice, also by b\.png", (1, 1)),
         "largest image id": Case(
             coco_set(lambda t: (t["images"][1].update(id=2**63 - 1), t["annotations"][1].update(image_id=2**63 - 1))),
             boxes=good_box,

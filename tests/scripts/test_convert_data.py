@@ -128,7 +128,7 @@ WRONG = {
     HEAD + "a.jpg,80,60,cat,40,20,10,35\n": r"in\.csv:3 has a box without area, -30 x 15",
     HEAD + "a.jpg,80,60,cat,10,nan,40,35\n": r"in\.csv:3 has a box that is not finite",
     HEAD + "a.jpg,80,60,cat,100,20,140,35\n": r"in\.csv:3 has a box outside a\.jpg of 80 x 60 pixels",
-    HEAD + "b.png,80,60,cat,10,20,40,35\n": r"in\.csv:3 is for sub/b\.png of 80 x 60 pixels, which has 50 x 40",
+    HEAD + "b.png,80,60,cat,10,20,40,35\n": r"in\.csv:3 gives sub/b\.png 80 x 60 pixels, but the file has 50 x 40",
     HEAD + "a.jpg,wide,60,cat,10,20,40,35\n": r"in\.csv:3 has an image of 'wide' x '60' pixels",
     "filename,class\na.jpg,cat\n": r"in\.csv has no column of the box among",
     "class,x1,y1,x2,y2\ncat,1,2,3,4\n": r"in\.csv has no column of the image among",

@@ -120,7 +120,7 @@ PLANTED: dict[str, tuple[Plant, DataFormat, str, str, str]] = {
         "category 99",
     ),
     "box twice": (box_twice, DataFormat.coco, "train", "boxes given twice", "1.jpg: cat [21, 30, 40, 24]"),
-    "id twice": (id_twice, DataFormat.coco, "train", "images with an id in use", "image id 2 is given twice"),
+    "id twice": (id_twice, DataFormat.coco, "train", "images with an id in use", "image id 2 is used twice"),
     "yolo class": (
         rows("train", 1, "2 .5 .5 .1 .1\n"),
         DataFormat.yolo,

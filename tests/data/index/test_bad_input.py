@@ -116,7 +116,7 @@ def test_reports_name_the_first_twenty(empty_set) -> None:
 def test_images_of_one_id(coco_set) -> None:
     coco_set.json["images"][2]["id"] = 11
     coco_set.json["annotations"] = [item for item in coco_set.json["annotations"] if item["image_id"] != 12]
-    with pytest.raises(DataError, match=r"image id 11 is given twice, also to 12.png"):
+    with pytest.raises(DataError, match=r"image id 11 is used twice, also by 12.png"):
         coco_set.open()
     annotations = coco_set.open(on_error=OnError.skip)
     assert [annotations.file_name(i) for i in range(len(annotations))] == [f"{n}.png" for n in (10, 11, 13, 14, 15, 16)]

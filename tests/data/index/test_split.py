@@ -109,7 +109,7 @@ def test_every_format(write: Callable[[Path], DataConfig], tmp_path: Path) -> No
             assert classes.tolist() == [0] and round(float(boxes[0, 0])) == number, "its own box"
         assert part.skipped == []
         (note,) = part.notes
-        told = "of 30 training images data.split=0.2 takes for validation by their names, data.val is not read"
+        told = "training images out of 30 that data.split=0.2 takes for validation by name, ignoring data.val"
         assert note.startswith(f"{told} ({len(val)}), first: ")
     assert stems(open_annotations(replace(cut, split_seed=5), "val")) != stems(val)
     assert stems(open_annotations(config, "train")) == stems(whole), "an index of its own"
