@@ -21,15 +21,15 @@ def choose_device(requested: str, me: Member) -> tuple[torch.device, str | None]
     return torch.device("cuda", me.local_rank % torch.cuda.device_count()), None
 
 
-def device_conflict(meeting: Store, me: Member, device: torch.device) -> str | None:
+def device_conflict(store: Store, me: Member, device: torch.device) -> str | None:
     """Why this rank cannot work with its peers on its device; None if it can."""
-    first = meeting.compare_set("device", "", device.type).decode()
+    first = store.compare_set("device", "", device.type).decode()
     if first != device.type:
         return (
             f"rank {me.rank} would run on {device.type} and others on {first}. "
             "fix: train.device=cpu, or GPUs on all nodes"
         )
-    if device.type == "cuda" and meeting.add(f"gpu/{torch.cuda.get_device_properties(device).uuid}", 1) > 1:
+    if device.type == "cuda" and store.add(f"gpu/{torch.cuda.get_device_properties(device).uuid}", 1) > 1:
         return (
             f"rank {me.rank} would share {device} of node {me.node_rank} with another process: "
             f"{me.local_world_size} processes see {torch.cuda.device_count()} GPU(s) there. "

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from train_utils.errors import DistributedError
-from train_utils.processes.meeting import Meeting, describe
 from train_utils.processes.node_claim import NodeClaim
+from train_utils.processes.rendezvous import Rendezvous, describe
 from train_utils.processes.store import Store, claim_report
 
 LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2  # polling interval; the quick one after an error
@@ -51,14 +51,14 @@ class Lookout:
         self,
         store: Store,
         rank: int,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         node: NodeClaim,
         place: str,
         rank_0_holds_it: bool,
         seconds: float,
         end: Callable[[], None] | None = None,  # end_now
     ) -> None:
-        self._store, self._rank, self._meeting, self._seconds = store, rank, meeting, seconds
+        self._store, self._rank, self._rendezvous, self._seconds = store, rank, rendezvous, seconds
         self._node, self._place, self._rank_0_holds_it = node, place, rank_0_holds_it
         self._end = end or end_now
         self._reporter: int | None = None  # the rank that reports the error
@@ -106,7 +106,7 @@ class Lookout:
         """
         if self._counts(self._reporter):
             with self._changed:
-                self._wait(lambda: len(self._answered) == len(self._meeting.members))
+                self._wait(lambda: len(self._answered) == len(self._rendezvous.members))
 
     def explain(self, error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException:
         """Turn a loss (see ``loss_in``) into an error that names the ranks; return others as is."""
@@ -119,9 +119,9 @@ class Lookout:
 
     def _name_missing(self, reason: str) -> str:
         with self._changed:
-            self._wait(lambda: len(self._failed) == len(self._meeting.members))
+            self._wait(lambda: len(self._failed) == len(self._rendezvous.members))
             answered, failed = set(self._answered), set(self._failed)
-        members, me = self._meeting.members, self._meeting.members[self._rank]
+        members, me = self._rendezvous.members, self._rendezvous.members[self._rank]
         if not answered and self._rank_0_holds_it and me.node_rank == members[0].node_rank:  # no link is cut in a node
             return f"lost {describe([0], members)}, which held the meeting point {self._place} ({reason}). {FIX}"
         if not answered:  # the store is out of reach
@@ -180,7 +180,7 @@ class Lookout:
         return reporter is not None and self._rank in (0, reporter)
 
     def _who(self, key: str) -> set[int]:
-        ranks = range(len(self._meeting.members))
+        ranks = range(len(self._rendezvous.members))
         if self._store.check([f"{key}/{rank}" for rank in ranks]):
             return set(ranks)
         return {rank for rank in ranks if self._store.check([f"{key}/{rank}"])}

@@ -16,9 +16,9 @@ from train_utils.launch.place import Launch
 from train_utils.launch.seats import Claim, Member, this_machine
 from train_utils.processes import store
 from train_utils.processes.lost_peers import Lookout, collective_seconds, first_line
-from train_utils.processes.meeting import meet
 from train_utils.processes.node_claim import NodeClaim
 from train_utils.processes.reaching import Deadline, in_time, listen, resolve, wait_for_listener, without_native_output
+from train_utils.processes.rendezvous import meet
 
 JOIN_SECONDS = 120.0  # for the rendezvous; torch's 30 minutes only delay the error
 

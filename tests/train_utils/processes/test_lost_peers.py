@@ -17,15 +17,15 @@ import pytest
 import torch
 
 from tests.runs.process_group import fork_context, free_port
-from tests.train_utils.processes.test_meeting import MemoryStore
+from tests.train_utils.processes.test_rendezvous import MemoryStore
 from train_utils.errors import DistributedError
 from train_utils.launch.seats import Member
 from train_utils.processes import lost_peers
 from train_utils.processes.lost_peers import Lookout, loss_in
-from train_utils.processes.meeting import Meeting
 from train_utils.processes.node_claim import NodeClaim
+from train_utils.processes.rendezvous import Rendezvous
 
-MEETING = Meeting(1, "token", tuple(Member(rank, rank // 2, "ab"[rank // 2], rank % 2, 2) for rank in range(4)))
+RENDEZVOUS = Rendezvous(1, "token", tuple(Member(rank, rank // 2, "ab"[rank // 2], rank % 2, 2) for rank in range(4)))
 RESET = RuntimeError("[/x/gloo/transport/tcp/pair.cc:1] Read error [::1]:5: Connection reset by peer. This is. More\nx")
 REASON = "Read error [::1]:5: Connection reset by peer"
 
@@ -42,11 +42,11 @@ def fast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def lookouts(store: MemoryStore, *ranks: int, end: Any = None) -> list[Lookout]:
-    claims = [NodeClaim(MEETING.token) for _ in ranks]
+    claims = [NodeClaim(RENDEZVOUS.token) for _ in ranks]
     for node in claims:
         node.settle()
     return [
-        Lookout(store, rank, MEETING, node, "10.0.0.1:5", True, 30, end or (lambda: None))
+        Lookout(store, rank, RENDEZVOUS, node, "10.0.0.1:5", True, 30, end or (lambda: None))
         for rank, node in zip(ranks, claims, strict=True)
     ]
 

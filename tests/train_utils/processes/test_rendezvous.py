@@ -12,8 +12,8 @@ import pytest
 
 from train_utils.errors import DistributedError
 from train_utils.launch.seats import Claim, Member, seated, this_machine
-from train_utils.processes.meeting import Meeting, describe, meet
 from train_utils.processes.reaching import Deadline
+from train_utils.processes.rendezvous import Rendezvous, describe, meet
 
 
 class MemoryStore:
@@ -57,10 +57,10 @@ def claim(rank: int, world_size: int, *place: int | None, machine: str = "") -> 
     return Claim(rank, world_size, host, host, *(place or (None, None, None)))
 
 
-def start(store: MemoryStore, claims: list[Claim], seconds: float = 20) -> list[Meeting | str]:
+def start(store: MemoryStore, claims: list[Claim], seconds: float = 20) -> list[Rendezvous | str]:
     """Run a rendezvous; return each rank's result or error."""
 
-    def come(me: Claim) -> Meeting | str:
+    def come(me: Claim) -> Rendezvous | str:
         try:
             return meet(store, me, Deadline(seconds))
         except DistributedError as error:
@@ -70,10 +70,10 @@ def start(store: MemoryStore, claims: list[Claim], seconds: float = 20) -> list[
         return list(pool.map(come, claims))
 
 
-def learned(store: MemoryStore, ranks: list[int], world_size: int) -> Meeting:
+def learned(store: MemoryStore, ranks: list[int], world_size: int) -> Rendezvous:
     """The result of a rendezvous, the same on all ranks."""
     first, *others = start(store, [claim(rank, world_size) for rank in ranks])
-    assert isinstance(first, Meeting) and others == [first] * len(others)
+    assert isinstance(first, Rendezvous) and others == [first] * len(others)
     return first
 
 

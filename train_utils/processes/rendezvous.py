@@ -21,7 +21,7 @@ from train_utils.processes.store import FIRST_PAUSE_SECONDS, Store, linger, lost
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """One start of all ranks."""
 
     number: int  # from 1
@@ -29,14 +29,14 @@ class Meeting:
     members: tuple[Member, ...]  # in the order of their ranks
 
 
-def meet(store: Store, me: Claim, deadline: Deadline) -> Meeting:
+def meet(store: Store, me: Claim, deadline: Deadline) -> Rendezvous:
     """Wait for all ranks of this start and return who they are.
 
     Raises DistributedError if the store is lost or ranks are missing at the deadline (it names
     them), and SharedError if the claims of the ranks contradict each other.
     """
     with lost_store_as_error():
-        number = _open(store, me, deadline) if me.rank == 0 else _join(store, me, deadline)
+        number = _answer_peers(store, me, deadline) if me.rank == 0 else _ask_rank_0(store, me, deadline)
         if number is None:
             raise DistributedError(
                 f"rank {me.rank} heard nothing from rank 0 within {deadline.seconds:g} s. fix: look for the first "
@@ -51,7 +51,7 @@ def meet(store: Store, me: Claim, deadline: Deadline) -> Meeting:
         if problem:
             linger(store, f"start/{number}/heard", me.rank, store.add(f"start/{number}/here", 0))
             raise SharedError(problem)
-        return Meeting(number, token, tuple(Member(**fields) for fields in found))
+        return Rendezvous(number, token, tuple(Member(**fields) for fields in found))
 
 
 def describe(ranks: Sequence[int], members: Sequence[Member]) -> str:
@@ -67,7 +67,7 @@ def describe(ranks: Sequence[int], members: Sequence[Member]) -> str:
     return " and ".join(parts) or "nobody"
 
 
-def _open(store: Store, me: Claim, deadline: Deadline) -> int:
+def _answer_peers(store: Store, me: Claim, deadline: Deadline) -> int:
     """On rank 0: number this start, answer peers until all are here, then publish the members.
 
     Ends early at the deadline, or with a problem if the claims contradict each other.
@@ -94,7 +94,7 @@ def _open(store: Store, me: Claim, deadline: Deadline) -> int:
     return number
 
 
-def _join(store: Store, me: Claim, deadline: Deadline) -> int | None:
+def _ask_rank_0(store: Store, me: Claim, deadline: Deadline) -> int | None:
     """On other ranks: ask rank 0 for the number of this start; None if it does not answer."""
     answer = f"answer/{store.add('asked', 1)}"
     while not store.check([answer]):
