@@ -264,10 +264,9 @@ class Training:
             finish(self.log, self.path, self.config, self.state, val_set, evaluation.scores, evaluation.detections)
         self.folder.ended_after = self.state.epoch
 
-    def close_writer(self) -> str:
-        """End the thread that writes; raises CheckpointError where its last write did not succeed."""
+    def close_writer(self) -> None:
+        """End the thread that writes; raises CheckpointError if its last write failed."""
         self.writer.close()
-        return ""
 
     def train_epoch(self) -> EpochResult:
         """Train what is left of the epoch under way."""

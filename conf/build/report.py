@@ -71,22 +71,21 @@ def tell_places(
         print(each.tobytes().decode(), flush=True)
 
 
-def save_config(folder: Path, config: TrainConfig) -> str:
-    """Write the resolved configuration into a run folder; one that was there and differs is kept beside it.
+def save_config(folder: Path, config: TrainConfig) -> None:
+    """Write the resolved configuration into a run folder; keep a different old one beside it.
 
-    Raises TrainError where it cannot be written; the one that was there is still there then.
+    Raises TrainError if it cannot be written; the old file is unchanged then.
     """
     path, text = folder / "config.yaml", to_yaml(config)
     try:
         if path.exists():
             if path.read_text(encoding="utf-8", errors="replace") == text:
-                return ""
+                return
             keep_copy(path)
         with whole_file(path) as file:
             file.write(text)
     except OSError as error:
         raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
-    return ""
 
 
 def finish(

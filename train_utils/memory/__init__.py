@@ -1,1 +1,1 @@
-"""How many images fit, and what does the user read when they do not?"""
+"""How many images fit into memory, and what does the user read if they do not?"""

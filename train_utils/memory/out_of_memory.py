@@ -1,4 +1,4 @@
-"""How much memory a node has left, and one sentence for people where a pass found too little of it."""
+"""The memory of a node, and one clear sentence if a pass runs out of it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torch
 from train_utils.errors import TrainError
 
 GIB = 2**30
-# In messages of torch's allocators, cuBLAS, cuDNN, NCCL, oneDNN and the C++ library; in lower case.
+# From messages of torch's allocators, cuBLAS, cuDNN, NCCL, oneDNN and the C++ library, lowercased.
 SIGNS = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed",
     "bad_alloc",
 )  # fmt: skip
 ASKED = re.compile(r"tried to allocate ([\d.]+) ([KMG]iB|bytes)", re.IGNORECASE)
-FRAGMENTED = 0.1  # share of a GPU's memory that may be reserved but not allocated before that is worth a word
+FRAGMENTED = 0.1  # share of a GPU's memory, reserved but not allocated, that is worth a mention
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory could not be had: on a device or on the host, from Python or from C++."""
-    if isinstance(error, TrainError):  # has its sentence already
+    """Whether an error means out of memory: on device or host, from Python or C++."""
+    if isinstance(error, TrainError):  # explained already
         return False
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
@@ -34,9 +34,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def training_pass(device: torch.device, shape: Sequence[int], accumulate: int) -> Iterator[None]:
-    """Around a training pass of images ``shape`` (B, 3, H, W), of which ``accumulate`` make a step of one process.
+    """Turn out-of-memory errors of a training pass into a TrainError.
 
-    Raises TrainError in place of the error where memory runs out inside.
+    ``shape`` (B, 3, H, W) is that of the images; ``accumulate`` passes make a rank's step.
     """
     with _explained(device, "training", shape, lambda: training_fix(shape[0], shape[0] * accumulate)):
         yield
@@ -44,13 +44,13 @@ def training_pass(device: torch.device, shape: Sequence[int], accumulate: int) -
 
 @contextmanager
 def detection_pass(device: torch.device, shape: Sequence[int], batch_key: str) -> Iterator[None]:
-    """The same around a pass without gradients; ``batch_key`` is the option that gives its number of images."""
+    """Do the same for a pass without gradients; the option ``batch_key`` sets its batch size."""
     with _explained(device, "detection", shape, lambda: detection_fix(shape[0], batch_key)):
         yield
 
 
 def training_fix(images: int, images_of_step: int) -> str:
-    """What to change: at most half of ``images`` that divides ``images_of_step``, those of one process, evenly."""
+    """What to change: at most half of ``images``, a divisor of a rank's ``images_of_step``."""
     sizes = "a smaller train.image_size or train.multi_scale"
     if images == 1:
         return f"{sizes}, or a smaller model.width"
@@ -59,27 +59,27 @@ def training_fix(images: int, images_of_step: int) -> str:
 
 
 def detection_fix(images: int, batch_key: str) -> str:
-    """What to change, where ``batch_key`` gives the number of images."""
+    """What to change if ``batch_key`` sets the number of images."""
     size = f"a smaller {batch_key.replace('batch_size', 'image_size')}"
     return size if images == 1 else f"{batch_key}={images // 2}, or {size}"
 
 
 def gib(amount: float) -> str:
-    """A number of bytes in GiB."""
+    """Format a number of bytes in GiB."""
     return f"{amount / GIB:.2f} GiB"
 
 
 def peak_and_total(device: torch.device) -> tuple[int | None, int]:
-    """The most bytes that this process has had at a time, and those there are: of the GPU, or of the node (cgroup)."""
+    """Peak bytes of this process and total bytes, of the GPU or of the node (cgroup)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
     return process_peak(), total_memory()
 
 
 def process_peak() -> int | None:
-    """The most bytes of memory that this process has had at a time; None where the system does not count them."""
+    """Peak bytes of memory of this process; None if the system does not count them."""
     with suppress(ImportError):
-        import resource  # not every system has it
+        import resource  # Unix only
 
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -87,12 +87,12 @@ def process_peak() -> int | None:
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory of the node, or of the smallest cgroup that this process is in; ``root`` holds proc and sys."""
+    """Bytes of the node, or of this process's smallest cgroup; ``root`` holds proc and sys."""
     return min([_meminfo(root, "MemTotal"), *(limit for limit, _ in _cgroups(root))])
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that programs of this node, or of this process's cgroup, can still be given without swapping."""
+    """Bytes that this node, or this process's cgroup, can still give without swapping."""
     return min([_meminfo(root, "MemAvailable"), *(max(0, limit - used) for limit, used in _cgroups(root))])
 
 
@@ -107,7 +107,7 @@ def _explained(device: torch.device, kind: str, shape: Sequence[int], fix: Calla
 
 
 def out_of_memory_sentence(device: torch.device, kind: str, shape: Sequence[int], fix: str, text: str = "") -> str:
-    """What was run, how much memory that took and what to change; ``text`` is the message of the error."""
+    """What ran, how much memory it took and what to change; ``text`` is the error's message."""
     images, (height, width) = shape[0], shape[-2:]
     peak, total = peak_and_total(device)
     asked = ASKED.search(text)
@@ -127,17 +127,17 @@ def out_of_memory_sentence(device: torch.device, kind: str, shape: Sequence[int]
 
 def _meminfo(root: Path, key: str) -> int:
     path = root / "proc/meminfo"
-    if not path.exists():  # not Linux: all that the machine has
+    if not path.exists():  # not Linux: the machine's total
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     lines = dict(line.split(":", 1) for line in path.read_text().splitlines())
     return int(lines[key].split()[0]) * 1024
 
 
 def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes of the cgroups, of version 1 and 2, that this process is in, from its own to the root.
+    """Limit and use, in bytes, of this process's cgroups (v1 and v2), from its own to the root.
 
-    Files that were read and are kept in memory for the next time are not counted: they go where memory is wanted.
-    A container may see the paths of its host; then only the top, its own cgroup, is found.
+    The page cache does not count as used, because the kernel can reclaim it. A container may see
+    the paths of its host; then only the top, its own cgroup, is found.
     """
     membership = root / "proc/self/cgroup"
     for line in membership.read_text().splitlines() if membership.exists() else ():

@@ -1,7 +1,8 @@
-"""How many images fit into one forward and backward pass: found by trying on a GPU, by counting on a CPU.
+"""How many images fit into a forward and backward pass: by trial on a GPU, by counting on a CPU.
 
-The passes run on a copy of the network and contain no collective, so a process that runs out of memory keeps no other
-waiting, and weights, statistics, gradients and random numbers of the training stay as they are.
+The passes run on a copy of the network without collectives. So a rank that runs out of memory keeps
+no other waiting, and the training's weights, statistics, gradients and random numbers do not
+change.
 """
 
 from __future__ import annotations
@@ -19,18 +20,17 @@ from train_utils.memory.out_of_memory import is_out_of_memory
 from train_utils.parallel.wrap import convert_sync_batchnorm
 from train_utils.processes.world import World
 
-BOXES = 50  # of each made-up image; COCO has 7 in the mean, a mosaic up to four times those of an image
-# Of a GPU's memory, for what torch does not count: NCCL's buffers, cuDNN's handles, holes between allocations.
+BOXES = 50  # per synthetic image; COCO has a mean of 7, a mosaic up to four times an image's
+# Share of a GPU for what torch does not count: NCCL buffers, cuDNN handles, fragmentation.
 GPU_MARGIN = 0.05
-# On a CPU: the part of the available memory that a training may take, the loader's workers are beside it.
-CPU_SHARE = 0.75
-# The peak of a pass on a CPU, from what autograd keeps: so many times that, and so many times the largest tensor of it,
-# since gradients and scratch space of a few maps of the first layers are there together (docs/results/), and a bit.
+CPU_SHARE = 0.75  # of the available memory; the loader's workers need the rest
+# CPU peak = KEPT_FACTOR * bytes that autograd keeps + LARGEST_FACTOR * the largest of its tensors +
+# OVERHEAD: gradients and scratch space of several early maps exist at once (docs/results/).
 KEPT_FACTOR, LARGEST_FACTOR, OVERHEAD = 1.1, 5, 64 * 2**20
 
 
 class Probe(Protocol):
-    """Finds the bytes that a training needs; larger than ``available`` where that is not enough."""
+    """Finds the bytes that a training needs: more than ``available`` if it does not fit."""
 
     available: int
 
@@ -38,10 +38,10 @@ class Probe(Protocol):
 
 
 class Choice(NamedTuple):
-    """The number of images that was found, the same on all ranks; 0 where not one fits."""
+    """The chosen number of images, the same on all ranks; 0 if not even one fits."""
 
     images: int
-    needed: int  # bytes of the rank that needs most, with one image where none fits
+    needed: int  # bytes of the rank that needs most; for one image if none fits
     available: int  # bytes of the rank that has least
 
 
@@ -51,7 +51,7 @@ def divisors(number: int) -> list[int]:
 
 
 def largest_that_fits(candidates: Sequence[int], fits: Callable[[int], bool]) -> int:
-    """The largest of ascending ``candidates`` that fits, by bisection: where one fits, all below do. 0 where none."""
+    """The largest of ascending ``candidates`` that fits, by bisection; 0 if none does."""
     low, high = 0, len(candidates)
     while low < high:
         middle = (low + high) // 2
@@ -60,8 +60,10 @@ def largest_that_fits(candidates: Sequence[int], fits: Callable[[int], bool]) ->
 
 
 def choose_images(candidates: Sequence[int], probe: Probe, max_over_ranks: Callable[[list[int]], list[int]]) -> Choice:
-    """The largest of ascending ``candidates`` that fits on every rank; ``max_over_ranks`` gives the largest of each
-    value over all ranks, which all call this together."""
+    """The largest of ascending ``candidates`` that fits on every rank.
+
+    All ranks call this together; ``max_over_ranks`` gives the elementwise maximum over ranks.
+    """
     own = largest_that_fits(candidates, lambda images: probe.needed(images) <= probe.available)
     images = -max_over_ranks([-own])[0]
     needed, less = max_over_ranks([probe.needed(images or candidates[0]), -probe.available])
@@ -69,11 +71,11 @@ def choose_images(candidates: Sequence[int], probe: Probe, max_over_ranks: Calla
 
 
 class TrainingPass:
-    """Passes of a copy of ``model`` through ``loss`` with made-up square images of ``side`` pixels.
+    """Passes of a copy of ``model`` and ``loss`` over synthetic square images of ``side`` pixels.
 
-    The copy is in train mode on the device of ``world``, in ``dtype`` and ``memory_format``, its forward pass in
-    ``autocast_dtype`` (None: its own). ``sync_bn`` on a CPU gives it the batch norms of synchronised statistics,
-    which take more memory than torch's, with as many equal ranks as there are.
+    The copy is in train mode on the device of ``world``, in ``dtype`` and ``memory_format``; its
+    forward pass uses ``autocast_dtype`` (None: ``dtype``). On a CPU ``sync_bn`` gives it
+    synchronised batch norms, which take more memory than torch's, with the other ranks simulated.
     """
 
     def __init__(
@@ -95,14 +97,14 @@ class TrainingPass:
         self._loss, self._side, self._dtype, self._autocast_dtype = loss, side, dtype, autocast_dtype
 
     def forward(self, images: int) -> Tensor:
-        """The loss of so many images, with its graph."""
+        """The loss of ``images`` images, with its graph."""
         side = self._side
         numbers = torch.arange(images, device=self.device).repeat_interleave(BOXES)
         rows = numbers.new_tensor([0, 0, side / 2, side / 2, side / 2, side / 2], dtype=torch.float32)
         targets = rows.repeat(len(numbers), 1)
         targets[:, 0] = numbers
         pixels = torch.zeros(images, 3, side, side, device=self.device, dtype=self._dtype)
-        pixels = pixels.to(memory_format=torch.channels_last)  # as the loader's batches are
+        pixels = pixels.to(memory_format=torch.channels_last)  # like the loader's batches
         with self._own_random_state():
             with torch.autocast(self.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None):
                 raw_maps = self.model(pixels)
@@ -110,7 +112,7 @@ class TrainingPass:
         return total
 
     def __call__(self, images: int) -> None:
-        """Forward and backward, beside the gradients of an earlier pass."""
+        """Run forward and backward beside the gradients of an earlier pass."""
         try:
             for parameter in self.model.parameters():
                 if parameter.requires_grad:
@@ -125,7 +127,7 @@ class TrainingPass:
 
 
 class GpuProbe:
-    """Runs real passes on a GPU, beside room for the momentum, the averaged weights, DDP's buckets and GPU_MARGIN."""
+    """Runs real passes on a GPU, with room for momentum, average, DDP buckets and GPU_MARGIN."""
 
     def __init__(self, run: TrainingPass, world_size: int) -> None:
         self._run = run
@@ -135,7 +137,7 @@ class GpuProbe:
         self._found: dict[int, int] = {}
 
     def needed(self, images: int) -> int:
-        """The peak of a pass with that room; one more than ``available`` where it ran out of memory."""
+        """The peak of a pass with that room; ``available`` + 1 if it ran out of memory."""
         if images not in self._found:
             self._found[images] = self._measure(images)
         return self._found[images]
@@ -151,7 +153,7 @@ class GpuProbe:
             if not is_out_of_memory(error):
                 raise
             peak = self.available + 1
-        # Here the error is gone, and with it the frames that held the tensors of the pass.
+        # The error is gone here, and with it the frames that held the tensors of the pass.
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -165,35 +167,35 @@ class GpuProbe:
 
 
 class CpuProbe:
-    """Counts what autograd keeps of one image and of two, and goes on from there in a straight line.
+    """Counts what autograd keeps for one image and for two, and extrapolates linearly.
 
-    A CPU gives no error in time: the machine swaps, or the kernel ends the process. ``available``: bytes that this
-    process may take.
+    A CPU raises no error in time: the machine swaps, or the kernel kills the process. ``available``
+    is the number of bytes that this process may take.
     """
 
     def __init__(self, run: TrainingPass, world_size: int, available: int) -> None:
         self.available = available
-        # Gradients, momentum and the average; DDP's buckets are renewed once, beside the old ones.
+        # Gradients, momentum, the average and, once, DDP's new buckets beside the old ones.
         self._kept = (3 if world_size == 1 else 4) * run.weights_bytes
         parameters = list(run.model.parameters())
         one = peak_of(saved_bytes(run.forward, 1, parameters))
-        self._fixed, self._per_image = 0, one  # with one image only, where two are known to be too many
+        self._fixed, self._per_image = 0, one  # from one image only if two cannot fit
         if self.needed(1) <= available:
             self._per_image = peak_of(saved_bytes(run.forward, 2, parameters)) - one
             self._fixed = one - self._per_image
 
     def needed(self, images: int) -> int:
-        """Bytes of a training with so many images in a pass, beside the weights."""
+        """Bytes of a training with ``images`` images in a pass, without the weights."""
         return self._kept + OVERHEAD + self._fixed + images * self._per_image
 
 
 def peak_of(saved: Sequence[int]) -> int:
-    """Bytes at the peak of a pass on a CPU for which autograd keeps storages of these sizes."""
+    """Peak bytes of a pass on a CPU for which autograd keeps storages of these sizes."""
     return round(KEPT_FACTOR * sum(saved) + LARGEST_FACTOR * max(saved))
 
 
 def saved_bytes(forward: Callable[[int], Tensor], images: int, parameters: Iterable[Tensor]) -> list[int]:
-    """Sizes of the distinct storages that autograd keeps for the backward pass, but for those of ``parameters``."""
+    """Sizes of the distinct storages that autograd keeps for backward, without ``parameters``'."""
     known = {parameter.untyped_storage().data_ptr() for parameter in parameters}
     storages: dict[int, int] = {}
 
@@ -204,5 +206,5 @@ def saved_bytes(forward: Callable[[int], Tensor], images: int, parameters: Itera
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = forward(images)
-    del loss  # not before all are counted: a storage that is free could be given to another tensor
+    del loss  # only now: another tensor could reuse a freed storage before all are counted
     return [size for address, size in storages.items() if address not in known]

@@ -1,4 +1,4 @@
-"""Writes checkpoints beside the training: the state is copied at once, and reaches the disk while steps go on."""
+"""Background checkpoint writes: the state is copied at once and written while training goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class Target(NamedTuple):
 
 
 class CheckpointWriter:
-    """One write at a time, in the background. Of writes that fail in a row the first is told; training goes on."""
+    """Write one checkpoint at a time in the background.
+
+    Training goes on after a failure. Of failures in a row only the first is reported.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -29,31 +32,31 @@ class CheckpointWriter:
         self._error: CheckpointError | None = None
 
     def write(self, state: dict[str, Any], targets: list[Target]) -> None:
-        """Take a copy of ``state`` and write it to all targets in turn; waits for the write before, if it still runs.
+        """Copy ``state`` and write it to all targets in turn, after any write still under way.
 
-        Raises CheckpointError at once where the state is not plain data.
+        Raises CheckpointError at once if the state is not plain data.
         """
         copy = plain_copy(state)
         self.wait()
         self._pending = self._pool.submit(_write, copy, targets)
 
     def failed(self) -> bool:
-        """Whether the last write is over and did not succeed."""
+        """Whether the last write is over and failed."""
         if self._pending is not None and self._pending.done():
             self.wait()
         return self._error is not None
 
     def wait(self) -> None:
-        """Let the write that is under way come to its end; the first that fails in a row is told."""
+        """Wait for the write under way; report the first of failures in a row."""
         failed_before = self._error is not None
         self._settle()
         if self._error is not None and not failed_before:
-            self._say(f"{self._error}. Training goes on with the checkpoint before and tries again")
+            self._say(f"{self._error}. Training goes on with the previous checkpoint and tries again")
         elif self._error is None and failed_before:
             self._say("checkpoints are written again")
 
     def close(self) -> None:
-        """End the thread. Raises CheckpointError where the last write did not succeed."""
+        """End the thread. Raises CheckpointError if the last write failed."""
         self._settle()
         self._pool.shutdown()
         if self._error is not None:

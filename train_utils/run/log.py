@@ -1,4 +1,4 @@
-"""What a run says: its log, one row of figures for each epoch, and progress within one."""
+"""The output of a run: its log, a table with one row per epoch, and progress bars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS_BETWEEN_UPDATES = 0.5  # of a bar: reading a loss waits for the device
 
 
 class RunLog:
-    """Lines to the terminal and to ``train.log`` of the run folder (None: terminal only), on the main process only."""
+    """Writes lines to the terminal and to ``run_dir/train.log``, if given, on rank 0 only."""
 
     def __init__(self, run_dir: Path | None, is_main: bool) -> None:
         self._is_main = is_main
@@ -31,9 +31,9 @@ class RunLog:
         self._failed = False
 
     def line(self, text: str | None) -> None:
-        """Write ``text``, with the time in the file; None and empty text are left out.
+        """Write ``text``, in the file with a timestamp; skip None and empty text.
 
-        A file that cannot be written, as on a full disk, is told once on the terminal, and ends nothing.
+        If the file cannot be written, as on a full disk, warn once on the terminal and go on.
         """
         if not self._is_main or not text:
             return
@@ -42,17 +42,17 @@ class RunLog:
         if self._path is None:
             return
         try:
-            # Opened for each line: nothing is lost in a kill, and a log that was moved away does no harm.
+            # Opened for each line: a kill loses nothing, and the log may be moved away.
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         except OSError as error:
             if not self._failed:
-                _warn(f"cannot write {self._path} ({error.strerror}): lines are shown here only while that lasts")
+                _warn(f"cannot write {self._path} ({error.strerror}): until that works again, lines appear only here")
             self._failed = True
 
 
 def log_warnings(log: RunLog, about: str) -> None:
-    """Until the end of the ``warnings.catch_warnings()`` around it, write warnings about ``about`` to the run's log."""
+    """Write warnings that contain ``about`` to the log, within a ``warnings.catch_warnings()``."""
     before = warnings.showwarning
 
     def show(
@@ -67,16 +67,16 @@ def log_warnings(log: RunLog, about: str) -> None:
 
 
 class MetricsCsv:
-    """``metrics.csv``: one row for each epoch, written by the main process as soon as it is known."""
+    """``metrics.csv``: one row per epoch, which rank 0 writes as soon as it is known."""
 
     def __init__(self, path: Path, columns: Sequence[str], is_main: bool, epochs_done: int = 0) -> None:
-        """Start the file, or keep its rows up to epoch ``epochs_done`` when a run goes on from there.
+        """Start the file, or keep its rows up to ``epochs_done`` if a run resumes there.
 
-        Rows of a file with other columns keep what they have in common. Raises TrainError when it cannot be written.
+        If the old columns differ, rows keep the common ones. Raises TrainError if not writable.
         """
         self._path, self._columns, self._is_main = path, list(columns), is_main
         self._waiting: list[Mapping[str, object]] = []  # rows that could not be written
-        self._failed = False  # the last time
+        self._failed = False  # at the last attempt
         if is_main:
             rows = self._read_until(epochs_done) if epochs_done > 0 and path.exists() else []
             self._write(rows)
@@ -84,7 +84,7 @@ class MetricsCsv:
     def write(self, row: Mapping[str, object]) -> None:
         """Append a row; a column without a value stays empty.
 
-        Where the file cannot be written, as on a full disk, one warning is shown and rows wait for the next one.
+        If the file cannot be written, as on a full disk, warn once and keep the rows for later.
         """
         if not self._is_main:
             return
@@ -99,9 +99,9 @@ class MetricsCsv:
         except OSError as error:
             if whole is not None:
                 with suppress(OSError):
-                    os.truncate(self._path, whole)  # no half row
+                    os.truncate(self._path, whole)  # remove a partial row
             if not self._failed:
-                _warn(f"cannot write {self._path} ({error.strerror}): its rows wait until that is possible again")
+                _warn(f"cannot write {self._path} ({error.strerror}): its rows wait until that works again")
             self._failed = True
             return
         self._waiting.clear()
@@ -109,7 +109,7 @@ class MetricsCsv:
 
     def _read_until(self, epochs_done: int) -> list[dict[str, str]]:
         text = self._path.read_text(encoding="utf-8")
-        whole_lines = text[: text.rfind("\n") + 1]  # a kill may have cut the last one
+        whole_lines = text[: text.rfind("\n") + 1]  # a kill may have cut the last line short
         rows = csv.DictReader(whole_lines.splitlines())
         return [row for row in rows if row.get("epoch", "").isdecimal() and int(row["epoch"]) <= epochs_done]
 
@@ -124,9 +124,10 @@ class MetricsCsv:
 
 
 class Progress:
-    """How far ``total`` units of work are: a bar on a terminal, else at most ``lines`` lines; nothing if not enabled.
+    """Progress through ``total`` units of work; silent unless enabled.
 
-    Figures cost a wait for the device, so ask ``due`` before computing them::
+    A terminal gets a bar, other output at most ``lines`` lines. Figures cost a wait for the device,
+    so ask ``due`` before computing them::
 
         if progress.due(done):
             progress.show(done, loss=loss.item())
@@ -140,13 +141,13 @@ class Progress:
         self._bar = tqdm(total=total, desc=description, leave=False) if enabled and sys.stderr.isatty() else None
 
     def due(self, done: int) -> bool:
-        """Whether it is time to show something, now that ``done`` units are finished."""
+        """Whether it is time to show something, with ``done`` units finished."""
         if self._bar is not None:
             return done == self._total or time.monotonic() - self._last_update > SECONDS_BETWEEN_UPDATES
         return self._enabled and done * self._lines >= (self._lines_shown + 1) * self._total
 
     def show(self, done: int, **figures: float) -> None:
-        """Say that ``done`` units are finished, with the figures so far."""
+        """Show that ``done`` units are finished, with the figures so far."""
         self._done, self._last_update = done, time.monotonic()
         text = "  ".join([*(f"{name} {value:.4g}" for name, value in figures.items()), *_memory()])
         if self._bar is not None:
@@ -160,13 +161,13 @@ class Progress:
             print(f"{self._description}  {done}/{self._total}  {text}  ETA {left}", flush=True)
 
     def advance(self, units: int) -> None:
-        """Say that ``units`` more are finished; shown when due."""
+        """Count ``units`` more as finished; show them when due."""
         self._done += units
         if self.due(self._done):
             self.show(self._done)
 
     def close(self) -> None:
-        """Take the bar off the terminal."""
+        """Remove the bar from the terminal."""
         if self._bar is not None:
             self._bar.close()
 
@@ -176,6 +177,6 @@ def _warn(text: str) -> None:
 
 
 def _memory() -> list[str]:
-    """The largest memory so far, of the GPU where one is in use, else of this process; empty where it is not known."""
+    """Peak memory so far, of the GPU if one is in use, else of this process; empty if unknown."""
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else process_peak()
     return [] if peak is None else [f"memory {peak / 1e9:.1f} GB"]

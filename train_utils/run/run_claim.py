@@ -1,8 +1,9 @@
-"""Who trains into a run folder: one run at a time, among all the machines that see it.
+"""The claim on a run folder: one run trains into it at a time, across all machines that see it.
 
-A claim is a file ``.claim-<number>.json`` that says who made it; the highest number holds the folder. Only one process
-can make a file (O_EXCL, which NFS keeps, too), and the highest is never removed: of two that find the same dead holder
-only one can follow it. The holder touches its file, for those who cannot see its process.
+A claim is a file ``.claim-<number>.json`` that names its maker. The highest number holds the
+folder. Only one process can create a given file (O_EXCL, which NFS honours), and the highest one is
+never removed, so of two processes that find the same dead holder only one succeeds it. The holder
+touches its file regularly, for machines that cannot see its process.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from train_utils.launch.environment import JobPlace
 from train_utils.run.whole_files import whole_file
 
 BEAT_SECONDS = 5.0  # between two touches of a claim
-SILENT_SECONDS = 30.0  # without one: the holder on a machine out of reach is dead; a long C call may delay some
+SILENT_SECONDS = 30.0  # without a touch, a remote holder is dead; a long C call may delay some
 PAUSE_SECONDS = 0.5  # between two looks at a claim
 
 
 class Claim:
     """A run folder that this process holds until ``release``.
 
-    ``before`` is what the claim before this one said, {} for the first. ``ended_after`` is kept for the next one: the
-    epochs after which the training in the folder was over, its closing table included, else 0.
+    ``before`` is the content of the previous claim, {} for the first. ``ended_after`` passes to the
+    next claim: the epoch count at which the run was complete, closing table included, else 0.
     """
 
     def __init__(self, folder: Path, number: int, content: dict[str, Any], before: dict[str, Any]) -> None:
@@ -42,44 +43,45 @@ class Claim:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise TrainError where another run took the folder over, as after a pause that looked like a death."""
+        """Raise TrainError if another run took over, as after a pause that looked like a death."""
         if self._lost:
             holder = _sentence(_read(_path(self.folder, _highest(self.folder))) or {})
             raise TrainError(
                 f"{self.folder} was taken over by {holder} after this run had given no sign of life for "
-                f"{SILENT_SECONDS:g} s. fix: nothing, the other one goes on"
+                f"{SILENT_SECONDS:g} s. fix: nothing, the other run continues"
             )
 
     def release(self, used: bool = True) -> None:
-        """Let the next run have the folder at once; not ``used``, it says again what it said before."""
+        """Free the folder; unless ``used``, restore the content of the previous claim."""
         self._over.set()
         self._thread.join()
         if self._lost:
             return
         content = self._content if used else self.before
-        # On a full disk nothing is written: that this process is over says the same.
+        # A full disk may prevent the write. The end of this process then frees the folder.
         with suppress(OSError), whole_file(_path(self.folder, self._number)) as file:
             json.dump(content | {"released": True, "ended_after": self.ended_after}, file)
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_SECONDS):
-            with suppress(OSError):  # a disk that does not answer now
+            with suppress(OSError):  # the disk may recover
                 os.utime(_path(self.folder, self._number))
             self._lost = self._lost or _highest(self.folder) > self._number
 
 
 def claim_folder(folder: Path, job: JobPlace, patient: bool) -> Claim | str:
-    """Claim an existing folder for a run of ``job``; a few words about the holder where another run has it.
+    """Claim an existing folder for a run of ``job``, or return a description of its holder.
 
-    A holder on this machine is looked up among the processes. What SLURM or torchrun started again follows its own
-    earlier start at once. For any other the age of its last touch counts, by the clock of the disk: above
-    SILENT_SECONDS the holder is dead. A younger one is watched for as long if ``patient``, else it counts as alive.
-    Raises OSError where the folder cannot be written.
+    A holder on this machine is looked up in the process table. A job that SLURM or torchrun
+    restarted succeeds its own earlier start at once. Otherwise the age of the last touch decides,
+    by the clock of the disk: beyond SILENT_SECONDS the holder is dead. A younger claim is watched
+    for that long if ``patient``, else it counts as held. Raises OSError if the folder is not
+    writable.
     """
     while True:
         number = _highest(folder)
         before = _read(_path(folder, number)) if number else {}
-        if before is None:  # removed meanwhile: there is a higher one
+        if before is None:  # removed meanwhile, so there is a higher one
             time.sleep(PAUSE_SECONDS)
             continue
         if number:
@@ -87,9 +89,9 @@ def claim_folder(folder: Path, job: JobPlace, patient: bool) -> Claim | str:
             if held or (held is None and not (patient and _falls_silent(folder, _path(folder, number)))):
                 return _sentence(before)
         content = _make(_path(folder, number + 1), job)
-        if content is None:  # another one was faster
+        if content is None:  # another process was faster
             continue
-        if _highest(folder) > number + 1:  # the list of the folder was an old one, from a cache
+        if _highest(folder) > number + 1:  # the directory listing was a stale one from a cache
             _path(folder, number + 1).unlink(missing_ok=True)
             continue
         for path in (_path(folder, lower) for lower in range(1, number + 1)):
@@ -98,13 +100,13 @@ def claim_folder(folder: Path, job: JobPlace, patient: bool) -> Claim | str:
 
 
 def last_claim(folder: Path) -> dict[str, Any]:
-    """What the newest claim of a folder says; {} where there is none."""
+    """Content of a folder's newest claim; {} if there is none."""
     number = _highest(folder)
     return (_read(_path(folder, number)) or {}) if number else {}
 
 
 def is_held(folder: Path, job: JobPlace) -> bool | None:
-    """Whether a run holds the folder; None where only waiting could tell."""
+    """Whether a run holds the folder; None if only waiting could tell."""
     number = _highest(folder)
     content = _read(_path(folder, number)) if number else None
     return content is not None and _is_held(_path(folder, number), content, job)
@@ -120,7 +122,7 @@ def _highest(folder: Path) -> int:
 
 
 def _make(path: Path, job: JobPlace) -> dict[str, Any] | None:
-    """Make a claim; its content, or None where it is there already."""
+    """Make a claim and return its content, or None if the file exists."""
     with suppress(FileExistsError), path.open("x") as file:
         content = {
             "machine": _machine(), "host": platform.node(), "pid": os.getpid(), "born": _born(os.getpid()),
@@ -138,7 +140,7 @@ def _make(path: Path, job: JobPlace) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The content of a claim, {} while it is being written; None where it is gone."""
+    """Content of a claim: {} while it is being written, None if it is gone."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -152,16 +154,17 @@ def _is_held(path: Path, content: dict[str, Any], job: JobPlace) -> bool | None:
     if "released" in content:
         return False
     if job.job and content.get("job") == job.job and content["restarts"] < job.restarts:
-        return False  # SLURM ends a job before it starts it again
-    if content.get("machine") == _machine() and _inode(path) == content["inode"]:  # no copy of the folder
+        return False  # SLURM ends a job before it restarts it
+    # Another inode means that the folder is a copy.
+    if content.get("machine") == _machine() and _inode(path) == content["inode"]:
         return bool(content["born"] == _born(content["pid"]))
     if job.run and content.get("run") == job.run and content["run_restarts"] < job.run_restarts:
-        return False  # so does torchrun; on this machine two may have one id by chance
+        return False  # so does torchrun, but two of its runs on one machine may share an id
     return False if _now(path.parent) - _touched(path) > SILENT_SECONDS else None
 
 
 def _falls_silent(folder: Path, path: Path) -> bool:
-    """Whether a claim is not touched for SILENT_SECONDS; waits for that."""
+    """Wait to see whether a claim stays untouched for SILENT_SECONDS."""
     last = _touched(path)
     until = time.monotonic() + SILENT_SECONDS - max(_now(folder) - last, 0)
     while time.monotonic() < until:
@@ -178,16 +181,16 @@ def _inode(path: Path) -> int:
 
 
 def _touched(path: Path) -> float:
-    """When a file was last touched. Opening it makes NFS ask its server instead of its cache."""
+    """Time of a file's last touch. Opening it makes NFS ask its server instead of its cache."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime
-    except FileNotFoundError:  # followed by another claim just now
+    except FileNotFoundError:  # another claim just replaced it
         return float("inf")
 
 
 def _now(folder: Path) -> float:
-    """The time by the clock of the disk, which stamps the claims as well: those of two machines may differ."""
+    """Time by the clock of the disk, which also stamps the claims: machines' clocks may differ."""
     probe = folder / f".probe-{platform.node()}-{os.getpid()}"
     probe.touch()
     try:
@@ -197,17 +200,16 @@ def _now(folder: Path) -> float:
 
 
 def _machine() -> str:
-    """Changes with everything that makes process numbers incomparable: host, boot, container, and the user."""
+    """Identify host, user, boot and container: all that process ids depend on."""
     parts = [platform.node(), str(os.getuid())]
-    with suppress(OSError):  # of Linux
+    with suppress(OSError):  # Linux only
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
     return " ".join(parts)
 
 
 def _born(pid: int) -> str | None:
-    """When a process of this machine began, in ticks of its clock ("" where the system does not say); None if it is
-    over."""
+    """Start of a local process in clock ticks; "" if the system hides it, None if it ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]
@@ -222,9 +224,9 @@ def _born(pid: int) -> str | None:
 
 
 def _sentence(content: dict[str, Any]) -> str:
-    """A few words about a holder."""
+    """Describe a holder in a few words."""
     if not content:
-        return "a run that is just beginning"
+        return "a run that is just starting"
     job = f"SLURM job {content['job']}" if content["job"] else ""
     step = f"step {content['step']}" if content["step"] else ""
     where = ", ".join(part for part in (f"host {content['host']}", job, step) if part)

@@ -1,4 +1,4 @@
-"""The one folder of a run: chosen, made and claimed by the first process, known to all."""
+"""The folder of a run: rank 0 chooses, creates and claims it, and every rank knows it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from train_utils.shell import option
 
 
 class RunFolder:
-    """The folder of a run and, on the first process, its claim on it."""
+    """The folder of a run and, on rank 0, the claim on it."""
 
     def __init__(self, path: Path, claim: Claim | None) -> None:
         self.path, self._claim = path, claim
 
     @property
     def ended_after(self) -> int:
-        """The epochs after which the training in the folder was over and had shown its figures; 0 where it was not, and
-        on all processes but the first."""
+        """Epochs at which the run was complete, figures shown; 0 before that and off rank 0."""
         return self._claim.ended_after if self._claim is not None else 0
 
     @ended_after.setter
@@ -37,19 +36,21 @@ class RunFolder:
             self._claim.ended_after = epochs
 
     def check(self) -> None:
-        """Raise TrainError, on the first process, where another run took the folder over."""
+        """Raise TrainError, on rank 0, if another run took the folder over."""
         if self._claim is not None:
             self._claim.check()
 
 
 @contextmanager
 def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | None) -> Iterator[RunFolder]:
-    """The run's folder while the body runs, the same on every process: ``resume``, else ``run_dir``, else
-    ``runs/<name>/slurm-<job id>`` under SLURM, ``runs/<name>/torchrun-<run id>`` where torchrun may restart the run,
-    and ``runs/<name>/<date_time>`` elsewhere; these three are numbered where one holds a run already. Makes it, with
-    ``checkpoints/`` inside, and keeps other runs out of it.
+    """Create and hold the run's folder while the body runs; it is the same on every rank.
 
-    Raises TrainError on all processes when it cannot be written, already holds another run or is in use.
+    The folder is ``resume``, else ``run_dir``, else ``runs/<name>/slurm-<job id>`` under SLURM,
+    ``runs/<name>/torchrun-<run id>`` if torchrun may restart the run, and
+    ``runs/<name>/<date_time>`` elsewhere. The last three get a number if they already hold a run.
+    ``checkpoints/`` is created inside, and other runs are kept out.
+
+    Raises TrainError on every rank if the folder is not writable, holds another run or is in use.
     """
     claims: list[Claim] = []
 
@@ -60,21 +61,21 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
         else:
             key, folder = "run_dir" if resume is None else "resume", Path(given).resolve()
             if resume is not None and not folder.is_dir():
-                raise TrainError(f"resume={folder} is no folder. fix: name the folder of a run")
+                raise TrainError(f"resume={folder} is not a folder. fix: give the folder of a run")
             claim = _claim(folder, key, patient=True)
             if isinstance(claim, str):
                 raise TrainError(
-                    f"{key}={folder} is in use by {claim}. fix: wait for its end or stop it first, or another run_dir"
+                    f"{key}={folder} is in use by {claim}. fix: stop that run or wait for its end, or another run_dir"
                 )
             if resume is None and _holds_run(folder):
                 claim.release(used=False)
                 raise TrainError(
                     f"run_dir={folder} already holds a run. fix: {option('resume', folder)} to continue it"
-                    " (resume=auto by itself), or another run_dir"
+                    " (resume=auto finds it), or another run_dir"
                 )
             claims.append(claim)
             if resume is not None and not _checkpoints(folder) and _holds_run(folder):
-                keep_copy(folder / "metrics.csv")  # the run begins again
+                keep_copy(folder / "metrics.csv")  # the run starts over
         return str(claims[0].folder)
 
     try:
@@ -85,11 +86,11 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
 
 
 def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) -> Path | None:
-    """The folder that ``resume=auto`` means: ``run_dir``; else that of the SLURM job or of torchrun's run whose options
-    ``is_same`` accepts; else, where there is neither, the newest of ``runs/<name>`` with a checkpoint. None where there
-    is no run.
+    """Find the folder that ``resume=auto`` means; None if there is no run.
 
-    Of several with the same options it is that of this process's step of the job, else one that nobody holds.
+    It is ``run_dir`` if given. Under SLURM or torchrun it is the folder of this job or run whose
+    options ``is_same`` accepts: that of this process's job step if there are several, else one that
+    nobody holds. Elsewhere it is the newest of ``runs/<name>`` with a checkpoint.
     """
     if run_dir is not None:
         own = Path(run_dir).resolve()
@@ -102,7 +103,8 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
     same = [run for run in sorted(ours, key=lambda run: (len(run.name), run.name)) if _config(run).is_file()]
     same = [run for run in same if is_same(run)]
     found = [(run, last_claim(run), is_held(run, place)) for run in same]
-    # The same start may have moved to another machine, from where no one can tell at once that its holder is dead.
+    # The same start may have moved to another machine, which cannot tell at once that the holder is
+    # dead.
     moved = [run for run, claim, held in found if _is_of(claim, place, 3) and not held]
     of_step = [run for run, claim, held in found if _is_of(claim, place, 2) and held is False]
     free = [run for run, _, held in found if held is False]
@@ -110,7 +112,7 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
 
 
 def _is_of(claim: dict[str, Any], place: JobPlace, count: int) -> bool:
-    """Whether a claim was made by this job, step and, where three count, run of torchrun."""
+    """Whether this job and step made the claim and, if ``count`` is 3, this torchrun run."""
     own = (place.job, place.step, place.run)
     return (claim.get("job"), claim.get("step"), claim.get("run"))[:count] == own[:count]
 
@@ -133,7 +135,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _first_free(base: Path) -> Claim:
-    """A claim on the first of ``base``, ``base-2``, ... that holds no run and that nobody trains into."""
+    """Claim the first of ``base``, ``base-2``, ... that holds no run and is not in use."""
     for folder in _numbered(base):
         if _holds_run(folder):
             continue
@@ -142,18 +144,18 @@ def _first_free(base: Path) -> Claim:
             continue
         if not _holds_run(folder):
             return claim
-        claim.release(used=False)  # another run came and went between the two looks
+        claim.release(used=False)  # another run came and went between the two checks
     raise AssertionError("numbers do not end")
 
 
 def _numbered(base: Path) -> Iterator[Path]:
     yield base
     for number in itertools.count(2):
-        yield base.with_name(f"{base.name}-{number}")  # an underscore would make a task of a job array of it
+        yield base.with_name(f"{base.name}-{number}")  # an underscore would denote an array task
 
 
 def _claim(folder: Path, key: str, patient: bool) -> Claim | str:
-    """A claim on a folder, made where it is not there; a few words about the holder where another run has it."""
+    """Create a folder if needed and claim it, or return a description of its holder."""
     _writable(folder / FOLDER, key)
     try:
         return claim_folder(folder, job_place(), patient)
@@ -162,23 +164,25 @@ def _claim(folder: Path, key: str, patient: bool) -> Claim | str:
 
 
 def dated_folder(name: str) -> Path:
-    """``runs/<name>/<date_time>``, numbered where it is there already; not made."""
+    """``runs/<name>/<date_time>``, numbered if that exists; not created."""
     base = Path("runs", name, time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
     return next(folder for folder in _numbered(base) if not folder.exists())
 
 
 def open_folder(world: World, folder: Path, key: str) -> Path:
-    """Make a folder for results on the first process; TrainError on all, naming ``key``, where that cannot write."""
+    """Create a folder for results on rank 0; TrainError, naming ``key``, on all if not writable."""
     return Path(on_main(world, lambda: str(_writable(folder.resolve(), key))))
 
 
-def on_main(world: World, function: Callable[[], str]) -> str:
-    """The text that ``function`` returns on the first process, on every process; its error, where that is one for
-    users, likewise, as TrainError."""
+def on_main(world: World, function: Callable[[], str | None]) -> str:
+    """Run ``function`` on rank 0 and return its text, "" for None, on every rank.
+
+    An error for users raises TrainError on every rank.
+    """
     text = error = ""
     if world.is_main:
         try:
-            text = function()
+            text = function() or ""
         except (TrainError, CheckpointError) as failure:
             error = str(failure)
     error = broadcast_text(error)
@@ -189,17 +193,17 @@ def on_main(world: World, function: Callable[[], str]) -> str:
 
 def _holds_run(folder: Path) -> bool:
     table = folder / "metrics.csv"
-    # A run that ended before its first checkpoint left a table without rows, and nothing that could be lost.
+    # A run that ended before its first checkpoint left a table without rows: nothing to lose.
     return bool(_checkpoints(folder)) or (table.exists() and table.read_text(encoding="utf-8").count("\n") > 1)
 
 
 def _writable(folder: Path, key: str) -> Path:
-    """Make the folder and prove that files can be written there, before anything is spent."""
+    """Create the folder and check that files can be written there, before spending any time."""
     probe = folder / ".probe"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
-        probe.unlink(missing_ok=True)  # another process may have
+        probe.unlink(missing_ok=True)  # another process may have removed it
     except OSError as error:
         raise _not_writable(folder, key, error) from error
     return folder

@@ -1,4 +1,4 @@
-"""Whether all processes were started alike, found out before the first step."""
+"""A check, before the first step, that all ranks were started alike."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ SHOWN = 60  # characters of a value
 
 
 def require_agreement(world: World, facts: Mapping[str, Any]) -> None:
-    """Raise TrainError on all processes where one of the ``facts``, nested plain data, is not the same on all."""
+    """Raise TrainError on every rank if the ``facts``, nested plain data, differ between ranks."""
     gathered = gather_arrays(np.frombuffer(json.dumps(facts).encode(), np.uint8))
 
-    def compare() -> str:
+    def compare() -> None:
         found = difference([json.loads(text.tobytes()) for text in gathered or ()])
         if found is not None:
-            raise TrainError(f"{found}. fix: start all processes with the same options, data and program")
-        return ""
+            raise TrainError(f"{found}. fix: start all ranks with the same options, data and program")
 
     on_main(world, compare)
 
 
 def difference(facts: Sequence[Mapping[str, Any]]) -> str | None:
-    """The first full key whose values differ, with that of rank 0 and that of the first rank that has another."""
+    """The first full key that differs, with the values of rank 0 and the first other rank."""
     tables = [flat(of_rank) for of_rank in facts]
     for rank, table in enumerate(tables):
         for key in dict.fromkeys((*tables[0], *table)):
@@ -40,7 +39,7 @@ def difference(facts: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with keys joined by dots."""
+    """Flatten nested dictionaries, joining keys with dots."""
     table: dict[str, Any] = {}
     for key, value in nested.items():
         table |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}

@@ -1,4 +1,4 @@
-"""Small files that are there whole or not at all, also after a kill, a power cut or on a full disk."""
+"""Atomic writes of small files: whole or absent, even after a kill, power cut or full disk."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TextIO
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
-    """A text file to be written that takes the name ``path`` when the body is over and its content is on the disk.
+    """Open a text file that takes the name ``path`` once its content is on the disk.
 
-    After an error ``path`` is what it was before. Raises OSError.
+    After an error ``path`` is unchanged. Raises OSError.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -30,7 +30,7 @@ def whole_file(path: Path) -> Iterator[TextIO]:
 
 
 def keep_copy(path: Path) -> None:
-    """Keep the text of a file that is about to be changed beside it, under the time of now. Raises OSError."""
+    """Copy a text file that is about to change to a timestamped name beside it. Raises OSError."""
     kept = path.with_name(f"{path.stem}_until_{time.strftime('%Y-%m-%d_%H-%M-%S')}{path.suffix}")
     with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file, whole_file(kept) as copy:
         copy.write(file.read())

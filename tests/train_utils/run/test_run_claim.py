@@ -89,7 +89,7 @@ def test_of_processes_that_race_for_a_folder_one_gets_it_also_when_its_holder_wa
     assert answers.count("mine") == 1, answers
     holder = racing[answers.index("mine")].pid
     for answer in set(answers) - {"mine"}:
-        assert answer == "a run that is just beginning" or answer.startswith(f"process {holder} (host "), answer
+        assert answer == "a run that is just starting" or answer.startswith(f"process {holder} (host "), answer
     assert len(list(tmp_path.iterdir())) == 1, "dead claims pile up"
 
 
@@ -196,7 +196,7 @@ def test_a_run_whose_folder_was_taken_over_writes_no_more(held: tuple[Path, Clai
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"machine": "x"'])
 def test_a_claim_that_is_being_written_or_was_cut_holds_for_a_while(content: str, tmp_path: Path, fast: None) -> None:
     (tmp_path / ".claim-3.json").write_text(content)
-    assert claim_folder(tmp_path, ALONE, patient=False) == "a run that is just beginning"
+    assert claim_folder(tmp_path, ALONE, patient=False) == "a run that is just starting"
     claim = claim_folder(tmp_path, ALONE, patient=True)
     assert isinstance(claim, Claim)
     claim.release()
