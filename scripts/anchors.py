@@ -11,11 +11,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")  # no display is needed
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from conf.build.network import load_network
 from conf.entry import ConfigError, run
@@ -91,8 +88,9 @@ def override(anchors: Sizes, config: AnchorsConfig) -> str:
 
 
 def draw(sizes: Sizes, before: Sizes, after: Sizes, out: Path) -> None:
-    """A picture of all box sizes with the anchors on them."""
-    figure, axis = plt.subplots(figsize=(7, 6), layout="constrained")
+    """Draw all box sizes and the anchors."""
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    axis = figure.subplots()
     shown = sizes[:: max(1, len(sizes) // 20000)]
     axis.scatter(shown[:, 0], shown[:, 1], s=2, alpha=0.2, color="grey", label="boxes")
     axis.scatter(before[:, 0], before[:, 1], marker="x", color="tab:blue", label="anchors before")
@@ -100,7 +98,6 @@ def draw(sizes: Sizes, before: Sizes, after: Sizes, out: Path) -> None:
     axis.set(xscale="log", yscale="log", xlabel="width, pixels", ylabel="height, pixels")
     axis.legend()
     figure.savefig(out, dpi=110)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Boxes drawn on pictures and videos, and the files that hold them."""
+"""Boxes drawn on pictures and videos, and the files they go to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DARK, LIGHT = (0, 0, 0), (255, 255, 255)
 
 
 def class_color(index: int) -> tuple[int, int, int]:
-    """A colour (RGB, 0..255) for a class: golden-ratio steps around the hue circle keep neighbours apart."""
+    """Colour (RGB, 0..255) of a class, in golden-ratio steps of hue so that neighbours differ."""
     red, green, blue = colorsys.hsv_to_rgb(index * 0.618034 % 1, 0.85, 0.95)
     return round(red * 255), round(green * 255), round(blue * 255)
 
@@ -30,9 +30,9 @@ def draw_boxes(
     names: Sequence[str],
     scores: np.ndarray | None = None,
 ) -> np.ndarray:
-    """A copy of ``image`` (uint8 RGB, H x W x 3) with ``boxes_xyxy`` (n, 4, pixels) and their names drawn on it.
+    """Copy ``image`` (uint8 RGB, H x W x 3) and draw ``boxes_xyxy`` (n, 4, pixels) and their names.
 
-    The first boxes are drawn last, so that the best-scored ones lie on top.
+    The first boxes are drawn last, so that those with the best scores are on top.
     """
     canvas = np.ascontiguousarray(image).copy()
     thickness = max(1, round(min(canvas.shape[:2]) / 320))
@@ -46,7 +46,7 @@ def draw_boxes(
 
 
 def _draw_label(canvas: np.ndarray, text: str, corner: tuple[int, int], color: tuple[int, int, int]) -> None:
-    """A text on a plate above ``corner`` (x, y), moved to lie inside the picture."""
+    """Draw a text on a plate above ``corner`` (x, y), shifted to lie inside the picture."""
     font_scale = max(0.42, min(canvas.shape[:2]) / 1100)
     weight = max(1, round(font_scale * 1.4))
     (width, height), base = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, font_scale, weight)
@@ -59,14 +59,14 @@ def _draw_label(canvas: np.ndarray, text: str, corner: tuple[int, int], color: t
 
 
 class DrawnFiles:
-    """Pictures and videos with boxes, drawn and written by threads while the network works on the next ones.
+    """Draws and writes pictures and videos in threads while the network works on the next ones.
 
-    Use it in a ``with`` statement: leaving it waits for the last file. Raises TrainError, in ``picture``, ``frame`` or
-    on leaving, where a file cannot be written.
+    Use it in a ``with`` statement: leaving it waits for the last file. ``picture``, ``frame`` or
+    leaving raises TrainError if a file cannot be written.
     """
 
     def __init__(self, names: Sequence[str], threads: int) -> None:
-        """``names`` are those of the classes; up to two pictures for each thread wait in memory."""
+        """``names`` are those of the classes; up to two pictures per thread wait in memory."""
         self._names, self._threads = names, threads
         self._pool, self._in_order = ThreadPoolExecutor(threads), ThreadPoolExecutor(1)
         self._running: deque[Future[None]] = deque()
@@ -75,7 +75,7 @@ class DrawnFiles:
     def picture(
         self, path: Path, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray
     ) -> None:
-        """Write ``image`` (uint8 RGB) with ``boxes`` (n, 4: x1, y1, x2, y2 in pixels) as the type ``path`` ends on."""
+        """Write ``image`` (uint8 RGB) with ``boxes`` (n, 4; x1, y1, x2, y2 in pixels) to ``path``."""
         self._wait(2 * self._threads)
         self._running.append(self._pool.submit(self._write_picture, path, image, boxes, classes, scores))
 
@@ -88,9 +88,9 @@ class DrawnFiles:
         classes: np.ndarray,
         scores: np.ndarray,
     ) -> None:
-        """Add a frame to the .mp4 at ``path``, which the first frame opens and the first of another video closes.
+        """Add a frame to the .mp4 at ``path``; a new path closes the previous video.
 
-        The codec (MPEG-4 part 2) has even sides only: of an odd one the last row or column is lost.
+        The codec (MPEG-4 part 2) has even sides only, so an odd side loses its last row or column.
         """
         self._wait(2 * self._threads)
         arguments = (path, frames_per_second, image, boxes, classes, scores)
@@ -109,7 +109,7 @@ class DrawnFiles:
             self._close_video()
 
     def _wait(self, number: int) -> None:
-        """Until no more than ``number`` files are on their way."""
+        """Wait until at most ``number`` files are pending."""
         while len(self._running) > number:
             self._running.popleft().result()
 
@@ -121,14 +121,14 @@ class DrawnFiles:
         except OSError as error:
             raise TrainError(f"cannot write {path} ({error.strerror}). fix: another out=, or draw=false") from error
         if not written:
-            raise TrainError(f"cannot write {path}. fix: look for free space, another out=, or draw=false")
+            raise TrainError(f"cannot write {path}. fix: free some space, another out=, or draw=false")
 
     def _write_frame(self, path: Path, frames_per_second: float, image: np.ndarray, *found: np.ndarray) -> None:
         size = (image.shape[1], image.shape[0])
         if self._video is None or self._video[0] != path:
             self._close_video()
             self._video = (path, _open_video(path, frames_per_second, size), size)
-        if size != self._video[2]:  # OpenCV would leave the frame out and say nothing
+        if size != self._video[2]:  # OpenCV would drop the frame silently
             raise TrainError(f"{path}: the frames of its video differ in size. fix: draw=false")
         self._video[1].write(self._draw(image, *found))
 
@@ -144,7 +144,7 @@ class DrawnFiles:
 
 def _open_video(path: Path, frames_per_second: float, size: tuple[int, int]) -> cv2.VideoWriter:
     if not frames_per_second > 0:
-        raise TrainError(f"{path}: its video does not say how many frames a second has. fix: draw=false")
+        raise TrainError(f"{path}: its video does not give its frame rate. fix: draw=false")
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), frames_per_second, size)
     if not writer.isOpened():

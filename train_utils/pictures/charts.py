@@ -1,15 +1,12 @@
-"""A picture of precision, recall and F1 of all classes."""
+"""A chart of the precision, recall and F1 of all classes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")  # no display is needed
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from train_utils.scores.operating_points import ClassCurve
 
@@ -17,17 +14,19 @@ NAMED = 10  # classes with a line of their own in the legend
 
 
 def as_label(name: str) -> str:
-    """A class name as matplotlib shows it: a dollar sign would begin a formula, an underscore hide it from a legend."""
+    """Escape a class name: in matplotlib "$" starts a formula, and a leading "_" hides a label."""
     shown = name[:30].replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
 
 def draw_class_curves(curves: Sequence[ClassCurve], names: Sequence[str], out: Path) -> None:
-    """Draw precision over recall, and F1 over the score threshold, at IoU .5, into the picture ``out``.
+    """Draw precision over recall, and F1 over the score threshold, at IoU .5, to the file ``out``.
 
-    A line for each class that has detections; the legend names those with most boxes. A dot marks the best F1.
+    Each class with detections has a line; the legend names those with most boxes. A dot marks the
+    best F1.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
     shown = [(curve, name) for curve, name in zip(curves, names, strict=True) if curve.thresholds.size]
     for number, (curve, name) in enumerate(sorted(shown, key=lambda pair: -pair[0].boxes)):
         style = {"label": as_label(name)} if number < NAMED else {"color": "0.8", "zorder": 1}
@@ -45,4 +44,3 @@ def draw_class_curves(curves: Sequence[ClassCurve], names: Sequence[str], out: P
     if shown:
         left.legend(fontsize=8)
     figure.savefig(out, dpi=110)
-    plt.close(figure)

@@ -1,4 +1,4 @@
-"""Pictures for the report on a data set: how often classes occur, and how large boxes are."""
+"""Charts of a data set: how often classes occur and how large boxes are."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")  # no display is needed
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from train_utils.pictures.charts import as_label
 
-MOST_POINTS = 20_000  # of a scatter: more take long and show no more
+MOST_POINTS = 20_000  # of a scatter plot: more are slow and show nothing new
 MOST_BARS = 100
 
 
 def draw_classes(splits: dict[str, list[dict[str, Any]]], out: Path) -> None:
-    """Bars of the boxes of each class, one colour for each set; ``splits`` are their lists of name and boxes."""
+    """Draw the boxes per class as bars, a colour per split; ``splits`` list names and boxes."""
     by_split = {split: {item["name"]: item["boxes"] for item in classes} for split, classes in splits.items()}
     names = list(dict.fromkeys(name for classes in by_split.values() for name in classes))
     names.sort(key=lambda name: -sum(classes.get(name, 0) for classes in by_split.values()))
     names = names[:MOST_BARS]
-    figure, axis = plt.subplots(figsize=(min(16, 4 + 0.2 * len(names)), 4.5), layout="constrained")
+    figure = Figure(figsize=(min(16, 4 + 0.2 * len(names)), 4.5), layout="constrained")
+    axis = figure.subplots()
     width = 0.8 / len(by_split)
     for number, (split, classes) in enumerate(by_split.items()):
         places = np.arange(len(names)) + (number - (len(by_split) - 1) / 2) * width
@@ -34,14 +32,17 @@ def draw_classes(splits: dict[str, list[dict[str, Any]]], out: Path) -> None:
     axis.set(ylabel="boxes", yscale="symlog")
     axis.legend()
     figure.savefig(out, dpi=100)
-    plt.close(figure)
 
 
 def draw_box_sizes(
     sizes: dict[str, np.ndarray], anchors: np.ndarray, strides: Sequence[int], image_size: int, out: Path
 ) -> None:
-    """Widths and heights (n, 2) of the boxes of each set at network scale, with anchors (k, 2) and strides on them."""
-    figure, axis = plt.subplots(figsize=(7.5, 6.5), layout="constrained")
+    """Draw the widths and heights (n, 2) of each split's boxes, anchors (k, 2) and strides.
+
+    All are in pixels of the network's input.
+    """
+    figure = Figure(figsize=(7.5, 6.5), layout="constrained")
+    axis = figure.subplots()
     for split, values in sizes.items():
         shown = values[:: max(1, -(-len(values) // MOST_POINTS))]
         axis.scatter(shown[:, 0], shown[:, 1], s=3, alpha=0.3, label=split)
@@ -55,4 +56,3 @@ def draw_box_sizes(
     )  # fmt: skip
     axis.legend()
     figure.savefig(out, dpi=100)
-    plt.close(figure)

@@ -1,4 +1,4 @@
-"""Pictures of a run: its curves, the first training batch, and detections beside the labels."""
+"""Pictures of a run: its curves, its first training batch, and detections beside labels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")  # no display is needed
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from train_utils.pictures.sheets import Cell, Group, save_sheet
@@ -21,16 +18,16 @@ CURVE_GROUPS = (
     ("AP by object size", ("APs", "APm", "APl")),
     ("learning rate", ("lr",)),
 )
-FRACTIONS = ("average precision", "AP by object size")  # groups that are drawn from 0 to 1
+FRACTIONS = ("average precision", "AP by object size")  # groups with an axis from 0 to 1
 
 
 def draw_curves(metrics_csv: Path, out: Path) -> None:
-    """Draw the columns of a metrics.csv over the epochs into the picture ``out``; empty cells are left out."""
+    """Draw the columns of a metrics.csv over the epochs to the file ``out``; skip empty cells."""
     with metrics_csv.open(newline="") as file:
         rows = list(csv.DictReader(file))
     epochs = [int(row["epoch"]) for row in rows]
-    figure, axes = plt.subplots(1, len(CURVE_GROUPS), figsize=(4.2 * len(CURVE_GROUPS), 3.4), layout="constrained")
-    for axis, (title, columns) in zip(axes, CURVE_GROUPS, strict=True):
+    figure = Figure(figsize=(4.2 * len(CURVE_GROUPS), 3.4), layout="constrained")
+    for axis, (title, columns) in zip(figure.subplots(1, len(CURVE_GROUPS)), CURVE_GROUPS, strict=True):
         for column in columns:
             points = [(int(r["epoch"]), float(r[column])) for r in rows if r.get(column) and float(r[column]) >= 0]
             if points:
@@ -38,7 +35,7 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
         axis.set(title=title, xlabel="epoch")
         axis.grid(alpha=0.3)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if epochs:  # the same for all, also for one that has a figure now and then
+        if epochs:  # the same for all, even for figures that are not there in every epoch
             axis.set_xlim(min(epochs) - 0.5, max(epochs) + 0.5)
         if title in FRACTIONS:
             axis.set_ylim(0, 1)
@@ -47,7 +44,6 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
         else:
             axis.text(0.5, 0.5, "no figures", transform=axis.transAxes, ha="center", color="grey")
     figure.savefig(out, dpi=110)
-    plt.close(figure)
 
 
 def draw_targets(images: np.ndarray, targets: np.ndarray, names: Sequence[str], out: Path, count: int = 16) -> None:
@@ -70,10 +66,10 @@ def draw_detections(
     out: Path,
     confidence: float = 0.3,
 ) -> None:
-    """Save pictures in pairs: the labels on the left, detections above ``confidence`` on the right.
+    """Save pairs of pictures: labels on the left, detections above ``confidence`` on the right.
 
-    Each pair is (file name, image uint8 RGB, labels (n, 5) x1, y1, x2, y2, class, detections (m, 6) x1, y1, x2, y2,
-    score, class).
+    Each pair is (file name, image uint8 RGB, labels (n, 5) x1, y1, x2, y2, class, detections (m, 6)
+    x1, y1, x2, y2, score, class).
     """
     groups = []
     for name, image, labels, detections in pairs:

@@ -1,4 +1,4 @@
-"""One page of many small pictures with boxes, in groups that visibly belong together."""
+"""A contact sheet: small pictures with boxes, in visible groups."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from train_utils.errors import TrainError
 from train_utils.pictures.boxes import DARK, draw_boxes
 
 PAGE, GROUP = (255, 255, 255), (222, 226, 232)  # RGB of the page, and of the plate behind a group
-MARGIN, GAP = 14, 6  # pixels between groups, and between the cells of one
-LINE = 24  # pixels that a line of text takes
+MARGIN, GAP = 14, 6  # pixels between groups, and between cells of a group
+LINE = 24  # height of a line of text in pixels
 FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.5
 
 
 class Cell(NamedTuple):
-    """A picture with boxes; ``title`` stands above it, ``empty`` on it where it has no box."""
+    """A picture with boxes: ``title`` appears above it, ``empty`` on it if it has no box."""
 
     image: np.ndarray  # uint8 RGB (H, W, 3)
     boxes_xyxy: np.ndarray  # (n, 4) in its pixels
@@ -38,10 +38,10 @@ class Group(NamedTuple):
 
 
 def save_sheet(groups: Sequence[Group], columns: int, out: Path, side: int = 440) -> None:
-    """Save groups with equal numbers of cells as one picture, ``columns`` of them in a row.
+    """Save groups with equal numbers of cells as one picture, with ``columns`` groups in a row.
 
-    Each image is scaled to fit a square of ``side`` pixels and drawn on afterwards, so that names stay readable. Raises
-    TrainError where the file cannot be written.
+    Each image is scaled to fit a square of ``side`` pixels before boxes are drawn, so that names
+    stay readable. Raises TrainError if the file cannot be written.
     """
     rows = [groups[start : start + columns] for start in range(0, len(groups), columns)]
     drawn = [[[_draw_cell(cell, side) for cell in group.cells] for group in row] for row in rows]
@@ -83,7 +83,7 @@ def _draw_cell(cell: Cell, side: int) -> np.ndarray:
 
 
 def _write(canvas: np.ndarray, text: str, x: int, top: int, width: int) -> None:
-    """A line of text that fits ``width``: of one that does not, the end is kept, where file names differ."""
+    """Draw a line of text, cut at the start to fit ``width``: file names differ at the end."""
     shown = text
     while cv2.getTextSize(shown, FONT, FONT_SCALE, 1)[0][0] > width - 2 * GAP:
         text = text[1:]

@@ -1,1 +1,1 @@
-"""How good are the detections: COCO's figures, operating points, result files, and the time they take?"""
+"""How good are the detections, which files hold them, and how long do they take?"""

@@ -1,7 +1,8 @@
-"""The libraries that compute COCO's precision and recall, fed from plain arrays: pycocotools and two that are faster.
+"""Backends for COCO's precision and recall on plain arrays: pycocotools and two faster libraries.
 
-All get the same numbers in the same order: images by id, detections in canonical order, classes and images counted
-from 1. pycocotools is the reference: the others' arrays equal its own to the last bit (tests/train_utils/).
+All get the same numbers in the same order: images by id, detections in canonical order, classes and
+images counted from 1. pycocotools is the reference, and the others equal it to the last bit
+(tests/train_utils/scores/).
 """
 
 from __future__ import annotations
@@ -21,27 +22,30 @@ EXTRA = "eval"  # of pyproject.toml, with the optional libraries
 
 
 class Curves(NamedTuple):
-    """What COCOeval accumulates, -1 where there is no ground truth; T IoU thresholds .5 to .95, R recalls 0 to 1, K
-    classes, A area ranges (all, small, medium, large), M limits of detections on an image (1, 10, 100)."""
+    """What COCOeval accumulates; -1 where there is no ground truth.
+
+    T: IoU thresholds .5 to .95. R: recalls 0 to 1. K: classes. A: area ranges (all, small, medium,
+    large). M: limits of detections per image (1, 10, 100).
+    """
 
     precision: np.ndarray  # float64 (T, R, K, A, M)
     recall: np.ndarray  # float64 (T, K, A, M)
 
 
 class Columns(NamedTuple):
-    """Boxes of one kind, column by column, as the libraries take them."""
+    """Ground truth or detections, column by column, as the libraries take them."""
 
     images: np.ndarray  # int64 (n,) position of the image in the order of ids, from 1
     classes: np.ndarray  # int64 (n,) from 1
     boxes_xywh: np.ndarray  # float64 (n, 4)
     areas: np.ndarray  # float64 (n,)
-    more: np.ndarray  # (n,): of ground truth bool, whether it is a crowd; of detections float64 scores
+    more: np.ndarray  # (n,) ground truth: bool, whether it is a crowd; detections: float64 scores
 
 
 def choose_backend(name: str) -> str:
-    """The library that ``evaluate.backend=<name>`` means: ``auto`` is the fastest that is installed.
+    """The library for ``evaluate.backend=<name>``; ``auto`` means the fastest installed one.
 
-    Raises TrainError where the name is unknown or the library is not installed.
+    Raises TrainError if the name is unknown or the library is not installed.
     """
     if name == "auto":
         return next(known for known, backend in BACKENDS.items() if _is_installed(backend.module))
@@ -101,11 +105,12 @@ def _pycocotools(images: int, classes: int, truth: Columns, found: Columns) -> C
 
 
 def _faster_coco_eval(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
-    """Its arrays, with the one number changed in which they differ from pycocotools'.
+    """The library's arrays, with the one number corrected that differs from pycocotools.
 
-    pycocotools adds 2**-52 to the number of detections that precision is divided by. From two detections on, rounding
-    loses it; but where the first one is right and the second one wrong, precision is 1 - 2**-52 there and 1 here.
-    Precision at a recall of 1.5 boxes, which is asked for besides, tells these cases from those with both right.
+    pycocotools adds 2**-52 to the number of detections, the divisor of precision. From two
+    detections on, rounding loses it. But if the first one is right and the second wrong, precision
+    is 1 - 2**-52 there and 1 here. An extra query, precision at a recall of 1.5 boxes, tells these
+    cases from those where both are right.
     """
     from faster_coco_eval import COCO, COCOeval_faster
 
@@ -127,7 +132,7 @@ def _faster_coco_eval(images: int, classes: int, truth: Columns, found: Columns)
 
 
 def _boxes_that_count(truth: Columns, classes: int, ranges: Sequence[Sequence[float]]) -> np.ndarray:
-    """Boxes of each class in each range of areas that are not crowds, int64 (classes, ranges)."""
+    """Number of boxes per class and area range, without crowds, int64 (classes, ranges)."""
     counts = [
         np.bincount(truth.classes[~truth.more & (truth.areas >= low) & (truth.areas <= high)] - 1, minlength=classes)
         for low, high in ranges
@@ -157,7 +162,7 @@ def _hotcoco(images: int, classes: int, truth: Columns, found: Columns) -> Curve
 
 
 def _frame(images: int, classes: int) -> dict[str, list[dict[str, Any]]]:
-    """Images and categories of a COCO data set; sizes and names serve masks and messages only."""
+    """Images and categories of a COCO data set; only masks and messages use sizes and names."""
     return {
         "images": [{"id": number, "height": 1, "width": 1} for number in range(1, images + 1)],
         "categories": [{"id": number, "name": str(number)} for number in range(1, classes + 1)],
@@ -166,14 +171,14 @@ def _frame(images: int, classes: int) -> dict[str, list[dict[str, Any]]]:
 
 def _ground_truth_rows(columns: Columns) -> list[dict[str, Any]]:
     return [
-        # From 1: pycocotools takes a match with annotation 0 for no match.
+        # From 1: pycocotools treats a match with annotation 0 as no match.
         {"id": number, "image_id": image, "category_id": cls, "bbox": box, "area": area, "iscrowd": int(crowd)}
         for number, (image, cls, box, area, crowd) in enumerate(_rows(columns), start=1)
     ]
 
 
 def _detection_rows(columns: Columns) -> list[dict[str, Any]]:
-    """What COCO.loadRes makes of a results file, but for the polygons, which boxes have no use for."""
+    """What COCO.loadRes makes of a results file, without the polygons, which boxes do not need."""
     return [
         {"id": number, "image_id": image, "category_id": cls, "bbox": box, "area": area, "iscrowd": 0, "score": score}
         for number, (image, cls, box, area, score) in enumerate(_rows(columns), start=1)
@@ -185,7 +190,7 @@ def _rows(columns: Columns) -> zip[Any]:
 
 
 class Backend(NamedTuple):
-    """How a library is found and used."""
+    """How to find and use a library."""
 
     module: str
     compute: Callable[[int, int, Columns, Columns], Curves]

@@ -1,7 +1,8 @@
-"""COCO figures from plain arrays, in one order: the same to the last bit however the work was dealt.
+"""COCO figures from plain arrays: the same to the last bit however the work was distributed.
 
-pycocotools breaks ties between equal scores by the order in which detections come, so they are sorted first
-(``canonical_order``). Ground truth keeps the float64 numbers of its file, since a rounded box or area moves matches.
+pycocotools breaks ties between equal scores by the order of the detections, so they are sorted
+first (``canonical_order``). Ground truth keeps the float64 numbers of its file, because a rounded
+box or area changes matches.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = [
     "canonical_order", "choose_backend", "format_table", "make_detections", "score", "to_coco_json",
 ]  # fmt: skip
 
-# In the order of pycocotools' stats; s, m, l: boxes of area below 32**2, between, above 96**2 pixels.
+# In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 PER_CLASS = ("AP", "AP50", "APs", "APm", "APl")
 OPERATING_POINT = ("threshold", "f1", "precision", "recall")  # of a class, where operating_points.py added them
@@ -34,17 +35,18 @@ ABSENT = -1.0  # pycocotools' figure where there is no ground truth
 
 @dataclass(frozen=True)
 class CocoResult:
-    """Scores of one evaluation; a figure is ABSENT where there is no ground truth for it."""
+    """Scores of one evaluation; a figure without ground truth is ABSENT."""
 
     figures: dict[str, float]  # by FIGURES
-    per_class: dict[str, dict[str, float]]  # by class name: PER_CLASS, images and boxes (without crowds) that have it
+    per_class: dict[str, dict[str, float]]  # by class name: PER_CLASS, images, boxes (no crowds)
     backend: str  # the library that computed them
 
 
 def score(ground_truth: GroundTruth, detections: Detections, backend: str) -> CocoResult:
-    """The 12 COCO figures and those of each class; ``detections`` may come in any order and may be empty.
+    """Compute the 12 COCO figures and those of each class.
 
-    ``backend`` is a name of coco_backends.BACKENDS or "auto"; raises TrainError where it is not installed.
+    ``detections`` may be empty and in any order. ``backend`` is a name of coco_backends.BACKENDS or
+    "auto"; raises TrainError if it is not installed.
     """
     backend = choose_backend(backend)
     precision, recall = curves(ground_truth, detections, backend)
@@ -53,9 +55,10 @@ def score(ground_truth: GroundTruth, detections: Detections, backend: str) -> Co
 
 
 def summarise(precision: np.ndarray, recall: np.ndarray) -> list[float]:
-    """The values of FIGURES, each the mean over what is present, as COCOeval.summarize takes them, to the last bit.
+    """The values of FIGURES, to the last bit as COCOeval.summarize: means over what is present.
 
-    precision (IoU thresholds, recalls, classes, area ranges, limits) and recall (the same without recalls).
+    ``precision`` is (IoU thresholds, recalls, classes, area ranges, limits), ``recall`` the same
+    without recalls.
     """
     of_all = precision[..., 0, 2]
     parts = [of_all, of_all[0], of_all[5], *(precision[..., area, 2] for area in (1, 2, 3))]
@@ -64,7 +67,7 @@ def summarise(precision: np.ndarray, recall: np.ndarray) -> list[float]:
 
 
 def format_table(result: CocoResult) -> str:
-    """The 12 figures, a row for each class and the library that scored, as text; "-" where there is no ground truth."""
+    """Format the 12 figures, a row per class and the backend; "-" means no ground truth."""
     lines = ["  ".join(f"{name:>5}" for name in FIGURES)]
     lines.append("  ".join(f"{_cell(result.figures[name]):>5}" for name in FIGURES))
     width = max(len(name) for name in ("class", *result.per_class))
@@ -83,7 +86,7 @@ def _cell(figure: float) -> str:
 
 
 def _per_class(truth: GroundTruth, precision: np.ndarray) -> dict[str, dict[str, float]]:
-    """Rows of the table from COCOeval's precision (IoU thresholds, recalls, classes, area ranges, detection limits)."""
+    """Rows of the table from COCOeval's precision, shaped as in ``summarise``."""
     image_of_box = truth.image_of_box
     rows = {}
     for index, name in enumerate(truth.names):

@@ -1,4 +1,4 @@
-"""Ground truth and detections as plain arrays: the order in which they are scored, the form in which they travel."""
+"""Ground truth and detections as plain arrays, their canonical order and their wire format."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-# A row for each detection; "class" counts from 0, "box_xywh" is left, top, width, height in original pixels.
+# A row per detection. "class" counts from 0; "box_xywh" is left, top, width and height in pixels of
+# the original image.
 DETECTION = np.dtype([("image_id", "i8"), ("class", "i4"), ("score", "f4"), ("box_xywh", "f4", (4,))])
-# The same from a results file of any system, in the file's own numbers and order.
+# The same from any system's results file, with the file's own numbers and order.
 DETECTION_AS_READ = np.dtype([("image_id", "i8"), ("class", "i4"), ("score", "f8"), ("box_xywh", "f8", (4,))])
 Detections: TypeAlias = np.ndarray  # of dtype DETECTION, or DETECTION_AS_READ
 
-# The same on the wire, 26 bytes: "image" is the position in the data set.
+# The wire format, 26 bytes: "image" is the position in the data set.
 PACKED = np.dtype([("image", "<u4"), ("class", "<u2"), ("score", "<f4"), ("box_xywh", "<f4", (4,))])
-MAX_CLASSES = 2**16  # that PACKED can tell apart
+MAX_CLASSES = 2**16  # what PACKED can hold
 
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """Annotations of N images with M boxes, grouped by image: those of image i are ``offsets[i]:offsets[i + 1]``."""
+    """Annotations of N images with M boxes; image i has boxes ``offsets[i]:offsets[i + 1]``."""
 
     image_ids: np.ndarray  # int64 (N,)
     sizes: np.ndarray  # int (N, 2) height, width in pixels
@@ -39,7 +40,7 @@ class GroundTruth:
 
 
 def make_detections(image_id: int, classes: np.ndarray, scores: np.ndarray, boxes_xyxy: np.ndarray) -> Detections:
-    """Detections of one image from classes (n,), scores (n,) and boxes_xyxy (n, 4) in original pixels."""
+    """Detections of one image: classes (n,), scores (n,), boxes_xyxy (n, 4) in original pixels."""
     detections = np.zeros(len(classes), dtype=DETECTION)
     detections["image_id"] = image_id
     detections["class"] = classes
@@ -50,7 +51,7 @@ def make_detections(image_id: int, classes: np.ndarray, scores: np.ndarray, boxe
 
 
 def pack(detections: Detections) -> np.ndarray:
-    """Detections as they travel, of dtype PACKED; their ``image_id`` holds positions in the data set, not ids."""
+    """Convert to dtype PACKED; here ``image_id`` holds positions in the data set, not ids."""
     packed = np.empty(len(detections), dtype=PACKED)
     packed["image"] = detections["image_id"]
     for name in ("class", "score", "box_xywh"):
@@ -59,7 +60,7 @@ def pack(detections: Detections) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray, image_ids: np.ndarray) -> Detections:
-    """What ``pack`` was given, with the ids (N,) of the data set's images in place of the positions."""
+    """Undo ``pack``, with the ids (N,) of the data set's images in place of the positions."""
     detections = np.empty(len(packed), dtype=DETECTION)
     detections["image_id"] = image_ids[packed["image"]]
     for name in ("class", "score", "box_xywh"):
@@ -68,11 +69,11 @@ def unpack(packed: np.ndarray, image_ids: np.ndarray) -> Detections:
 
 
 def canonical_order(detections: Detections) -> Detections:
-    """A sorted copy: by image, falling score, class, then box. Only identical rows are left without an order. Rows as
-    read stay as they are, since the order of a file decides between its equal scores.
+    """Sort a copy by image, falling score, class, then box, so that only identical rows tie.
 
-    Few rows share image and score, so all are sorted by these two alone, as one integer, and only those few by the
-    rest: a quarter of the time of a sort by all columns.
+    Rows of a results file keep their order, which decides between equal scores. Few rows share
+    image and score, so all are sorted by these two as one integer, and only ties by the rest. That
+    takes a quarter of the time of a sort by all columns.
     """
     if detections.dtype == DETECTION_AS_READ:
         return detections
@@ -84,13 +85,13 @@ def canonical_order(detections: Detections) -> Detections:
     ordered, key = detections[order], key[order]
     same = key[1:] == key[:-1]
     tied = np.flatnonzero(np.concatenate([[False], same]) | np.concatenate([same, [False]]))
-    # Groups of ties stay in their places: image and score come first in both sorts.
+    # Groups of ties stay in place: image and score come first in both sorts.
     ordered[tied] = ordered[tied[_order_by_all(ordered[tied])]]
     return ordered
 
 
 def to_coco_json(detections: Detections, category_ids: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-    """COCO's results format, in canonical order; ``category_ids[class]`` is the id in the annotation file."""
+    """COCO's results format, in canonical order; ``category_ids`` gives the id of each class."""
     ordered = canonical_order(detections)
     columns = (ordered["image_id"], np.asarray(category_ids)[ordered["class"]], ordered["box_xywh"], ordered["score"])
     return [
@@ -105,7 +106,9 @@ def _order_by_all(detections: Detections) -> np.ndarray:
 
 
 def _falling(scores: np.ndarray) -> np.ndarray:
-    """Integers below 2**32 that order float32 scores from high to low: IEEE numbers sort by their bits, the negative
-    ones backwards. Adding zero makes -0 the same as 0."""
+    """Integers below 2**32 that order float32 scores from high to low.
+
+    IEEE numbers sort by their bits, negative ones in reverse. Adding zero turns -0 into 0.
+    """
     bits = (scores + np.float32(0)).view(np.uint32)
     return np.where(bits >> 31 == 1, bits, ~(bits | np.uint32(2**31))).astype(np.uint64)

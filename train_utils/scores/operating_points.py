@@ -1,9 +1,9 @@
-"""Precision, recall and F1 of each class at every score, from the matches that COCO's AP at IoU .5 counts.
+"""Precision, recall and F1 of each class at every score, from COCO's matches at IoU .5.
 
-COCO's rule (Lin et al. 2014, as pycocotools applies it): in each image the 100 best detections of a class choose in the
-order of their scores, each the box of the class that it overlaps most and that no better one has taken, by at least
-.5. Crowds come last, may be chosen any number of times, and overlap by the share of the detection that lies in them;
-what chose a crowd is left out of the count.
+COCO's rule (Lin et al. 2014, as in pycocotools): in each image the 100 best detections of a class
+choose in order of score. Each takes the free box of its class with the largest IoU, at least .5.
+Crowds come last and can be taken any number of times; their overlap is the share of the detection
+inside them. A detection that takes a crowd does not count.
 """
 
 from __future__ import annotations
@@ -16,30 +16,32 @@ from train_utils.scores.detections import Detections, GroundTruth, canonical_ord
 
 IOU = 0.5
 MAX_DETECTIONS = 100  # of a class on an image
-LARGEST_AREA = 1e5**2  # boxes beyond it are left out, as COCOeval's area range "all" does
+LARGEST_AREA = 1e5**2  # larger boxes do not count, as in COCOeval's area range "all"
 
 
 @dataclass(frozen=True)
 class ClassCurve:
-    """One class at thresholds that fall from its highest score to its lowest; n of them, one for each different score.
+    """One class at n thresholds, its distinct scores from high to low.
 
-    At a threshold all detections with that score or more are reported.
+    A threshold reports all detections with at least that score.
     """
 
     boxes: int  # of ground truth, without crowds
     thresholds: np.ndarray  # float32 (n,) falling
-    precision: np.ndarray  # float64 (n,) right ones among the reported
-    recall: np.ndarray  # float64 (n,) found ones among the boxes
+    precision: np.ndarray  # float64 (n,) share of the reported detections that are right
+    recall: np.ndarray  # float64 (n,) share of the boxes that are found
 
     @property
     def f1(self) -> np.ndarray:
-        """Harmonic mean of precision and recall, float64 (n,); 0 where both are."""
+        """Harmonic mean of precision and recall, float64 (n,); 0 if both are."""
         total = self.precision + self.recall
         return np.asarray(2 * self.precision * self.recall / np.where(total > 0, total, 1))
 
     def best(self) -> dict[str, float] | None:
-        """Threshold of the highest F1, of equal ones the highest threshold, with its f1, precision and recall; None
-        where no detection is right, and so no threshold better than another."""
+        """The highest threshold of the best F1, with f1, precision and recall.
+
+        None if no detection is right: then no threshold is better than another.
+        """
         f1 = self.f1
         if not f1.size or f1.max() == 0:
             return None
@@ -49,7 +51,7 @@ class ClassCurve:
 
 
 def class_curves(truth: GroundTruth, detections: Detections) -> list[ClassCurve]:
-    """The curve of each class; one without ground truth or detections has no points."""
+    """The curve of each class; without ground truth or detections it has no points."""
     found = canonical_order(detections)
     groups = _group_of_detections(truth, found)
     order = np.lexsort((-found["score"], groups))  # stable: equal scores stay in canonical order
@@ -67,7 +69,7 @@ def class_curves(truth: GroundTruth, detections: Detections) -> list[ClassCurve]
 
 
 def _group_of_detections(truth: GroundTruth, found: Detections) -> np.ndarray:
-    """A number for image and class together, of each detection."""
+    """One number for image and class together, for each detection."""
     by_id = np.argsort(truth.image_ids)
     image = by_id[np.searchsorted(truth.image_ids[by_id], found["image_id"])]
     return np.asarray(image * len(truth.names) + found["class"])
@@ -78,13 +80,13 @@ def _is_ignored(truth: GroundTruth) -> np.ndarray:
 
 
 def _match(truth: GroundTruth, found: Detections, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which detections are right and which count, bool (n,) each; ``groups`` (n,) ascends, best first in each."""
+    """Which detections are right and which count, bool (n,); ``groups`` ascend, best first."""
     box_groups = truth.image_of_box * len(truth.names) + truth.classes
     ignored = _is_ignored(truth)
     box_order = np.lexsort((ignored, box_groups))  # stable, the ignored ones last
     box_groups = box_groups[box_order]
     first, last = (np.searchsorted(box_groups, groups, side) for side in ("left", "right"))
-    # All pairs of a detection and a box of its image and class, detection after detection.
+    # All pairs of a detection and a box of its image and class, detection by detection.
     count = last - first
     row = np.repeat(np.arange(len(found)), count)
     ends = np.cumsum(count)
@@ -99,7 +101,7 @@ def _match(truth: GroundTruth, found: Detections, groups: np.ndarray) -> tuple[n
 
 
 def _overlaps(found_xywh: np.ndarray, boxes_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    """IoU row by row of float64 (n, 4) and (n, 4); over the detection's own area where the box is a crowd."""
+    """IoU row by row of float64 (n, 4) and (n, 4); a crowd's divisor is the detection's area."""
     low = np.maximum(found_xywh[:, :2], boxes_xywh[:, :2])
     high = np.minimum(found_xywh[:, 2:] + found_xywh[:, :2], boxes_xywh[:, 2:] + boxes_xywh[:, :2])
     sides = high - low
@@ -114,8 +116,11 @@ def _overlaps(found_xywh: np.ndarray, boxes_xywh: np.ndarray, crowd: np.ndarray)
 def _choose(
     rows: np.ndarray, boxes: np.ndarray, overlaps: np.ndarray, ignored: np.ndarray, crowd: np.ndarray, count: int
 ) -> np.ndarray:
-    """The box that each of ``count`` detections takes, -1: none. Pairs come detection after detection, best first, and
-    for each detection the ignored boxes last; of equal overlaps pycocotools takes the later one."""
+    """The box that each of ``count`` detections takes, or -1.
+
+    Pairs come detection by detection, best first, with a detection's ignored boxes last. Of equal
+    overlaps pycocotools takes the later one.
+    """
     chosen = np.full(count, -1)
     taken: set[int] = set()
     is_ignored, is_crowd = ignored.tolist(), crowd.tolist()
@@ -137,7 +142,7 @@ def _choose(
 
 
 def _curve(boxes: int, scores: np.ndarray, right: np.ndarray) -> ClassCurve:
-    """From the detections (n,) of one class that count."""
+    """The curve from the counted detections (n,) of one class."""
     if boxes == 0 or not len(scores):
         return ClassCurve(boxes, np.zeros(0, np.float32), np.zeros(0), np.zeros(0))
     order = np.argsort(-scores, kind="stable")

@@ -1,4 +1,4 @@
-"""Detections as files that other programs read: COCO results (json) and YOLO labels (txt)."""
+"""Detections as files for other programs: COCO results (json) and YOLO labels (txt)."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from train_utils.scores.detections import DETECTION_AS_READ
 
 RESULT_KEYS = ("image_id", "category_id", "bbox", "score")
 RESULTS = "a list of {image_id, category_id, bbox: [left, top, width, height], score}, all finite numbers"
-LARGEST = 1e15  # pixels or score; areas stay finite
+LARGEST = 1e15  # pixels or score, so that areas stay finite
 
 
 @dataclass(frozen=True)
 class ImageResult:
-    """What was found on one picture, or one frame of a video."""
+    """The detections on one picture or one frame of a video."""
 
     name: str  # of the file, relative to the source's folder
-    frame: int | None  # number of a video's frame, from 1; None: a picture
+    frame: int | None  # number of a video's frame, from 1; None for a picture
     size: tuple[int, int]  # height and width in pixels
-    detections: Detections  # their image_id is chosen when they are written
+    detections: Detections  # image_id is assigned on writing
 
 
 def coco_files(
     results: Sequence[ImageResult], names: Sequence[str], category_ids: Sequence[int]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The two COCO json objects: images with categories, and detections in the results format that refer to them.
+    """Make the COCO json objects: images with categories, and detections in the results format.
 
-    ``names`` and ``category_ids`` are those of the classes. Images are in the order of their names and frames; see
-    ``image_ids`` for their numbers.
+    ``names`` and ``category_ids`` are those of the classes. Images are sorted by name and frame;
+    ``image_ids`` gives their ids.
     """
     ordered = sorted(results, key=lambda result: (result.name, result.frame or 0))
     images, detections = [], []
@@ -52,8 +52,10 @@ def coco_files(
 
 
 def image_ids(results: Sequence[ImageResult]) -> list[int]:
-    """The numbers that the pictures' file names are, as COCO's (000000000139.jpg: 139); where not every name is a
-    number of its own, or there are frames of videos, 1, 2, ... in order."""
+    """The numbers in the file names, as in COCO (000000000139.jpg: 139), else 1, 2, ...
+
+    They are counted if there are video frames, or names that are not distinct numbers.
+    """
     stems = [PurePosixPath(result.name).stem for result in results]
     if all(result.frame is None for result in results) and all(stem.isdecimal() for stem in stems):
         numbers = [int(stem) for stem in stems]
@@ -65,11 +67,12 @@ def image_ids(results: Sequence[ImageResult]) -> list[int]:
 def read_results(
     path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray
 ) -> tuple[Detections, list[str]]:
-    """The rows of a COCO results file, dtype DETECTION_AS_READ, and what is to be said about them.
+    """Read a COCO results file: rows of dtype DETECTION_AS_READ, and notes for the user.
 
-    ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data. As pycocotools does, this
-    leaves out rows of other categories, and takes 5.0 for the id 5; unlike it, also "5", and a file without rows.
-    Raises TrainError where the file cannot be read, a row lacks something, or an image is not in the data.
+    ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data. Like
+    pycocotools, this skips rows of other categories and reads 5.0 as the id 5. Unlike it, this
+    accepts "5" and a file without rows. Raises TrainError if the file is unreadable, a row is
+    incomplete, or an image is not in the data.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -105,14 +108,15 @@ def read_results(
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write plain data as one JSON file. Raises TrainError where that cannot be done."""
+    """Write plain data as one JSON file. Raises TrainError if that fails."""
     _write(path, json.dumps(content) + "\n")
 
 
 def write_yolo(path: Path, result: ImageResult) -> None:
-    """Write a line ``class cx cy w h score`` for each detection, best first, boxes as fractions of the picture's sides.
+    """Write a line ``class cx cy w h score`` per detection, best first.
 
-    Classes count from 0. A picture without detections has an empty file. Raises TrainError where it cannot be written.
+    Boxes are fractions of the picture's sides; classes count from 0. A picture without detections
+    gets an empty file. Raises TrainError if the file cannot be written.
     """
     height, width = result.size
     boxes = result.detections["box_xywh"].astype(np.float64)
@@ -124,9 +128,9 @@ def write_yolo(path: Path, result: ImageResult) -> None:
 
 
 def file_names(names: Sequence[str], suffix: str) -> dict[str, str]:
-    """For each of the relative ``names``, all different, one with another suffix, all different too.
+    """Map distinct relative ``names`` to distinct ones with another suffix.
 
-    ``a/b.jpg`` becomes ``a/b.txt``, but ``a/b.jpg.txt`` where ``a/b.png`` or the like is among them.
+    ``a/b.jpg`` becomes ``a/b.txt``, but ``a/b.jpg.txt`` if there is another ``a/b``, as a .png.
     """
     stems = {name: str(PurePosixPath(name).with_suffix("")) for name in names}
     counts = Counter([*stems.values(), *names])
@@ -149,7 +153,7 @@ def _result(entry: Any, place: str) -> tuple[int, int, float, tuple[float, ...]]
 
 
 def _whole(value: Any, place: str) -> int:
-    """An id that may be written 5, 5.0 or "5"."""
+    """Parse an id written as 5, 5.0 or "5"."""
     try:
         if type(value) in (int, float, str) and (number := int(value)) == (number if type(value) is str else value):
             return number
@@ -163,6 +167,4 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise TrainError(
-            f"cannot write {path} ({error.strerror}). fix: look for free space, or another out="
-        ) from error
+        raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space, or another out=") from error

@@ -1,4 +1,4 @@
-"""Time of each stage from file to boxes."""
+"""The time of each stage from file to boxes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 
 Requests = TypeVar("Requests", bound=Sequence[Any])
 STAGES = ("preprocessing", "network", "suppression")
-WARM_UP, COUNTED = 3, 30  # batches; fewer are counted where there are fewer
+WARM_UP, COUNTED = 3, 30  # batches, if there are that many
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Medians over batches of one size, in ms an image, by STAGES."""
+    """Medians over batches of one size, in ms per image, by STAGES."""
 
     batch_size: int
-    batches: int  # that were counted
+    batches: int  # counted ones
     milliseconds: dict[str, float]
 
     def line(self) -> str:
@@ -39,11 +39,11 @@ def measure_speed(
     suppress: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
 ) -> Speed:
-    """Time the stages one after another, without overlap: ``prepare`` reads images and puts the network's input
-    (B, 3, H, W) on ``device``, ``network`` gives raw maps, ``suppress`` detections of each image.
+    """Time the stages one after another, without overlap.
 
-    Only batches of the size of the largest count; the first WARM_UP are computed once before. The queue of a GPU is
-    waited for at the end of each stage.
+    ``prepare`` reads images and puts the network's input (B, 3, H, W) on ``device``, ``network``
+    gives raw maps, ``suppress`` the detections of each image. Only batches of the largest size
+    count; the first WARM_UP also run once uncounted. Each stage ends with a GPU synchronisation.
     """
     size = max(len(batch) for batch in batches)
     whole = [batch for batch in batches if len(batch) == size][:COUNTED]

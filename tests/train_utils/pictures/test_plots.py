@@ -7,6 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from train_utils.pictures.boxes import class_color
 from train_utils.pictures.charts import draw_class_curves
@@ -94,7 +95,7 @@ def test_curves_have_whole_epochs_and_average_precision_from_0_to_1(
     rows = "".join(f"{epoch},0.01,5.5,0.0{epoch % 10},-1.0\n" for epoch in range(1, epochs + 1))
     table.write_text("epoch,lr,loss,AP,APs\n" + rows)
     kept = []
-    monkeypatch.setattr("train_utils.pictures.plots.plt.close", kept.append)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, out, dpi: kept.append(figure))
     draw_curves(table, tmp_path / "curves.png")
     for axis in kept[0].axes:
         low, high = axis.get_xlim()
@@ -119,7 +120,7 @@ def test_curves_leave_out_epochs_without_an_evaluation(tmp_path: Path) -> None:
 def test_class_names_stand_in_the_legend_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """matplotlib leaves out labels that begin with an underscore, and sets text between dollar signs as a formula."""
     kept = []
-    monkeypatch.setattr("train_utils.pictures.charts.plt.close", kept.append)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, out, dpi: kept.append(figure))
     curve = ClassCurve(3, np.array([0.9, 0.5], np.float32), np.array([1.0, 0.5]), np.array([0.3, 0.6]))
     draw_class_curves([curve, curve], ["_hidden", "$x^{$"], tmp_path / "curves.png")
     shown = [text.get_text().strip() for text in kept[0].axes[0].get_legend().get_texts()]
