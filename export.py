@@ -4,7 +4,7 @@
     python export.py ckpt=runs/coco/... format=torch dynamic_batch=true image_size=[384,640]
     python export.py model=yolov3-spp model.weights=yolov3-spp.weights names=coco.names
 
-The file is run and compared with the network before it gets its name. Everything happens on the CPU.
+The file is run and compared with the network before it gets its name. Everything runs on the CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from train_utils.run.checkpoint import FOLDER
 PROJECT = "hydra-yolov3-spp"
 SUFFIXES = {ExportFormat.onnx: ".onnx", ExportFormat.torch: ".pt2"}
 EXTRA = ("onnx", "onnxscript", "onnxruntime")
-DRAWN_SIDE = 160  # pixels at least: smaller pictures have no room for objects
+DRAWN_SIDE = 160  # least side in pixels: smaller pictures have no room for objects
 MEANING = {
     "images": "RGB, 0..1, turned upright as EXIF tags say",
     "boxes_xyxy": "x1, y1, x2, y2 in pixels of the input",
@@ -47,10 +47,11 @@ MEANING = {
 
 
 def export(config: ExportConfig) -> Path:
-    """Write the file that ``config`` asks for, check it, and say how it is used; returns its path.
+    """Write and check the file that ``config`` asks for, show how to use it and return its path.
 
-    Raises ConfigError where packages are missing or options do not fit, and the errors of the parts: weights that do
-    not fit, a network that an exporter cannot write, ModelError where the file differs from the network.
+    Raises ConfigError if packages are missing or options do not fit, and the errors of the parts:
+    weights that do not fit, a network that an exporter cannot write, and ModelError if the file
+    differs from the network.
     """
     require_packages(config.format)
     out = output_path(config)
@@ -80,7 +81,7 @@ def export(config: ExportConfig) -> Path:
         comparison = check(partial, detector.model, graph, batches, config.tolerance)
         os.replace(partial, out)
     finally:
-        partial.unlink(missing_ok=True)  # gone already after a rename
+        partial.unlink(missing_ok=True)  # missing after the rename
     seconds = f"{written - started:.0f} s to write, {time.perf_counter() - written:.0f} s to check"
     print(f"wrote {out}: {out.stat().st_size / 1e6:.1f} MB, {seconds}")
     print("\n".join(f"  {name:<11} {kind_and_shape}" for name, kind_and_shape in values.items()))
@@ -90,7 +91,7 @@ def export(config: ExportConfig) -> Path:
 
 
 def image_size(sides: Sequence[int | None], detector: Detector) -> tuple[int, int]:
-    """Height and width of the images: ``sides`` where given, else the detector's. ConfigError where they do not fit."""
+    """Height and width: ``sides`` if given, else the detector's. ConfigError if they do not fit."""
     height, width = (side or detector.image_size for side in sides)
     stride = detector.model.max_stride
     if height % stride or width % stride:
@@ -100,7 +101,7 @@ def image_size(sides: Sequence[int | None], detector: Detector) -> tuple[int, in
 
 
 def make_graph(config: ExportConfig, detector: Detector) -> DetectorGraph:
-    """The detector as it is exported, with suppression inside where ``config`` says so."""
+    """The graph to export, with suppression inside if ``config`` says so."""
     if not config.nms:
         return DetectorGraph(detector.model, None)
     suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, config.candidates)
@@ -108,8 +109,11 @@ def make_graph(config: ExportConfig, detector: Detector) -> DetectorGraph:
 
 
 def trial_batches(config: ExportConfig, size: tuple[int, int], stride: int) -> list[Tensor]:
-    """Batches of images to compare file and network on: drawn pictures, noise, black, where a trained network finds
-    nothing, and where the file leaves its shape open, pictures with noise in another shape."""
+    """Batches of images on which to compare file and network.
+
+    These are drawn pictures, noise, black images (without detections) and, if the file has a
+    dynamic shape, noisy pictures in another shape.
+    """
     generator = np.random.default_rng(0)
 
     def drawn(count: int, height: int, width: int) -> Tensor:
@@ -131,7 +135,7 @@ def trial_batches(config: ExportConfig, size: tuple[int, int], stride: int) -> l
 
 
 def require_packages(file_format: ExportFormat) -> None:
-    """Raise ConfigError where the packages for a format are not installed."""
+    """Raise ConfigError if the packages for a format are not installed."""
     missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
     if file_format == ExportFormat.onnx and missing:
         raise ConfigError(
@@ -140,8 +144,10 @@ def require_packages(file_format: ExportFormat) -> None:
 
 
 def output_path(config: ExportConfig) -> Path:
-    """The file to write: ``out``, or the name of the weights with the format's suffix. ConfigError where it cannot be
-    written."""
+    """The file to write: ``out``, or the name of the weights with the format's suffix.
+
+    Raises ConfigError if it cannot be written.
+    """
     suffix = SUFFIXES[config.format]
     if config.out is not None:
         out = Path(config.out)
@@ -159,7 +165,7 @@ def output_path(config: ExportConfig) -> Path:
 
 
 def describe_values(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> dict[str, str]:
-    """Type, shape and meaning of the file's input and outputs, by name."""
+    """Describe type, shape and meaning of the file's input and outputs, by name."""
 
     def described(name: str, value: Tensor, axes: DynamicAxes) -> str:
         shape = ", ".join(axes.get(axis, str(length)) for axis, length in enumerate(value.shape))
@@ -177,13 +183,13 @@ def describe_values(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes)
 
 
 def metadata(config: ExportConfig, detector: Detector, size: tuple[int, int], values: dict[str, str]) -> dict[str, str]:
-    """What the file says about itself; lists and numbers as JSON."""
+    """Metadata of the file, with lists and numbers as JSON."""
     known = {
         "made_by": f"{PROJECT} {importlib.metadata.version(PROJECT)}",
         "names": json.dumps(detector.names, ensure_ascii=False),
         "image_size": json.dumps(size),  # height, width
         "strides": json.dumps([head.stride for head in detector.model.heads]),
-        "stride": json.dumps(detector.model.max_stride),  # height and width of images must be multiples of it
+        "stride": json.dumps(detector.model.max_stride),  # image sides must be multiples of it
         "open": json.dumps([*["batch"] * config.dynamic_batch, *["height", "width"] * config.dynamic_size]),
         "values": json.dumps(values),
     }
@@ -194,7 +200,7 @@ def metadata(config: ExportConfig, detector: Detector, size: tuple[int, int], va
 
 
 def agreement(comparison: Comparison, batches: Sequence[Tensor], suppresses: bool) -> str:
-    """What the comparison found, in one line."""
+    """The result of the comparison in one line."""
     shapes = ", ".join(dict.fromkeys("x".join(map(str, images.shape)) for images in batches))
     line = (
         f"agrees with the network on drawn pictures, noise and black ({shapes}): boxes within {comparison.boxes:.1e}"
@@ -207,8 +213,11 @@ def agreement(comparison: Comparison, batches: Sequence[Tensor], suppresses: boo
 
 
 def usage(out: Path, config: ExportConfig, names: Sequence[str], stride: int) -> str:
-    """Lines of Python that run the file; where its size is open they refuse sides that are no multiples of the stride,
-    for which ONNX files may give boxes, but wrong ones."""
+    """Lines of Python that run the file.
+
+    With a dynamic size they refuse sides that are not multiples of the stride, for which ONNX files
+    may give wrong boxes.
+    """
     outputs = ", ".join(names[1:])
     reading = "# images: cv2.imread(path, cv2.IMREAD_COLOR_RGB), which turns upright by EXIF tags; letterboxed, / 255"
     if config.dynamic_size:

@@ -4,7 +4,8 @@
     python predict.py ckpt=runs/coco/... "source=pictures/**/*.jpg" out=found confidence=0.4
     python predict.py model=yolov4 model.weights=yolov4.weights names=coco.names source=street.mp4 resize=stretch
 
-What is found is in runs/predict/<date_time>/: the pictures with boxes, detections.json and images.json, labels/*.txt.
+The results are in runs/predict/<date_time>/: pictures with boxes, detections.json, images.json and
+labels/*.txt.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ from train_utils.run.run_folder import dated_folder, open_folder
 from train_utils.scores.coco_eval import make_detections
 from train_utils.scores.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
 
-GPU_BATCH_SIZE = 8  # on a CPU one: there, threads take whole batches side by side
+GPU_BATCH_SIZE = 8  # a CPU takes batches of one, as its threads work on several at a time
 
 
 class Found(NamedTuple):
     """The detections on one frame, best first."""
 
-    boxes_xyxy: np.ndarray  # float64 (n, 4) in pixels of the frame, cut at its edges
+    boxes_xyxy: np.ndarray  # float64 (n, 4) in pixels of the frame, clipped to it
     classes: np.ndarray  # int (n,)
     scores: np.ndarray  # float64 (n,)
 
 
 def predict(config: PredictConfig) -> Path:
-    """Detect as configured; the folder with the results.
+    """Detect as configured and return the folder with the results.
 
-    Raises the errors of the parts: a source that holds nothing, weights that do not fit, files that cannot be read.
+    Raises the errors of the parts: an empty source, weights that do not fit, unreadable files.
     """
     if environment_world_size() > 1:
         raise ConfigError(
-            f"predict.py works in one process, {environment_world_size()} were started. fix: start it without a "
-            "launcher, for several GPUs once for each with a part of the source"
+            f"predict.py runs in one process, {environment_world_size()} were started. fix: start it without a "
+            "launcher; to use several GPUs, start it once per GPU with a part of the source"
         )
     world = init_distributed_mode(config.device.value, timeout_seconds=60)
     media = find_media(config.source)
@@ -76,7 +77,7 @@ def predict(config: PredictConfig) -> Path:
 
 
 def open_frames(config: PredictConfig, media: list[Medium], detector: Detector, world: World) -> FrameBatches:
-    """The batches of network input, made as an evaluation with the same options would make them."""
+    """Open the batches of network input, the same as in an evaluation with the same options."""
     return FrameBatches(
         media,
         image_size=detector.image_size,
@@ -91,7 +92,10 @@ def open_frames(config: PredictConfig, media: list[Medium], detector: Detector, 
 
 
 def make_network(config: PredictConfig, detector: Detector, world: World) -> Callable[[Tensor], list[Tensor]]:
-    """Images (B, 3, H, W) in 0..1 to one (n, 6) for each: x1, y1, x2, y2 in its pixels, score, class; best first."""
+    """Make a function from images (B, 3, H, W) in 0..1 to one (n, 6) for each, best first.
+
+    The columns are x1, y1, x2, y2 in the image's pixels, score and class.
+    """
     model = detector.model.to(world.device)
     postprocess = Postprocess(
         model.heads,
@@ -104,10 +108,10 @@ def make_network(config: PredictConfig, detector: Detector, world: World) -> Cal
 
 
 class Timed:
-    """A function that knows how long it took, over all calls and threads."""
+    """A function that sums its seconds over all calls and threads."""
 
     def __init__(self, function: Callable[[Tensor], list[Tensor]]) -> None:
-        self.function, self._calls = function, list[float]()  # appending is safe from any thread
+        self.function, self._calls = function, list[float]()  # appending is thread-safe
 
     def __call__(self, images: Tensor) -> list[Tensor]:
         started = time.perf_counter()
@@ -117,12 +121,12 @@ class Timed:
 
     @property
     def seconds(self) -> float:
-        """Of all calls together."""
+        """Seconds of all calls together."""
         return sum(self._calls)
 
 
 def found_on_frames(batch: FrameBatch, detections: list[Tensor]) -> Iterator[tuple[Frame, Found]]:
-    """What was found on each frame of a batch, in its own pixels; boxes that lie in the padding only are left out."""
+    """Detections on each frame of a batch, in its pixels, without boxes that lie in the padding."""
     for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, detections, strict=True):
         table = rows.double().numpy()
         boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
@@ -134,17 +138,17 @@ class ResultWriter:
     """The files of one prediction below ``out``."""
 
     def __init__(self, config: PredictConfig, media: list[Medium], detector: Detector, out: Path) -> None:
-        """Raises ConfigError where a picture would be written over the one it is made of."""
+        """Raises ConfigError if a picture would overwrite its source."""
         self.config, self.detector, self.out = config, detector, out
         videos = file_names([medium.name for medium in media if medium.is_video], ".mp4")
         self.drawn_names = {medium.name: videos.get(medium.name, medium.name) for medium in media}
         self.label_names = file_names([medium.name for medium in media if not medium.is_video], ".txt")
         for medium in media:
             if config.draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
-                raise ConfigError(f"out={out} would write over {medium.path}. fix: another out=, or draw=false")
+                raise ConfigError(f"out={out} would overwrite {medium.path}. fix: another out=, or draw=false")
         self.drawn = DrawnFiles(detector.names, config.workers)
         self.results: list[ImageResult] = []
-        self.turned = 0  # pictures, by their EXIF tags
+        self.turned = 0  # pictures that EXIF tags turned
 
     def add(self, frame: Frame, found: Found) -> None:
         """Draw a frame and write its labels."""
@@ -163,7 +167,7 @@ class ResultWriter:
                 self.drawn.picture(path, frame.image, *found)
 
     def close(self) -> None:
-        """Write what needs all results."""
+        """Write the files that need all results."""
         if self.config.save_json:
             images, detections = coco_files(self.results, self.detector.names, self.detector.category_ids)
             write_json(self.out / "images.json", images)
@@ -171,7 +175,7 @@ class ResultWriter:
 
 
 def summary(writer: ResultWriter, frames: FrameBatches, network: Timed, seconds: float) -> str:
-    """The closing line. Reading, network and writing run side by side: their times may add up to more."""
+    """The closing line. Reading, network and writing overlap: their times may exceed the total."""
     count = len(writer.results)
     found = sum(len(result.detections) for result in writer.results)
     milliseconds = [f"{1000 * part / max(1, count):.1f}" for part in (seconds, frames.seconds, network.seconds)]

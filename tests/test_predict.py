@@ -210,7 +210,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(
         (["source=pictures", "ckpt=random.pt", "image_size=50"], "image_size=50 is no multiple"),
         (["source=pictures", "ckpt=random.pt", "batch_size=0"], "batch_size must be 1 or more, or null, got 0"),
         (["source=pictures", "ckpt=random.pt", "nms_iou=1.5"], "nms_iou must lie in 0..1, got 1.5"),
-        (["source=pictures", "ckpt=random.pt", "out=pictures"], "out=pictures would write over"),
+        (["source=pictures", "ckpt=random.pt", "out=pictures"], "out=pictures would overwrite"),
         (["source=pictures", "ckpt=random.pt", "out=/proc/nothing"], "/proc/nothing cannot be written"),
         (["source=pictures", *weights, "names=no.names"], "the class names no.names cannot be read"),
         (["source=pictures", "ckpt=random.pt", "out=found"], "broken.png is not an image of a known type"),
@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert "predict.py works in one process, 2 were started" in error_of(monkeypatch, capsys, "ckpt=a", "source=b")
+    assert "predict.py runs in one process, 2 were started" in error_of(monkeypatch, capsys, "ckpt=a", "source=b")
 
 
 def error_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -326,7 +326,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_f
         else:
             train(resumed(config, run))
         assert (run / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
-        assert f"{run} holds no checkpoint yet: its run begins again" in (run / "train.log").read_text()
+        assert f"{run} holds no checkpoint yet: its run starts over" in (run / "train.log").read_text()
 
 
 def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-# Sourced by the job scripts beside it, which set $repo: what they share.
-# From the user: PYTHON (the interpreter; else .venv of the repository), PROCESSES_PER_NODE, OMP_NUM_THREADS.
-# What a site needs before Python runs stands in scripts/slurm/site.sh, or the file that SITE names. It is sourced once,
-# by the job script, and exports reach all processes: `module load cuda`, `conda activate yolo`, PYTHON=python.
-# `prefix=(apptainer exec --nv yolo.sif)` puts a command in front of Python; PYTHON is then the container's.
-# A job works in the folder where it was submitted (or sbatch --chdir), as any command does.
+# What the job scripts share; they set $repo and source this file.
+# The user may set PYTHON (the interpreter; default: .venv of the repository), PROCESSES_PER_NODE
+# and OMP_NUM_THREADS.
+# Site setup goes into scripts/slurm/site.sh, or the file that SITE names. The job script sources it
+# once, and exports reach all processes: `module load cuda`, `conda activate yolo`, PYTHON=python.
+# `prefix=(apptainer exec --nv yolo.sif)` puts a command before Python, then the container's.
+# A job works in the folder where it was submitted, or in sbatch --chdir.
 
 fail() {
     echo "$1" >&2
@@ -13,7 +14,7 @@ fail() {
 prefix=()
 site=${SITE:-$repo/scripts/slurm/site.sh}
 if [[ -f $site ]]; then
-    set +u # modules and conda read variables that may not be set
+    set +u # modules and conda read unset variables
     # shellcheck source=/dev/null
     source "$site" || fail "$site ended with an error. fix: correct it, or SITE=<another file> sbatch ..."
     set -u
@@ -21,17 +22,17 @@ elif [[ ${SITE:-} ]]; then
     fail "SITE=$SITE is no file. fix: correct its path"
 fi
 
-# Parallel tasks must not run `uv run`: on a shared disk they would change one environment at the same time.
+# Parallel tasks must not use `uv run`: on a shared disk they would change the environment at once.
 python=${PYTHON:-$repo/.venv/bin/python}
 ((${#prefix[@]})) || command -v "$python" >/dev/null || fail "no $python. fix: 'uv sync' in $repo on the login node, or PYTHON=<interpreter> sbatch ..."
 
-# As slurm_job_name() in train_utils/launch/environment.py. The number of an array's last task is the array's as well:
-# a requeue by it would mean the whole array.
+# As slurm_job_name() in train_utils/launch/environment.py. The last task of an array shares the
+# array's job id, and requeueing that id would requeue the whole array.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
 cpus_per_task=${SLURM_CPUS_PER_TASK:-1}
 
-# with_resume OPTIONS...: sets `options` to them and resume=auto, by which a requeued job goes on in its own folder.
+# with_resume OPTIONS...: sets `options` to them plus resume=auto, so a requeued job resumes.
 with_resume() {
     local option
     options=("$@")
@@ -45,7 +46,7 @@ set_threads() { # CPUS PROCESSES
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($1 / $2 > 0 ? $1 / $2 : 1))}
 }
 
-# say_facts: what a reader of the output asks first.
+# say_facts: prints what a reader of the output asks first.
 say_facts() {
     local versions='import sys, importlib.metadata as m
 print("python", sys.version.split()[0], *(f"{n} {m.version(n)}" for n in ("torch", "hydra-core", "numpy")))'
@@ -56,22 +57,22 @@ print("python", sys.version.split()[0], *(f"{n} {m.version(n)}" for n in ("torch
     ((gpus)) || echo "no GPU was asked for: this runs on CPUs. For GPUs: sbatch --gpus-per-node=<number> ..."
 }
 
-# The GPUs of a node of this job, however they were asked for: the same on all nodes.
+# The GPUs of each node of this job, however they were requested; the same on all nodes.
 gpus=${SLURM_GPUS_ON_NODE:-0}
 if [[ ${SLURM_GPUS:-} =~ ^([^,]*:)?([0-9]+)$ ]] && ((BASH_REMATCH[2] != gpus * SLURM_JOB_NUM_NODES)); then
     fail "--gpus=$SLURM_GPUS are not the same number on each of $SLURM_JOB_NUM_NODES nodes. fix: --gpus-per-node=<number>"
 fi
-# srun reads these as options of its own, which would cut a node's GPUs for its one torchrun, or bind tasks to them.
+# srun reads these as its own options, which would hide GPUs from torchrun or bind tasks to them.
 asked_per_task=${SLURM_GPUS_PER_TASK:-}
 unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_GPU_BIND
 
-# gpus_of_step: sets `step_gpus` to the option by which each node's tasks see all of its GPUs.
+# gpus_of_step: sets `step_gpus` to the option that shows each node's tasks all of its GPUs.
 gpus_of_step() {
     step_gpus=()
     ((gpus == 0)) || step_gpus=(--gpus-per-node="$gpus")
 }
 
-# run_tasks PROGRAM ARGUMENTS...: one srun task for each process. Ends the job.
+# run_tasks PROGRAM ARGUMENTS...: one srun task per rank. Ends the job.
 run_tasks() {
     local tasks=${SLURM_TASKS_PER_NODE:-1}
     [[ $tasks =~ ^([0-9]+)(\(x[0-9]+\))?$ ]] ||
@@ -87,8 +88,8 @@ run_tasks() {
     run_step "${step_gpus[@]}" --cpus-per-task="$cpus_per_task" "${prefix[@]}" "$python" "$repo/$1" "${@:2}"
 }
 
-# run_torchrun PROGRAM ARGUMENTS...: one torchrun on each node, with a process for each GPU, or where there is none for
-# each task of a node. Ends the job.
+# run_torchrun PROGRAM ARGUMENTS...: one torchrun per node, with one process per GPU, or per task if
+# there is no GPU. Ends the job.
 run_torchrun() {
     local tasks=${SLURM_NTASKS_PER_NODE:-1} first_node
     local processes=${PROCESSES_PER_NODE:-$((gpus > 0 ? gpus : tasks))}
@@ -102,28 +103,28 @@ run_torchrun() {
         "$repo/$1" "${@:2}"
 }
 
-# run_step SRUN_OPTIONS... COMMAND...: one job step. Hands USR1 on to it, requeues the job if the run asks for that,
-# and ends the job with the step's exit code.
+# run_step SRUN_OPTIONS... COMMAND...: one job step. Forwards USR1 to it, requeues the job if the
+# run asks for it, and ends the job with the step's exit code.
 run_step() {
     local options=() code interrupted step repeater=
     while [[ $1 == --* ]]; do
         options+=("$1")
         shift
     done
-    # The training writes this file after an early stop with its checkpoint on the disk. Exit codes cannot say it:
-    # torchrun ends with 1 after SIGTERM, and the first task that ends with another code than 0 has the others killed.
+    # The training writes this file when it stops early with its checkpoint on the disk. Exit codes
+    # cannot tell: torchrun exits with 1 after SIGTERM, and the first failed task gets the rest killed.
     export REQUEUE_FILE=$PWD/runs/.requeue-$job
     { mkdir -p runs && rm -f "$REQUEUE_FILE"; } || fail "cannot write in $PWD/runs. fix: submit from a folder you may write to"
     say_facts
-    # torchrun would die of USR1 and leave its processes alone; these replace the ignored signal once they can answer.
-    # Without --kill-on-bad-exit the others would wait for a task that failed.
+    # USR1 would kill torchrun and orphan its processes, so it is ignored until the training handles
+    # it. Without --kill-on-bad-exit the other tasks would wait for one that failed.
     srun --kill-on-bad-exit=1 "${options[@]}" bash -c 'trap "" USR1; exec "$@"' - "$@" &
     step=$!
     trap 'interrupted=1; [[ $repeater ]] || { repeat_usr1 "$step" & repeater=$!; }' USR1
-    trap 'interrupted=1' TERM # SLURM sends it to the step as well, which is then to have the time to end
+    trap 'interrupted=1' TERM # SLURM sends it to the step, too, which needs time to end
     while :; do
         interrupted=
-        wait "$step" # ends early when a trap runs
+        wait "$step" # returns early when a trap runs
         code=$?
         [[ $interrupted ]] || break
     done
@@ -131,7 +132,7 @@ run_step() {
     exit "$code"
 }
 
-# Again and again, since a process that is still starting ignores it.
+# Repeats the signal, because a process that is still starting ignores it.
 repeat_usr1() { # PID
     while kill -USR1 "$1" 2>/dev/null; do
         sleep 5
