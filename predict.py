@@ -1,8 +1,9 @@
-"""Detect objects in pictures and videos of your own.
+r"""Detect objects in pictures and videos of your own.
 
     python predict.py ckpt=runs/quickstart/... source=pictures
     python predict.py ckpt=runs/coco/... "source=pictures/**/*.jpg" out=found confidence=0.4
-    python predict.py model=yolov4 model.weights=yolov4.weights names=coco.names source=street.mp4 resize=stretch
+    python predict.py model=yolov4 model.weights=yolov4.weights names=coco.names \
+        source=street.mp4 resize=stretch
 
 The results are in runs/predict/<date_time>/: pictures with boxes, detections.json, images.json and
 labels/*.txt.

@@ -1,4 +1,4 @@
-"""Faults to plant in one process of a training: see tests/runs/planted_faults.py."""
+"""Faults to plant in one rank of a training: see tests/runs/planted_faults.py."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ import torch
 
 from train_utils.loop.stragglers import ENOUGH_STEPS
 
-SLOW_SECONDS = 0.15  # a step, beside some 0.05 of its own
+SLOW_SECONDS = 0.15  # added to a step of some 0.05 s
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planted where: ``plant`` runs in the process of ``rank`` before its training."""
+    """A fault and its place: ``plant`` runs in the process of ``rank`` before its training."""
 
     place: str
     rank: int
     plant: Callable[[], object]
     options: tuple[str, ...] = ()
-    may_wait: float = 0.0  # seconds of a configured time-out that pass before anybody can know
+    may_wait: float = 0.0  # seconds of a configured time-out before any rank can know
     goes_on: bool = False  # the training must end well
 
 
 def strike(target: str, action: Callable[[], object], call: int = 1, noted: bool = True) -> None:
-    """Patch ``target`` (module, and class where it is a method) so that its ``call``-th call begins with ``action``.
+    """Patch a function or method ``target`` so that its ``call``-th call begins with ``action``.
 
-    The moment is ``noted`` as that of the fault.
+    ``noted`` records that moment as the time of the fault.
     """
     calls = 0
     original = mock.patch(target, None)
@@ -56,7 +56,7 @@ def strike(target: str, action: Callable[[], object], call: int = 1, noted: bool
 
 
 def note() -> None:
-    """Keep the moment of the fault, for the parent and from any process of the rank."""
+    """Record the time of the fault for the parent, from any process of the rank."""
     Path(os.environ["PLANTED_FAULT"]).touch()
 
 
@@ -66,18 +66,18 @@ def throw(error: BaseException) -> None:
 
 
 def send(number: signal.Signals) -> None:
-    """A signal to the process that calls."""
+    """Send a signal to the calling process."""
     os.kill(os.getpid(), number)
 
 
 def asked_twice() -> None:
-    """Two requests to stop at once."""
+    """Send two requests to stop at once."""
     send(signal.SIGUSR1)
     send(signal.SIGTERM)
 
 
 def kill_worker() -> None:
-    """SIGKILL to the newest child of this process, which is a worker of its loader."""
+    """Send SIGKILL to the newest child of this process, a loader worker."""
     os.kill(max(child.pid or 0 for child in multiprocessing.active_children()), signal.SIGKILL)
 
 
@@ -86,7 +86,7 @@ def no_space() -> OSError:
 
 
 def change_weights() -> None:
-    """Let this process train another model from the next comparison on."""
+    """Make this rank train another model from the next comparison on."""
     from train_utils.loop import train_epoch as engine
 
     compare = engine.check_in_sync
@@ -101,7 +101,7 @@ def change_weights() -> None:
 
 
 def lose_numbers() -> None:
-    """From the third call on every loss of this process is NaN."""
+    """Make every loss of this rank NaN from the third call on."""
     from models import YoloLoss
 
     calls, compute = 0, YoloLoss.__call__
@@ -116,7 +116,7 @@ def lose_numbers() -> None:
 
 
 def write_broken_json() -> None:
-    """Damage the drawn annotations, as this process opens them."""
+    """Damage the generated annotations as this process opens them."""
     from data.formats.shapes import ensure_shapes
 
     def damaged(*arguments: Any) -> Path:
@@ -130,7 +130,7 @@ def write_broken_json() -> None:
 
 
 def fill_disk(names: Sequence[str]) -> None:
-    """From the moment the training has begun, files of these names cannot be written."""
+    """Make files of these names unwritable once the training has begun."""
     opened = open
 
     def refuse(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
@@ -143,7 +143,7 @@ def fill_disk(names: Sequence[str]) -> None:
 
 
 def no_picture() -> None:
-    """Pictures cannot be written."""
+    """Make pictures unwritable."""
 
     def fail(*_: Any) -> bool:
         note()
@@ -153,7 +153,7 @@ def no_picture() -> None:
 
 
 def no_checkpoint(calls: int) -> None:
-    """The first ``calls`` checkpoints find the disk full."""
+    """Make the disk full for the first ``calls`` checkpoints."""
     failed, save = 0, torch.save
 
     def refuse(*arguments: Any) -> None:
@@ -168,7 +168,7 @@ def no_checkpoint(calls: int) -> None:
 
 
 def slow_down(steps: int) -> None:
-    """Be slow in reading batches for the first ``steps`` of them, then in forward passes."""
+    """Slow down the first ``steps`` batch reads, then the forward passes."""
     from data import TrainDataset
     from models import Darknet
 
@@ -193,13 +193,13 @@ def slow_down(steps: int) -> None:
 
 
 def other_options(*more: str) -> None:
-    """Start this process with other options than the others."""
+    """Start this rank with options that differ from the others'."""
     os.environ["PLANTED_OPTIONS"] = " ".join(more)
     note()
 
 
 def fewer_images() -> None:
-    """This process finds its training set without the last image."""
+    """Remove the last image from this rank's training set."""
     from data import Annotations
 
     count = Annotations.__len__

@@ -1,8 +1,8 @@
-"""Kill trainings at random moments, resume them each time, and compare with an undisturbed one, bit for bit.
+"""Kill trainings at random moments, resume them, and compare with an undisturbed one bit by bit.
 
     python -m tests.runs.kill_resume [kills=20] [processes=1,2,3] [seed=0] [folder=<for the runs>]
 
-Every step writes a checkpoint, so many of the kills fall into one. All processes compute with one thread.
+Every step writes a checkpoint, so many kills hit one. All processes compute with one thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPTIONS = (
 
 
 def train_rank(rank: int, world_size: int, port: int, output: str, options: list[str]) -> None:
-    """One process of a training, what it prints in a file."""
+    """Run one rank of a training, with its output in a file."""
     with open(output, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -52,7 +52,7 @@ def train_rank(rank: int, world_size: int, port: int, output: str, options: list
 
 
 def start(run: Path, world_size: int, *more: str) -> list[Any]:
-    """The processes of a training in ``run``, forked from a server that has imported everything."""
+    """Start a training in ``run``, forked from a server that has imported everything."""
     context = fork_context()
     places = [f"data.root={run.parent / 'shapes'}", f"data.index_dir={run.parent / 'index'}", f"run_dir={run}"]
     port, output = free_port(), f"{run}.txt"
@@ -66,7 +66,7 @@ def start(run: Path, world_size: int, *more: str) -> list[Any]:
 
 
 def finish(processes: list[Any], seconds: float) -> bool:
-    """Wait for all to end, then kill what is left; whether all ended well."""
+    """Wait for all to end, then kill the rest; return whether all ended well."""
     until = time.monotonic() + seconds
     for process in processes:
         process.join(max(0, until - time.monotonic()))
@@ -94,14 +94,14 @@ def start_and_wait(run: Path, world_size: int, *more: str) -> list[Any]:
 
 
 def stamp(path: Path) -> int:
-    """Changes with every file that takes the place of ``path``."""
+    """Identify the file at ``path``: a replacement changes the value."""
     with contextlib.suppress(FileNotFoundError):  # between two renames
         return path.stat().st_mtime_ns
     return 0
 
 
 def kill_once(run: Path, world_size: int, generator: random.Random, longest: float, *more: str) -> str:
-    """Start or resume the training and kill one of its processes some checkpoints and a moment later; what happened."""
+    """Start or resume, kill a rank some checkpoints and a moment later, and tell what happened."""
     processes = start_and_wait(run, world_size, *more)
     steps, last = generator.randrange(4), run / "checkpoints" / "last.pt"
     for _ in range(steps):
@@ -122,7 +122,7 @@ def kill_once(run: Path, world_size: int, generator: random.Random, longest: flo
 
 
 def differences(one: Any, other: Any, key: str = "") -> list[str]:
-    """The keys of two checkpoints where they are not the same."""
+    """The keys in which two checkpoints differ."""
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [line for name in one for line in differences(one[name], other[name], f"{key}.{name}")]
     if isinstance(one, list | tuple) and len(one) == len(other):
@@ -136,7 +136,7 @@ def differences(one: Any, other: Any, key: str = "") -> list[str]:
 def compare(
     folder: Path, world_size: int, kills: int, seed: int, longest: float, *more: str
 ) -> tuple[list[str], list[str]]:
-    """What happened at each of the kills, and what differs in the end from a training that nobody disturbed."""
+    """What happened at each kill, and the final differences from an undisturbed training."""
     generator = random.Random(seed)
     whole, killed = folder / f"whole_{world_size}", folder / f"killed_{world_size}"
     assert finish(start(whole, world_size, *more), 10 * PATIENCE), Path(f"{whole}.txt").read_text()[-3000:]

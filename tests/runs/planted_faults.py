@@ -1,10 +1,10 @@
-"""Plant one fault in one rank of a training on two processes, and tell what became of all of them.
+"""Plant one fault in one rank of a training on two ranks, and report what became of both.
 
     python -m tests.runs.planted_faults [name ...]
 
-prints a table as Markdown. The processes are real, reports and exit codes are those of `python train.py`, nothing
-stands above the two ranks (a launcher would end the other one), and every rank writes to a file of its own. A fault is
-a patch in one process (tests/runs/fault_list.py): the program knows nothing of it.
+prints a table as Markdown. The processes are real; reports and exit codes are those of
+`python train.py`. There is no launcher, which would end the other rank, and each rank writes to its
+own file. A fault is a patch in one process (tests/runs/fault_list.py), unknown to the program.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from conf.schema import TrainConfig
 from tests.runs.fault_list import FAULTS, strike
 from tests.runs.process_group import fork_context, free_port
 
-WORKERS_NOTICE = 7.0  # seconds: a loader worker looks every five whether its parent is still there
-LONGEST = 90.0  # seconds that a training may take here before it counts as hanging
+WORKERS_NOTICE = 7.0  # seconds: a loader worker checks for its parent every five
+LONGEST = 90.0  # seconds before a training counts as hanging
 OPTIONS = (
     "data=shapes", "data.shapes={train_images: 32, val_images: 8, image_size: 64, seed: 0}", "data.workers=1",
     "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.multi_scale=[1.0,1.0]",
@@ -44,7 +44,7 @@ CHAINED = re.compile(r"^(During handling of the above|The above exception was th
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the two processes; ``seconds`` are those from the fault to the end of the last one."""
+    """What became of the two ranks; ``seconds`` from the fault to the end of the last one."""
 
     seconds: float
     codes: list[int | None]  # None: it had to be killed
@@ -53,21 +53,21 @@ class Outcome:
 
     @property
     def sentences(self) -> list[str]:
-        """The lines for the user, of both processes."""
+        """The lines for the user, from both ranks."""
         return [line for text in self.texts for line in text.splitlines() if TOLD.search(line)]
 
     @property
     def tracebacks(self) -> int:
-        """Of both processes; an exception with its cause counts once."""
+        """Tracebacks of both ranks; an exception with its cause counts once."""
         return sum(len(TRACEBACK.findall(text)) - len(CHAINED.findall(text)) for text in self.texts)
 
 
 def train_rank(rank: int, port: int, name: str, folder: Path, options: Sequence[str]) -> None:
-    """One process of a training in which the fault ``name`` is planted."""
+    """Run one rank of a training with the fault ``name``."""
     with open(folder / f"rank_{rank}.txt", "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    os.setsid()  # by which the parent knows what this process leaves behind
+    os.setsid()  # lets the parent find what this process leaves behind
     for key in [key for key in os.environ if key.startswith("SLURM")]:
         del os.environ[key]
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
@@ -84,7 +84,7 @@ def train_rank(rank: int, port: int, name: str, folder: Path, options: Sequence[
 
 
 def strike_down(name: str, folder: Path) -> Outcome:
-    """Train in ``folder`` with the fault ``name`` and wait until both processes have ended, at most LONGEST."""
+    """Train in ``folder`` with the fault ``name`` and wait, at most LONGEST, for both ranks."""
     folder.mkdir(parents=True)
     context = fork_context()
     places = (f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", f"run_dir={folder / 'run'}")
@@ -100,7 +100,7 @@ def strike_down(name: str, folder: Path) -> Outcome:
     struck = folder / "struck"
     seconds = time.time() - (struck.stat().st_mtime if struck.exists() else begun)
     if stopped and ranks[1].is_alive():
-        os.kill(ranks[1].pid or 0, signal.SIGKILL)  # only somebody else can end it
+        os.kill(ranks[1].pid or 0, signal.SIGKILL)  # it cannot end itself
         ranks[1].join()
     codes = [process.exitcode for process in ranks]
     ended, until = {process.pid for process in ranks if not process.is_alive()}, time.monotonic() + WORKERS_NOTICE
@@ -115,10 +115,10 @@ def strike_down(name: str, folder: Path) -> Outcome:
 
 
 def members(sessions: set[int | None]) -> list[str]:
-    """``<process id> <name>`` of what lives in these sessions."""
+    """``<process id> <name>`` of the living processes of these sessions."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it may end at this moment
+        with contextlib.suppress(OSError):  # it may just end
             name, rest = path.read_text().split("(", 1)[1].rsplit(")", 1)
             fields = rest.split()
             if int(fields[3]) in sessions and fields[0] != "Z":

@@ -1,4 +1,4 @@
-"""Groups of real processes that run a function of a test together over gloo, each with one thread."""
+"""Groups of real processes that run a test's function together over gloo, one thread each."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ SECONDS = 120
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def fork_context() -> multiprocessing.context.ForkServerContext:
-    """Where processes come from that have imported the project once and computed nothing."""
+    """A fork server that has imported the project and computed nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "torch._dynamo"])  # DDP imports the latter, for seconds
+    context.set_forkserver_preload(["train", "torch._dynamo"])  # DDP's import of the latter is slow
     return context
 
 
 def run_group(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
-    """What ``function(*arguments)``, defined in a module, returns on each of ``world_size`` ranks.
+    """Run a module's ``function(*arguments)`` on ``world_size`` ranks and return each one's result.
 
-    The environment is that of torchrun, so ``init_distributed_mode`` finds the others.
+    The environment is that of torchrun, so ``init_distributed_mode`` finds the peers.
     """
     context = fork_context()
     results: multiprocessing.Queue[tuple[int, bool, Any]] = context.Queue()

@@ -1,4 +1,4 @@
-"""Jobs of a real SLURM, for tests: submit, watch, signal, and look for what they left."""
+"""Jobs of a real SLURM for tests: submit, watch, signal, and look for leftovers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
 
 def slurm_is_up() -> bool:
-    """Whether there is a SLURM with two nodes that take jobs."""
+    """Whether there is a SLURM with two nodes that accept jobs."""
     if shutil.which("sinfo") is None:
         return False
     nodes = subprocess.run(
@@ -27,7 +27,7 @@ def slurm_is_up() -> bool:
 
 
 def answer(*command: str) -> str:
-    """What a command prints."""
+    """The output of a command."""
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
@@ -41,7 +41,7 @@ def until(condition: Callable[[], object], what: Callable[[], str], seconds: flo
 
 @dataclass
 class Job:
-    """A submitted job, or one task of an array (``<job>_<task>``); its output is ``<folder>/job-<number>.out``."""
+    """A submitted job or array task (``<job>_<task>``), with output in ``job-<number>.out``."""
 
     number: str
     folder: Path
@@ -57,7 +57,7 @@ class Job:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def wait_for(self, text: str) -> None:
-        """Until the output holds ``text``."""
+        """Wait until the output contains ``text``."""
         until(lambda: text in self.output or self.fact("JobState") in OVER, lambda: f"no {text!r}: {self.output}")
         assert text in self.output, self.output
 
@@ -65,18 +65,18 @@ class Job:
         """Wait until the job is requeued, and start it without SLURM's delay of two minutes."""
         until(lambda: self.fact("JobState") == "PENDING" or self.fact("JobState") in OVER, lambda: self.output)
         assert self.fact("JobState") == "PENDING", f"{self.fact('JobState')}: {self.output}"
-        time.sleep(3)  # SLURM revokes a job that starts while its last run is still cleared away
+        time.sleep(3)  # SLURM revokes a job that starts before its last run is cleaned up
         answer("scontrol", "update", f"JobId={self.number}", "StartTime=now")
 
     def end(self) -> str:
-        """Wait until the job is over; its state."""
+        """Wait until the job is over and return its state."""
         until(
             lambda: self.fact("JobState") in OVER and not self.processes(), lambda: f"{self.processes()} {self.output}"
         )
         return self.fact("JobState")
 
     def processes(self) -> list[str]:
-        """Command lines of living processes that work for a job of this folder."""
+        """Command lines of the living processes of this folder's jobs."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             try:
@@ -89,7 +89,7 @@ class Job:
 
 
 def submit(script: str, folder: Path, sbatch: list[str], options: list[str], python: str = sys.executable) -> Job:
-    """Submit one of scripts/slurm from outside the repository, to work in ``folder``; one thread in each process."""
+    """Submit a script of scripts/slurm to work in ``folder``, with one thread per process."""
     number = answer(
         "sbatch", "--parsable", "--cpus-per-task=1", f"--chdir={folder}", f"--output={folder}/job-%j.out",
         f"--export=ALL,PYTHON={python},OMP_NUM_THREADS=1", *sbatch,

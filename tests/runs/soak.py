@@ -1,9 +1,10 @@
-"""Train for hours on two processes, with evaluations and checkpoints, and watch memory, open files and threads.
+"""Train for hours on two ranks with evaluations, and watch memory, open files and threads.
 
     python -m tests.runs.soak [minutes=120] [processes=2] [folder=<for the run and its table>]
 
-Each minute a row of soak.csv for each training process and all its loader workers together. At the end a line for
-each: the mean of the second tenth of the time against that of the last tenth, and the slope between them.
+Each minute adds a row to soak.csv for each rank, and one for all its loader workers together. At
+the end a line for each compares the mean of the second tenth of the time with that of the last
+tenth and gives the slope between them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ OPTIONS = (
 
 
 def memory(process: int) -> float:
-    """MB in use that are not shared with other processes; 0 for one that has ended."""
+    """MB that a process does not share with others; 0 if it has ended."""
     try:
         rows = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -60,7 +61,7 @@ def last_step(run: Path) -> int:
 
 
 def soak(folder: Path, minutes: int, processes: int) -> list[dict[str, float]]:
-    """The rows of the table, written as they come; the training is stopped by a signal in the end."""
+    """Write the rows of the table as they come and return them; finally stop the training."""
     run, rows = folder / "run", []
     ranks = start(run, processes, *OPTIONS)
     with (folder / "soak.csv").open("w", newline="") as file:

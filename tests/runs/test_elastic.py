@@ -1,4 +1,4 @@
-"""Trainings on one and two machines under torchrun, with workers and agents that are killed and a link that is cut."""
+"""Trainings under torchrun on one and two machines: killed workers and agents, and a cut link."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.train_utils.test_distributed import clean_environment
 from train_utils.run.checkpoint import load_last
 
 SHAPES = ShapesConfig(train_images=60, val_images=6, image_size=64, seed=0)
-EPOCHS = 400  # more than anyone waits for
-TIME_OUT = 30  # within which survivors are to end, and for all to meet
+EPOCHS = 400  # more than a test waits for
+TIME_OUT = 30  # for survivors to end, and for the rendezvous
 MESSAGE = re.compile(r"^error: (.*)$", re.MULTILINE)
 NOISE = re.compile(r"/train(_utils/\w+)?\.py\", line|terminate called")  # torchrun prints a traceback of its own
 
@@ -34,13 +34,13 @@ pytestmark = [
 
 @dataclass
 class Elastic:
-    """Trainings in ``folder``: torchrun agents, and the processes that these start."""
+    """Trainings in ``folder``: torchrun agents and the processes they start."""
 
     folder: Path
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, launcher: list[str], prefix: list[str] | None = None, **environment: str) -> None:
-        """One more agent; its output is ``agent-<n>.txt``."""
+        """Start one more agent, with output in ``agent-<n>.txt``."""
         shapes = f"{{train_images: {SHAPES.train_images}, val_images: {SHAPES.val_images}, image_size: 64, seed: 0}}"
         command = [
             *(prefix or []), sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *launcher,
@@ -61,7 +61,7 @@ class Elastic:
         return "\n".join(self.output(number) for number in range(len(self.agents)))
 
     def processes(self, agent: subprocess.Popen[bytes] | None = None) -> list[int]:
-        """The living processes of the trainings, with data workers; those that ``agent`` started itself."""
+        """The living processes of the trainings, with workers, or the children of ``agent``."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             try:
@@ -81,7 +81,7 @@ class Elastic:
         return logs[0].read_text() if logs else ""
 
     def wait_until_it_trains(self, starts: int) -> None:
-        """Until the ``starts``-th start has made an epoch."""
+        """Wait until the ``starts``-th start has finished an epoch."""
 
         def it_trains() -> bool:
             assert all(agent.poll() is None for agent in self.agents), self.outputs()
@@ -127,7 +127,7 @@ def test_two_machines_restart_together_and_both_end_when_the_link_between_them_i
     with two_machines() as machines:
         meeting = ["--rdzv-backend=c10d", "--rdzv-id=two", f"--rdzv-endpoint={machines[0].address}:29400"]
         for machine in machines:
-            # Both have one host name, by which torchrun would know where it is to open the meeting point.
+            # Both share a host name, by which torchrun would decide who hosts the rendezvous.
             own = [f"--local-addr={machine.address}", f"--rdzv-conf=is_host={int(machine is machines[0])}"]
             elastic.start(
                 ["--nnodes=2", "--max-restarts=1", *meeting, *own],

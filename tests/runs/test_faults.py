@@ -1,4 +1,4 @@
-"""A fault on one of two processes ends both, soon, and is told once; tests/runs/planted_faults.py plants many."""
+"""A fault on one of two ranks soon ends both and is reported once (see planted_faults.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.runs.fault_list import FAULTS
 from tests.runs.planted_faults import strike_down
 
 pytestmark = pytest.mark.slow
-ENDING = {  # and how the one telling begins
+ENDING = {  # with the start of the single report
     "val-set": "Traceback",
     "loss-1": "Traceback",
     "evaluation": "Traceback",
@@ -22,7 +22,7 @@ ENDING = {  # and how the one telling begins
 GOING_ON = ("full-disk-log", "slow")
 
 
-def test_faults_end_all_processes_and_are_told_once(tmp_path: Path) -> None:
+def test_faults_end_all_ranks_and_are_reported_once(tmp_path: Path) -> None:
     names = (*ENDING, *GOING_ON, "interrupt")
     with ThreadPoolExecutor(2) as pool:
         outcomes = dict(

@@ -1,4 +1,4 @@
-"""What one system has and another lacks is taken away: the programs run like on macOS, and say no on Windows."""
+"""Without what only Linux has, the programs run as on macOS and refuse as on Windows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_python(text: str, folder: Path, **environment: str) -> subprocess.Comple
 
 @pytest.mark.slow
 def test_the_programs_run_where_only_macos_has_its_part(tmp_path: Path) -> None:
-    """A training with spawned workers, its evaluation, detections and the check of its data, in one process."""
+    """Train with spawned workers, evaluate, detect and check the data, in one process."""
     ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=8, val_images=4, image_size=64, seed=0))
     data = [
         "data=shapes", f"data.root={tmp_path}/shapes", "data.workers=1", "data.index_dir=index",

@@ -1,4 +1,4 @@
-"""How a training asks the job script that started it for a requeue, and what a dry run leaves: in this process."""
+"""How a training asks its job script for a requeue, and what a dry run leaves; in this process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
 
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
-    """Let this process receive a real signal when it is about to make ``step``."""
+    """Send this process a real signal just before it makes ``step``."""
     decide = StepDecisions.decide
 
     def signalled(self: StepDecisions, finite: bool, steps_done: int) -> Decision:
@@ -77,7 +77,7 @@ def test_a_stop_by_slurm_asks_for_a_requeue_behind_the_checkpoint_and_only_with_
         train(config)
     assert marker.exists() and seen == [1], "not behind its checkpoint"
     marker.unlink()
-    with monkeypatch.context() as patch:  # in the very last step: the run is over, and says its figures
+    with monkeypatch.context() as patch:  # in the last step: the run is over and shows its figures
         signal_at(patch, 2 * STEPS, number)
         train(replace(config, run_dir=None, resume=str(run)))
     assert not marker.exists()

@@ -1,4 +1,4 @@
-"""Real processes that are killed or asked to stop, and go on: the same training, also on another number of them."""
+"""Real runs that are killed or stopped resume the same training, even on another world size."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on_alone(tmp_path: 
 
 
 def rows(run: Path) -> list[list[str]]:
-    """The losses of metrics.csv."""
+    """The losses in metrics.csv."""
     table = run / "metrics.csv"
     return [line.split(",")[2:7] for line in table.read_text().splitlines()[1:]] if table.exists() else []
 
 
 def train_in_job(step: int, restarts: int, output: str, options: list[str]) -> None:
-    """One training of a SLURM job, as `srun --exact -n1 python train.py` starts it, what it prints in a file."""
+    """Start a training as `srun --exact -n1 python train.py` does in a job, output in a file."""
     for key in [key for key in os.environ if key.startswith(("SLURM", "RANK", "WORLD", "LOCAL"))]:
         del os.environ[key]
     os.environ |= {"SLURM_JOB_ID": "41", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
@@ -77,7 +77,7 @@ def train_in_job(step: int, restarts: int, output: str, options: list[str]) -> N
 def test_two_steps_of_one_job_train_in_two_folders_and_go_on_there_after_a_requeue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in the midst of it; and a third that asks for a folder in use ends in a sentence."""
+    """Both are killed halfway; a third that asks for a folder in use gets an error."""
     monkeypatch.chdir(tmp_path)
     mine = [option for option in OPTIONS if not option.startswith(("resume", "train.epochs"))]
     mine += ["data.root=shapes", "data.index_dir=index", "evaluate.every=0"]
@@ -107,7 +107,7 @@ def test_two_steps_of_one_job_train_in_two_folders_and_go_on_there_after_a_reque
     rates = {run: yaml.safe_load((run / "config.yaml").read_text())["optim"]["lr"] for run in runs}
     assert sorted(rates.values()) == [0.001, 0.002]
     steps = {run: load_last(run)[0]["step"] for run in runs}
-    longer = ["train.epochs=500", "train.timeout_seconds=40"]  # the folder is found by what concerns the training
+    longer = ["train.epochs=500", "train.timeout_seconds=40"]  # the time-out does not identify a run
     again = [begin(step, *longer, restarts=1) for step in (0, 1)]
     until = time.monotonic() + PATIENCE
     while not all(load_last(run)[0]["step"] > steps[run] for run in runs):

@@ -1,7 +1,7 @@
-"""train.deterministic=true on CPUs: the weights have the same bits on 1, 2 and 3 processes of 1 and 2 threads.
+"""train.deterministic=true on CPUs: same weight bits on 1, 2 and 3 ranks with 1 and 2 threads.
 
-What is tried is made from the registers of layers, activations and options, so that a new one comes in by itself or is
-missed by name.
+The cases come from the registers of layers, activations and options, so a new one is covered
+automatically or reported by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from train_utils.run.same_training import WITHOUT_EFFECT
 PROCESSES, THREADS = (1, 2, 3), (1, 2)
 STEPS, BATCH, SIDE = 2, 6, 40  # 10 x 10 cells times odd channels: no multiple of a vector's width
 
-# For each kind of section, lines that use all of its options; each is one network between two convolutions.
+# Lines that use all options of each section type; each is a network between two convolutions.
 LAYERS = {
     "convolutional": [
         conv(7, 3, 2, "mish", groups=1, padding=1, pad=0), conv(14, 3, groups=7, dilation=2, stride_x=1, stride_y=1),
@@ -71,11 +71,11 @@ HEADS = [
     head(0, 1, iou_loss="ciou", iou_normalizer=0.1, cls_normalizer=0.5, obj_normalizer=0.4, ignore_thresh=0.3),
     head(0, 1, iou_loss="mse", truth_thresh=0.6, iou_thresh=0.3, label_smooth_eps=0.1),
 ]  # fmt: skip
-ACTIVATIONS_EACH, LINES_EACH = 8, 3  # of a network: more would be harder to tell apart where one fails
+ACTIVATIONS_EACH, LINES_EACH = 8, 3  # per network: with more, a failure is harder to locate
 
 
 def networks() -> Iterator[str]:
-    """The .cfg files that are trained: each has some of the activations, or some of the lines above."""
+    """The .cfg files to train: each has some of the activations or some of the lines above."""
     names = list(ACTIVATIONS)
     layers = [conv(7, 3, activation=name, batch_normalize=number % 2) for number, name in enumerate(names)]
     middles = ["".join(part) for part in parts_of(layers, ACTIVATIONS_EACH)]
@@ -98,7 +98,7 @@ def digest(tensors: dict[str, Tensor]) -> str:
 
 
 def trained_network(text: str, number: int, world: World) -> str:
-    """The bits of a network after some steps on this rank's images of noise, one of them without objects."""
+    """The bits of a network after some steps on this rank's noise, one image without objects."""
     torch.manual_seed(number)
     model = Darknet(parse_cfg(text, "case.cfg")).to(memory_format=torch.channels_last)
     model.init_head_biases()
@@ -153,7 +153,7 @@ def test_networks_of_all_layers_and_activations() -> None:
 
 
 def compare(function: Any, *arguments: Any) -> None:
-    """``function`` on groups of all sizes: the same values by the same keys, whatever stands before the colon."""
+    """Run ``function`` on groups of all sizes and require equal values for keys after the colon."""
     expected: dict[str, str] = {}
     different = []
     for processes in PROCESSES:
@@ -167,7 +167,7 @@ def compare(function: Any, *arguments: Any) -> None:
     assert different == [], f"{len(different)} trainings differ"
 
 
-# What options are set to besides their defaults, where the type does not tell; ranges are in the dataclasses.
+# Values to try for options whose type does not suggest one; ranges are in the dataclasses.
 VALUES: dict[str, list[Any]] = {
     "train.epochs": [1], "train.batch_size": [6], "train.image_size": [64], "train.multi_scale": [[0.5, 1.5]],
     "train.seed": [3], "train.precision": [Precision.float64, Precision.bfloat16, Precision.float32],
@@ -184,7 +184,7 @@ SHAPES = ShapesConfig(train_images=13, val_images=1, image_size=64, seed=0)  # t
 
 
 def alternatives(section: str, kind: type) -> Iterator[tuple[str, list[Any]]]:
-    """Of each option that changes the weights the values to try."""
+    """The values to try for each option that changes the weights."""
     for name, annotation in get_type_hints(kind).items():
         key = f"{section}.{name}"
         if key in WITHOUT_EFFECT or name == "name" or key == "train.sync_bn":
@@ -196,7 +196,7 @@ def alternatives(section: str, kind: type) -> Iterator[tuple[str, list[Any]]]:
 
 
 def option_lists() -> list[list[str]]:
-    """Command lines: in each every option has another of its values, as far as there are more."""
+    """Command lines, each with other values of every option as long as there are any."""
     found = []
     for loss in ("yolov3", "yolov3", "darknet"):
         table = dict(alternatives("loss", LOSSES[loss]))
@@ -235,7 +235,7 @@ def train_options(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_every_option_of_a_training(tmp_path: Path) -> None:
-    """All options that change weights, away from their defaults; the images of a pass are those of one process."""
+    """Set all options that change weights; the images per pass are those of one rank."""
     ensure_shapes(tmp_path / "shapes", SHAPES)
     middle = conv(9, 3, 2, "mish") + section("dropout", probability=0.2) + conv(9, 3, 2, "swish")
     (tmp_path / "net.cfg").write_text(cfg(conv(7, 3, 2), middle, head(0, 1), side=64))

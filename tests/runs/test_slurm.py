@@ -1,4 +1,4 @@
-"""The sbatch scripts on a real SLURM of two nodes; skipped where none runs (.ci/run starts one)."""
+"""The sbatch scripts on a real SLURM of two nodes; skipped without one (.ci/run starts one)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder whose path has a space."""
+    """A working folder with a space in its path."""
     path = tmp_path_factory.mktemp("with space") / "a b"
     ensure_shapes(path / "shapes", SHAPES)
     return path
@@ -56,7 +56,7 @@ def run_of(job: Job) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Path:
-    """The run of a job that nothing disturbs."""
+    """The run of an undisturbed job."""
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder))
     assert job.end() == "COMPLETED", job.output
     assert job.output.count("4 processes x 2 images x 1 passes") == 1, "the processes did not form one run"
@@ -65,7 +65,7 @@ def whole(folder: Path) -> Path:
 
 
 def assert_same_run(job: Job, whole: Path, stopped_by: str) -> None:
-    """The job was stopped once within an epoch, requeued, and ended as if it had not been."""
+    """Assert that the job was stopped within an epoch, requeued, and ended as if undisturbed."""
     assert job.fact("Restarts") == "1"
     stops = re.findall(r"^stopped at step (\d+) by (\w+)", job.output, re.MULTILINE)
     assert len(stops) == 1 and stops[0][1] == stopped_by and int(stops[0][0]) % (STEPS // 2) != 0, stops
@@ -77,7 +77,7 @@ def assert_same_run(job: Job, whole: Path, stopped_by: str) -> None:
 
 
 def test_a_job_trains_on_two_nodes(whole: Path) -> None:
-    """One torchrun on each, with two processes."""
+    """One torchrun per node, with two processes each."""
     assert load_last(whole)[0]["world_size"] == 4 and (whole / "train.log").is_file()
 
 
@@ -85,7 +85,7 @@ def test_a_job_trains_on_two_nodes(whole: Path) -> None:
 def test_a_job_that_receives_usr1_in_mid_epoch_is_requeued_and_ends_with_the_same_weights(
     folder: Path, whole: Path
 ) -> None:
-    """With one srun task for each process; the other launcher made the undisturbed run."""
+    """One srun task per rank; the undisturbed run used torchrun."""
     job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder))
     job.wait_for(BEGUN)
     answer("scancel", "--batch", "--signal=USR1", job.number)  # as --signal=B:USR1@120 does before the time limit
@@ -96,7 +96,7 @@ def test_a_job_that_receives_usr1_in_mid_epoch_is_requeued_and_ends_with_the_sam
 
 @pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(folder: Path, whole: Path) -> None:
-    """With torchrun, whose agents receive SIGTERM, too, and end with code 1."""
+    """With torchrun, whose agents also receive SIGTERM and exit with code 1."""
     job = submit("train.sbatch", folder, [*TWO_BY_TWO, "--partition=preempt"], options(folder))
     job.wait_for(BEGUN)
     answer("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
@@ -107,7 +107,7 @@ def test_a_preempted_job_is_requeued_and_ends_with_the_same_weights(folder: Path
 
 @pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_an_array_trains_each_line_and_requeues_only_the_task_that_was_stopped(folder: Path) -> None:
-    """The last task's job number is that of the whole array."""
+    """The last task shares its job id with the whole array."""
     sweep = folder / "sweep.txt"
     sweep.write_text(
         "# one line for each task\noptim.lr=0.001\n\noptim.lr=0.002 train.multi_scale='[1.0, 1.0]'\n"
@@ -145,17 +145,17 @@ def test_scancel_ends_every_process_and_nothing_is_requeued(folder: Path) -> Non
 
 
 def training(job: Job) -> list[str]:
-    """The processes of a job, torchrun's own left out."""
+    """The processes of a job, without torchrun's own."""
     return [arguments for arguments in job.processes() if "torch.distributed.run" not in arguments]
 
 
 @pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) -> None:
-    """Its slurmd is killed, which SLURM notices after SlurmdTimeout. Checkpoints are those of the clock: no signal
-    reaches the training in time to save another.
+    """The test kills its slurmd, which SLURM notices after SlurmdTimeout.
 
-    The torchrun of node2, which SLURM cannot reach any more, may outlast the training: where its own processes heard
-    from the others in time and ended well, torch has it wait up to 300 s for the other torchrun, which is gone.
+    Checkpoints are periodic ones: no signal reaches the training in time to save another. The
+    torchrun of node2, out of SLURM's reach, may outlast the training: if its own processes heard
+    from their peers in time and ended well, torch waits up to 300 s for the other torchrun.
     """
     pattern = "slurmd -N node2"
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder, "train.epochs=500", "train.save_every_steps=5"))
@@ -177,7 +177,7 @@ def test_a_lost_node_ends_the_job_on_all_nodes_and_it_is_requeued(folder: Path) 
 
 @pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_a_rank_that_fails_ends_the_job_and_is_told_once(folder: Path) -> None:
-    """A picture that only one rank reads is broken after the index was built."""
+    """A picture that only one rank reads breaks after the index was built."""
     broken = sorted((folder / "shapes").rglob("train/*.jpg"))[100]
     good = broken.read_bytes()
     try:
@@ -192,7 +192,7 @@ def test_a_rank_that_fails_ends_the_job_and_is_told_once(folder: Path) -> None:
 
 
 def test_arguments_reach_the_programs_as_they_were_written(folder: Path) -> None:
-    """With a stand-in for Python that prints them; an exit code of its own is the job's."""
+    """A stand-in for Python prints them; its exit code becomes the job's."""
     stand_in = folder / "print arguments"
     stand_in.write_text('#!/bin/bash\nprintf \'<%s>\' "$OMP_NUM_THREADS" "$@"\necho\nexit 7\n')
     stand_in.chmod(0o755)
@@ -235,7 +235,7 @@ WAYS = {
 
 @pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="half a minute: ALL_SLURM_TESTS=1")
 def test_each_way_to_ask_for_gpus_gives_a_node_of_the_step_all_that_the_job_has_there(folder: Path) -> None:
-    """With a stand-in for Python that prints what it sees."""
+    """A stand-in for Python prints what it sees."""
     stand_in = folder / "print gpus"
     stand_in.write_text('#!/bin/bash\necho "sees ${SLURM_GPUS_ON_NODE:-0}: $*"\n')
     stand_in.chmod(0o755)
@@ -255,7 +255,7 @@ def test_each_way_to_ask_for_gpus_gives_a_node_of_the_step_all_that_the_job_has_
 
 @pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
 def test_evaluation_as_a_job_gives_the_figures_of_the_training(folder: Path, whole: Path) -> None:
-    """On a node without GPUs, where the tasks of a node say how many processes torchrun starts."""
+    """Without GPUs, the tasks per node set the number of processes that torchrun starts."""
     shape = ["--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=0"]
     job = submit("eval.sbatch", folder, shape, [f"ckpt='{whole}/checkpoints/last.pt'", "out=scored"])
     assert job.end() == "COMPLETED", job.output

@@ -1,4 +1,4 @@
-"""The same training on any number of processes: the same samples, and the same weights after the same steps."""
+"""A training gives the same samples and the same weights on any number of ranks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from train_utils.processes.world import World
 from train_utils.run.checkpoint import load_checkpoint
 
 SHAPES = {"train_images": 27, "val_images": 2, "image_size": 64, "seed": 0}  # three steps of 8, and 3 that fill none
-# By precision: the options of the training, and what relative difference is allowed. Without train.deterministic, at
-# random weights rounding to float32 alone turns gradients by several per cent.
+# Options and allowed relative difference, by precision. Without train.deterministic, rounding to
+# float32 alone changes gradients at random weights by several per cent.
 PLAN = {
     "float64": (["optim.lr=0.01"], 1e-9),
     "float32": (["train.deterministic=true", "optim.lr=0.01"], 0.0),
@@ -54,7 +54,7 @@ def sizes(passes: int, processes: int) -> str:
 
 
 def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
-    """The part of this rank in one training."""
+    """Run this rank's part of a training."""
     common = ["train.check_sync_every=1", "optim.clip_norm=10", "evaluate.confidence=0.5", "logger.pictures=false"]
     train(options(folder, f"run_dir={run_dir}", *common, *more))
 
@@ -62,7 +62,7 @@ def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", list(PLAN))
 def test_weights_do_not_depend_on_the_number_of_processes(folder: Path, precision: str) -> None:
-    """With two passes a step; the average, statistics and momentum, too."""
+    """With two passes per step; compares average, statistics and momentum as well."""
     more, tolerance = PLAN[precision]
     states = []
     for processes in (1, 2, 4):
@@ -87,7 +87,7 @@ def test_the_measure_of_differences() -> None:
 
 
 def micro_batches(folder: Path, world_size: int, workers: int) -> list[list[tuple[Tensor, Tensor]]]:
-    """Of each pass of two epochs: every sample as its picture and rows of targets, in the order of the data set."""
+    """Samples of each pass of two epochs, as (picture, targets) in the order of the data set."""
     config = options(folder, "model=yolov3-tiny", sizes(2, world_size), "train.epochs=2")
     config = replace(config, data=replace(config.data, workers=workers))
     annotations = open_split(config.data, "train", init_distributed_mode("cpu", 60))
@@ -109,7 +109,7 @@ def samples(batch: Batch) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_samples_depend_neither_on_processes_nor_on_workers(folder: Path) -> None:
-    """Which images, their mosaics, colours and boxes, and the size of each step, to the last bit."""
+    """Images, mosaics, colours, boxes and the size of each step are the same to the last bit."""
     expected = micro_batches(folder, 1, 0)
     assert len({image.shape for micro_batch in expected for image, _ in micro_batch}) > 1, "only one size was drawn"
     for world_size, workers in ((2, 0), (4, 0), (2, 2)):
@@ -126,7 +126,7 @@ def test_samples_depend_neither_on_processes_nor_on_workers(folder: Path) -> Non
 
 
 def test_deterministic_passes_hold_the_images_of_one_process(folder: Path) -> None:
-    """Whatever the number of processes, since batch statistics follow from them; else each takes what it can."""
+    """With any number of ranks, since batch statistics depend on it; else each takes what fits."""
     annotations = open_split(options(folder, "model=yolov3-tiny").data, "train", init_distributed_mode("cpu", 60))
 
     def passes(world_size: int, *more: str) -> tuple[int, int]:
@@ -145,7 +145,7 @@ def test_deterministic_passes_hold_the_images_of_one_process(folder: Path) -> No
 
 @pytest.mark.slow
 def test_patience_ends_all_processes_together(folder: Path) -> None:
-    """Only the first process has the figures; AP stays 0 at this learning rate."""
+    """Only rank 0 has the figures; AP stays 0 at this learning rate."""
     run_dir = folder / "patience"
     still = ["model=yolov3-tiny", "model.width=0.125", "train.epochs=6", "train.patience=1", "optim.lr=1e-9"]
     run_group(train_here, 2, folder, run_dir, [*still, "train.timeout_seconds=34", "evaluate.every=1"])

@@ -1,4 +1,4 @@
-"""Two machines in one, for tests: network namespaces with an address each, joined by a link that can be cut."""
+"""Two machines in one for tests: network namespaces joined by a link that can be cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ip(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def why_not() -> str | None:
-    """Why there can be no namespaces here; None where there can."""
+    """Why there can be no namespaces here; None if there can."""
     if shutil.which("ip") is None:
         return "no ip (package iproute2)"
     name = f"probe-{os.getpid()}"
@@ -42,7 +42,7 @@ class Machine:
 
 @contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
-    """Both, joined; taken away afterwards with all that still runs on them."""
+    """Create and join both; remove them afterwards with everything that still runs on them."""
     machines = tuple(Machine(f"yolo-{os.getpid()}-{n}", address) for n, address in enumerate(ADDRESSES))
     first, second = machines
     try:
@@ -62,11 +62,11 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
 
 
 def must(*arguments: str) -> None:
-    """``ip`` where nothing goes without it."""
+    """Run ``ip``, which must succeed."""
     done = ip(*arguments)
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
 
 
 def cut(machine: Machine) -> None:
-    """Cut the link: from now on nothing arrives on either side, and no one is told."""
+    """Cut the link: from now on nothing arrives on either side, and neither is notified."""
     must("-n", machine.name, "link", "set", INTERFACE, "down")

@@ -1,4 +1,4 @@
-"""scripts/anchors.py: the file it writes is a model that train.py takes."""
+"""scripts/anchors.py writes a model file that train.py accepts."""
 
 from __future__ import annotations
 

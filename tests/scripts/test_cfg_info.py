@@ -1,4 +1,4 @@
-"""The description of a .cfg: published sizes, every kind of layer in a row, and mistakes as one sentence."""
+"""The description of a .cfg: published sizes, every kind of layer, and errors in one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def described(capsys: pytest.CaptureFixture[str], *overrides: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-# reference.md section 4: layers, convolutions, parameters, bytes of the .weights file, GFLOPs at 608 pixels.
+# reference.md section 4: layers, convolutions, parameters, bytes of .weights, GFLOPs at 608 pixels.
 @pytest.mark.parametrize(
     ("name", "published"),
     [

@@ -1,4 +1,4 @@
-"""The program that looks a data set over: its report in three forms, its exit codes, and that it changes nothing."""
+"""The data set check: its report in three formats, its exit codes, and no side effects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VOID = {"meta", "img"}
 
 
 class Page(HTMLParser):
-    """Collects what a page loads and shows, and sees to it that its elements are closed in order."""
+    """Collects what a page loads and shows, and checks that its elements close in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def overrides(drawn: DrawnSet, out: Path) -> list[str]:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int, int, bytes]]:
-    """All that is below a folder: modes, times and content."""
+    """Modes, times and content of everything below a folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
@@ -119,7 +119,7 @@ def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest
 
 
 def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """0 for a clean set, 1 for problems, 2 for a mistake in the options or no data set."""
+    """0 for a clean set, 1 for problems, 2 for wrong options or no data set."""
     drawn = DrawnSet(tmp_path / "set")
     options = [*overrides(drawn, tmp_path / "out"), "pictures=0"]
 
@@ -193,7 +193,7 @@ def test_bccd_has_the_faults_that_are_known(
     options = [f"data={data}", f"data.root={shared_dir}/data/bccd", f"out={tmp_path}", "pictures=0"]
     report = check(compose("check_data", CheckDataConfig, options))
     assert {(entry["split"], entry["kind"]): entry["count"] for entry in report["problems"]} == problems
-    # One field under the microscope at two depths of focus: BloodImage_00038 of train and 00037 of val.
+    # One microscope field at two depths of focus: BloodImage_00038 of train and 00037 of val.
     (note,) = report["notes"]
     assert (note["split"], note["kind"], note["count"]) == (
         "train and val",

@@ -1,4 +1,4 @@
-"""CSV files as people have them, from the command line to the boxes that a training reads."""
+"""Typical CSV files, from the command line to the boxes that a training reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ VIA = "filename,file_size,file_attributes,region_count,region_id,region_shape_at
 OPEN_IMAGES = (
     "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsTruncated,IsGroupOf,IsDepiction,IsInside\n"
 )
-# Each says: a.jpg (80 x 60) has a cat at x 10..40, y 20..35; sub/b.png (50 x 40) a dog at x 5..25, y 4..14.
+# In each, a.jpg (80 x 60) has a cat at x 10..40, y 20..35; sub/b.png (50 x 40) a dog at x 5..25,
+# y 4..14.
 FILES = {
     "torchvision": "path,x1,y1,x2,y2,class\na.jpg,10,20,40,35,cat\nsub/b.png,5,4,25,14,dog\n",
     "keras-retinanet": "/home/me/a.jpg,10,20,40,35,cat\nb.png,5,4,25,14,dog\n",

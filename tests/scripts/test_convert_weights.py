@@ -1,4 +1,4 @@
-"""Conversion of weights as people type it, and that what comes out serves every program."""
+"""Conversion of weights from the command line; every program reads the results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Command = Callable[..., str]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
-    """What ``python -m scripts.convert_weights <arguments>`` prints, or with code=2 its one sentence of error."""
+    """Output of ``python -m scripts.convert_weights``, or with code=2 its error sentence."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.cfg").write_text(cfg_text())
 
@@ -107,7 +107,7 @@ def test_published_networks_there_and_back(name: str, command: Command, shared_d
 
 
 def test_a_converted_checkpoint_is_opened_by_the_programs(command: Command, tmp_path: Path) -> None:
-    """predict and export (open_detector), initial weights, eval's configuration; each with the values of the file."""
+    """Detector, initial weights and eval's configuration all have the values of the file."""
     write_random(small(), tmp_path / "a.weights")
     command("weights=a.weights", "model.cfg=small.cfg", "out=a.pt", "model.bn_eps=1e-3", "image_size=64")
     expected = Darknet(load_cfg(tmp_path / "small.cfg"), bn_eps=1e-3).eval()
@@ -160,7 +160,7 @@ def test_a_state_dict_of_another_system_becomes_a_checkpoint(command: Command, t
 
 
 def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
-    """Another class count and width: Darknet needs a .cfg with the filters and classes that the network has."""
+    """Another class count and width: Darknet needs a .cfg with the right filters and classes."""
     write_random(small(5, width=2.0), tmp_path / "wide.weights")
     (tmp_path / "five.names").write_text("a\nb\nc\nd\ne\n")
     network = ("model.cfg=small.cfg", "model.width=2")
@@ -236,7 +236,7 @@ def test_nonsense_is_refused_in_one_sentence(
 
 @pytest.mark.slow
 def test_training_and_evaluation_with_converted_weights(command: Command, tmp_path: Path) -> None:
-    """Figures survive both conversions, a training from them goes on counting images, and none is resumed from them."""
+    """Figures survive both conversions; trainings from them count on, but none resumes."""
     ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0))
     data = [
         "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",

@@ -1,4 +1,4 @@
-"""scripts/get_data.py from the command line to the files, against a server on this machine."""
+"""scripts/get_data.py from the command line to the files, against a local server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_names() -> None:
 def test_without_a_network_it_says_at_once_how_to_fetch_by_hand(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The host has no name, nobody listens, or nobody answers, as behind a firewall that drops packets."""
+    """The host is unknown, nobody listens, or nobody answers, as behind a firewall."""
     monkeypatch.setattr(download_module, "CONNECT_SECONDS", 0.2)
     monkeypatch.setattr(download_module.time, "sleep", lambda _: pytest.fail("it tries again"))
     root = tmp_path / "root"
@@ -64,7 +64,7 @@ def test_without_a_network_it_says_at_once_how_to_fetch_by_hand(
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
         waiting = [stack.enter_context(socket.socket()) for _ in range(2)]
-        for client in waiting:  # they fill the queue, so that the kernel drops what comes next
+        for client in waiting:  # fills the queue, so that the kernel drops the next connection
             client.setblocking(False)
             client.connect_ex(deaf.getsockname())
         base = address.format(closed=closed.getsockname()[1], deaf=deaf.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The sbatch scripts under stand-ins for srun and scontrol: what they ask of a step, for each way to ask for GPUs."""
+"""The sbatch scripts with stand-ins for srun and scontrol: the step for each GPU request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if [[ $2 == hostnames ]]; then printf 'n%s\\n' $(seq "$SLURM_JOB_NUM_NODES"); el
 """
 PYTHON = "#!/bin/bash\necho python 3.99 torch 9\n"
 TORCHRUN, SRUN_TASKS = "train.sbatch", "train_srun.sbatch"
-# What SLURM sets for each way to ask: two nodes, and GPUs or none on each.
+# What SLURM sets for each request: two nodes, and GPUs or none on each.
 CASES = {
     "gpus-per-node": (TORCHRUN, {"SLURM_GPUS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "4"}, 4),
     "gres": (TORCHRUN, {"SLURM_GPUS_ON_NODE": "4"}, 4),

@@ -75,7 +75,7 @@ class DrawnFiles:
     def picture(
         self, path: Path, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray
     ) -> None:
-        """Write ``image`` (uint8 RGB) with ``boxes`` (n, 4; x1, y1, x2, y2 in pixels) to ``path``."""
+        """Write ``image`` (uint8 RGB) with ``boxes`` (n, 4: x1, y1, x2, y2 in pixels)."""
         self._wait(2 * self._threads)
         self._running.append(self._pool.submit(self._write_picture, path, image, boxes, classes, scores))
 

@@ -49,7 +49,8 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
 def draw_targets(images: np.ndarray, targets: np.ndarray, names: Sequence[str], out: Path, count: int = 16) -> None:
     """Save the first images of a training batch with their boxes.
 
-    ``images`` uint8 (B, 3, H, W) RGB; ``targets`` (T, 6): image in the batch, class, cx, cy, w, h in pixels.
+    ``images`` is uint8 RGB (B, 3, H, W); ``targets`` (T, 6) are image in the batch, class, cx, cy,
+    w, h in pixels.
     """
     groups = []
     for i, image in enumerate(images[:count]):

@@ -47,7 +47,8 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
         os.replace(temporary, path)
         sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
-        _remove_if_there(temporary)
+        if temporary.is_file():
+            temporary.unlink()
         raise CheckpointError(
             f"cannot write {path}: {_first_sentence(error)} ({_free_bytes(path)} bytes are free there). "
             "fix: free some space, or choose another run_dir"
@@ -172,11 +173,6 @@ def _is_intact(file: Path) -> bool:
         return bool(content["digest"] == digest_of(content["state"]))
     except Exception:  # as in _read
         return False
-
-
-def _remove_if_there(path: Path) -> None:
-    if path.is_file():
-        path.unlink()
 
 
 def _free_bytes(path: Path) -> str:

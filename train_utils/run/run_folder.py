@@ -65,7 +65,7 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
             claim = _claim(folder, key, patient=True)
             if isinstance(claim, str):
                 raise TrainError(
-                    f"{key}={folder} is in use by {claim}. fix: stop that run or wait for its end, or another run_dir"
+                    f"{key}={folder} is in use by {claim}. fix: wait for its end or stop it, or give another run_dir"
                 )
             if resume is None and _holds_run(folder):
                 claim.release(used=False)

@@ -59,7 +59,7 @@ def choose_backend(name: str) -> str:
 
 
 def curves(truth: GroundTruth, detections: Detections, backend: str) -> Curves:
-    """Precision and recall by the library ``backend``, one of BACKENDS; ``detections`` may come in any order."""
+    """Precision and recall by ``backend``, a key of BACKENDS; ``detections`` in any order."""
     assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
     by_id = np.argsort(truth.image_ids)
     position = np.empty(len(by_id), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The largest batch that fits: the search, what a CPU counts, what a GPU tries, and that nothing else changes."""
+"""The largest batch that fits: search, counts on a CPU, trials on a GPU, and no side effects."""
 
 from __future__ import annotations
 

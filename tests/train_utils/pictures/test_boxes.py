@@ -71,7 +71,7 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"cannot write .*file/a.png.* fix: another out="):
         with DrawnFiles(["a"], threads=2) as files:
             files.picture(tmp_path / "file" / "a.png", image, *NOTHING)
-    with pytest.raises(TrainError, match="does not say how many frames"):
+    with pytest.raises(TrainError, match="does not give its frame rate"):
         with DrawnFiles(["a"], threads=2) as files:
             files.frame(tmp_path / "a.mp4", 0.0, image, *NOTHING)
     with pytest.raises(TrainError, match="differ in size"):

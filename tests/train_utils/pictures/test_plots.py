@@ -118,7 +118,7 @@ def test_curves_leave_out_epochs_without_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_class_names_stand_in_the_legend_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """matplotlib leaves out labels that begin with an underscore, and sets text between dollar signs as a formula."""
+    """By default, matplotlib hides labels that start with "_" and reads "$...$" as a formula."""
     kept = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, out, dpi: kept.append(figure))
     curve = ClassCurve(3, np.array([0.9, 0.5], np.float32), np.array([1.0, 0.5]), np.array([0.3, 0.6]))

@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out to the last bit, and nothing damaged or foreign is read without a word."""
+"""Checkpoints: they restore every bit, and damaged or foreign files are reported."""
 
 from __future__ import annotations
 

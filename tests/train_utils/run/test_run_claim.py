@@ -1,4 +1,4 @@
-"""A run folder has one holder: among processes that race for it, after deaths of every kind, on other machines."""
+"""A run folder has one holder: in races, after deaths of every kind, across machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which folder a run gets or finds again, under launchers that start several in one job or start one again."""
+"""Which folder a run gets or finds again, if a launcher starts several per job or restarts one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a resumed run says about its options and takes up again; whole runs are tested by tests/test_train.py."""
+"""What a resumed run restores and reports about its options; tests/test_train.py has whole runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_precision_names_its_dtype_and_refuses_what_a_cpu_cannot() -> None:
         autocast_dtype("float16", cpu)
 
 
-# In burn-in, with a clip that bites and an average that is still ramping up: each option has a say in every step.
+# In burn-in, with active clipping and a ramping average, each option affects every step.
 SENSITIVE = replace(CONFIG, burn_in_epochs=2, clip_norm=0.5, ema_ramp_steps=4)
 OTHERWISE: dict[str, Any] = {
     "lr": 0.03, "final_lr_ratio": 0.5, "decay": Decay.linear, "momentum": 0.0, "weight_decay": 0.1,
@@ -60,7 +60,7 @@ OTHERWISE: dict[str, Any] = {
 
 
 def after_two_epochs(world: World, before: OptimConfig, after: OptimConfig, resumed: bool) -> list[torch.Tensor]:
-    """Weights, statistics and average after an epoch with each configuration, on one state or over a checkpoint."""
+    """Weights, statistics and average after an epoch of each, on one state or via a checkpoint."""
     schedules = [Schedule(config, steps_per_epoch=3, total_steps=12) for config in (before, after)]
     state = new_state(network_with_norm(), schedules[0])
     train_epoch(world, state, schedules[0], batches(8, 24))

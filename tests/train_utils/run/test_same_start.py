@@ -1,4 +1,4 @@
-"""Processes that were started differently hear of it before the first step; tests/runs/test_faults.py has two."""
+"""Ranks started differently are refused before the first step (also in test_faults.py)."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def many_on_one_image() -> Case:
 
 
 def one_image_for_each_class() -> Case:
-    """A single box of each class: precision of a first detection that is right, before one that is wrong."""
+    """One box per class: precision of a right detection followed by a wrong one."""
     truth = GroundTruth(
         image_ids=np.array([9, 4, 7, 2]), sizes=np.full((4, 2), 500), offsets=np.arange(5),
         boxes_xywh=np.array([[10.0, 10, 30, 30]] * 4), classes=np.arange(4), crowd=np.zeros(4, bool),
@@ -146,7 +146,7 @@ def test_the_fast_libraries_are_tested() -> None:
 
 
 def test_coco128(shared_dir: Path, tmp_path: Path) -> None:
-    """Real annotations, with crowds, mask areas and category ids with gaps; detections drawn around them."""
+    """Real annotations with crowds, mask areas and gaps in category ids; detections nearby."""
     for split in ("train2017", "val2017"):
         path = shared_dir / "data" / "coco128" / "annotations" / f"instances_{split}.json"
         content = json.loads(path.read_text())

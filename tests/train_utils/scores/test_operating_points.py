@@ -23,7 +23,7 @@ from train_utils.scores.operating_points import ClassCurve, class_curves
 def matches_of_pycocotools(
     truth: GroundTruth, found: Detections, folder: Path
 ) -> dict[int, tuple[int, list[tuple[float, bool]]]]:
-    """By class: boxes that count, and score and whether it is right of every detection that counts, at IoU .5."""
+    """Per class: number of counted boxes, and score and correctness of counted detections."""
     write_coco(truth, folder / "truth.json")
     (folder / "results.json").write_text(json.dumps(to_coco_json(found, CATEGORY_IDS)))
     with contextlib.redirect_stdout(io.StringIO()):

@@ -1,4 +1,4 @@
-"""Results files of other systems: their figures are those of plain pycocotools on the two files, to the last bit."""
+"""Results files of other systems: figures equal plain pycocotools on the files, to the last bit."""
 
 from __future__ import annotations
 
