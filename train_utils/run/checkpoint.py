@@ -1,8 +1,8 @@
-"""Checkpoints: one file of plain data, written whole or not at all, and checked bit by bit when read.
+"""Checkpoints: one file of plain data, written atomically and checked bit by bit when read.
 
-A file holds {"format", "version", "digest", "state"}. The digest is a sha256 over every key, number, text and tensor of
-the state: torch itself reads a tensor with a flipped bit without a word. Files are only ever read with
-``weights_only=True``, so none can run code.
+A file holds {"format", "version", "digest", "state"}. The digest is a sha256 over every key,
+number, text and tensor of the state, because torch silently reads a tensor with a flipped bit.
+Files are only read with ``weights_only=True``, so none can run code.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ OTHER_FORMATS = {".onnx": EXPORTED, ".pt2": EXPORTED, ".weights": DARKNET, ".cfg
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
-    """Write ``state`` to ``path``: afterwards the file is the new state, or after an error still the old one.
+    """Write ``state`` to ``path``; after an error the old file is unchanged.
 
-    ``state`` is made of dicts (keys: str or int), lists, tuples, tensors of any device, numbers, strings, bools and
-    None. With ``keep_previous`` the file that was there stays as ``<stem>.previous.pt``. Raises CheckpointError naming
-    the entry that is not plain data, or the path, the reason and the free space.
+    ``state`` consists of dicts (keys: str or int), lists, tuples, tensors of any device, numbers,
+    strings, bools and None. With ``keep_previous`` the old file stays as ``<stem>.previous.pt``.
+    Raises CheckpointError that names the entry that is not plain data, or the path, the reason and
+    the free space.
     """
     plain = to_plain(state, "state")
     content = {"format": FORMAT, "version": VERSION, "digest": digest_of(plain), "state": plain}
-    temporary = path.with_name(f"{path.name}.tmp")  # one writer to a run folder: what a kill left is overwritten
+    temporary = path.with_name(f"{path.name}.tmp")  # a run has one writer: a leftover is overwritten
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
@@ -56,9 +57,9 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
 
 
 def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
-    """The state in the file ``path``, or in ``checkpoints/<which>.pt`` of the run folder ``path``; tensors on the CPU.
+    """Read the file ``path``, or ``checkpoints/<which>.pt`` of the run folder ``path``, to the CPU.
 
-    Raises CheckpointError when there is none, or it is damaged, or not one of this project.
+    Raises CheckpointError if it is missing, damaged, or not of this project.
     """
     file = find_checkpoint(path, which)
     content = _content(file)
@@ -69,21 +70,21 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
 
 
 def peek_config(path: Path) -> dict[str, Any]:
-    """The configuration in the checkpoint that ``load_checkpoint`` would read, without reading its tensors."""
+    """Read only the configuration of the checkpoint that ``load_checkpoint`` would read."""
     config: dict[str, Any] = _content(find_checkpoint(path, "best"), mapped=True)["state"]["config"]
     return config
 
 
 def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
-    """The state of a run folder with the most epochs and steps, and one line where it is not simply ``last.pt``.
+    """The state of a run folder with the most steps, and a message unless it is ``last.pt``.
 
-    A run with ``train.best_only`` leaves a ``last.pt`` behind only where it was stopped, so ``best.pt`` may be newer.
-    Damaged files are passed over. Raises CheckpointError where none can be read.
+    With ``train.best_only`` a run writes ``last.pt`` only when stopped, so ``best.pt`` may be
+    newer. Damaged files are skipped. Raises CheckpointError if none can be read.
     """
     last = run_dir / FOLDER / "last.pt"
     files = [file for file in (last, previous_path(last), last.with_name("best.pt")) if file.exists()]
     if not files:
-        raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: name the folder of a run")
+        raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: give the folder of a run")
     progress, damaged = {}, []
     for file in files:
         try:
@@ -91,7 +92,7 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
             progress[file] = (state["epoch"], state["step"])
         except CheckpointError as error:
             damaged.append(error)
-    for file in sorted(progress, key=progress.__getitem__, reverse=True):  # stable: last.pt comes first among equals
+    for file in sorted(progress, key=progress.__getitem__, reverse=True):  # stable: last.pt wins a tie
         try:
             state = load_checkpoint(file)
         except CheckpointError as error:
@@ -100,7 +101,7 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
         if file == last and not damaged:
             return state, None
         why = [_without_fix(error) for error in damaged] or ["which has the most steps"]
-        return state, f"going on from {file}, {'since ' if damaged else ''}{'; '.join(why)}"
+        return state, f"resuming from {file}, {'because ' if damaged else ''}{'; '.join(why)}"
     raise CheckpointError(
         f"no checkpoint of {run_dir} can be read: {'; '.join(map(_without_fix, damaged))}. fix: start a new run, or "
         "copy an intact one there"
@@ -108,12 +109,12 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def previous_path(path: Path) -> Path:
-    """Where ``save_checkpoint`` keeps the file that it replaces."""
+    """Where ``save_checkpoint`` keeps the file it replaces."""
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
 def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
-    """What ``save_checkpoint`` wrote, its digest not yet checked; ``mapped`` leaves the tensors on the disk."""
+    """Content of a checkpoint, digest unchecked; ``mapped`` leaves the tensors on the disk."""
     content = _read(file, mapped)
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("state"), dict):
         raise CheckpointError(
@@ -122,31 +123,31 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
         )
     if content.get("version") != VERSION:
         raise CheckpointError(
-            f"{file} has format version {content.get('version')}, this program reads {VERSION}. fix: use the program's "
-            "version that wrote it"
+            f"{file} has format version {content.get('version')}, this program reads {VERSION}. fix: use the version "
+            "of the program that wrote it"
         )
     return content
 
 
 def _read(file: Path, mapped: bool) -> Any:
-    """What torch finds in ``file``, on the CPU."""
+    """Read ``file`` with torch, to the CPU."""
     try:
         with file.open("rb"):
             pass
     except OSError as error:
-        raise CheckpointError(f"cannot read {file} ({error.strerror}). fix: look at its permissions") from error
+        raise CheckpointError(f"cannot read {file} ({error.strerror}). fix: check its permissions") from error
     try:
         return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
-        # Damaged bytes can break any step of reading, with any error. Its text stays out of the sentence: to a pickle
-        # of more than plain data torch adds the advice to load it all the same.
+        # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
+        # data, torch advises to load it anyway.
         raise CheckpointError(
             f"{file} is damaged, or no checkpoint of this project. fix: {_other_files(file)}"
         ) from error
 
 
 def find_checkpoint(path: Path, which: str) -> Path:
-    """The checkpoint file that ``path`` means: itself, or that of a run folder. Raises CheckpointError."""
+    """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
     if path.suffix in OTHER_FORMATS:
         raise CheckpointError(
             f"{path} is no checkpoint: run folders and their .pt files are read here, {OTHER_FORMATS[path.suffix]}"
@@ -162,7 +163,7 @@ def find_checkpoint(path: Path, which: str) -> Path:
 
 
 def _other_files(file: Path) -> str:
-    """What to try instead of ``file``: the intact ones beside it."""
+    """What to try instead of ``file``: the intact checkpoints beside it."""
     others = sorted(other.name for other in file.parent.glob("*.pt") if other != file and _is_intact(other))
     return f"try {' or '.join(others)} in {file.parent}" if others else "give a run folder or a .pt file of train.py"
 

@@ -12,19 +12,19 @@ from train_utils.errors import CheckpointError
 
 
 def plain_copy(state: dict[str, Any]) -> dict[str, Any]:
-    """``state`` as ``save_checkpoint`` takes it, on the CPU, sharing no memory with what training goes on to change.
+    """Copy ``state`` to the CPU for ``save_checkpoint``, so that training can go on changing it.
 
-    Raises CheckpointError naming the entry that is not plain data.
+    Raises CheckpointError that names the entry that is not plain data.
     """
     copy: dict[str, Any] = to_plain(state, "state", copied=True)
     return copy
 
 
 def to_plain(value: Any, key: str, copied: bool = False) -> Any:
-    """Plain data with tensors detached, on the CPU, contiguous and without unused storage behind them."""
+    """Plain data with tensors detached, contiguous, on the CPU and without unused storage."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu().contiguous()
-        # A view would take its whole storage into the file.
+        # torch would save a view's whole storage.
         whole = tensor.untyped_storage().nbytes() == tensor.nbytes
         shared = tensor.data_ptr() == value.data_ptr()
         return tensor.clone() if not whole or (copied and shared) else tensor
@@ -35,7 +35,7 @@ def to_plain(value: Any, key: str, copied: bool = False) -> Any:
         return {name: to_plain(entry, f"{key}.{name}", copied) for name, entry in value.items()}
     if type(value) in (list, tuple):
         return type(value)(to_plain(entry, f"{key}[{index}]", copied) for index, entry in enumerate(value))
-    # Exact types: a subclass, such as an enum of strings, would need its class when the file is read.
+    # Exact types: reading a subclass, such as a string enum, would need its class.
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise CheckpointError(
@@ -44,7 +44,7 @@ def to_plain(value: Any, key: str, copied: bool = False) -> Any:
 
 
 def digest_of(state: Any) -> str:
-    """sha256 over a walk of plain data that names every entry's place, type and value."""
+    """Sha256 over the place, type and value of every entry of plain data."""
     sha = hashlib.sha256()
 
     def walk(value: Any, key: str) -> None:

@@ -1,4 +1,4 @@
-"""What training changes, gathered so that it can be written to a checkpoint and taken up again."""
+"""The state that training changes, saved to checkpoints and restored from them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 
 @dataclass
 class RunState:
-    """The objects that training changes, and its counters.
+    """The objects and counters that training changes.
 
-    ``description`` is what never changes: the network's cfg and shape, class names, resolved configuration, size of
-    the data set, of an epoch and of a micro-batch. With it a checkpoint needs nothing beside it.
+    ``description`` never changes: the network's cfg and shape, class names, resolved configuration,
+    and the sizes of the data set, an epoch and a micro-batch. It makes a checkpoint
+    self-contained.
     """
 
     model: nn.Module  # the plain model, never a DDP wrapper
@@ -39,18 +40,18 @@ class RunState:
     description: dict[str, Any]
     epoch: int = 0  # epochs finished
     step: int = 0  # optimiser steps made
-    seen: int = 0  # images trained on, those of the initial weights included: Darknet's count
+    seen: int = 0  # images trained on, including those of the initial weights: Darknet's count
     best: float = ABSENT  # best AP so far
     best_epoch: int = 0
-    evaluated_epoch: int = 0  # the last that was evaluated, on the first process
-    best_figures: dict[str, float] = field(default_factory=dict)  # on the first process
+    evaluated_epoch: int = 0  # the last evaluated one, on rank 0
+    best_figures: dict[str, float] = field(default_factory=dict)  # on rank 0
     loss_sums: Tensor = field(default_factory=lambda: torch.zeros(len(LOSS_NAMES), dtype=torch.float64))
-    loss_steps: int = 0  # steps of the epoch under way that loss_sums, of this process, are made of
+    loss_steps: int = 0  # steps of the current epoch in loss_sums, which are this rank's
 
     def record(self, figures: dict[str, float]) -> bool:
-        """Take the figures of an evaluation; whether its AP is the best so far.
+        """Record the figures of an evaluation and return whether its AP is the best so far.
 
-        Without boxes in the validation set there is no AP: the latest weights count as the best then.
+        Without boxes in the validation set there is no AP; then the latest weights are the best.
         """
         if figures:
             self.evaluated_epoch = self.epoch
@@ -68,13 +69,13 @@ class RunState:
         return f"best AP {self.best:.4f} after epoch {self.best_epoch}"
 
     def end_epoch(self) -> None:
-        """One more epoch is finished."""
+        """Count a finished epoch."""
         self.epoch += 1
         self.loss_sums.zero_()
         self.loss_steps = 0
 
     def to_plain(self) -> dict[str, Any] | None:
-        """The state as plain data on the first process, None on the others, which all take part in collecting it."""
+        """Gather the state as plain data on rank 0; None on the others. All ranks call this."""
         generators = gather_arrays(torch.get_rng_state().numpy())
         on_cuda = gather_arrays(cuda_generator().numpy())
         sums = gather_arrays(self.loss_sums.cpu().numpy())
@@ -103,9 +104,9 @@ class RunState:
         }
 
     def save(self, writer: CheckpointWriter, folder: Path, is_best: bool = False, best_only: bool = False) -> None:
-        """Have ``checkpoints/last.pt`` and, after the best epoch, ``checkpoints/best.pt`` below ``folder`` written.
+        """Queue ``checkpoints/last.pt`` and, after the best epoch, ``best.pt`` for writing.
 
-        ``last.pt`` keeps its predecessor beside it: a torn disk loses one checkpoint, not the run.
+        The previous ``last.pt`` is kept: a damaged file costs one checkpoint, not the run.
         """
         targets = [Target(folder / FOLDER / "best.pt", False)] if is_best else []
         targets += [] if best_only else [Target(folder / FOLDER / "last.pt", True)]
@@ -114,11 +115,11 @@ class RunState:
             writer.write(state, targets)
 
     def take_up(self, state: dict[str, Any], folder: Path, world: World, force: bool) -> str:
-        """Continue from the content of a checkpoint of a run folder; says from where, and what has changed.
+        """Resume from the content of a checkpoint; return a text with the place and what changed.
 
-        The same number of processes continues the very same run, another number the same up to rounding. Raises
-        CheckpointError when it belongs to another network, or, without ``force``, where an option would change what
-        comes after.
+        The same number of ranks continues the run exactly, another number up to rounding. Raises
+        CheckpointError if the network differs or, without ``force``, if a changed option would
+        change the result.
         """
         check_same_training(state, self.description, folder, force)
         self.restore_weights(state)
@@ -131,7 +132,7 @@ class RunState:
         self.loss_sums = (sums[world.rank] if same_ranks and len(sums) > 1 else sums.mean(0)).to(world.device)
         if same_ranks:
             torch.set_rng_state(state["rng"][world.rank])
-            if "cuda_rng" in state:  # not in those of earlier versions
+            if "cuda_rng" in state:  # absent in earlier versions
                 set_cuda_generator(state["cuda_rng"][world.rank])
         changed = changed_values(state["config"], self.description["config"])
         if self.step != state["step"]:
@@ -140,51 +141,53 @@ class RunState:
         return "\n".join([first, *(f"changed: {line}" for line in changed)])
 
     def _same_place(self, state: dict[str, Any], folder: Path) -> int:
-        """How many of today's steps lead to where a checkpoint stands; a forced resume may have other epochs."""
+        """Convert a checkpoint's step to today's epoch length, which a forced resume may change."""
         now = self.description["steps_per_epoch"]
         before = state.get("steps_per_epoch", now)  # earlier versions did not say
         done = state["step"] - state["epoch"] * before
         if not 0 <= done <= before:
             raise CheckpointError(
                 f"resume={folder}: an earlier version of this program wrote its checkpoint, which does not say how "
-                "many steps an epoch had. fix: train.batch_size and data as they were"
+                "many steps an epoch had. fix: train.batch_size and data as in that run"
             )
         return int(state["epoch"] * now + done * now // before)
 
     def restore_weights(self, state: dict[str, Any]) -> None:
-        """Take weights, average, optimiser and scaler from the content of a checkpoint, but no counters."""
+        """Restore weights, average, optimiser and scaler of a checkpoint, but no counters."""
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
         restore_optimizer(self.optimizer, state["optimizer"])
-        if state["scaler"]:  # empty where the precision was another one
+        if state["scaler"]:  # empty if the precision was another one
             self.scaler.load_state_dict(state["scaler"])
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """The last intact checkpoint of a run folder, and one line where that is not the newest one written.
+    """The last intact checkpoint of a run folder, and a message if it is not the newest one.
 
-    Raises CheckpointError where there is none, or none of a training.
+    Raises CheckpointError if there is none, or none of a training.
     """
     state, message = load_last(folder)
     if "optimizer" not in state:
         raise CheckpointError(
-            f"resume={folder}: its checkpoint holds converted weights and no training that could go on."
+            f"resume={folder}: its checkpoint holds converted weights, no training to resume."
             " fix: start a new run with model.weights=<the .pt file>"
         )
     return state, message
 
 
 def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None]:
-    """``read_run`` of the folder ``resume``; None without a folder, or where a run ended before its first checkpoint
-    and is to begin again, and one line about that."""
+    """``read_run`` of the folder ``resume``; no state without a folder.
+
+    A run that ended before its first checkpoint starts over, and a message says so.
+    """
     if resume is None:
         return None, None
     folder = Path(resume)
     if (folder / "config.yaml").is_file() and not any((folder / FOLDER).glob("*.pt")):
-        return None, f"{folder} holds no checkpoint yet: its run begins again"
+        return None, f"{folder} holds no checkpoint yet: its run starts over"
     return read_run(folder)
 
 
 def images_seen(state: Mapping[str, Any]) -> int:
-    """How many images the network of a checkpoint was trained on, those of its initial weights included."""
-    return int(state.get("seen", state["network"].get("seen", 0)))  # older checkpoints have it there
+    """Number of images a checkpoint was trained on, including those of its initial weights."""
+    return int(state.get("seen", state["network"].get("seen", 0)))  # earlier versions

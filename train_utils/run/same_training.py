@@ -8,8 +8,8 @@ from typing import Any
 
 from train_utils.errors import CheckpointError
 
-# Options that leave the weights as they are, but for rounding; a key that ends in a dot stands for all below it. Two of
-# them choose the micro-batch, which is compared by itself.
+# Options that do not change the weights, except for rounding; a key that ends in a dot covers all
+# below it. Two of them choose the micro-batch, which is compared separately.
 WITHOUT_EFFECT = (
     "name", "run_dir", "resume", "resume_force", "debug", "logger.", "evaluate.", "data.name", "data.root", "data.val.",
     "data.workers", "data.cache", "data.index_dir", "model.cfg", "model.weights", "model.fresh_heads", "train.device",
@@ -17,12 +17,8 @@ WITHOUT_EFFECT = (
     "train.save_every_steps", "train.save_every_minutes", "train.check_sync_every", "train.max_nonfinite_steps",
     "train.on_nonfinite", "train.patience", "train.deterministic", "train.cudnn_benchmark",
 )  # fmt: skip
-PLACES = (
-    "data.format",
-    "data.train.",
-    "data.names",
-    "data.shapes.",
-)  # of the training set: no matter where it has not changed
+# Where the training set is; irrelevant if its content is the same.
+PLACES = ("data.format", "data.train.", "data.names", "data.shapes.")
 
 
 def check_same_training(state: dict[str, Any], own: dict[str, Any], folder: Path, force: bool) -> None:
@@ -54,9 +50,9 @@ def check_same_training(state: dict[str, Any], own: dict[str, Any], folder: Path
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Full keys whose values differ between two configurations, as ``key: old -> new``; the run's own folder aside.
+    """List differences of two configurations as ``key: old -> new``, except the run's folder.
 
-    Keys that ``before`` does not have are left out: the program did not know them then.
+    Keys that ``before`` lacks are skipped: the program did not know them then.
     """
     lines = []
     for key in before:
@@ -69,8 +65,7 @@ def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], prefix: st
 
 
 def _without_place(part: Any) -> Any:
-    """A description of the network but for the place of its .cfg, and for the images seen, which earlier versions kept
-    there; other parts as they are."""
+    """Drop the .cfg's path and the images seen (earlier versions) from a network's description."""
     return {key: part[key] for key in part if key not in ("source", "seen")} if isinstance(part, Mapping) else part
 
 
