@@ -4,12 +4,14 @@ Nothing here waits for the host: no boolean indexing, no count that is read back
 queued as a whole.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from models.boxes import IouKind, box_iou_aligned, cxcywh_to_xyxy, wh_iou
+from models.network.heads import Head
 
 PAIRS_AT_ONCE = 2**18  # boxes x targets compared in one go: temporaries of 1 MB, which stay in the cache of a CPU
 
@@ -45,11 +47,25 @@ class Positives(NamedTuple):
 
 
 class Anchors(NamedTuple):
-    """The anchors of a head as tensors on the device of its raw map; copying them there waits for it."""
+    """The anchors of a head as tensors on the device of its raw map."""
 
     own: Tensor  # (a, 2) widths and heights in pixels
     all: Tensor  # (n, 2) those of the whole .cfg
     mask: Tensor  # (a,) int64: which of all are own
+
+
+class HeadAnchors(dict[torch.device, list[Anchors]]):
+    """The anchors of every head by device. Each device gets them once, because the copy blocks."""
+
+    def __init__(self, heads: Sequence[Head]) -> None:
+        self.heads = heads
+
+    def __missing__(self, device: torch.device) -> list[Anchors]:
+        self[device] = [
+            Anchors(*(torch.tensor(part, device=device) for part in (head.anchors, head.all_anchors, head.mask)))
+            for head in self.heads
+        ]
+        return self[device]
 
 
 def positives_by_shape(

@@ -37,13 +37,14 @@ from models.boxes import EPS, IouKind, at_least_float32, box_iou_aligned, cxcywh
 from models.decode import MAX_LOG_SIZE, box_sizes, cell_offsets, decode_boxes
 from models.loss.assignment import (
     Anchors,
+    HeadAnchors,
     Positives,
     best_overlaps,
     merge_classes,
     positives_by_overlap,
     positives_by_shape,
 )
-from models.loss.yolo import LossParts, LossSection
+from models.loss.yolo import LossParts, LossSection, identity
 from models.network.heads import DarknetLossKeys, Head
 
 RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability from which a box may be left out
@@ -88,23 +89,19 @@ class DarknetLossConfig(LossSection):
         return {key: value for key, value in vars(self).items() if key not in ("name", "iou") and value is not None}
 
 
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 class DarknetLoss:
     """The loss of raw maps against targets as the .cfg of a network asks for it."""
 
     def __init__(self, heads: Sequence[Head], config: DarknetLossConfig) -> None:
         self.heads = [replace(head, darknet_loss=config.over(head.darknet_loss)) for head in heads]
-        self._anchors_on: dict[torch.device, list[Anchors]] = {}
+        self._anchors = HeadAnchors(self.heads)
 
     def __call__(
         self,
         raw_maps: Sequence[Tensor],
         targets: Tensor,
         objectness_ratio: float = 1.0,
-        sum_over_ranks: Callable[[Tensor], Tensor] = _identity,
+        sum_over_ranks: Callable[[Tensor], Tensor] = identity,
         world_size: int = 1,
     ) -> LossParts:
         """The loss of one micro-batch; arguments as for YoloLoss.
@@ -116,21 +113,10 @@ class DarknetLoss:
             images = sum_over_ranks(targets.new_full((1,), len(raw_maps[0]), dtype=torch.float32))
             terms = [
                 self._head_terms(head, anchors, raw, targets.float())
-                for head, anchors, raw in zip(self.heads, self._anchors(targets.device), raw_maps, strict=True)
+                for head, anchors, raw in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)
             ]
             share = 1 / images[0]
-            box, objectness, classification = (torch.stack(parts).sum() * share for parts in zip(*terms, strict=True))
-        total = box + objectness + classification
-        return LossParts(total, box.detach(), objectness.detach(), classification.detach())
-
-    def _anchors(self, device: torch.device) -> list[Anchors]:
-        """Anchors of every head; kept for each device, because copying them there waits for it."""
-        if device not in self._anchors_on:
-            self._anchors_on[device] = [
-                Anchors(*(torch.tensor(part, device=device) for part in (head.anchors, head.all_anchors, head.mask)))
-                for head in self.heads
-            ]
-        return self._anchors_on[device]
+            return LossParts.of(*(torch.stack(parts).sum() * share for parts in zip(*terms, strict=True)))
 
     def _head_terms(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Box, objectness and class term of one head, weighted, summed over the images."""

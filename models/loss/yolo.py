@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.boxes import IouKind, at_least_float32, box_iou_aligned, cxcywh_to_xyxy, wh_iou
 from models.decode import box_sizes, cell_offsets
-from models.loss.assignment import Cells, centre_cells
+from models.loss.assignment import Cells, HeadAnchors, centre_cells
 from models.network.heads import Head
 
 FOCAL_ALPHA = 0.25  # weight of the positives in the focal loss of Lin et al. 2017, their best value
@@ -68,6 +68,11 @@ class LossParts(NamedTuple):
     objectness: Tensor
     classification: Tensor
 
+    @classmethod
+    def of(cls, box: Tensor, objectness: Tensor, classification: Tensor) -> "LossParts":
+        """Add up the weighted summands."""
+        return cls(box + objectness + classification, box.detach(), objectness.detach(), classification.detach())
+
 
 class _Assignment(NamedTuple):
     """Which targets belong to which anchors of one head; t targets, a anchors."""
@@ -79,7 +84,8 @@ class _Assignment(NamedTuple):
     classes: Tensor  # (t, 1) int64
 
 
-def _identity(tensor: Tensor) -> Tensor:
+def identity(tensor: Tensor) -> Tensor:
+    """The sum over the ranks where there is one."""
     return tensor
 
 
@@ -89,14 +95,14 @@ class YoloLoss:
     def __init__(self, heads: Sequence[Head], config: LossConfig) -> None:
         self.heads = list(heads)
         self.config = config
-        self._anchors_on: dict[torch.device, list[Tensor]] = {}
+        self._anchors = HeadAnchors(heads)
 
     def __call__(
         self,
         raw_maps: Sequence[Tensor],
         targets: Tensor,
         objectness_ratio: float = 1.0,
-        sum_over_ranks: Callable[[Tensor], Tensor] = _identity,
+        sum_over_ranks: Callable[[Tensor], Tensor] = identity,
         world_size: int = 1,
     ) -> LossParts:
         """The loss of one micro-batch.
@@ -110,10 +116,9 @@ class YoloLoss:
         world_size: the number of ranks, with as many images each, by which what is averaged over cells is divided.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
-            anchors = self._anchors(targets.device)
             assigned = [
-                self._assign(head, head_anchors, raw, targets.float())
-                for head, head_anchors, raw in zip(self.heads, anchors, raw_maps, strict=True)
+                self._assign(head, anchors.own, raw, targets.float())
+                for head, anchors, raw in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)
             ]
             counts = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
             shares = 1 / counts.clamp(min=1)  # a head without positives has zero terms, not 0 / 0
@@ -122,17 +127,8 @@ class YoloLoss:
                 for head, raw, assignment, share in zip(self.heads, raw_maps, assigned, shares, strict=True)
             ]
         box, objectness, classification = (torch.stack(summands).sum() for summands in zip(*terms, strict=True))
-        box = box * self.config.box
-        objectness = objectness * self.config.objectness
-        classification = classification * (self.config.classification * self.heads[0].num_classes / 80)
-        total = box + objectness + classification
-        return LossParts(total, box.detach(), objectness.detach(), classification.detach())
-
-    def _anchors(self, device: torch.device) -> list[Tensor]:
-        """Anchors (a, 2) of every head; kept for each device, because copying them there waits for it."""
-        if device not in self._anchors_on:
-            self._anchors_on[device] = [torch.tensor(head.anchors, device=device) for head in self.heads]
-        return self._anchors_on[device]
+        gain = self.config.classification * self.heads[0].num_classes / 80
+        return LossParts.of(box * self.config.box, objectness * self.config.objectness, classification * gain)
 
     def _assign(self, head: Head, anchors: Tensor, raw: Tensor, targets: Tensor) -> _Assignment:
         """Match targets with the anchors of one head by shape alone, in the one cell that holds the centre."""
