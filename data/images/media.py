@@ -1,4 +1,4 @@
-"""Pictures and videos outside any data set: finds those that a source names and reads their frames."""
+"""Find the pictures and videos that a source names, outside any data set, and read their frames."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import numpy as np
 
 from data.config import Exif
 from data.errors import DataError
-from data.files.headers import MAX_PIXELS, is_cut_short, read_header
 from data.geometry import Image
 from data.images.orientation import turn_decoded
-from data.images.source import AS_STORED, why_not_decoded
+from data.images.source import check_complete, decode_stored, open_image
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +31,11 @@ class Medium:
     """A picture or a video of a source."""
 
     path: Path  # absolute
-    name: str  # relative to the folder that the source has in common, with "/"; no two of a source are the same
+    name: str  # relative to the source's common folder, with "/"; unique within the source
 
     @property
     def is_video(self) -> bool:
-        """Whether it is a video, told by the end of its name."""
+        """Whether the file suffix is that of a video."""
         return self.path.suffix.lower() in VIDEO_SUFFIXES
 
 
@@ -45,10 +44,10 @@ class Frame:
     """A picture, or one frame of a video."""
 
     medium: Medium
-    number: int  # from 1; of a picture always 1
+    number: int  # counted from 1; a picture has 1
     image: Image  # (h, w, 3) RGB
-    turned: bool = False  # as its EXIF tag says
-    frames_per_second: float = 0.0  # of the video, as it says; 0: it does not, or this is a picture
+    turned: bool = False  # by its EXIF tag
+    frames_per_second: float = 0.0  # as the video states; 0: unknown, or a picture
 
     @property
     def size(self) -> tuple[int, int]:
@@ -57,11 +56,12 @@ class Frame:
 
 
 def find_media(source: str) -> list[Medium]:
-    """The pictures and videos that ``source`` means, each once, sorted by path.
+    """Return the pictures and videos that ``source`` names, each once, sorted by path.
 
-    A picture or a video; a folder: all in it and below, hidden ones aside; a pattern such as ``pictures/**/*.jpg``; or
-    a .txt with one path a line, relative to the working directory as Darknet reads them. Files of other types are left
-    out of folders and patterns. Raises DataError where nothing is found, or a file is named that is of another type.
+    A source is a picture or video, a folder (searched with its subfolders, hidden files left out),
+    a pattern such as ``pictures/**/*.jpg``, or a .txt file with one path per line. As in Darknet,
+    those paths are relative to the working directory. Folders and patterns pass over files of other
+    types. Raises DataError if nothing is found or a named file is of another type.
     """
     path = Path(source)
     if path.is_dir():
@@ -70,7 +70,9 @@ def find_media(source: str) -> list[Medium]:
         return _named(_in_list(path), source)
     if path.is_file():
         if not _is_known(path):
-            raise DataError(f"source={source} is of no known type. fix: one of {KNOWN_TYPES}, a folder, or a .txt list")
+            raise DataError(
+                f"source={source} is not of a known type. fix: one of {KNOWN_TYPES}, a folder, or a .txt list"
+            )
         return _named([path], source)
     if glob.has_magic(source):
         return _named([Path(found) for found in glob.glob(source, recursive=True) if _is_known(Path(found))], source)
@@ -93,61 +95,50 @@ def _in_list(path: Path) -> list[Path]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read source={path} ({error}). fix: a text file with one path a line") from error
+        raise DataError(f"cannot read source={path} ({error}). fix: a text file with one path per line") from error
     found = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             found.append(Path(line.strip()))
             if not _is_known(found[-1]):
-                raise DataError(f"{path}:{number}: {line.strip()} is of no known type. fix: one of {KNOWN_TYPES}")
+                raise DataError(f"{path}:{number}: {line.strip()} is not of a known type. fix: one of {KNOWN_TYPES}")
     return found
 
 
 def _named(paths: list[Path], source: str, base: Path | None = None) -> list[Medium]:
-    """Media with names relative to ``base``, or to the innermost folder that holds them all."""
+    """Name media relative to ``base``, or to the innermost folder that holds them all."""
     if not paths:
-        raise DataError(f"source={source} holds no picture and no video. fix: known types are {KNOWN_TYPES}")
+        raise DataError(f"source={source} holds no picture or video. fix: use one of the types {KNOWN_TYPES}")
     whole = sorted({Path(os.path.abspath(path)) for path in paths})
     common = os.path.abspath(base) if base is not None else os.path.commonpath([path.parent for path in whole])
     return [Medium(path, path.relative_to(common).as_posix()) for path in whole]
 
 
 def read_picture(medium: Medium, exif: Exif) -> Frame:
-    """The picture, with ``exif=apply`` turned upright as its EXIF tag says. Raises DataError if unreadable."""
+    """Read a picture; ``exif=apply`` turns it by its EXIF tag. Raises DataError if unreadable."""
     path = medium.path
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}). {_FIX}") from error
-    header = read_header(data)
-    if header is None:
-        raise DataError(f"{path} is not an image of a known type. {_FIX}")
-    if header.height * header.width > MAX_PIXELS:
-        raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read. {_FIX}")
-    if is_cut_short(data, header):
-        raise DataError(f"{path} is cut short: the end of its JPEG data is missing. {_FIX}")
-    image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), AS_STORED)
-    if image is None:
-        raise DataError(f"{path} {why_not_decoded(data, header)}. {_FIX}")
+    data, header = open_image(path, _FIX)
+    check_complete(path, data, header, _FIX)
+    image = decode_stored(path, data, header, _FIX)
     orientation = header.orientation if exif == Exif.apply else 1
-    return Frame(medium, 1, turn_decoded(np.asarray(image, dtype=np.uint8), header, orientation), orientation != 1)
+    return Frame(medium, 1, turn_decoded(image, header, orientation), orientation != 1)
 
 
 class Video:
-    """A video file, read once from its beginning, upright where the file says how it was turned."""
+    """A video file, read once from its start and turned upright if the file states its rotation."""
 
     def __init__(self, medium: Medium) -> None:
-        """Raises DataError where OpenCV finds no video in the file."""
+        """Raises DataError if OpenCV finds no video in the file."""
         self.medium = medium
         self._capture = cv2.VideoCapture(str(medium.path))
         if not self._capture.isOpened():
             what = "is not a video that OpenCV can read" if medium.path.is_file() else "does not exist"
             raise DataError(f"{medium.path} {what}. {_FIX}")
         self.frames_per_second = float(self._capture.get(cv2.CAP_PROP_FPS))
-        self.num_frames = max(0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT)))  # as the file says; 0: it does not
+        self.num_frames = max(0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT)))  # as stated; 0: unknown
 
     def __iter__(self) -> Iterator[Frame]:
-        """Its frames; warns where they are fewer than the file says. Some containers only estimate their number."""
+        """Yield the frames. Warns if there are fewer than stated; some containers only estimate."""
         number = 0
         while True:
             found, image = self._capture.read()
@@ -158,4 +149,6 @@ class Video:
             yield Frame(self.medium, number, pixels, frames_per_second=self.frames_per_second)
         self._capture.release()
         if number < self.num_frames:
-            logger.warning("%s ends after %d of %d frames: it may be cut", self.medium.path, number, self.num_frames)
+            logger.warning(
+                "%s ends after %d of %d frames: it may be cut short", self.medium.path, number, self.num_frames
+            )

@@ -129,7 +129,7 @@ def test_a_tiff_is_read_or_its_kind_of_numbers_is_told(kind: str, shape: tuple[i
     if np.dtype(kind).itemsize <= 2:
         assert read_picture(Medium(tmp_path / "a.tif", "a.tif"), Exif.apply).image.shape == (20, 30, 3)
         return
-    with pytest.raises(DataError, match=rf"a\.tif has pixels of {kind}; pictures of 8 or 16 bits are read, so convert"):
+    with pytest.raises(DataError, match=rf"a\.tif has pixels of {kind}; only images of 8 or 16 bits are read, so convert"):
         read_picture(Medium(tmp_path / "a.tif", "a.tif"), Exif.apply)
 
 
