@@ -1,7 +1,8 @@
-"""Decoded images of a data set in one file that all processes of a node map: one copy, whatever their number.
+"""Cache decoded images in one file that all processes of a node map: one copy per node.
 
-The file lies on a memory file system (/dev/shm) or, to be kept, on a disk. It holds one byte per image, 1 where it
-could be read, and then the pixels of all images one after the other, in their annotated sizes.
+The file lies on a memory file system (/dev/shm) or, to outlive the run, on a disk. It starts with
+one byte per image, 1 if the image could be read. Then follow the pixels of all images in order, in
+their annotated sizes.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from data.index.cache import stamp_files
 if TYPE_CHECKING:
     from data.images.source import ImageSource
 
-ZEROS = bytes(1 << 20)  # written where the system cannot reserve room in a file
-CACHE_VERSION = 2  # of the layout of the file, and of how images are decoded: raise it when either changes
+ZEROS = bytes(1 << 20)  # written if the system cannot reserve file space
+CACHE_VERSION = 2  # raise it when the file layout or the decoding changes
 
 
 def kept_cache_name(annotations: Annotations, on_error: OnError) -> str:
-    """A file name for the cache of these images that changes when one of the files does, or how they are turned."""
+    """Name the cache of these images; the name changes with any file or how it is turned."""
     paths = [os.path.join(annotations.image_root, annotations.file_name(i)) for i in range(len(annotations))]
     key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}".encode())
     key.update(annotations.sizes.tobytes())
@@ -40,7 +41,7 @@ def kept_cache_name(annotations: Annotations, on_error: OnError) -> str:
 
 
 class CachedImages:
-    """The images of a finished cache file. Once it is open everywhere the file may be unlinked."""
+    """The images of a finished cache file, which may be unlinked once every process maps it."""
 
     def __init__(self, path: Path, annotations: Annotations) -> None:
         self._made_of = path, annotations
@@ -54,17 +55,18 @@ class CachedImages:
         return CachedImages, self._made_of  # a spawned worker maps the file itself
 
     def read(self, index: int) -> NDArray[np.uint8] | None:
-        """The image (h, w, 3), read-only, or ``None`` where it could not be read when the cache was built."""
+        """Return the read-only image (h, w, 3), or ``None`` if it was unreadable at build time."""
         if not self._bytes[index]:
             return None
         return self._bytes[self._starts[index] : self._starts[index + 1]].reshape(*self._sizes[index], 3)
 
 
 def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None:
-    """Decodes all images into ``path``, unless the file is there already; one process on each node calls this first.
+    """Decode all images into ``path`` unless it exists; one process per node calls this first.
 
-    The file appears whole or not at all. ``kind`` is the value of ``data.cache``, for messages. Raises ``DataError``
-    where there is too little room, before any work, or, with ``data.on_error=stop``, where an image cannot be read.
+    The file appears complete or not at all. ``kind`` is the value of ``data.cache``, for messages.
+    Raises ``DataError`` before any work if there is too little room, and with ``data.on_error=stop``
+    if an image cannot be read.
     """
     if path.exists():
         return
@@ -82,24 +84,24 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
                 target[starts[index] : starts[index + 1]] = image.reshape(-1)
                 target[index] = 1
 
-        with ThreadPoolExecutor(usable_cores()) as pool:  # OpenCV decodes outside the interpreter's lock
+        with ThreadPoolExecutor(usable_cores()) as pool:  # OpenCV decodes without the GIL
             count = len(annotations)
             for _ in tqdm(pool.map(fill, range(count)), "decoding images", count, disable=None, leave=False):
                 pass
         temporary.rename(path)
     finally:
-        temporary.unlink(missing_ok=True)  # gone already after the rename
+        temporary.unlink(missing_ok=True)
 
 
 def _starts(annotations: Annotations) -> NDArray[np.int64]:
-    """Where each image (N) starts in the file, and where the last one ends: (N + 1,)."""
+    """Return the start of each image in the file and the end of the last one: (N + 1,)."""
     lengths = annotations.sizes.astype(np.int64).prod(axis=1) * 3
     starts: NDArray[np.int64] = len(annotations) + np.concatenate([[0], np.cumsum(lengths)])
     return starts
 
 
 def _reserve(path: Path, size: int, kind: ImageCache) -> None:
-    """Makes a file of ``size`` bytes with room behind all of them: a mapped page that is missing later kills."""
+    """Create a file of ``size`` allocated bytes: writing to a map of a full disk would crash."""
     try:
         free = shutil.disk_usage(path.parent).free
         if size > free:

@@ -1,7 +1,8 @@
-"""Which images of a set are turned upright as their EXIF tag says, and how.
+"""Decide which images of a set their EXIF tag turns upright, and turn them.
 
-An image is turned unless its annotated width x height are those of the stored pixels only. Where a size cannot tell
-(tags 2 to 4 keep it, squares have one), most of the set's other tagged images decide; without any, it is turned.
+An image is turned unless its annotated size fits only the stored pixels. Sizes cannot decide for
+tags 2 to 4 and for squares, which keep their size. There the majority of the set's other tagged
+images decides; if there are none, the image is turned.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ STORED = "images with an EXIF tag that are read as stored, since their sizes are
 IGNORED = "images with an EXIF tag that data.exif=ignore passes over"
 NEITHER = "images with an EXIF tag whose annotated size is neither that of the turned nor that of the stored image"
 
-_INVERSE = (0, 1, 2, 3, 4, 5, 8, 7, 6)  # of each orientation, which undoes it
+_INVERSE = (0, 1, 2, 3, 4, 5, 8, 7, 6)  # the orientation that undoes each one
 
 
 class TurnRule(NamedTuple):
     """Which images of a set are turned."""
 
     exif: Exif
-    unclear: bool  # whether those are whose annotated size does not tell
+    unclear: bool  # whether to turn images whose annotated size does not decide
 
     def orientation(self, header: Header, size: Size) -> int:
-        """By which EXIF orientation an image is to be turned, with the annotated ``size`` (height, width)."""
+        """Return the EXIF orientation to apply, given the annotated ``size`` (height, width)."""
         if self.exif == Exif.ignore:
             return 1
         turned = header.size(header.orientation) == size if header.tells else self.unclear
@@ -45,8 +46,8 @@ UPRIGHT = TurnRule(Exif.apply, unclear=True)
 
 
 def turn_decoded(image: Image, header: Header, orientation: int) -> Image:
-    """An image (h, w, 3) as OpenCV decoded it with IGNORE_ORIENTATION, turned by ``orientation`` as it was stored."""
-    if header.kind == "TIFF":  # whose tag OpenCV follows in any case
+    """Turn an image (h, w, 3), decoded with IGNORE_ORIENTATION, by an EXIF ``orientation``."""
+    if header.kind == "TIFF":  # OpenCV always applies its tag
         orientation = 1 if orientation == header.orientation else _INVERSE[header.orientation]
     if orientation > 4:
         image = np.asarray(cv2.transpose(image), dtype=np.uint8)
@@ -55,9 +56,9 @@ def turn_decoded(image: Image, header: Header, orientation: int) -> Image:
 
 
 def rule_of(source: Source, exif: Exif) -> TurnRule:
-    """The rule for a set with annotated sizes, from the headers of all its images; told in ``source.notes``.
+    """Derive the rule of a set from its image headers and annotated sizes; fills ``source.notes``.
 
-    Images that have no annotated size get that of the image as the rule turns it.
+    Images without an annotated size get the size they have once turned by the rule.
     """
     paths = [os.path.join(source.image_root, name) for name in source.file_names]
     headers = np.concatenate([np.zeros((0, 3), dtype=np.int64), *in_chunks(read_headers, paths, "reading EXIF tags")])

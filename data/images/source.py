@@ -58,7 +58,7 @@ def open_image(path: str | PathLike[str], fix: str) -> tuple[bytes, Header]:
         raise DataError(f"{path} {what}. {fix}")
     if header.height * header.width > MAX_PIXELS:
         size = f"{header.width:,} x {header.height:,} pixels"
-        raise DataError(f"{path} has {size}, more than the limit of {MAX_PIXELS:,}. {fix}")
+        raise DataError(f"{path} has {size}, more than the {MAX_PIXELS:,} allowed. {fix}")
     return data, header
 
 

@@ -82,10 +82,10 @@ def test_sources(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ("source", "said"),
     [
         ("nowhere", "source=nowhere: there is no such file or folder"),
-        ("empty", "source=empty holds no picture and no video"),
-        ("pictures/*.tif", "holds no picture and no video"),
-        ("pictures/notes.md", "notes.md is of no known type. fix: one of .bmp"),
-        ("list.txt", "list.txt:2: pictures/notes.md is of no known type"),
+        ("empty", "source=empty holds no picture or video"),
+        ("pictures/*.tif", "holds no picture or video"),
+        ("pictures/notes.md", "notes.md is not of a known type. fix: one of .bmp"),
+        ("list.txt", "list.txt:2: pictures/notes.md is not of a known type"),
         ("none.txt", "holds no picture"),
         ("binary.txt", "cannot read source=binary.txt"),
     ],
@@ -112,7 +112,7 @@ def test_a_picture_is_read_as_its_tag_and_the_option_say(tmp_path: Path) -> None
     (tmp_path / "c.jpg").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"c.jpg is not an image .* fix: .*on_error=skip"):
         read_picture(Medium(tmp_path / "c.jpg", "c.jpg"), Exif.apply)
-    with pytest.raises(DataError, match=r"d.jpg cannot be read \(No such file"):
+    with pytest.raises(DataError, match=r"d.jpg does not exist"):
         read_picture(Medium(tmp_path / "d.jpg", "d.jpg"), Exif.apply)
     for name, said in (("a.png", "cannot be decoded: its PNG data are damaged"), ("b.jpg", "is cut short: the end of")):
         whole = (tmp_path / name).read_bytes()
@@ -129,7 +129,7 @@ def test_a_tiff_is_read_or_its_kind_of_numbers_is_told(kind: str, shape: tuple[i
     if np.dtype(kind).itemsize <= 2:
         assert read_picture(Medium(tmp_path / "a.tif", "a.tif"), Exif.apply).image.shape == (20, 30, 3)
         return
-    with pytest.raises(DataError, match=rf"a\.tif has pixels of {kind}; only images of 8 or 16 bits are read, so convert"):
+    with pytest.raises(DataError, match=rf"a\.tif has pixels of {kind}; only images of 8 or 16 bits are read"):
         read_picture(Medium(tmp_path / "a.tif", "a.tif"), Exif.apply)
 
 
