@@ -1,7 +1,7 @@
-"""Matrices that map one picture to another, and the boxes that they move. What is random comes from a generator.
+"""Matrices that map one picture to another, and the boxes they move.
 
-Coordinates are continuous: pixel i of a row covers i..i + 1, so an image w pixels wide spans 0..w and scaling an image
-scales its boxes by the very same factor.
+Coordinates are continuous: pixel i of a row covers i..i + 1, so an image w pixels wide spans 0..w.
+Scaling an image thus scales its boxes by the same factor.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Matrix = NDArray[np.float64]  # (3, 3) maps (x, y, 1) of one picture to another,
 Size = tuple[int, int]  # height, width in pixels
 Point = tuple[int, int]  # x, y in pixels
 
-MIN_SIDE = 2.0  # pixels: smaller boxes give no usable target
-MAX_ASPECT = 20.0  # longer slivers are what a border left of an object
+MIN_SIDE = 2.0  # pixels: smaller boxes are no usable targets
+MAX_ASPECT = 20.0  # longer boxes are slivers of objects cut at an edge
 
 
 def random_homography(augment: AugmentConfig, target: Size, generator: np.random.Generator) -> Matrix:
-    """Draws perspective, scale, rotation, shear, flips and shift, done in this order around the origin.
+    """Draw perspective, scale, rotation, shear, flips and shift, applied in this order.
 
-    The origin goes to the centre of a picture of ``target`` (height, width), give or take the shift.
+    The origin maps to the centre of a picture of ``target`` (height, width), plus the shift.
     """
     height, width = target
     zoom, turn, slant_x, slant_y, shift_x, shift_y, tilt_x, tilt_y = generator.uniform(-1, 1, 8).tolist()
@@ -49,15 +49,15 @@ def random_homography(augment: AugmentConfig, target: Size, generator: np.random
 
 
 def is_upright(matrix: Matrix) -> bool:
-    """Whether rows stay rows and columns columns: no rotation, shear or perspective."""
+    """Whether rows stay rows and columns stay columns: no rotation, shear or perspective."""
     return not (matrix[0, 1] or matrix[1, 0] or matrix[2, 0] or matrix[2, 1])
 
 
 def snapped(matrix: Matrix, low: Point, high: Point) -> Matrix:
-    """An upright matrix moved and stretched by less than a pixel, so that two points land on whole pixels.
+    """Move and stretch an upright matrix by less than a pixel, so that two points land on pixels.
 
-    Tiles that start there can be drawn by a plain resize with exactly the pixels that a warp would give. Other matrices
-    are returned as they are.
+    A plain resize can draw tiles that start there, with exactly the pixels of a warp. Other matrices
+    are returned unchanged.
     """
     if not is_upright(matrix):
         return matrix
@@ -73,7 +73,7 @@ def snapped(matrix: Matrix, low: Point, high: Point) -> Matrix:
 
 
 def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
-    """The upright boxes (n, 4) around the boxes' images under one matrix, or under one each (n, 3, 3)."""
+    """Return the upright boxes (n, 4) around mapped boxes, under one matrix or one each (n, 3, 3)."""
     corners = boxes_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
     moved = corners @ matrix[..., :2].swapaxes(-1, -2) + matrix[..., None, :, 2]
     points = moved[..., :2] / moved[..., 2:]
@@ -81,7 +81,7 @@ def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
 
 
 def project(points: NDArray[np.floating[Any]], matrix: Matrix) -> NDArray[np.float64]:
-    """Points (..., 2) of x, y under ``matrix``."""
+    """Map points (..., 2) of x, y by ``matrix``."""
     moved: NDArray[np.float64] = points @ matrix[:2, :2].T + matrix[:2, 2]
     if matrix[2, 0] or matrix[2, 1]:
         moved = moved / (points @ matrix[2, :2] + matrix[2, 2])[..., None]
@@ -89,12 +89,12 @@ def project(points: NDArray[np.floating[Any]], matrix: Matrix) -> NDArray[np.flo
 
 
 def inverse(matrix: Matrix) -> Matrix:
-    """The matrix that maps back."""
+    """Return the matrix that maps back."""
     return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
 
 
 def scaled_size(image_size: Size, target: Size, upscale: bool) -> Size:
-    """The (height, width) of an image scaled by one ratio to fit ``target``; enlarged only where ``upscale``."""
+    """Return (height, width) scaled by one ratio to fit ``target``; enlarges only if ``upscale``."""
     height, width = image_size
     ratio = min(target[0] / height, target[1] / width)
     if not upscale:
@@ -103,15 +103,16 @@ def scaled_size(image_size: Size, target: Size, upscale: bool) -> Size:
 
 
 def corner_points(size: Size) -> NDArray[np.float64]:
-    """The corners (4, 2) of a picture of ``size`` (height, width), clockwise from the top left."""
+    """Return the corners (4, 2) of a picture of ``size``, clockwise from the top left."""
     height, width = size
     return np.array([[0, 0], [width, 0], [width, height], [0, height]], dtype=np.float64)
 
 
 def visible_boxes(boxes_xyxy: Boxes, size: Size, min_visible: float) -> tuple[Boxes, NDArray[np.bool_]]:
-    """Boxes (n, 4) clipped to a picture of ``size`` (height, width), and which of them (n,) still show an object.
+    """Clip boxes (n, 4) to a picture of ``size`` (height, width); say which (n,) remain usable.
 
-    Such a box keeps more than ``min_visible`` of its area, ``MIN_SIDE`` pixels each way, and no extreme aspect.
+    A usable box keeps more than ``min_visible`` of its area, has sides above ``MIN_SIDE`` pixels, and
+    an aspect ratio below ``MAX_ASPECT``.
     """
     height, width = size
     clipped = boxes_xyxy.clip(0, np.array([width, height, width, height], dtype=np.float32))

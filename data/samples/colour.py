@@ -1,6 +1,7 @@
-"""Colour of training samples: gains on hue, saturation and value, on the CPU sample by sample or on the device at once.
+"""Apply gains on hue, saturation and value, per sample on the CPU or per batch on the device.
 
-The two differ by rounding: the first works on OpenCV's 8-bit HSV, whose hue has 180 levels, the second on floats.
+The two differ by rounding: the CPU path uses OpenCV's 8-bit HSV with its 180 levels of hue, the
+device path floats.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from data.geometry import Image
 
 LEVELS = np.arange(256, dtype=np.float64)
 HUES = 180  # of OpenCV's 8-bit HSV
-TINY = 1e-6  # far below the distance of two levels: stands in for 0 in a division
+TINY = 1e-6  # replaces 0 in divisions; far below the distance between two levels
 
 
 def change_colour(image: Image, gains: NDArray[np.float64]) -> None:
-    """Multiplies hue, saturation and value of an RGB image by three gains, in place.
+    """Multiply hue, saturation and value of an RGB image by three gains, in place.
 
-    On OpenCV's 8-bit HSV by look-up tables: hue in 0..179 wraps around, the others saturate at 255, all round down.
+    Look-up tables act on OpenCV's 8-bit HSV. Hue in 0..179 wraps around, the others saturate at 255;
+    all round down.
     """
     if (gains == 1).all():
         return
@@ -36,10 +38,11 @@ def change_colour(image: Image, gains: NDArray[np.float64]) -> None:
 
 
 def network_input(images: Tensor, gains: Tensor) -> Tensor:
-    """Floats in 0..1 from uint8 RGB images (B, 3, H, W), with hue, saturation and value multiplied by gains (B, 3).
+    """Turn uint8 RGB images (B, 3, H, W) into floats in 0..1, with HSV gains (B, 3) applied.
 
-    Hue wraps around at a full turn, the others saturate at 1. With gains (0, 3) the colours stay as they are. Runs on
-    the images' device, in float32 and without branches, and keeps their memory format.
+    Hue wraps around at a full turn; saturation and value saturate at 1. Gains of shape (0, 3) leave
+    the colours alone. Runs in float32 on the images' device without branches, and keeps their memory
+    format.
     """
     if len(gains) == 0:
         return images.float().div_(255)
@@ -48,19 +51,19 @@ def network_input(images: Tensor, gains: Tensor) -> Tensor:
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
     divisor = chroma.clamp(min=TINY)
-    # Hue in sixths of a turn, by which channel is the largest: HSV as Smith (1978) defined it.
+    # Hue in sixths of a turn; the largest channel decides the formula (Smith 1978).
     hue = torch.where(
         value == red,
         (green - blue).div_(divisor),
         torch.where(value == green, (blue - red).div_(divisor).add_(2), (red - green).div_(divisor).add_(4)),
     )
     hue = torch.where(hue < 0, hue + 6, hue).mul_(hue_gain)
-    hue = torch.where(hue < 6, hue, hue - 6)  # a gain of 2 at most leaves it below 12
+    hue = torch.where(hue < 6, hue, hue - 6)  # a gain is at most 2, so hue is below 12
     saturation = chroma.div_(value.clamp(min=TINY)).mul_(saturation_gain).clamp_(max=1)
     value.mul_(value_gain).clamp_(max=1)
     chroma = saturation.mul_(value)
     lowest = value.sub_(chroma)
-    # And back: each channel rises from the lowest by a trapezium of the hue around its own.
+    # Back to RGB: each channel is the lowest value plus a trapezoid of hue around its own hue.
     result = torch.empty_like(images, dtype=torch.float32)
     for channel, ramp in enumerate(((hue - 3).abs_() - 1, 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_())):
         torch.addcmul(lowest, chroma, ramp.clamp_(0, 1), out=result[:, channel])

@@ -1,7 +1,7 @@
-"""Copying objects along their outlines from one image into another: Ghiasi et al. 2021, "Simple Copy-Paste".
+"""Copy objects along their outlines into another image (Ghiasi et al. 2021, Simple Copy-Paste).
 
-The donor is drawn like any picture, with its own shift, zoom and flip; then some of its objects replace what the sample
-shows there. A box that is hidden by them as far as one may be cut off by the edge is taken away.
+The donor is drawn like any picture, with its own shift, zoom and flip. Then some of its objects
+cover the sample. Boxes that they hide are dropped by the same threshold as boxes cut at an edge.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ LARGEST = 30_000.0  # pixels from the origin: OpenCV's limit with these bits is 
 
 
 class Paste(NamedTuple):
-    """Objects that go into a sample."""
+    """Objects pasted into a sample."""
 
-    mask: NDArray[np.uint8]  # (H, W), 1 where they are
-    rows: NDArray[np.int64]  # (n,) of the data set's boxes
+    mask: NDArray[np.uint8]  # (H, W), 1 on the objects
+    rows: NDArray[np.int64]  # (n,) rows of the data set's boxes
 
 
 class ObjectChoice:
-    """Which objects of an image are copied, and where they lie."""
+    """Choose which objects of an image are copied, and draw their mask."""
 
     def __init__(self, annotations: Annotations) -> None:
-        # Plain views of the memory maps, whose own indexing is slow.
+        # Plain views: indexing a memory map is slow.
         self._offsets = np.asarray(annotations.offsets)
         self._crowd = np.asarray(annotations.crowd)
         self._outlines = Outlines(*map(np.asarray, annotations.outlines))
         self._sizes = np.asarray(annotations.sizes)
 
     def paste(self, index: int, matrix: Matrix, size: Size, seed: int) -> Paste:
-        """Each object of image ``index`` that has an outline, with probability one half.
+        """Choose each outlined object of image ``index`` with probability one half.
 
         ``matrix`` maps the image to the sample of ``size`` (height, width).
         """
@@ -52,26 +52,26 @@ class ObjectChoice:
                 _fill(mask, polygon, matrix)
             if polygons:
                 pasted.append(row)
-        image = np.zeros_like(mask)  # an outline may reach out of it, as its box may
+        image = np.zeros_like(mask)  # outlines may extend beyond their image
         _fill(image, corner_points(tuple(self._sizes[index].tolist())), matrix)
         return Paste(mask & image, np.array(pasted, dtype=np.int64))
 
 
 def _fill(mask: NDArray[np.uint8], polygon: NDArray[np.floating[Any]], matrix: Matrix) -> None:
-    """Sets the mask (H, W) to 1 inside a polygon (n, 2) that ``matrix`` maps to it."""
-    # OpenCV puts whole numbers at the centres of pixels.
+    """Set the mask (H, W) to 1 inside a polygon (n, 2) mapped by ``matrix``."""
+    # OpenCV's integer coordinates are pixel centres.
     corners = (project(polygon.astype(np.float64), matrix) - 0.5).clip(-LARGEST, LARGEST)
     fixed = np.round(corners * (1 << FRACTION_BITS)).astype(np.int32)
     cv2.fillPoly(mask, [fixed], 1, shift=FRACTION_BITS)
 
 
 def paste_pixels(canvas: Image, donor: Image, mask: NDArray[np.uint8]) -> None:
-    """Puts the donor's pixels onto the canvas, both (H, W, 3), where the mask is set."""
+    """Copy the donor's pixels to the canvas, both (H, W, 3), where the mask is set."""
     cv2.copyTo(donor, mask, canvas)
 
 
 def hidden_share(boxes_xyxy: Boxes, mask: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """For boxes (n, 4) inside the picture the share (n,) of their pixels where the mask is set."""
+    """Return the share (n,) of each box's pixels under the mask; boxes (n, 4) lie inside it."""
     sums = cv2.integral(mask, sdepth=cv2.CV_32S)
     left, top = np.floor(boxes_xyxy[:, :2]).astype(int).T
     right, bottom = np.ceil(boxes_xyxy[:, 2:]).astype(int).T

@@ -1,4 +1,4 @@
-"""The boxes of several images at once, moved to where a sample shows the images."""
+"""Map the boxes of many images into their samples at once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from data.index.annotations import Annotations
 
 
 class Labels:
-    """The boxes that training learns from, without those of crowds: these are regions, not objects.
+    """The boxes that training learns from; crowds are regions, not objects, and are left out.
 
-    For one image the same as ``Annotations.training_boxes``; all tiles of a batch take hardly longer than one.
+    One image gives the same as ``Annotations.training_boxes``. All tiles of a batch take hardly
+    longer than one.
     """
 
     def __init__(self, annotations: Annotations) -> None:
-        # Plain views of the memory maps, whose own indexing is slow.
+        # Plain views: indexing a memory map is slow.
         self._offsets = np.asarray(annotations.offsets)
         self._boxes_xywh = np.asarray(annotations.boxes_xywh)
         self._classes = np.asarray(annotations.classes)
@@ -28,10 +29,10 @@ class Labels:
     def moved(
         self, indices: Sequence[int], matrices: Sequence[Matrix]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], Boxes]:
-        """The boxes of images, each image's clipped to it and moved by its matrix.
+        """Clip the boxes of each image to it and map them by the image's matrix.
 
-        Returns for each box which of ``indices`` it belongs to (n,), its row among the data set's boxes (n,), its class
-        (n,) and boxes_xyxy (n, 4).
+        Returns the position in ``indices`` (n,), the row among the data set's boxes (n,), the class
+        (n,) and boxes_xyxy (n, 4) of each box.
         """
         images = np.asarray(indices, dtype=np.int64)
         starts, counts = self._offsets[images], self._offsets[images + 1] - self._offsets[images]

@@ -1,4 +1,4 @@
-"""How an image becomes network input without augmentation, and how boxes go there and back."""
+"""Resize images to network input without augmentation, and map boxes there and back."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from data.config import Resize
 from data.geometry import Boxes, Image, scaled_size
 
-PAD_VALUE = 114  # grey of the letterbox, as in all systems of this family
+PAD_VALUE = 114  # grey of the letterbox, as in all YOLO systems
 
 
 class Letterbox(NamedTuple):
-    """How an image became network input: scaled by the ratios, then shifted by whole pixels (stretched: by none)."""
+    """The scale and the shift, in whole pixels, from an image to its network input."""
 
     ratio_x: float
     ratio_y: float
@@ -23,12 +23,12 @@ class Letterbox(NamedTuple):
     pad_y: int
 
     def to_network(self, boxes_xyxy: Boxes) -> Boxes:
-        """Boxes of the original image in pixels of the letterboxed one."""
+        """Map boxes from pixels of the original image to pixels of the network input."""
         scale, shift = self._scale_and_shift()
         return (boxes_xyxy * scale + shift).astype(np.float32)
 
     def to_original(self, boxes_xyxy: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-        """Boxes of the letterboxed image in pixels of the original one; not cut at its edges."""
+        """Map boxes back to pixels of the original image, without clipping them."""
         scale, shift = self._scale_and_shift()
         return (boxes_xyxy - shift) / scale
 
@@ -37,10 +37,10 @@ class Letterbox(NamedTuple):
 
 
 def letterbox_into(canvas: Image, image: Image, upscale: bool) -> Letterbox:
-    """Scales an image to fit the canvas, centres it there and fills the rest with grey; returns how.
+    """Scale an image to fit the canvas, centre it and fill the rest with grey.
 
-    Shrinks by area average, enlarges linearly. The stored ratios are those of the rounded size, so ``to_original``
-    inverts what happened to the pixels.
+    Shrinks by area average, enlarges linearly. The returned ratios are those of the rounded size, so
+    ``to_original`` is the exact inverse.
     """
     height, width = image.shape[:2]
     new_height, new_width = scaled_size((height, width), canvas.shape[:2], upscale)
@@ -57,23 +57,23 @@ def letterbox_into(canvas: Image, image: Image, upscale: bool) -> Letterbox:
 
 
 def letterbox(image: Image, size: tuple[int, int], upscale: bool) -> tuple[Image, Letterbox]:
-    """The letterboxed image as a new array of ``size`` (height, width); see ``letterbox_into``."""
+    """Letterbox an image into a new array of ``size`` (height, width)."""
     canvas = np.empty((*size, 3), dtype=np.uint8)
     return canvas, letterbox_into(canvas, image, upscale)
 
 
 def stretch_into(canvas: Image, image: Image) -> Letterbox:
-    """Scales an image to fill the canvas whatever its aspect, always linearly, as Darknet and OpenCV feed networks."""
+    """Stretch an image linearly to fill the canvas, as Darknet and OpenCV feed networks."""
     cv2.resize(image, (canvas.shape[1], canvas.shape[0]), dst=canvas, interpolation=cv2.INTER_LINEAR)
     return Letterbox(canvas.shape[1] / image.shape[1], canvas.shape[0] / image.shape[0], 0, 0)
 
 
 def resize_into(canvas: Image, image: Image, resize: Resize, upscale: bool) -> Letterbox:
-    """Makes network input of an image the way that ``resize`` names; ``upscale`` is for the letterbox only."""
+    """Resize an image into the canvas as ``resize`` says; only the letterbox uses ``upscale``."""
     return stretch_into(canvas, image) if resize == Resize.stretch else letterbox_into(canvas, image, upscale)
 
 
 def cut_at_edges(boxes_xyxy: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
-    """The part of each box (n, 4) that lies inside an image of ``size`` (height, width)."""
+    """Clip boxes (n, 4) to an image of ``size`` (height, width)."""
     height, width = size
     return boxes_xyxy.clip(0, np.array([width, height, width, height], dtype=np.float64))

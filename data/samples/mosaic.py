@@ -1,7 +1,7 @@
-"""Where the images of a training picture stand on its canvas: one alone, four around a point, or nine around one.
+"""Place the images of a training picture on its canvas: one alone, or a mosaic of four or nine.
 
-The canvas has no edge; its origin is the middle of what the sample shows. Each image is scaled to a whole number of
-pixels and stands at a whole pixel, so that a canvas could be pasted together. No canvas is ever made: a sample draws
+The canvas is unbounded, and its origin is the centre of the sample. Sizes and positions of the
+scaled images are whole pixels, so a canvas could be pasted together. None ever is: a sample draws
 its tiles straight from the decoded images.
 """
 
@@ -22,13 +22,13 @@ class Placed(NamedTuple):
     corner: Point
 
     def matrix(self) -> Matrix:
-        """Maps the image to the canvas."""
+        """Return the matrix from the image to the canvas."""
         factor_x, factor_y = self.scaled[1] / self.size[1], self.scaled[0] / self.size[0]
         return np.array([[factor_x, 0, self.corner[0]], [0, factor_y, self.corner[1]], [0, 0, 1]])
 
 
 class Arrangement(NamedTuple):
-    """Images on a canvas. Each has one of its corners in the columns and rows of ``low`` and ``high`` (x, y)."""
+    """Images on a canvas; each has a corner whose x and y are those of ``low`` or ``high``."""
 
     placed: list[Placed]
     low: Point
@@ -36,16 +36,17 @@ class Arrangement(NamedTuple):
 
 
 def alone(size: Size, target: Size) -> Arrangement:
-    """One image, scaled to fit ``target`` and centred there."""
+    """Place one image, scaled to fit ``target`` and centred."""
     height, width = scaled_size(size, target, upscale=True)
     left, top = (target[1] - width) // 2 - target[1] // 2, (target[0] - height) // 2 - target[0] // 2
     return Arrangement([Placed(size, (height, width), (left, top))], (left, top), (left + width, top + height))
 
 
 def mosaic_of_four(sizes: list[Size], target: Size, generator: np.random.Generator) -> Arrangement:
-    """Four images, each scaled to fit ``target``, that meet at a point drawn from the middle of twice the target.
+    """Place four images, each scaled to fit ``target``, around one random point.
 
-    The mosaic of the published systems, but for one thing: nothing is cut at the edge of a canvas.
+    The point lies at most half a target from the centre. This is the mosaic of the published
+    systems, except that no canvas edge cuts the images.
     """
     x, y = _offset(target, generator)
     placed = []
@@ -56,17 +57,17 @@ def mosaic_of_four(sizes: list[Size], target: Size, generator: np.random.Generat
 
 
 def mosaic_of_nine(sizes: list[Size], target: Size, generator: np.random.Generator) -> Arrangement:
-    """Nine images: the first scaled to fit ``target``, four along its sides and four at its corners.
+    """Place nine images: one scaled to fit ``target``, four along its sides, four at its corners.
 
-    The sample shows about as much of it as of a mosaic of four, around a point at most half a target from the middle of
-    the first. An image along a side is as long as that side at most, and starts where the side does, clockwise.
+    The first image's centre lies at most half a target from that of the sample. An image along a
+    side is at most as long as that side, and starts where the side starts, clockwise.
     """
     x, y = _offset(target, generator)
     height, width = scaled_size(sizes[0], target, upscale=True)
     left, top = x - width // 2, y - height // 2
     right, bottom = left + width, top + height
     placed = [Placed(sizes[0], (height, width), (left, top))]
-    # The room of each, the corner of the first that it touches, and whether it lies left of and above that corner.
+    # Room, touched corner of the first image, and whether it lies left of and above that corner.
     neighbours = (
         ((target[0], width), (left, top), 0, 1),  # above
         (target, (right, top), 0, 1),
@@ -85,6 +86,6 @@ def mosaic_of_nine(sizes: list[Size], target: Size, generator: np.random.Generat
 
 
 def _offset(target: Size, generator: np.random.Generator) -> Point:
-    """A point at most half a target from the origin, in whole pixels."""
+    """Draw a point, in whole pixels, at most half a target from the origin."""
     x, y = generator.uniform(-0.5, 0.5, 2).tolist()
     return round(x * target[1]), round(y * target[0])

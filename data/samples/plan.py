@@ -1,7 +1,7 @@
-"""What a training sample is made of, all of it drawn before any pixel is touched.
+"""Plan a training sample: draw all that is random before any pixel is touched.
 
-A plan is a function of the run's seed and the request, so of nothing that a worker, a rank or the past could change.
-``data/samples/dataset.py`` turns plans into pixels quickly, ``data/samples/reference_path.py`` plainly.
+A plan depends only on the run's seed and the request, not on the worker, the rank or earlier
+samples. ``data/samples/dataset.py`` draws plans fast, ``data/samples/reference_path.py`` plainly.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from data.samples.mosaic import Arrangement, Placed, alone, mosaic_of_four, mosa
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sample asked of a data set: the image at ``index``, at ``height`` x ``width`` pixels.
+    """A request for one sample: the image at ``index``, at ``height`` x ``width`` pixels.
 
-    ``repeat`` counts the earlier requests for the same image in this epoch. ``pool`` are the positions that a mosaic's
-    and a mixture's other images are drawn from; empty: all of the data set.
+    ``repeat`` counts earlier requests for the same image in this epoch. Mosaic, mixup and copy-paste
+    draw their other images from the positions in ``pool``, or from the whole data set if it is empty.
     """
 
     index: int
@@ -42,33 +42,33 @@ class Picture:
     canvas_to_sample: Matrix
 
     def matrices(self) -> list[Matrix]:
-        """For each image the matrix that maps it to the sample."""
+        """Return the matrix from each image to the sample."""
         return [self.canvas_to_sample @ placed.matrix() for placed in self.placed]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A sample: one picture or a mixture of two, objects of another image, and the gains of its colours."""
+    """A sample: one picture or a blend of two, objects of a donor image, and colour gains."""
 
     size: Size
     pictures: list[Picture]
-    share: float  # of the first picture in the mixture; 1 where there is one picture
+    share: float  # weight of the first picture in the blend; 1 for a single picture
     gains: NDArray[np.float64]  # (3,) factors on hue, saturation and value
-    donor: Picture | None = None  # an image of which some objects are copied into the sample,
-    donor_seed: int = 0  # which says which ones
+    donor: Picture | None = None  # image that objects are copied from
+    donor_seed: int = 0  # chooses those objects
 
     def all_pictures(self) -> list[Picture]:
-        """The pictures, the donor last."""
+        """Return the pictures, the donor last."""
         return [*self.pictures, *([self.donor] if self.donor is not None else [])]
 
 
 def draw_plan(
     request: Request, sizes: NDArray[np.int32], augment: AugmentConfig, seed: int, combine: bool = True
 ) -> Plan:
-    """Draws the plan of one sample.
+    """Draw the plan of one sample.
 
-    ``sizes`` (N, 2) are the heights and widths of the data set's images. Without ``combine``, as in the last epochs, an
-    image is not put together with others.
+    ``sizes`` (N, 2) are the heights and widths of the data set's images. ``combine=False``, as in
+    the last epochs, switches off mosaic, mixup and copy-paste.
     """
     seeds = np.random.SeedSequence([seed, request.epoch, request.index, request.repeat])
     generator = np.random.Generator(np.random.PCG64(seeds))
@@ -112,7 +112,7 @@ def _arrange(sizes: list[Size], target: Size, generator: np.random.Generator) ->
 
 
 def _draw_others(count: int, request: Request, num_images: int, generator: np.random.Generator) -> Sequence[int]:
-    """Positions of other images: any of the data set, or different ones of the pool as long as it has enough."""
+    """Draw other images from the whole data set, or from the pool, distinct if it is large enough."""
     if not request.pool:
         return [int(index) for index in generator.integers(num_images, size=count)]
     pool = [index for index in request.pool if index != request.index] or [request.index]

@@ -1,8 +1,8 @@
-"""A training sample the plain way: what data/samples/dataset.py must agree with, and be faster than.
+"""Draw a training sample the plain way: data/samples/dataset.py must agree, and be faster.
 
-This is what the published systems do: decode every image whole, scale it, paste it on a canvas of twice the sample's
-side, warp the canvas once, change the colours by look-up tables. It follows the very same plan. Tests and
-scripts/bench/data.py use it; no training does.
+This is the path of the published systems. It decodes every image whole, scales it, pastes it on a
+canvas of twice the sample's side, warps the canvas once and changes colours by look-up tables. Only
+tests and scripts/bench/data.py use it, with the same plans.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from data.samples.plan import Picture, Plan
 def reference_sample(
     plan: Plan, annotations: Annotations, read: Callable[[int], Image | None], min_visible: float
 ) -> tuple[Image, NDArray[np.int32], Boxes]:
-    """The sample of a plan: its image (H, W, 3), and the classes (n,) and boxes_xyxy (n, 4) that show in it.
+    """Draw a plan: the image (H, W, 3), and the visible classes (n,) and boxes_xyxy (n, 4).
 
-    ``read`` gives the whole image at a position of the data set, or ``None`` where it is to be left out.
+    ``read`` returns the whole image at a position of the data set, or ``None`` to leave it out.
     """
     drawn = [_picture(picture, plan.size, read) for picture in plan.pictures]
     image = drawn[0]
@@ -58,7 +58,7 @@ def _picture(picture: Picture, size: Size, read: Callable[[int], Image | None]) 
         x, y = placed.corner[0] - left, placed.corner[1] - top
         shown = canvas[max(0, y) : max(0, y + height), max(0, x) : max(0, x + width)]
         shown[:] = image[max(0, -y) :, max(0, -x) :][: shown.shape[0], : shown.shape[1]]
-    # The canvas's corner is its origin, and OpenCV puts whole numbers at the centres of pixels.
+    # The array's origin is the canvas's corner, and OpenCV's integer coordinates are pixel centres.
     forth = np.array([[1, 0, left + 0.5], [0, 1, top + 0.5], [0, 0, 1]])
     back = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
     matrix = back @ picture.canvas_to_sample @ forth
@@ -69,7 +69,7 @@ def _picture(picture: Picture, size: Size, read: Callable[[int], Image | None]) 
 
 
 def _canvas(picture: Picture, size: Size) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of a canvas around what the sample shows, of twice its sides at least."""
+    """Return left, top, right, bottom of a canvas around the sample, at least twice its sides."""
     shown = project(corner_points(size), inverse(picture.canvas_to_sample))
     low, high = np.floor(shown.min(axis=0)).astype(int), np.ceil(shown.max(axis=0)).astype(int)
     more = np.maximum(0, 2 * np.array([size[1], size[0]]) - (high - low))
@@ -94,7 +94,7 @@ def _boxes(
     min_visible: float,
     only: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int32], Boxes]:
-    """The boxes of all images, or those of the rows ``only``, scaled and pasted like them, then moved as the canvas."""
+    """Scale, paste and warp the boxes like their images; ``only`` restricts them to those rows."""
     classes, boxes = [], []
     for index, placed in zip(picture.indices, picture.placed, strict=True):
         image_classes, image_boxes = annotations.training_boxes(index)
