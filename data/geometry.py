@@ -73,7 +73,7 @@ def snapped(matrix: Matrix, low: Point, high: Point) -> Matrix:
 
 
 def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
-    """Return the upright boxes (n, 4) around mapped boxes, under one matrix or one each (n, 3, 3)."""
+    """Return upright boxes (n, 4) around boxes mapped by one matrix, or one each (n, 3, 3)."""
     corners = boxes_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
     moved = corners @ matrix[..., :2].swapaxes(-1, -2) + matrix[..., None, :, 2]
     points = moved[..., :2] / moved[..., 2:]
@@ -94,7 +94,7 @@ def inverse(matrix: Matrix) -> Matrix:
 
 
 def scaled_size(image_size: Size, target: Size, upscale: bool) -> Size:
-    """Return (height, width) scaled by one ratio to fit ``target``; enlarges only if ``upscale``."""
+    """Scale (height, width) by one ratio to fit ``target``; enlarge only if ``upscale``."""
     height, width = image_size
     ratio = min(target[0] / height, target[1] / width)
     if not upscale:

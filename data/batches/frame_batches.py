@@ -1,4 +1,4 @@
-"""Makes batches of network input from pictures and videos: the files decoded by threads, ahead of what is asked for."""
+"""Make batches of network input from pictures and videos, decoded ahead by threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from data.samples.letterbox import Letterbox, resize_into
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-WAITING_BATCHES = 4  # of unfinished batches together: a bound on the decoded pictures in memory
+WAITING_BATCHES = 4  # limit on decoded pictures in unfinished batches, in batches
 
 
 @dataclass
@@ -43,10 +43,11 @@ class FrameBatch:
 
 
 class FrameBatches:
-    """All frames of ``media`` in batches of at most ``batch_size``, each frame's input as an evaluation would make it.
+    """All frames of ``media`` in batches of at most ``batch_size``, resized as for evaluation.
 
-    Only frames whose input has one shape (see ``input_shape``) share a batch, so a frame's input does not depend on its
-    neighbours. Pictures come in no particular order, the frames of a video in theirs, and none beside another medium's.
+    Only frames of one input shape (see ``input_shape``) share a batch, so a frame's input does not
+    depend on its neighbours. Pictures come in no particular order. Frames of a video come in order
+    and share no batch with other media.
     """
 
     def __init__(
@@ -64,13 +65,13 @@ class FrameBatches:
         self.media, self.batch_size, self.on_error, self.threads = media, batch_size, on_error, threads
         self.resize, self.exif = resize, exif
         self._shape = partial(input_shape, image_size=image_size, stride=stride, rect=rect, upscale=True, resize=resize)
-        self.seconds = 0.0  # that reading and resizing took so far, of all threads together
-        self.skipped: list[str] = []  # what was left out so far, and why
+        self.seconds = 0.0  # spent so far on reading and resizing, summed over threads
+        self.skipped: list[str] = []  # the files left out so far, and why
 
     def count(self) -> int:
-        """How many frames there are, as the videos themselves say; those that do not say count as one frame.
+        """Count the frames as the videos state them; a video that does not counts as one frame.
 
-        With ``on_error=stop`` an unreadable video raises DataError here, before anything is computed.
+        With ``on_error=stop`` an unreadable video raises DataError here, before any computation.
         """
         total = 0
         for medium in self.media:
@@ -93,11 +94,11 @@ class FrameBatches:
                     yield from self._batches(_ahead(pool, pictures, 2 * self.threads))
 
     def _frames_of(self, medium: Medium, in_order: ThreadPoolExecutor) -> Iterator[_Prepared | None]:
-        """The frames of a video, decoded by one thread."""
+        """Return the frames of a video, decoded by one thread."""
         video = self._guarded(partial(Video, medium))
         frames = iter(video) if video is not None else iter(())
         prepared = _ahead(in_order, repeat(partial(self._prepare_next, frames)), 2 * self.threads)
-        yield from takewhile(lambda one: one is not None, prepared)  # None is behind the last frame
+        yield from takewhile(lambda one: one is not None, prepared)  # None follows the last frame
 
     def _batches(self, prepared: Iterable[_Prepared | None]) -> Iterator[FrameBatch]:
         waiting: dict[tuple[int, int], list[_Prepared]] = {}
@@ -129,7 +130,7 @@ class FrameBatches:
         return _Prepared(frame, canvas, letterbox, time.perf_counter() - started)
 
     def _guarded(self, read: Callable[[], Result]) -> Result | None:
-        """What ``read`` returns; None where it finds a file bad and such files are to be left out."""
+        """Return what ``read`` returns, or None if it fails and ``on_error`` is skip."""
         try:
             return read()
         except DataError as error:
@@ -153,7 +154,7 @@ def _together(group: list[_Prepared]) -> FrameBatch:
 
 
 def _ahead(pool: ThreadPoolExecutor, jobs: Iterable[Callable[[], Result]], number: int) -> Iterator[Result]:
-    """The results of ``jobs`` in order, up to ``number`` of them computed ahead by the pool."""
+    """Yield the results of ``jobs`` in order; the pool computes up to ``number`` ahead."""
     running: deque[Future[Result]] = deque()
     for job in jobs:
         running.append(pool.submit(job))

@@ -18,15 +18,15 @@ from data.errors import DataError
 from data.samples.batch import Batch
 from data.samples.dataset import EvalDataset, TrainDataset
 
-# Forked workers share the pages of the index and start in milliseconds; they never touch CUDA. The system libraries of
-# macOS do not outlive a fork.
+# Forked workers share the pages of the index, start in milliseconds and never touch CUDA. The
+# system libraries of macOS do not survive a fork.
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 PREFETCHED_BATCHES = 4  # per worker
-PATIENCE = 0.4  # part of the time-out: sooner than other ranks give up in an exchange, so that the cause is told
+PATIENCE = 0.4  # share of the timeout: report the cause before other ranks time out in a collective
 
 
 class BatchLoader(DataLoader[Batch]):
-    """A torch loader that raises DataError where its workers hang."""
+    """A torch loader that raises DataError if its workers hang."""
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         batches = super().__iter__()
@@ -44,7 +44,7 @@ class BatchLoader(DataLoader[Batch]):
             if batch is None:
                 return
             passed_on = [batch]
-            del batch  # kept here it would be freed, which takes milliseconds, while the next one is waited for
+            del batch  # freeing it takes milliseconds, which would delay the next batch
             yield passed_on.pop()
 
 
@@ -55,19 +55,19 @@ def make_loader(
     pin_memory: bool,
     timeout_seconds: float = 0.0,
 ) -> BatchLoader:
-    """A loader that yields ``Batch``; ``workers`` processes (0: none) live as long as it does.
+    """Make a loader that yields ``Batch``; its ``workers`` processes (0: none) live as long.
 
-    Where they give no batch for PATIENCE of ``timeout_seconds`` (0: as long as it takes), a DataError ends it.
+    Raises DataError if they give no batch for PATIENCE times ``timeout_seconds`` (0: no limit).
     """
     return BatchLoader(
         dataset,
         batch_sampler=batch_sampler,
         num_workers=workers,
-        collate_fn=_identity,  # __getitems__ gives whole batches
+        collate_fn=_identity,  # __getitems__ returns whole batches
         pin_memory=pin_memory,
         worker_init_fn=_start_worker,
         multiprocessing_context=START_METHOD if workers else None,
-        generator=torch.Generator(),  # for seeds of workers that nobody uses: the global one stays as it is
+        generator=torch.Generator(),  # seeds the workers, unused; spares the global generator
         persistent_workers=workers > 0,
         prefetch_factor=PREFETCHED_BATCHES if workers else None,
         timeout=PATIENCE * timeout_seconds if workers else 0,
@@ -75,7 +75,7 @@ def make_loader(
 
 
 def _kill(batches: Any) -> None:
-    """End the workers of a loader's iterator: one that hangs may not hear SIGTERM, and the exit would wait for it."""
+    """Kill an iterator's workers: a hung one may not react to SIGTERM, and exit would wait for it."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error for each
     try:
         for worker in batches._workers:
@@ -90,23 +90,23 @@ def _identity(batch: Any) -> Any:
 
 
 def _start_worker(worker: int) -> None:
-    """Leaves signals to the training process, and one core to each worker.
+    """Leave signals to the training process, and give each worker one core.
 
-    Ctrl-C and SLURM's signals reach every process of a job. The training process answers them, and still needs its
-    workers for the rest of the step; they end with it.
+    Ctrl-C and SLURM's signals reach every process of a job. The training process handles them, and
+    needs its workers for the rest of the step. They end with it.
     """
     for name in ("SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    # SIGTERM cannot be ignored: it is also how the training process, at its own exit, ends a worker that is left over.
-    if hasattr(signal, "sigwaitinfo"):  # elsewhere nobody tells who sent it, and it ends the worker
+    # SIGTERM cannot be ignored: the training process ends leftover workers with it at exit.
+    if hasattr(signal, "sigwaitinfo"):  # elsewhere the sender is unknown, and SIGTERM ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_obey_parent, args=(os.getppid(),), daemon=True).start()
     cv2.setNumThreads(0)
 
 
 def _obey_parent(parent: int) -> None:
-    """Ends this worker when its parent sends SIGTERM, and swallows those of all others."""
+    """End this worker on SIGTERM from its parent; ignore SIGTERM from all others."""
     while hasattr(signal, "sigwaitinfo") and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)

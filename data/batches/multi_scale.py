@@ -10,10 +10,11 @@ from data.errors import DataError
 
 
 class MultiScale:
-    """The image size of each optimiser step, drawn uniformly from the multiples of ``stride`` in a range.
+    """The image size of each optimiser step: a random multiple of ``stride`` in a range.
 
-    A function of (seed, step) alone: all ranks agree on it, and so does a resumed run. Step 0 has the largest size, so
-    that memory runs out at once or never. ``low`` and ``high`` are factors on ``image_size``; 1 and 1 fix the size.
+    The size depends on (seed, step) alone, so all ranks and a resumed run agree. Step 0 has the
+    largest size, so memory runs out at once or never. ``low`` and ``high`` are factors on
+    ``image_size``; 1 and 1 fix the size.
     """
 
     def __init__(self, image_size: int, low: float, high: float, stride: int, seed: int) -> None:
@@ -29,7 +30,7 @@ class MultiScale:
         self.largest = max(1, round(image_size * high / stride))
 
     def size(self, step: int) -> tuple[int, int]:
-        """Height and width in pixels of the images of an optimiser step, counted from 0 over the whole run."""
+        """Return height and width in pixels for an optimiser step, counted from 0 over the run."""
         if step == 0 or self.smallest == self.largest:
             side = self.largest
         else:
@@ -38,11 +39,11 @@ class MultiScale:
         return side * self.stride, side * self.stride
 
     def rectangle(self, image_size: int, height: float, width: float) -> tuple[int, int]:
-        """Height and width in pixels of shares of an image size, rounded up to the stride."""
+        """Turn shares of the image size into height and width in pixels, multiples of the stride."""
         rows, columns = (math.ceil(share * image_size / self.stride - 1e-6) for share in (height, width))
         return rows * self.stride, columns * self.stride
 
     def most_pixels(self, height: float, width: float) -> int:
-        """Pixels of such a rectangle at the largest image size."""
+        """Return the area in pixels of such a rectangle at the largest image size."""
         rows, columns = self.rectangle(self.largest * self.stride, height, width)
         return rows * columns

@@ -1,6 +1,7 @@
-"""In which order an epoch goes through the images of the whole run: shuffled, balanced by class, sorted by shape.
+"""Order the images of an epoch: shuffled, balanced by class, grouped by shape.
 
-Each order is a function of (seed, epoch), whatever the number of ranks; data/batches/samplers.py deals it to them.
+Each order depends on (seed, epoch) alone, not on the number of ranks. data/batches/samplers.py
+deals it to the ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from data.index.annotations import Annotations
 
-DIGITS = 6  # of a sum of factors: more would depend on the order of the terms
+DIGITS = 6  # decimals of a sum of factors: more would depend on the order of the terms
 
 
 class EpochOrder(NamedTuple):
@@ -25,10 +26,11 @@ class EpochOrder(NamedTuple):
 
 
 def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.float64]:
-    """How often each image (N,) comes in an epoch so that rare classes are seen more: 1 or more.
+    """Return how often each image (N,) comes in an epoch, at least 1; more for rare classes.
 
-    Repeat factor sampling of LVIS (Gupta, Dollar, Girshick 2019, appendix B.2). A class that a share f of the images
-    holds has the factor max(1, sqrt(threshold / f)), an image the largest factor of its classes. Crowds do not count.
+    Repeat factor sampling of LVIS (Gupta, Dollar, Girshick 2019, appendix B.2). A class in a share f
+    of the images has the factor max(1, sqrt(threshold / f)). An image has the largest factor of its
+    classes. Crowds do not count.
     """
     num_images, num_classes = len(annotations), len(annotations.names)
     objects = ~np.asarray(annotations.crowd)
@@ -44,10 +46,10 @@ def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.flo
 
 
 class Order:
-    """The order of each epoch: all images shuffled, or with ``factors`` (N,) each as often as its factor says.
+    """The order of each epoch: all images shuffled, each repeated by its factor if given (N,).
 
-    A fraction of a factor is drawn anew in each epoch, in one go for all images: the epoch is always as long as the sum
-    of the factors, rounded down.
+    Each epoch rounds the fractional factors at random, jointly for all images. So an epoch is always
+    as long as the sum of the factors, rounded down.
     """
 
     def __init__(self, num_images: int, seed: int, factors: NDArray[np.float64] | None) -> None:
@@ -64,7 +66,7 @@ class Order:
         )
 
     def of_epoch(self, epoch: int) -> EpochOrder:
-        """The order of an epoch, ``length`` positions."""
+        """Return the order of an epoch: ``length`` positions."""
         self._shuffled.set_epoch(epoch)
         images = np.fromiter(self._shuffled, dtype=np.int64, count=len(self._shuffled))
         if self.factors is None:
@@ -75,7 +77,7 @@ class Order:
     def _repeated(
         self, images: NDArray[np.int64], factors: NDArray[np.float64], generator: np.random.Generator
     ) -> EpochOrder:
-        """Systematic sampling: the ends of the factors, laid end to end, are rounded with one common fraction."""
+        """Sample systematically: round the cumulative factors with one common random fraction."""
         ends = np.floor(np.cumsum(factors).round(DIGITS) + generator.random()).astype(np.int64)
         counts = np.diff(ends, prepend=0)
         indices = np.repeat(images, counts)
@@ -98,11 +100,11 @@ def grouped_by_shape(
     generator: np.random.Generator,
     largest: tuple[float, float] | None = None,
 ) -> tuple[EpochOrder, Shapes]:
-    """An order whose steps of ``batch_size`` positions hold images of like aspect each, and the steps' rectangles.
+    """Group images of similar aspect into steps of ``batch_size``; return order and rectangles.
 
-    ``sizes`` (N, 2) are heights and widths. Which images share a step follows from the given order as far as aspects
-    leave a choice; the steps come in an order drawn from the generator. With ``largest``, the height and width of
-    ``largest_rectangle``, the step that fills it best comes first and is padded to it.
+    ``sizes`` (N, 2) are heights and widths. Among equal aspects the given order decides. The
+    generator shuffles the steps. With ``largest``, the result of ``largest_rectangle``, the step that
+    fills it best comes first and is padded to it.
     """
     steps = len(order.indices) // batch_size
     order = EpochOrder(*(column[: steps * batch_size] for column in order))
@@ -122,15 +124,15 @@ def grouped_by_shape(
 def largest_rectangle(
     sizes: NDArray[np.int32], batch_size: int, left_out: int, area: Callable[[float, float], float]
 ) -> tuple[float, float]:
-    """Height and width, as shares of the image size, of the largest rectangle that a step of any epoch may have.
+    """Return height and width, as shares of the image size, of the largest step of any epoch.
 
-    ``sizes`` as for ``grouped_by_shape``; an epoch leaves out ``left_out`` positions, now these, now those, and with
-    them changes which images share a step. ``area`` of height and width says which rectangle is larger.
+    ``sizes`` as for ``grouped_by_shape``. Each epoch leaves out ``left_out`` other positions, which
+    changes the images that share a step. ``area`` of height and width ranks the rectangles.
     """
     sides, aspect = _shares(sizes)
     _, kinds, counts = np.unique(aspect, return_inverse=True, return_counts=True)
     of_kind = np.stack([sides[kinds == kind].max(axis=0) for kind in range(len(counts))])
-    # A step may hold one image of the first kind, one of the last, and what is between them but for the left out.
+    # A step may hold one image each of the first and last kind, and those between, less the left out.
     between = batch_size - 2 + left_out if batch_size > 1 else -1
     found = []
     for first in range(len(counts)):
@@ -142,9 +144,9 @@ def largest_rectangle(
 
 
 def _shares(sizes: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sides as shares of the longer one, and a number that rises from wide to tall.
+    """Return sides as shares of the longer one, and a number that rises from wide to tall.
 
-    Images whose aspects differ by less than one part in 32 have one number, and stay in the order that they came in.
+    The number has steps of 1/32, so images of nearly equal aspect keep their order.
     """
     sides = sizes / sizes.max(axis=1, keepdims=True)
     return sides, np.round((sides[:, 0] - sides[:, 1]) * 32)

@@ -1,7 +1,8 @@
-"""Which images come when, at which size and on which rank.
+"""Choose when each image comes, at which size and on which rank.
 
-The order of an epoch is that of the whole run; a rank takes its share of it. So a micro-batch, one forward pass over
-all ranks, holds the same images at any number of ranks as long as its size over all of them is the same.
+An epoch has one order for the whole run, and each rank takes its share. So a micro-batch, one
+forward pass over all ranks, holds the same images at any number of ranks if its total size is the
+same.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from data.samples.plan import Request
 class TrainBatchSampler(Sampler[list[Request]]):
     """The micro-batches of one rank, epoch by epoch.
 
-    ``batch_size`` is the number of images in one optimiser step over all ranks, ``device_batch_size`` that in one
-    forward pass of one rank. An epoch has whole steps only: the images that are left over have another place in the
-    order of the next epoch. Options:
+    ``batch_size`` counts the images in one optimiser step over all ranks, ``device_batch_size``
+    those in one forward pass of one rank. An epoch has whole steps only; the next epoch shuffles the
+    images left over to other places. Options:
 
     - ``factors`` (N,): how often each image comes in an epoch, see ``repeat_factors``;
-    - ``image_sizes`` (N, 2), heights and widths: all images of a step share a rectangle of about their aspect;
-    - ``tile_pool``: blocks of so many consecutive positions of an epoch are the pools of their requests. They follow
-      from the order of the whole run, so no sample depends on the number of ranks. A block is dealt to one rank as far
-      as ``device_batch_size`` allows, wholly where it is a multiple: then a batch decodes no image but its own.
+    - ``image_sizes`` (N, 2), heights and widths: images of a step share a rectangle of their aspect;
+    - ``tile_pool``: blocks of this many consecutive positions are the pools of their requests. They
+      follow from the order of the whole run, so no sample depends on the number of ranks. If
+      ``device_batch_size`` is a multiple, each block goes to one rank, and a batch decodes only its
+      own images.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class TrainBatchSampler(Sampler[list[Request]]):
         self._seed = seed
         self._image_sizes = image_sizes
         self._tile_pool = tile_pool
-        self._unit = math.gcd(tile_pool, device_batch_size) if tile_pool else 1  # positions that are dealt together
+        self._unit = math.gcd(tile_pool, device_batch_size) if tile_pool else 1  # positions dealt together
         self._dealt: DistributedSampler[int] = DistributedSampler(
             range(self.steps_per_epoch * batch_size // self._unit),  # type: ignore[arg-type]  # only its length counts
             num_replicas=world_size,
@@ -78,7 +80,7 @@ class TrainBatchSampler(Sampler[list[Request]]):
         )
 
     def set_epoch(self, epoch: int, start_micro_batch: int = 0) -> None:
-        """Chooses the epoch to iterate over next, and how many of its micro-batches a resumed run has already had."""
+        """Choose the next epoch and its first micro-batch, which a resumed run continues from."""
         self.epoch = epoch
         self.start_micro_batch = start_micro_batch
 
@@ -109,14 +111,14 @@ class TrainBatchSampler(Sampler[list[Request]]):
             return order, None
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(epoch, 1))))
         largest = None
-        if epoch == 0:  # memory runs out in the first step or never
-            spare = 0 if self._order.factors is None else 1  # that many more are drawn in some epochs
+        if epoch == 0:  # so memory runs out in the first step or never
+            spare = 0 if self._order.factors is None else 1  # some epochs draw one more
             left_out = self._order.length - self.steps_per_epoch * self._batch_size + spare
             largest = largest_rectangle(self._image_sizes, self._batch_size, left_out, self.sizes.most_pixels)
         return grouped_by_shape(order, self._image_sizes, self._batch_size, generator, largest)
 
     def _pools(self, positions: NDArray[np.int64], order: EpochOrder) -> list[tuple[int, ...]]:
-        """For each position the images of its block; the last block of an epoch reaches back to be as long."""
+        """Return the block of each position; the last block reaches back to have full length."""
         if not self._tile_pool:
             return [()] * len(positions)
         last = max(0, len(order.indices) - self._tile_pool)
@@ -162,11 +164,11 @@ def input_shape(
     pad: float = 0.0,
     resize: Resize = Resize.letterbox,
 ) -> tuple[int, int]:
-    """Height and width of the network input for an image of ``size`` (height, width).
+    """Return height and width of the network input for an image of ``size`` (height, width).
 
-    The square of ``image_size``, rounded up to a multiple of ``stride``; with ``rect`` the rectangle of the image's own
-    sides instead, scaled so that the longer one is at most ``image_size``, plus ``pad`` strides, rounded up. A
-    stretched image has no aspect to keep: its input is square, ``rect`` or not.
+    This is the square of ``image_size``, rounded up to a multiple of ``stride``. With ``rect`` it is
+    the image's own rectangle, scaled so that its longer side is at most ``image_size``, plus ``pad``
+    strides, rounded up. A stretched image always has square input.
     """
     if rect and resize == Resize.letterbox:
         height, width = scaled_size(size, (image_size, image_size), upscale)
@@ -187,10 +189,10 @@ def eval_batches(
     pad: float = 0.0,
     resize: Resize = Resize.letterbox,
 ) -> list[list[Request]]:
-    """All images in batches of at most ``batch_size`` with one shape each, the largest shape first.
+    """Group all images into batches of one shape, at most ``batch_size`` each, largest first.
 
-    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. Since only images of equal shape share a
-    batch, an image's input depends neither on ``batch_size`` nor on its neighbours.
+    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. As only images of equal
+    shape share a batch, an image's input depends neither on ``batch_size`` nor on its neighbours.
     """
     shapes = [
         input_shape((height, width), image_size, stride, rect, upscale, pad, resize) for height, width in sizes.tolist()
@@ -205,9 +207,9 @@ def eval_batches(
 
 
 def fitting_device_batch_size(batch_size: int, world_size: int, largest: int) -> int:
-    """The most images, but not above ``largest``, for one forward pass of one rank that ``batch_size`` divides into.
+    """Return the largest ``device_batch_size`` up to ``largest`` that divides a rank's share.
 
-    Raises ``DataError`` where the ranks cannot share ``batch_size`` evenly.
+    Raises ``DataError`` if the ranks cannot share ``batch_size`` evenly.
     """
     per_rank, rest = divmod(batch_size, world_size)
     if rest or not per_rank:

@@ -1,7 +1,7 @@
-"""Makes batches of network input from annotations and images.
+"""Make batches of network input from annotations and images.
 
-A training sample is a function of the run's seed and of its request, and of nothing else: not of the worker, the rank
-or what came before. It is drawn in two parts: a plan (data/samples/plan.py), then its pixels and boxes, here.
+A training sample depends only on the run's seed and its request, not on the worker, the rank or
+earlier samples. First comes its plan (data/samples/plan.py), then its pixels and boxes, here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from data.samples.tiles import UprightTile, WarpedTile, tile_of
 
 
 class Tile(NamedTuple):
-    """An image that shows in a sample."""
+    """An image that is visible in a sample."""
 
     position: int  # of the image in the data set
     matrix: Matrix  # maps the image to the sample
@@ -39,15 +39,15 @@ class Tile(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What came into a sample."""
+    """What was drawn into a sample."""
 
-    tiles: list[Tile]  # those whose images could be read
-    donor: Tile | None  # of which objects were copied in,
-    paste: Paste | None  # these
+    tiles: list[Tile]  # the readable images
+    donor: Tile | None  # the image that objects were copied from
+    paste: Paste | None  # the copied objects
 
 
 class TrainDataset(Dataset[Batch]):
-    """Augmented training samples. The last epochs do without mosaics, mixtures and copied objects."""
+    """Augmented training samples; the last epochs go without mosaic, mixup and copy-paste."""
 
     def __init__(
         self, annotations: Annotations, augment: AugmentConfig, seed: int, epochs: int, images: ImageSource
@@ -66,16 +66,16 @@ class TrainDataset(Dataset[Batch]):
         return len(self.annotations)
 
     def __reduce__(self) -> tuple[Callable[..., TrainDataset], tuple[Any, ...]]:
-        # For spawned workers: what is made from the annotations is made again from the files that they map.
+        # Spawned workers rebuild what derives from the annotations from the mapped files.
         return type(self), (self.annotations, self.augment, self.seed, self.epochs, self.images)
 
     def __getitem__(self, request: Request) -> Batch:
         return self.__getitems__([request])
 
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
-        """The batch of these requests, which must ask for one size. Torch's loader calls this once per batch.
+        """Return the batch of requests of one size; torch's loader calls this once per batch.
 
-        An image that shows in several of the samples is decoded once.
+        An image that is visible in more than one sample is decoded once.
         """
         buffer = empty_images(requests)
         plans = [self.plan(request) for request in requests]
@@ -95,7 +95,7 @@ class TrainDataset(Dataset[Batch]):
         return draw_plan(request, self._sizes, self.augment, self.seed, request.epoch < self.first_plain_epoch)
 
     def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: _BatchImages) -> Drawn:
-        """Draws one sample onto the canvas (H, W, 3)."""
+        """Draw one sample onto the canvas (H, W, 3)."""
         tiles = _draw_picture(canvas, pictures[0], images)
         donor = paste = None
         if len(plan.pictures) == 2:
@@ -112,7 +112,7 @@ class TrainDataset(Dataset[Batch]):
         return Drawn(tiles, donor, paste)
 
     def _targets(self, drawn: list[Drawn], size: Size) -> NDArray[np.float32]:
-        """Targets (T, 6) of the samples' tiles: sample, class, cx, cy, w, h; all in one go, since boxes are few."""
+        """Return the targets (T, 6) of all samples: sample, class, cx, cy, w, h."""
         per_sample = [sample.tiles + ([sample.donor] if sample.donor else []) for sample in drawn]
         tiles = [tile for tiles in per_sample for tile in tiles]
         numbers, rows, classes, boxes = self._labels.moved(
@@ -135,14 +135,14 @@ def _draw_picture(canvas: Image, tiles: list[Tile], images: _BatchImages) -> lis
     drawn = []
     for tile in tiles:
         image = images.take(tile.position)
-        if image is not None:  # else unreadable and to be skipped: its place stays grey, without boxes
+        if image is not None:  # a skipped image leaves a grey area without boxes
             tile.drawing.draw(canvas, image)
             drawn.append(tile)
     return drawn
 
 
 class _BatchImages:
-    """The images of one batch, each decoded once, as far down as any tile shows it, and let go after its last use."""
+    """Decode each image once, down to its last visible row; free it after its last use."""
 
     def __init__(self, source: ImageSource, tiles: Sequence[Tile]) -> None:
         self._source = source
@@ -153,7 +153,7 @@ class _BatchImages:
         self._decoded: dict[int, Image | None] = {}
 
     def take(self, index: int) -> Image | None:
-        """An image from its first row to the last that shows, or ``None`` where it is unreadable and to be skipped."""
+        """Return an image down to its last visible row; ``None``: unreadable and skipped."""
         if index not in self._decoded:
             self._decoded[index] = self._source.read(index, self._rows[index])
         self._uses[index] -= 1
@@ -170,7 +170,7 @@ def _visible_tiles(picture: Picture, size: Size) -> list[Tile]:
 
 
 class EvalDataset(Dataset[Batch]):
-    """Images made to fit as ``resize`` says; ``upscale``: the letterbox enlarges those smaller than requested."""
+    """Images resized as ``resize`` says; with ``upscale`` the letterbox enlarges small ones."""
 
     def __init__(
         self,
@@ -191,12 +191,12 @@ class EvalDataset(Dataset[Batch]):
         return self.__getitems__([request])
 
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
-        """The batch of these requests, which must ask for one size. Torch's loader calls this once per batch."""
+        """Return the batch of requests of one size; torch's loader calls this once per batch."""
         buffer = empty_images(requests)
         targets, letterboxes = [], []
         for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
             image = self.images.read(request.index)
-            if image is None:  # unreadable and to be skipped: a grey image, whose objects count as missed
+            if image is None:  # skipped: a grey image, whose objects count as missed
                 image = np.full((*self.annotations.sizes[request.index], 3), PAD_VALUE, dtype=np.uint8)
             box = resize_into(canvas, image, self.resize, self.upscale)
             classes, boxes = self.annotations.training_boxes(request.index)

@@ -112,7 +112,7 @@ def _arrange(sizes: list[Size], target: Size, generator: np.random.Generator) ->
 
 
 def _draw_others(count: int, request: Request, num_images: int, generator: np.random.Generator) -> Sequence[int]:
-    """Draw other images from the whole data set, or from the pool, distinct if it is large enough."""
+    """Draw other images from the data set, or from the pool: distinct ones if it has enough."""
     if not request.pool:
         return [int(index) for index in generator.integers(num_images, size=count)]
     pool = [index for index in request.pool if index != request.index] or [request.index]
