@@ -1,9 +1,8 @@
-"""Draws images where a matrix maps them, as few pixels of them as the canvas shows.
+"""Draw images where a matrix maps them, touching only the pixels that the canvas shows.
 
-An image that stays upright and starts at a whole pixel of the canvas is resized; any other is warped, which takes three
-to five times as long. Both sample the image at the same points, to 1/32 pixel: pixel centres of the canvas, linearly
-interpolated.
-OpenCV's warps put whole numbers at pixel centres; ``warp_into`` converts.
+An image that stays upright and starts at a whole pixel of the canvas is resized. Any other is
+warped, which takes three to five times as long. Both interpolate linearly at the canvas's pixel
+centres, to 1/32 pixel. OpenCV's warps put integers at pixel centres; ``warp_into`` converts.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class UprightTile(NamedTuple):
 
     @property
     def last_row(self) -> int:
-        """How many of the image's first rows are needed."""
+        """Return how many of the image's first rows are needed."""
         return int(self.rows.source.stop)
 
     def draw(self, canvas: Image, image: Image) -> None:
@@ -67,7 +66,7 @@ class WarpedTile(NamedTuple):
     """A tile that needs a warp."""
 
     matrix: Matrix
-    last_row: int  # how many of the image's first rows are needed
+    last_row: int  # number of first rows needed
 
     def draw(self, canvas: Image, image: Image) -> None:
         """Draws the image, or as many rows of it as are needed, onto the canvas."""
@@ -91,13 +90,13 @@ def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> UprightTile 
 
 
 def _misses(factor: float, shift: float, side: int, canvas_side: int) -> bool:
-    """Whether less than half a pixel of the canvas shows what lies at 0..side of the image."""
+    """Whether less than half a canvas pixel shows the image's range 0..side."""
     end = shift + factor * side
     return max(shift, end) < 0.5 or min(shift, end) > canvas_side - 0.5
 
 
 def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | None:
-    """The axis of an upright tile, from the edge nearest to the canvas that lands on a whole pixel of it."""
+    """Return one axis of an upright tile, starting at the nearest edge on a whole pixel."""
     found: Span | None = None
     least_skipped = math.inf
     for at_end in (False, True):
