@@ -1,4 +1,4 @@
-"""Box formats and overlaps on tensors; corners are x1, y1, x2, y2, centres are cx, cy, w, h, both in pixels."""
+"""Box formats and overlaps. Corners are x1, y1, x2, y2; centres are cx, cy, w, h; both in pixels."""
 
 import math
 from enum import StrEnum
@@ -19,7 +19,7 @@ class IouKind(StrEnum):
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor in float32, or as it is in float64: the format in which losses are computed."""
+    """The tensor in float32, or unchanged if float64: losses are computed in these types."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -36,18 +36,19 @@ def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
 
 
 def wh_iou(sizes1: Tensor, sizes2: Tensor) -> Tensor:
-    """Overlap (n, m) of sizes (n, 2) and (m, 2) laid over a common centre: how alike two shapes are."""
+    """IoU (n, m) of sizes (n, 2) and (m, 2) around a common centre: how alike two shapes are."""
     intersection = torch.minimum(sizes1[:, None], sizes2[None]).prod(-1)
     union = sizes1.prod(-1)[:, None] + sizes2.prod(-1)[None] - intersection
     return intersection / union.clamp(min=EPS)
 
 
 def box_iou_aligned(boxes1_xyxy: Tensor, boxes2_xyxy: Tensor, kind: IouKind) -> Tensor:
-    """Overlap (...) of two tensors of boxes (..., 4), row by row, in float32 or float64; differentiable.
+    """Overlap (...) of two tensors of boxes (..., 4), pair by pair, in float32 or float64.
 
-    GIoU (Rezatofighi et al. 2019) takes off the part of the enclosing box that neither covers, DIoU (Zheng et al.
-    2020) the squared distance of the centres over the squared diagonal of the enclosing box, CIoU also the
-    difference of the aspect ratios. In CIoU the weight alpha is a constant for the gradient, as its authors define it.
+    Differentiable. GIoU (Rezatofighi et al. 2019) subtracts the share of the enclosing box that
+    neither covers. DIoU (Zheng et al. 2020) subtracts the squared distance of the centres over the
+    squared diagonal of the enclosing box. CIoU also subtracts the difference of the aspect ratios;
+    its weight alpha gets no gradient, as its authors define it.
     """
     # Half precision would lose EPS and, above 2048, whole pixels.
     boxes1_xyxy, boxes2_xyxy = at_least_float32(boxes1_xyxy), at_least_float32(boxes2_xyxy)

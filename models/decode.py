@@ -1,4 +1,4 @@
-"""From raw maps to boxes: the decoding that the loss shares, scores, and non-maximum suppression."""
+"""Decoding (shared with the losses), scores and non-maximum suppression: raw maps to boxes."""
 
 import math
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from torchvision.ops import box_iou, nms  # type: ignore[import-untyped]
 from models.boxes import cxcywh_to_xyxy
 from models.network.heads import Head
 
-MAX_LOG_SIZE = math.log(1e3)  # a box is at most a thousand anchors wide, so that exp of an early network stays finite
+MAX_LOG_SIZE = math.log(1e3)  # at most a thousand anchors wide: exp stays finite early in training
 
 
 def cell_offsets(raw_xy: Tensor, head: Head) -> Tensor:
-    """Box centres relative to the corner of their cell, in cells; above 1 scale_x_y lets them reach past the cell."""
+    """Box centres relative to their cell's corner, in cells. scale_x_y > 1 reaches past the cell."""
     return raw_xy.sigmoid() * head.scale_x_y - (head.scale_x_y - 1) / 2
 
 
 def box_sizes(raw_wh: Tensor, anchors: Tensor, head: Head) -> Tensor:
-    """Box widths and heights in pixels: exp(raw) anchors, at most a thousand, or with new_coords (2 sigmoid)^2 anchors.
+    """Box widths and heights in pixels: exp(raw) anchors, or (2 sigmoid)^2 with new_coords.
 
-    The bound lies inside the exponential: clamping its result would turn inf into a NaN gradient.
+    exp is bounded through its argument: clamping its result would turn inf into a NaN gradient.
     """
     if head.new_coords:
         return (2 * raw_wh.sigmoid()).square() * anchors
@@ -32,8 +32,9 @@ def box_sizes(raw_wh: Tensor, anchors: Tensor, head: Head) -> Tensor:
 def decode(raw_maps: Sequence[Tensor], heads: Sequence[Head]) -> tuple[Tensor, Tensor]:
     """Boxes and scores of every anchor of every cell, in float32.
 
-    raw_maps: as Darknet returns them. Returns boxes_xyxy (batch, n, 4) in pixels at network scale, not clipped to the
-    image, and scores (batch, n, classes) = objectness * class probability. n runs over heads, anchors, rows, columns.
+    raw_maps: as Darknet returns them. Returns boxes_xyxy (batch, n, 4) in pixels at network scale,
+    not clipped to the image, and scores (batch, n, classes) = objectness * class probability.
+    n runs over heads, anchors, rows, columns.
     """
     boxes, scores = [], []
     for raw, head in zip(raw_maps, heads, strict=True):
@@ -45,9 +46,10 @@ def decode(raw_maps: Sequence[Tensor], heads: Sequence[Head]) -> tuple[Tensor, T
 
 
 def decode_boxes(coordinates: Tensor, anchors: Tensor, head: Head) -> Tensor:
-    """Corners (batch, anchors, rows, columns, 4) in pixels at network scale of the first four values of a raw map.
+    """Decode the first four values of a raw map to corners (batch, anchors, rows, columns, 4).
 
-    anchors: (anchors, 2), those of the head on the map's device; copying them there waits for it.
+    The corners are in pixels at network scale. anchors: (anchors, 2), those of the head, on the
+    map's device already, because copying them would block.
     """
     xy, wh = coordinates.split(2, dim=-1)
     rows = torch.arange(xy.shape[2], device=xy.device)
@@ -59,15 +61,16 @@ def decode_boxes(coordinates: Tensor, anchors: Tensor, head: Head) -> Tensor:
 
 @dataclass(frozen=True)
 class Postprocess:
-    """Raw maps to the detections of each image.
+    """Turn raw maps into the detections of each image.
 
-    confidence: only scores above it are detections.
+    confidence: detections score above this.
     nms_iou: of two boxes of one class that overlap by more than this, the better one stays.
-    max_detections: the best ones of an image, over all classes.
-    multi_label: one box may be a detection of several classes; otherwise of its best class only.
-    candidates: the best-scored ones that enter non-maximum suppression; bounds its time, which no clock may do.
-    merge: a box that stays becomes the mean, weighted by score, of all candidates of its class that overlap it by more
-        than nms_iou, itself included.
+    max_detections: how many detections an image keeps, over all classes, best first.
+    multi_label: a box may be a detection of several classes; otherwise of its best class only.
+    candidates: how many boxes, best first, enter non-maximum suppression. This bounds its time
+        without a clock, so results do not depend on speed.
+    merge: a kept box becomes the mean, weighted by score, of all candidates of its class that
+        overlap it by more than nms_iou, itself included.
     """
 
     heads: Sequence[Head]
@@ -80,10 +83,10 @@ class Postprocess:
 
     @torch.no_grad()
     def __call__(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
-        """For each image a float32 (n, 6): x1, y1, x2, y2 in pixels at network scale, score, class; best first.
+        """For each image a float32 (n, 6), best first: x1, y1, x2, y2, score, class.
 
-        Every image is processed alone and equal scores keep the order of decode, so the result depends neither on
-        the other images of the batch nor on the machine's speed.
+        Corners are in pixels at network scale. Each image is processed alone and equal scores keep
+        the order of decode, so the other images of the batch do not change the result.
         """
         boxes, scores = decode(raw_maps, self.heads)
         return [self._one_image(boxes[index], scores[index]) for index in range(len(boxes))]
@@ -104,10 +107,10 @@ class Postprocess:
 
 
 def nms_in_each_class(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, iou: float) -> Tensor:
-    """Positions of the boxes (n, 4) that survive, ascending; they must be sorted by scores (n,), best first.
+    """Positions of the boxes (n, 4) that survive, ascending. Boxes come sorted, best first.
 
-    One run for each class that occurs. Moving the classes apart by an offset, to need one run only, is twenty times
-    slower with many candidates (scripts/bench/evaluation.py) and rounds the corners.
+    Runs once per class present. The usual single run, with an offset between classes, is twenty
+    times slower with many candidates (scripts/bench/evaluation.py) and rounds the corners.
     """
     by_class = classes.sort(stable=True).indices  # best first inside each class
     sizes = [size for size in torch.bincount(classes).tolist() if size]
@@ -120,9 +123,9 @@ def nms_in_each_class(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, iou: 
 
 
 def _merged(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, kept: Tensor, iou: float) -> Tensor:
-    """The boxes (k, 4) at the positions ``kept``, each the weighted mean that Postprocess describes."""
+    """The boxes (k, 4) at positions `kept`, each averaged as Postprocess.merge describes."""
     alike = (box_iou(boxes_xyxy[kept], boxes_xyxy) > iou) & (classes[kept, None] == classes)
-    alike[torch.arange(len(kept), device=kept.device), kept] = True  # also a box without area, whose overlap is 0 / 0
+    alike[torch.arange(len(kept), device=kept.device), kept] = True  # a box without area overlaps itself by 0 / 0
     weights = alike * scores
     means: Tensor = weights @ boxes_xyxy / weights.sum(1, keepdim=True)
     return means

@@ -1,5 +1,5 @@
-"""The one error that users of this package meet."""
+"""The error that this package raises for users."""
 
 
 class ModelError(ValueError):
-    """A .cfg, .weights file or model option that cannot be used; the message names the place and the fix."""
+    """An unusable .cfg, weights file or model option. The message names the place and the fix."""

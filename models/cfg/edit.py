@@ -1,4 +1,4 @@
-"""Changes to a .cfg's text: whatever keeps the text, as checkpoints do, keeps the change."""
+"""Edit the text of a .cfg. Checkpoints store the text, so they keep the edits."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,9 +10,9 @@ from models.network.layers import Convolution, SharedConvolution
 
 
 def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]]) -> Cfg:
-    """The .cfg with other anchors, (width, height) in pixels at network scale, in all its [yolo] sections.
+    """Replace the anchors, (width, height) in pixels at network scale, in all [yolo] sections.
 
-    Their masks stay, so the number of anchors does too. Raises ModelError where it is another.
+    The masks stay, so the number of anchors must not change: ModelError otherwise.
     """
     text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
     changes: list[tuple[Section, str, str]] = []
@@ -30,9 +30,9 @@ def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]]) -> Cfg:
 
 
 def fitted_cfg(model: Darknet) -> str:
-    """The text of `model.cfg` with the filters, groups and classes that the model has; the same text where they agree.
+    """The text of `model.cfg` with the filters, groups and classes of the built model.
 
-    Darknet reads it together with what save_darknet_weights writes.
+    Darknet reads it together with the file that save_darknet_weights writes.
     """
     changes = (
         (section, key, str(value))
@@ -44,7 +44,7 @@ def fitted_cfg(model: Darknet) -> str:
 
 
 def _own_values(section: Section, layer: object, num_classes: int) -> dict[str, int]:
-    """The options that class count and width change, with the values of the built layer."""
+    """The options that class count and width affect, with the values of the built layer."""
     if section.kind == "yolo":
         return {"classes": num_classes}
     if isinstance(layer, SharedConvolution):
@@ -56,13 +56,12 @@ def _own_values(section: Section, layer: object, num_classes: int) -> dict[str, 
 
 
 def _with_options(text: str, changes: Iterable[tuple[Section, str, str]]) -> str:
-    """The text with these (section, key, value): in the line where the key stands, else in a new one at the top of its
-    section."""
+    """Set each (section, key, value), on the key's line or on a new one at the section's top."""
     lines = text.split("\n")  # as the parser counts them
     edits = [
         (section.option_lines.get(key, section.line), key in section.option_lines, f"{key}={value}")
         for section, key, value in changes
     ]
-    for number, replaces, line in sorted(edits, reverse=True):  # from the end: line numbers above stay valid
+    for number, replaces, line in sorted(edits, reverse=True):  # from the end, so that earlier line numbers stay valid
         lines[number - 1 if replaces else number : number] = [line]
     return "\n".join(lines)

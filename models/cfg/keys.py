@@ -1,9 +1,8 @@
 """The layers and options of Darknet .cfg files that this project knows.
 
-Three kinds of options are told apart: those that shape the network, which sections.py reads; those that only steer
-Darknet's own training or display, which change nothing here (training is set by this project's configuration); and
-those that this project does not build, which may stand there with the value 0. An option in no list may change what
-the network computes, so it is refused, never skipped.
+There are three kinds of options. Some shape the network; sections.py reads them. Some only steer
+Darknet's own training or display and have no effect here. Some are not supported and must be 0.
+Any other option might change what the network computes, so it is refused, never skipped.
 """
 
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SectionKeys:
-    """Option names of one kind of section: those read, those known to have no effect here, and those not built."""
+    """Option names of one kind of section: read, without effect here, and not supported."""
 
     used: frozenset[str]
     ignored: frozenset[str] = frozenset()
@@ -39,10 +38,10 @@ REFUSED_SECTIONS = {
     **dict.fromkeys(("softmax", "cost", "connected", "crop", "local"), _CLASSIFIER),
 }
 
-# Darknet reads these in every layer: they steer its training only.
+# Every layer may have these; they steer only Darknet's training.
 _TRAINING = _names("stopbackward onlyforward dont_update burnin_update train_only_bn clip learning_rate")
 
-# These leave out parts of a .weights file, which then fits no longer.
+# These skip parts of a .weights file, so the rest would no longer line up.
 _LOADING = _names("dontload dontloadscales")
 
 _WINDOW = "size stride stride_x stride_y padding"
@@ -96,7 +95,7 @@ SECTION_KEYS = {
     ),
 }
 
-# Darknet reads these section names as the same thing.
+# Darknet's synonyms for section names.
 SECTION_ALIASES = {
     "network": NET,
     "conv": "convolutional",

@@ -1,7 +1,7 @@
-"""Read Darknet .cfg files into typed sections; every complaint names the file and the line.
+"""Read Darknet .cfg files into typed sections. Every error names the file and the line.
 
-A .cfg is a list of sections, each a `[kind]` line followed by `key=value` lines. The first section is [net]; the
-others are the layers, numbered from 0 in file order.
+A .cfg is a list of sections, each a `[kind]` line followed by `key=value` lines. The first section
+is [net]; the others are the layers, numbered from 0 in file order.
 """
 
 import codecs
@@ -16,7 +16,7 @@ from models.errors import ModelError
 
 ZOO = Path(__file__).parents[1] / "zoo"
 LARGEST = 2**31 - 1  # Darknet's integers have 32 bits
-# Bounds of what is taken for a .cfg at all, some twenty times the largest published one.
+# A .cfg larger than this, some twenty times the largest published one, is refused.
 MAX_CHARACTERS = 1_000_000
 MAX_LAYERS = 5_000
 MAX_LISTED = 50  # names in a message
@@ -26,7 +26,7 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a .cfg: its kind, its options as written, and the line numbers for messages."""
+    """One section of a .cfg: its kind, its options as written, and their lines for messages."""
 
     kind: str
     source: str
@@ -35,19 +35,19 @@ class Section:
     option_lines: dict[str, int] = field(default_factory=dict)
 
     def error(self, message: str, key: str | None = None) -> ModelError:
-        """A ModelError that names the file and the line of `key`, or of the section where the key is not written."""
+        """A ModelError with the file and the line of `key`, or of the section without that key."""
         line = self.line if key is None else self.option_lines.get(key, self.line)
         return ModelError(f"{self.source}:{line}: [{self.kind}] {_printable(message)}")
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The value of `key`; without a default the key must be there."""
+        """The value of `key`, which is required if there is no default."""
         value = self.options.get(key, default)
         if value is None:
             raise self.error(f"has no {key}. fix: add a line {key}=...")
         return value
 
     def integer(self, key: str, default: int | None = None, minimum: int = -LARGEST, maximum: int = LARGEST) -> int:
-        """The value of `key` as an int from `minimum` to `maximum`; without a default the key must be there."""
+        """`key` as an int from `minimum` to `maximum`, required if there is no default."""
         value = _to_int(self, key, self.text(key, None if default is None else str(default)))
         if value < minimum:
             raise self.error(f"{key} must be {minimum} or more, got {value}", key)
@@ -63,11 +63,11 @@ class Section:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The value of `key` as a float; without a default the key must be there."""
+        """`key` as a float, required if there is no default."""
         return _to_float(self, key, self.text(key, None if default is None else str(default)))
 
     def integers(self, key: str) -> list[int]:
-        """A comma-separated list of ints; a trailing comma is allowed, as Darknet allows it."""
+        """A comma-separated list of ints. A trailing comma is allowed, as in Darknet."""
         return [_to_int(self, key, item) for item in self._items(key)]
 
     def numbers(self, key: str) -> list[float]:
@@ -83,7 +83,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Cfg:
-    """A whole .cfg: the text as read, where it came from, the [net] section and the layers in file order."""
+    """A whole .cfg: its text and source, the [net] section, and the layers in file order."""
 
     text: str
     source: str
@@ -92,7 +92,7 @@ class Cfg:
 
 
 def load_cfg(path: str | Path) -> Cfg:
-    """Read the .cfg file at `path`. Raises ModelError where it is missing or cannot be understood."""
+    """Read the .cfg file at `path`. Raises ModelError if it is missing or invalid."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(4 * MAX_CHARACTERS + 4)
@@ -106,13 +106,13 @@ def load_cfg(path: str | Path) -> Cfg:
 
 
 def _decoded(data: bytes) -> str:
-    """The text of a .cfg: UTF-16, as Windows tools write it, by its byte order mark or its zero bytes, else UTF-8.
+    """Decode a .cfg: UTF-16, as Windows tools write, by its byte order mark or zero bytes, or UTF-8.
 
-    Comments of published files are in many encodings; whatever matters is ASCII and checked by the parser.
+    Comments of published files use many encodings. Everything else is ASCII, and the parser checks it.
     """
     if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         text = data.decode("utf-16", errors="replace")
-    elif data[:2].count(0) == 1:  # of "[n" or "#\n" without a mark
+    elif data[:2].count(0) == 1:  # UTF-16 "[" or "#" without a mark
         text = data.decode("utf-16-be" if data[0] == 0 else "utf-16-le", errors="replace")
     else:
         text = data.decode("utf-8-sig", errors="replace")
@@ -120,9 +120,9 @@ def _decoded(data: bytes) -> str:
 
 
 def parse_cfg(text: str, source: str) -> Cfg:
-    """Parse the text of a .cfg; `source` is the name that messages use. Raises ModelError."""
+    """Parse the text of a .cfg. `source` names it in messages. Raises ModelError."""
     sections: list[Section] = []
-    # Lines end with a line feed only: splitlines would also cut at form feeds and the like, which comments may hold.
+    # Not splitlines, which also splits at form feeds and the like; comments may hold those.
     for line_number, line in enumerate(text.split("\n"), start=1):
         content = line.split("#")[0].split(";")[0].strip()
         if not content:
@@ -147,7 +147,7 @@ def parse_cfg(text: str, source: str) -> Cfg:
 
 
 def zoo_cfg(name: str) -> Path:
-    """The .cfg of the project's own model called `name`, as yolov3-spp. Raises ModelError that lists the names."""
+    """The .cfg of a model in the zoo, such as yolov3-spp. A ModelError lists the names."""
     path = ZOO / f"{name}.cfg"
     names = sorted(path.stem for path in ZOO.glob("*.cfg"))
     if name not in names:
@@ -156,7 +156,7 @@ def zoo_cfg(name: str) -> Path:
 
 
 def nearest_name(name: str, known: Collection[str]) -> str:
-    """A clause for messages: the known name that `name` may have been meant for, or the list of all if it is short."""
+    """A clause for messages: the known name closest to `name`, or all of them if they are few."""
     if close := difflib.get_close_matches(name[:40], sorted(known), n=1):
         return f"did you mean {close[0]}?"
     return f"known are {', '.join(sorted(known))}" if len(known) <= MAX_LISTED else "fix: leave it out"
@@ -175,7 +175,7 @@ def _start_section(content: str, source: str, line: int) -> Section:
 
 def _add_option(section: Section, content: str, line: int) -> None:
     key, equals, value = content.partition("=")
-    # Darknet takes all blanks out of a line, so "45    61" is one number.
+    # Darknet removes all blanks from a line, so "45    61" is one number.
     key, value = "".join(key.split()), "".join(value.split())
     if not equals or not key:
         raise ModelError(
@@ -190,7 +190,7 @@ def _add_option(section: Section, content: str, line: int) -> None:
             f"{section.source}:{line}: [{section.kind}] has {key}={_shortened(value)}, which this project does not"
             " build. fix: use a .cfg without it"
         )
-    # Darknet takes the first of two equal keys, so this does too.
+    # Of two equal keys the first counts, as in Darknet.
     section.options.setdefault(key, value)
     section.option_lines.setdefault(key, line)
 
@@ -198,14 +198,14 @@ def _add_option(section: Section, content: str, line: int) -> None:
 def _to_int(section: Section, key: str, value: str) -> int:
     if not INTEGER.fullmatch(value):
         raise section.error(f"{key} needs a whole number, got '{_shortened(value)}'", key)
-    # Python converts no more than some thousand digits.
+    # Python refuses to convert more than a few thousand digits.
     if len(value) > 40 or abs(number := int(value)) > LARGEST:
         raise section.error(f"{key} is out of range: {_shortened(value)}", key)
     return number
 
 
 def _to_float(section: Section, key: str, value: str) -> float:
-    # An exponent may still make it infinite.
+    # An exponent may make it infinite.
     if not NUMBER.fullmatch(value) or not abs(number := float(value)) < float("inf"):
         raise section.error(f"{key} needs a number, got '{_shortened(value)}'", key)
     return number
@@ -216,5 +216,5 @@ def _shortened(value: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text with a question mark for every character that would break a line or change a terminal's state."""
+    """The text with question marks for characters that break a line or control a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
