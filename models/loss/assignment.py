@@ -1,7 +1,7 @@
-"""Which targets belong to which cells and anchors: the parts of an assignment, all with fixed shapes.
+"""Assign targets to cells and anchors, with fixed shapes throughout.
 
-Nothing here waits for the host: no boolean indexing, no count that is read back, so a step on an accelerator is
-queued as a whole.
+Nothing here synchronises with the host (no boolean indexing, no count read back), so an
+accelerator queues a whole step.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from torch import Tensor
 from models.boxes import IouKind, box_iou_aligned, cxcywh_to_xyxy, wh_iou
 from models.network.heads import Head
 
-PAIRS_AT_ONCE = 2**18  # boxes x targets compared in one go: temporaries of 1 MB, which stay in the cache of a CPU
+PAIRS_AT_ONCE = 2**18  # boxes x targets compared at once: temporaries of 1 MB fit a CPU's cache
 
 
 class Cells(NamedTuple):
-    """Positions in a raw map, int64 tensors that broadcast together; index the map's first four dimensions with it."""
+    """Indices (int64, broadcastable) into the first four dimensions of a raw map."""
 
     image: Tensor
     anchor: Tensor
@@ -25,7 +25,7 @@ class Cells(NamedTuple):
     column: Tensor
 
     def flat(self, shape: tuple[int, ...]) -> Tensor:
-        """Positions in the flattened (batch, anchors, rows, columns) of a map with that shape."""
+        """Positions in the flattened (batch, anchors, rows, columns) of a map of that shape."""
         _, anchors, rows, columns = shape[:4]
         return ((self.image * anchors + self.anchor) * rows + self.row) * columns + self.column
 
@@ -71,10 +71,10 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
 def positives_by_shape(
     targets: Tensor, anchors: Anchors, stride: int, shape: tuple[int, ...], iou_thresh: float
 ) -> Positives:
-    """Every target with each anchor of a head, in the cell that holds its centre: t * a pairs.
+    """Pair every target with each anchor of a head in the cell of its centre: t * a pairs.
 
-    Positive are the anchor that of all has the most similar shape (of equals the first), if the head has it, and with
-    iou_thresh below 1 those of the head whose shape overlaps the target's by more than that.
+    The anchor of the .cfg with the most similar shape (the first of equals) is positive if the head
+    has it. With iou_thresh below 1 so are the head's anchors whose shape overlaps by more than that.
     """
     overlap = wh_iou(targets[:, 4:6], anchors.all)
     positive = overlap.argmax(1, keepdim=True) == anchors.mask  # (t, a)
@@ -90,9 +90,10 @@ def positives_by_shape(
 def positives_by_overlap(
     targets: Tensor, boxes_xyxy: Tensor, overlaps: Tensor, shape: tuple[int, ...], threshold: float
 ) -> Positives:
-    """Every anchor of every cell with the target that its decoded box overlaps most: positive above the threshold.
+    """Pair every anchor of every cell with the target that its decoded box overlaps most.
 
-    boxes_xyxy, overlaps: as best_overlaps takes and gives them. There must be a target.
+    A pair is positive above the threshold. boxes_xyxy, overlaps: argument and result of
+    best_overlaps. There must be a target.
     """
     best = first_best_targets(boxes_xyxy, targets, overlaps).clamp(max=len(targets) - 1)
     return Positives(
@@ -103,9 +104,10 @@ def positives_by_overlap(
 
 
 def centre_cells(targets: Tensor, stride: int, shape: tuple[int, ...]) -> Cells:
-    """The cells that hold the centres of targets (t, 6), at every anchor of a map: (t, 1) each, the anchor (1, a).
+    """The cells with the centres of targets (t, 6), at every anchor: (t, 1) each, anchor (1, a).
 
-    targets: image, class, cx, cy, w, h in pixels. A centre on the far edge of the image belongs to the last cell.
+    targets: image, class, cx, cy, w, h in pixels. A centre on the image's far edge belongs to the
+    last cell.
     """
     _, anchors, rows, columns = shape[:4]
     column, row = (targets[:, 2:4] / stride).floor().long().split(1, dim=1)
@@ -118,17 +120,17 @@ def centre_cells(targets: Tensor, stride: int, shape: tuple[int, ...]) -> Cells:
 
 
 def all_cells(shape: tuple[int, ...], device: torch.device) -> Cells:
-    """Every anchor of every cell of a map, in the order of the flattened map: (batch * anchors * rows * columns,)."""
+    """Every anchor of every cell, in the order of the flattened map."""
     axes = [torch.arange(length, device=device) for length in shape[:4]]
     return Cells(*(axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")))
 
 
 @torch.no_grad()
 def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
-    """For each of boxes (batch, n, 4) its largest IoU with a target of its image, 0 where there is none: (batch, n).
+    """The largest IoU (batch, n) of each box (batch, n, 4) with a target of its image, or 0.
 
-    targets: (t, 6) image, class, cx, cy, w, h in the pixels of the boxes, in any order. Memory is bounded by
-    comparing a few targets at a time with the boxes of their images.
+    targets: (t, 6) image, class, cx, cy, w, h in the pixels of the boxes, in any order. To bound
+    memory, only a few targets at a time are compared with the boxes of their images.
     """
     batch, count, _ = boxes_xyxy.shape
     best = boxes_xyxy.new_zeros(batch, count)
@@ -139,9 +141,9 @@ def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def first_best_targets(boxes_xyxy: Tensor, targets: Tensor, best: Tensor) -> Tensor:
-    """Which target gave each overlap of best_overlaps: int64 (batch, n).
+    """The target behind each overlap of best_overlaps: int64 (batch, n).
 
-    Of equals the first; t where no overlap is above 0.
+    Ties go to the first target. The value is t where no overlap is above 0.
     """
     count, number = boxes_xyxy.shape[1], len(targets)
     found = torch.full_like(best, number, dtype=torch.int64)
@@ -155,7 +157,7 @@ def first_best_targets(boxes_xyxy: Tensor, targets: Tensor, best: Tensor) -> Ten
 
 
 def _overlaps(boxes_xyxy: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The image of each target, and its IoU with all boxes of that image; (t, n) both."""
+    """Each target's image, and its IoU with all boxes of that image, both (t, n)."""
     image = targets[:, 0].long()
     iou = box_iou_aligned(boxes_xyxy[image], cxcywh_to_xyxy(targets[:, 2:])[:, None], IouKind.iou)
     return image[:, None].expand_as(iou), iou
@@ -163,10 +165,10 @@ def _overlaps(boxes_xyxy: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def merge_classes(position: Tensor, weight: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """What the pairs that share a position have in common, given to each of them.
+    """Give each pair the classes, and the number, of all pairs at its position.
 
-    position: int64 (p,), weight: (p,) 1 where a pair counts, else 0; classes: (p,). Returns the classes of all pairs
-    there that count, (p, num_classes) of 0 and 1, and the number of those pairs, (p,), at least 1.
+    position: int64 (p,); weight: (p,) 1 where a pair counts, else 0; classes: (p,). Returns the
+    classes as (p, num_classes) of 0 and 1, and the number (p,), at least 1. Only pairs that count enter.
     """
     order = position.argsort()
     starts = position[order].diff(prepend=position.new_full((1,), -1)) != 0

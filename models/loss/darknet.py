@@ -1,27 +1,29 @@
-"""Darknet's loss, steered by the keys of each [yolo] section (models/network/heads.py: DarknetLossKeys).
+"""Darknet's loss, configured by each [yolo] section (DarknetLossKeys in models/network/heads.py).
 
 Source: AlexeyAB/darknet, src/yolo_layer.c and src/box.c. For each head:
-- Every anchor of every cell is a negative, objectness 0, unless its decoded box overlaps an object of its image by
-  more than ignore_thresh while its best class is above 0.25: then it is left out.
-- Every object takes, of all anchors of the .cfg, the one of the most similar shape. If the head has it, it is positive
-  in the cell that holds the object's centre; with iou_thresh below 1 so is each of the head that overlaps by more.
-- With truth_thresh below 1 a decoded box that overlaps an object by more than that is positive too.
-- A positive has objectness 1, a class term with the classes of all its objects, and a box term for each of them;
-  with iou_thresh below 1 the sum of these is divided by the number of its classes.
-Sums over an image, not means: divided by the images of the global micro-batch only.
+- Every anchor of every cell is a negative (objectness 0). It is ignored if its decoded box overlaps
+  an object by more than ignore_thresh and its best class probability is above 0.25.
+- Every object takes the anchor of the .cfg with the most similar shape. If the head has it, it is
+  positive in the cell of the object's centre. With iou_thresh below 1 so are the head's anchors
+  that overlap by more.
+- With truth_thresh below 1 a decoded box that overlaps an object by more is also positive.
+- A positive has objectness 1, one class term with the classes of all its objects, and a box term
+  for each. With iou_thresh below 1 the sum of the box terms is divided by the number of classes.
+Terms are summed over an image and divided only by the images of the global micro-batch.
 
-Darknet states gradients, not losses. The objectness, class and mse terms here are the functions whose gradients those
-are: cross-entropies of the logits, for mse also of the centres with the offset in the cell as target, and squared
-errors of the sizes. The overlap terms are 1 - IoU of boxes in units of the image. Their gradient goes to the raw values
-as Darknet passes it on, without the derivatives of the sigmoid and the grid for centres and of the anchor for sizes.
-The normalizers of .cfg files are made for that: by the exact chain rule boxes are hardly learnt (docs/results/).
+Darknet defines gradients, not losses. The objectness, class and mse terms here are functions with
+those gradients: cross-entropies of the logits (for mse also of the centres, with the offset in the
+cell as target) and squared errors of the sizes. The overlap terms are 1 - IoU of boxes in units of
+the image. Their gradient goes to the raw values as in Darknet, without the derivatives of sigmoid
+and grid for centres and of the anchor for sizes. The normalizers of .cfg files are tuned for that:
+with the exact chain rule boxes are hardly learnt (docs/results/).
 
-What differs from Darknet: with new_coords it also multiplies by the derivative of the logistic layer in front of the
-head, so that predictions far from their targets learn slowest; here the gradient goes to the raw values as in other
-heads, which learns better (docs/results/). cls_normalizer weighs the class term always (there only with
-counters_per_class). The overlap's derivatives by width and height are not doubled, those of CIoU's aspect term exact. A
-centre on the far edge belongs to the last cell. Not followed are objectness_smooth, focal_loss, max_delta,
-counters_per_class and iou_thresh_kind.
+Differences from Darknet: with new_coords it also multiplies by the derivative of the logistic layer
+in front of the head, so predictions far from their targets learn slowest. Here the gradient goes to
+the raw values as in other heads, which learns better (docs/results/). cls_normalizer always weighs
+the class term (there only with counters_per_class). The overlap's derivatives by width and height
+are not doubled; those of CIoU's aspect term are exact. A centre on the far edge belongs to the last
+cell. Not implemented: objectness_smooth, focal_loss, max_delta, counters_per_class, iou_thresh_kind.
 """
 
 import math
@@ -47,11 +49,11 @@ from models.loss.assignment import (
 from models.loss.yolo import LossParts, LossSection, identity
 from models.network.heads import DarknetLossKeys, Head
 
-RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability from which a box may be left out
+RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability above which a box may be ignored
 
 
 class BoxLoss(StrEnum):
-    """What a [yolo] section can say as iou_loss."""
+    """The values of iou_loss in a [yolo] section."""
 
     mse = "mse"
     iou = "iou"
@@ -62,7 +64,7 @@ class BoxLoss(StrEnum):
 
 @dataclass
 class DarknetLossConfig(LossSection):
-    """Values that replace those of every [yolo] section, None leaves each its own. `iou` is Darknet's iou_loss."""
+    """Overrides for every [yolo] section; None keeps its value. `iou` is Darknet's iou_loss."""
 
     iou: BoxLoss | None
     iou_normalizer: float | None
@@ -79,8 +81,8 @@ class DarknetLossConfig(LossSection):
                 raise ValueError(f"loss.{key} must be 0 or more, or null for that of the .cfg, got {value}")
 
     def over(self, keys: DarknetLossKeys) -> DarknetLossKeys:
-        """The keys of a section with the values of this configuration, where it has any."""
-        keys = replace(keys, **self._numbers())  # type: ignore[arg-type]  # iou_loss is none of them
+        """The keys of a section with the overrides of this configuration."""
+        keys = replace(keys, **self._numbers())  # type: ignore[arg-type]  # iou_loss is not among them
         if self.iou is not None:
             keys = replace(keys, iou_loss=None if self.iou is BoxLoss.mse else IouKind(self.iou.value))
         return keys
@@ -90,7 +92,7 @@ class DarknetLossConfig(LossSection):
 
 
 class DarknetLoss:
-    """The loss of raw maps against targets as the .cfg of a network asks for it."""
+    """The loss of raw maps against targets that the .cfg of a network specifies."""
 
     def __init__(self, heads: Sequence[Head], config: DarknetLossConfig) -> None:
         self.heads = [replace(head, darknet_loss=config.over(head.darknet_loss)) for head in heads]
@@ -106,8 +108,8 @@ class DarknetLoss:
     ) -> LossParts:
         """The loss of one micro-batch; arguments as for YoloLoss.
 
-        objectness_ratio is not used: in Darknet the objectness target of a positive is 1. sum_over_ranks is called
-        exactly once, with the number of images, by which the sums are divided; world_size plays no part.
+        objectness_ratio and world_size are not used: Darknet's objectness target of a positive is 1,
+        and sum_over_ranks, called exactly once, gives the number of images that divides all sums.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
             images = sum_over_ranks(targets.new_full((1,), len(raw_maps[0]), dtype=torch.float32))
@@ -119,7 +121,7 @@ class DarknetLoss:
             return LossParts.of(*(torch.stack(parts).sum() * share for parts in zip(*terms, strict=True)))
 
     def _head_terms(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Box, objectness and class term of one head, weighted, summed over the images."""
+        """The weighted terms of one head, summed over the images."""
         keys = head.darknet_loss
         boxes = decode_boxes(at_least_float32(raw[..., :4].detach()), anchors.own, head).flatten(1, 3)
         overlaps = best_overlaps(boxes, targets)  # (batch, a * rows * columns)
@@ -153,14 +155,14 @@ class DarknetLoss:
 
 
 def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Of each element; its gradient is Darknet's, probability - wanted."""
+    """Elementwise. Its gradient is Darknet's: probability - wanted."""
     return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
 
 
 def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Cross-entropy of each element less its least value: 0 where targets between 0 and 1 are met.
+    """Elementwise cross-entropy minus its minimum: 0 where a target between 0 and 1 is met.
 
-    A cell that is positive by truth_thresh may have the centre outside of it, a target that nothing meets.
+    A cell that is positive by truth_thresh need not hold the centre. Its target is out of reach.
     """
     within = wanted.clamp(0, 1)
     least: Tensor = torch.special.entr(within) + torch.special.entr(1 - within)
@@ -168,7 +170,7 @@ def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _box_errors(head: Head, raw: Tensor, anchors: Tensor, positives: Positives, image_size: Tensor) -> Tensor:
-    """The box loss (p,) of each pair; raw (p, 4), anchors (p, 2), image_size (2,) as width, height."""
+    """Box loss (p,) of each pair. raw: (p, 4); anchors: (p, 2); image_size: width, height."""
     raw_xy, raw_wh = raw.split(2, dim=-1)
     corner = torch.stack((positives.cells.column, positives.cells.row), dim=-1)
     centre = positives.targets[:, 2:4] / head.stride - corner  # in cells, from the corner of the cell
@@ -178,7 +180,7 @@ def _box_errors(head: Head, raw: Tensor, anchors: Tensor, positives: Positives, 
         errors = _offset_errors(raw_xy, centre, head) + _size_errors(raw_wh, size / anchors, head)
         return errors.sum(-1) * (2 - (size / image_size).prod(-1))  # small objects count more
 
-    # Cells from the corner and pixels, both over the size of the image: Darknet's units.
+    # Darknet's units: the image's width and height are 1.
     cell = head.stride / image_size
     growth = 1 if head.new_coords else raw_wh.detach().clamp(max=MAX_LOG_SIZE).exp()
     predicted_centre = _carried_by(raw_xy, cell_offsets(raw_xy, head) * cell)
@@ -189,18 +191,18 @@ def _box_errors(head: Head, raw: Tensor, anchors: Tensor, positives: Positives, 
 
 
 def _carried_by(carrier: Tensor, value: Tensor, factor: Tensor | float = 1) -> Tensor:
-    """`value`, but its gradient times `factor` goes to `carrier`, as if it were that."""
+    """`value`, whose gradient goes to `carrier`, times `factor`, as if it were `carrier`."""
     return value.detach() + (carrier - carrier.detach()) * factor
 
 
 def _offset_errors(raw_xy: Tensor, wanted: Tensor, head: Head) -> Tensor:
-    """Losses (p, 2) with Darknet's gradient offset - wanted, 0 where they agree; offsets in cells."""
-    probability = (wanted + (head.scale_x_y - 1) / 2) / head.scale_x_y  # of which cell_offsets makes the wanted offset
+    """Losses (p, 2) with Darknet's gradient, offset - wanted in cells; 0 where they agree."""
+    probability = (wanted + (head.scale_x_y - 1) / 2) / head.scale_x_y  # inverse of cell_offsets
     return _divergence(raw_xy, probability) * head.scale_x_y
 
 
 def _size_errors(raw_wh: Tensor, wanted: Tensor, head: Head) -> Tensor:
-    """Losses (p, 2) with Darknet's gradient, of raw or sigmoid - wanted, for sizes in units of the anchor."""
+    """Losses (p, 2) with Darknet's gradient, raw or sigmoid - wanted; sizes in anchors."""
     if head.new_coords:
         return _divergence(raw_wh, (wanted.sqrt() / 2).clamp(max=1))
     return (raw_wh - wanted.log()).square() / 2

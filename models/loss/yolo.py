@@ -1,9 +1,9 @@
 """The YOLOv3-SPP loss: wh-IoU assignment, an IoU box term, objectness and class cross-entropies.
 
-Formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive): every anchor of every head whose
-shape fits a target is positive in the cell that holds the target's centre. All arithmetic is in float32, or the
-float64 of the maps, and shapes depend on the number of targets only: no boolean indexing, so a step on an accelerator
-never waits for the host.
+Formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive): every anchor of
+every head whose shape fits a target is positive in the cell that holds the target's centre. All
+arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
+targets (no boolean indexing), so a step on an accelerator never waits for the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ from models.decode import box_sizes, cell_offsets
 from models.loss.assignment import Cells, HeadAnchors, centre_cells
 from models.network.heads import Head
 
-FOCAL_ALPHA = 0.25  # weight of the positives in the focal loss of Lin et al. 2017, their best value
+FOCAL_ALPHA = 0.25  # weight of positives in the focal loss (Lin et al. 2017), their best value
 
 
 @dataclass
 class LossSection:
-    """What every choice of a loss has: the name it is chosen by."""
+    """The option common to all losses: the name that selects one."""
 
     name: str
 
@@ -33,9 +33,10 @@ class LossSection:
 class LossConfig(LossSection):
     """Weights and options of YoloLoss.
 
-    classification is the gain for 80 classes, scaled by classes / 80. A target belongs to an anchor where their
-    shapes overlap by more than anchor_iou. *_positive_weight multiply the cross-entropy of positives. label_smoothing
-    moves class targets from 0 and 1 by half its value; focal_gamma 0 is plain cross-entropy.
+    classification is the gain for 80 classes, scaled by classes / 80. A target matches an anchor if
+    their shapes overlap by more than anchor_iou. *_positive_weight multiply the cross-entropy of
+    positives. label_smoothing moves class targets from 0 and 1 by half its value. focal_gamma 0 is
+    plain cross-entropy.
     """
 
     box: float
@@ -61,7 +62,7 @@ class LossConfig(LossSection):
 
 
 class LossParts(NamedTuple):
-    """Scalars: `total` to call backward on, and its three weighted summands, detached, to print."""
+    """Scalars: `total` for backward, and its three weighted summands, detached, for the log."""
 
     total: Tensor
     box: Tensor
@@ -85,7 +86,7 @@ class _Assignment(NamedTuple):
 
 
 def identity(tensor: Tensor) -> Tensor:
-    """The sum over the ranks where there is one."""
+    """Sum over a single rank."""
     return tensor
 
 
@@ -109,11 +110,11 @@ class YoloLoss:
 
         raw_maps: as Darknet returns them, any float type.
         targets: float32 (t, 6): image index in the batch, class, cx, cy, w, h in pixels of the batch's images.
-        objectness_ratio: how far the objectness target of a positive is its IoU (1) rather than 1 (0).
-        sum_over_ranks: sums a tensor over all ranks; called exactly once, with or without targets, so that ranks
-            stay in step. Positives are averaged over the global micro-batch, so a rank that holds few of them gives
-            each the weight it would have in one process. The shares of all ranks add up to the loss.
-        world_size: the number of ranks, with as many images each, by which what is averaged over cells is divided.
+        objectness_ratio: blends the objectness target of a positive from 1 (at 0) to its IoU (at 1).
+        sum_over_ranks: sums a tensor over all ranks. It is called exactly once, with or without
+            targets, so that ranks stay in step. Positives are averaged over the global micro-batch,
+            so each weighs the same as in a run on one rank. The losses of all ranks add up.
+        world_size: the number of ranks, all with equally many images. It divides means over cells.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
             assigned = [
@@ -121,7 +122,7 @@ class YoloLoss:
                 for head, anchors, raw in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)
             ]
             counts = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
-            shares = 1 / counts.clamp(min=1)  # a head without positives has zero terms, not 0 / 0
+            shares = 1 / counts.clamp(min=1)  # without positives the terms are 0, not 0 / 0
             terms = [
                 self._head_terms(head, raw, assignment, share, objectness_ratio, world_size)
                 for head, raw, assignment, share in zip(self.heads, raw_maps, assigned, shares, strict=True)
@@ -131,7 +132,7 @@ class YoloLoss:
         return LossParts.of(box * self.config.box, objectness * self.config.objectness, classification * gain)
 
     def _assign(self, head: Head, anchors: Tensor, raw: Tensor, targets: Tensor) -> _Assignment:
-        """Match targets with the anchors of one head by shape alone, in the one cell that holds the centre."""
+        """Match targets with the anchors of one head, by shape, in the cell of the centre."""
         centre, size = targets[:, 2:4], targets[:, 4:6]
         cells = centre_cells(targets, head.stride, raw.shape)
         corner = torch.cat((cells.column, cells.row), dim=1) * head.stride
@@ -146,12 +147,12 @@ class YoloLoss:
     def _head_terms(
         self, head: Head, raw: Tensor, assigned: _Assignment, share: Tensor, objectness_ratio: float, world_size: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Box, objectness and class term of one head, without gains; `share` is the weight of one positive."""
+        """The unweighted terms of one head. `share` is the weight of one positive."""
         config = self.config
         # (t, a, 5 + classes), one row for each pair, matched or not
         predicted = at_least_float32(raw[tuple(assigned.cells)])
         xy, wh, _, class_logits = predicted.split((2, 2, 1, head.num_classes), dim=-1)
-        # Relative to the cell's corner, as the targets are: differences of large coordinates lose digits.
+        # Relative to the cell's corner, like the targets: differences of large numbers lose digits.
         centre = cell_offsets(xy, head) * head.stride
         boxes = cxcywh_to_xyxy(torch.cat((centre, box_sizes(wh, assigned.anchors, head)), dim=-1))
         iou = box_iou_aligned(boxes, assigned.boxes_xyxy, config.iou)
@@ -163,7 +164,7 @@ class YoloLoss:
         objectness = self._cross_entropy(logits, targets, config.objectness_positive_weight).sum()
         objectness = objectness / (logits.numel() * world_size)
 
-        # Also with one class: decoding multiplies by its probability, as Darknet does, so it must be learnt.
+        # Even a single class is learnt, because decoding multiplies by its probability, as in Darknet.
         wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
         smoothed = wanted.to(class_logits.dtype) * (1 - config.label_smoothing) + config.label_smoothing / 2
         losses = self._cross_entropy(class_logits, smoothed.expand_as(class_logits), config.class_positive_weight)
@@ -171,7 +172,7 @@ class YoloLoss:
         return box, objectness, classification
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor, positive_weight: float) -> Tensor:
-        """Binary cross-entropy of every element, focal (Lin et al. 2017) where gamma is above 0."""
+        """Elementwise binary cross-entropy, focal (Lin et al. 2017) if gamma is above 0."""
         weight = None if positive_weight == 1 else logits.new_full((), positive_weight)  # filled on the device
         losses = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
         if self.config.focal_gamma == 0:
@@ -186,11 +187,11 @@ class YoloLoss:
 def _objectness_targets(raw: Tensor, assigned: _Assignment, quality: Tensor) -> Tensor:
     """Objectness targets (batch, anchors, rows, columns): the quality (t, a) of positives, 0 elsewhere.
 
-    Where several targets claim one anchor of one cell the largest quality counts. That rule does not depend on the
-    order of the targets, so the step is deterministic; each of them still counts in the box and class terms.
+    If several targets claim one anchor of one cell, the largest quality counts. This does not depend
+    on the order of the targets, so it is deterministic. The box and class terms count each target.
     """
     position = assigned.cells.flat(raw.shape)  # (t, a)
     targets = quality.new_zeros(raw.shape[:4])
-    # Pairs that do not match write 0, the least a target can be.
+    # Pairs that do not match write 0, which changes no maximum.
     targets.view(-1).scatter_reduce_(0, position.flatten(), (quality * assigned.weight).flatten(), reduce="amax")
     return targets
