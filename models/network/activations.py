@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-NORMALISER_EPS = 1e-4  # Darknet's, keeps the channel normalisations finite where nothing is positive
+NORMALISER_EPS = 1e-4  # Darknet's; keeps channel normalisation finite if nothing is positive
 
 
 class Elementwise(nn.Module):
@@ -67,15 +67,15 @@ def normalize_channels_softmax(x: Tensor) -> Tensor:
 
 
 def normalize_channels_softmax_maxval(x: Tensor) -> Tensor:
-    """As normalize_channels_softmax, of the differences from the largest channel."""
+    """normalize_channels_softmax after subtracting the largest channel."""
     return normalize_channels_softmax(x - x.amax(1, keepdim=True))
 
 
-# In-place where the gradient can be had from the output alone: one activation map less to keep for the backward pass.
+# In-place where the output alone gives the gradient: backward then keeps one map fewer.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "linear": nn.Identity,
     "leaky": lambda: nn.LeakyReLU(0.1, inplace=True),  # Darknet's slope
-    "revleaky": lambda: nn.LeakyReLU(0.1, inplace=True),  # differs in how Darknet computes its gradient
+    "revleaky": lambda: nn.LeakyReLU(0.1, inplace=True),  # only Darknet's gradient differs
     "relu": lambda: nn.ReLU(inplace=True),
     "relu6": lambda: nn.ReLU6(inplace=True),
     "logistic": nn.Sigmoid,

@@ -1,4 +1,4 @@
-"""A Darknet network as a torch module: images in, one raw map for each [yolo] section out."""
+"""A Darknet network as a torch module: images in, one raw map per [yolo] section out."""
 
 import math
 from contextlib import suppress
@@ -15,7 +15,7 @@ from models.network.heads import Head
 from models.network.layers import Convolution, SharedConvolution, YoloMap
 from models.network.sections import build_graph
 
-WIDTHS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # to name one instead of one that does not work
+WIDTHS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # suggestions for a width that does not work
 
 
 class Darknet(nn.Module):
@@ -23,21 +23,22 @@ class Darknet(nn.Module):
 
     Args:
         cfg: path of a .cfg file, or one already parsed.
-        num_classes: retargets the [yolo] sections and the convolutions in front of them; None keeps the file's count.
-        width: factor for the filters of all other convolutions (multiples of 8, at least 8); 1 leaves them as written.
-        bn_eps, bn_momentum: of all batch normalisations. 1e-6 is what Darknet weights were made for.
+        num_classes: class count of the [yolo] sections and the convolutions before them; None keeps
+            that of the file.
+        width: factor for the filters of all other convolutions (multiples of 8); 1 keeps them.
+        bn_eps, bn_momentum: of all batch normalisations. Darknet weights assume an eps of 1e-6.
 
     Attributes:
         layers: the modules in file order, so that an index is a Darknet layer index.
         heads: one Head for each [yolo] section, in the order of the raw maps.
-        shapes, sources: of every layer its map's channels and strides, and the indices of the layers it reads.
+        shapes, sources: for every layer its map's channels and strides, and the layers it reads.
         max_stride: image rows and columns must be multiples of this.
         in_channels: channels of an image.
-        notes: sentences about oddities of the .cfg that its reader should know.
-        seen, weights_version: images the weights were trained on and (major, minor, revision), as a .weights header
-            has them.
+        notes: oddities of the .cfg that the user should know, one sentence each.
+        seen, weights_version: the header of a .weights file: how many images the weights were
+            trained on, and (major, minor, revision).
 
-    Raises ModelError, naming file and line, for a .cfg that makes no network.
+    Raises ModelError, naming file and line, for an invalid .cfg.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class Darknet(nn.Module):
         self._released = _releases(nodes)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Raw maps, (batch, anchors, rows, columns, 5 + classes) for each head in file order, nothing decoded.
+        """Raw maps (batch, anchors, rows, columns, 5 + classes), one per head in file order.
 
-        images: float (batch, in_channels, height, width), RGB in 0..1; height and width multiples of max_stride;
-        computed in float64 where that is the format of the weights. The last dimension of a map is x, y, w, h,
-        objectness, classes, all before any activation.
+        images: float (batch, in_channels, height, width), RGB in 0..1; height and width multiples
+        of max_stride. They become float64 if the weights are. The last dimension of a map is x, y,
+        w, h, objectness, classes, all before any activation.
         """
         self._check_size(images.shape[-3], images.shape[-2], images.shape[-1])
         if self.head_convolution(self.heads[0]).conv.weight.dtype == torch.float64:
@@ -102,16 +103,17 @@ class Darknet(nn.Module):
             )
 
     def train(self, mode: bool = True) -> "Darknet":
-        """Switch between training and evaluation; frozen layers stay in evaluation, so their statistics stand still."""
+        """Switch the mode. Frozen layers stay in evaluation, so their statistics do not move."""
         super().train(mode)
         for layer in self.layers[: self._num_frozen]:
             layer.eval()
         return self
 
     def freeze(self, first_n_layers: int) -> None:
-        """Exclude layers 0 .. first_n_layers - 1 from training: parameters and batch norm statistics stay as they are.
+        """Freeze the parameters and batch norm statistics of layers 0 .. first_n_layers - 1.
 
-        Darknet-53 is the first 75 layers of yolov3 and yolov3-spp. Raises ModelError outside 0..number of layers.
+        Darknet-53 is the first 75 layers of yolov3 and yolov3-spp. Raises ModelError if that is out
+        of range or leaves nothing to train.
         """
         if not 0 <= first_n_layers <= len(self.layers):
             raise ModelError(f"model.freeze must be between 0 and {len(self.layers)} layers, got {first_n_layers}")
@@ -124,10 +126,11 @@ class Darknet(nn.Module):
 
     @torch.no_grad()
     def init_head_biases(self) -> None:
-        """Let an untrained network expect what data look like: few objects, each class equally likely.
+        """Start an untrained network with a realistic prior: few objects, all classes equally likely.
 
-        Without this the first epochs only unlearn the false objects of a sigmoid that starts at 0.5. Offsets of the
-        published YOLOv3-SPP recipe: -4.5 for objectness, log(0.6 / (classes - 0.99)) for every class.
+        Otherwise the first epochs only unlearn false objects, since sigmoids start at 0.5. The offsets
+        are those of the published YOLOv3-SPP recipe: -4.5 for objectness, log(0.6 / (classes - 0.99))
+        for every class.
         """
         for head in self.heads:
             convolution = self.head_convolution(head)
@@ -145,17 +148,17 @@ class Darknet(nn.Module):
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of trained values; batch norm statistics, which are measured, do not count."""
+    """Number of trained values. Batch norm statistics do not count."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_flops(model: Darknet, image_size: tuple[int, int]) -> int:
-    """Floating-point operations of one image of (height, width) pixels: 2 for each multiply-add of a convolution."""
+    """Operations for one (height, width) image: 2 per multiply-add of a convolution."""
     return sum(layer_flops(model, index, image_size) for index in range(len(model.layers)))
 
 
 def layer_flops(model: Darknet, index: int, image_size: tuple[int, int]) -> int:
-    """The part of one layer in count_flops."""
+    """One layer's share of count_flops."""
     layer = model.layers[index]
     if isinstance(layer, SharedConvolution):
         layer = layer.source
@@ -166,7 +169,7 @@ def layer_flops(model: Darknet, index: int, image_size: tuple[int, int]) -> int:
 
 
 def _build(cfg: Cfg, options: BuildOptions) -> Graph:
-    """The graph of a .cfg. Raises ModelError, which names model.width where the .cfg itself makes a network."""
+    """The graph of a .cfg. The ModelError names model.width if the .cfg works without it."""
     try:
         return build_graph(cfg, options)
     except ModelError as error:
@@ -184,7 +187,7 @@ def _build(cfg: Cfg, options: BuildOptions) -> Graph:
 
 
 def _releases(nodes: list[Node]) -> list[list[int]]:
-    """For every layer the maps that nothing later reads, so that their memory can go back after it has run."""
+    """For every layer the maps that no later layer reads, whose memory can then be freed."""
     last_reader = {source: index for index, node in enumerate(nodes) for source in node.sources}
     released = []
     for index, node in enumerate(nodes):

@@ -1,8 +1,8 @@
 """From the sections of a .cfg to layers with known sources, channels and strides.
 
-The stride of a map (input pixels per cell, as a Fraction because a map may be larger than the image) follows from
-the layers it came through. That needs every layer to divide rows and columns exactly by its own stride, which is
-checked here, so that maps that meet in a route or shortcut are known to fit before any image is seen.
+The stride of a map (image pixels per cell, as a Fraction because a map may be larger than the image)
+follows from the layers before it. For that, every layer must divide rows and columns exactly by its
+own stride. This is checked here, so maps that meet in a route or shortcut fit for any image.
 """
 
 import math
@@ -16,27 +16,27 @@ from models.network.heads import Head
 from models.network.layers import YoloMap
 
 IMAGES = -1  # the source index that means the network's input
-# Bounds far above every published network: what exceeds them is a slip, refused before any memory is taken for it.
+# Far above every published network. More is a mistake, refused before memory is allocated.
 MAX_VALUES = 350_000_000  # stored values, 1.4 GB: more than yolov4-p7, the largest, has
 MAX_CHANNELS = 100_000
 MAX_VALUES_PER_PIXEL = 2048  # of one map, for each pixel of the image; published networks have up to 64
-MAX_STRIDE = 1024  # images are at least as large; published networks have up to 128
+MAX_STRIDE = 1024  # images are at least this large; published networks have up to 128
 
 Stride = tuple[Fraction, Fraction]  # pixels per (row, column)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is known of a map before an image is: its channels, and the image's rows and columns in each of its own.
+    """What is known of a map before any image: its channels, and its stride in image pixels.
 
-    stride None: one row and one column, whatever the image.
+    stride None: one row and one column for any image.
     """
 
     channels: int
     stride: Stride | None
 
     def scaled(self, channels: int, factor: Fraction | int | tuple[int, int]) -> "Shape":
-        """The shape behind a layer that gives `channels` and divides rows and columns by `factor`."""
+        """The shape after a layer that gives `channels` and divides rows and columns by `factor`."""
         rows, columns = factor if isinstance(factor, tuple) else (factor, factor)
         stride = None if self.stride is None else (self.stride[0] * rows, self.stride[1] * columns)
         return Shape(channels, stride)
@@ -56,7 +56,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Node:
-    """One layer's place in the network: its module, where its inputs come from and what its map looks like."""
+    """One layer in the network: its module, the layers it reads, and its map's shape."""
 
     module: nn.Module
     sources: tuple[int, ...]
@@ -65,11 +65,7 @@ class Node:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What may differ from the .cfg, and what it does not say.
-
-    num_classes: class count for all [yolo] sections and the convolutions in front of them; None keeps the file's.
-    width: factor for the filters of all other convolutions, rounded to multiples of 8, at least 8; 1 keeps them.
-    """
+    """The arguments of Darknet: what overrides the .cfg, and what a .cfg does not say."""
 
     num_classes: int | None
     width: float
@@ -78,7 +74,7 @@ class BuildOptions:
 
 
 class Graph:
-    """The nodes and heads of a .cfg as far as they are built; sections.py adds one layer after the other."""
+    """The nodes and heads of a .cfg built so far. sections.py adds one layer after another."""
 
     def __init__(self, cfg: Cfg, options: BuildOptions) -> None:
         self.cfg = cfg
@@ -89,10 +85,10 @@ class Graph:
         self.nodes: list[Node] = []
         self.heads: list[Head] = []
         self.num_values = 0
-        self.notes: list[str] = []  # what a reader of the .cfg should know, in sentences with file and line
+        self.notes: list[str] = []  # as Darknet.notes, with file and line
 
     def add(self, section: Section, node: Node) -> None:
-        """Append a layer. Raises ModelError where its map could not be computed on any image of sensible size."""
+        """Append a layer. Raises ModelError if no image of sensible size suits it."""
         channels, stride = node.shape.channels, node.shape.stride
         if channels > MAX_CHANNELS:
             raise section.error(f"makes a map of {channels:,} channels, more than {MAX_CHANNELS:,}")
@@ -111,17 +107,17 @@ class Graph:
         self.nodes.append(node)
 
     def note(self, section: Section, sentence: str, key: str) -> None:
-        """Keep a sentence that a reader of the .cfg should know, with the file and the line of `key`."""
+        """Keep a sentence for the user, with the file and the line of `key`."""
         self.notes.append(str(section.error(sentence, key)))
 
     def previous(self, section: Section) -> int:
-        """The layer in front of the one being built, IMAGES for the first."""
+        """The layer before the one being built, IMAGES for the first."""
         if not self.nodes:
             return IMAGES
         return self._checked(section, len(self.nodes) - 1, key=None)
 
     def resolve(self, section: Section, key: str, reference: int) -> int:
-        """The layer index that `reference` means: from the start of the file, or backwards if below 0."""
+        """The layer that `reference` names: from the start of the file, or backwards if negative."""
         source = reference if reference >= 0 else len(self.nodes) + reference
         if not 0 <= source < len(self.nodes):
             raise section.error(
@@ -134,7 +130,7 @@ class Graph:
         return self.image if source == IMAGES else self.nodes[source].shape
 
     def following(self) -> Section | None:
-        """The section behind the one being built."""
+        """The section after the one being built."""
         return next(iter(self.cfg.layers[len(self.nodes) + 1 : len(self.nodes) + 2]), None)
 
     def check_same_size(self, section: Section, sources: tuple[int, ...]) -> None:
@@ -145,7 +141,7 @@ class Graph:
             raise section.error(f"joins maps of different sizes: {listed}. fix: use sources of one stride")
 
     def reserve(self, section: Section, num_values: int) -> None:
-        """Count the values of a layer about to be made; refuse a network that is too large to be meant."""
+        """Count the values of a layer before it is made. Refuse an implausibly large network."""
         self.num_values += num_values
         if self.num_values > MAX_VALUES:
             raise section.error(

@@ -1,4 +1,4 @@
-"""What a [yolo] section says: its anchors, how its raw map becomes boxes, and how Darknet would train it."""
+"""Read a [yolo] section: its anchors, its decoding, and its options for Darknet's loss."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,15 @@ Anchors = tuple[tuple[float, float], ...]  # (width, height) in pixels at networ
 
 @dataclass(frozen=True)
 class DarknetLossKeys:
-    """The options of a [yolo] section that steer Darknet's loss, with Darknet's defaults.
+    """The options of a [yolo] section for Darknet's loss, with Darknet's defaults.
 
     iou_loss: overlap measure of the box term, None for squared errors of the raw coordinates ("mse").
     *_normalizer: weights of the box, class and objectness terms.
-    ignore_thresh: a box that overlaps an object by more than this is no negative.
-    truth_thresh: one that overlaps it by more than this is a positive; 1 means never.
-    iou_thresh: anchors whose shape overlaps an object's by more than this are positive besides the best; 1 means none.
-    label_smooth_eps: class targets are moved from 0 and 1 by half of it.
+    ignore_thresh: a box that overlaps an object by more than this is not a negative.
+    truth_thresh: a box that overlaps an object by more than this is a positive; 1 means never.
+    iou_thresh: besides the best anchor, those whose shape overlaps an object's by more than this are
+        positive; 1 means none.
+    label_smooth_eps: class targets move from 0 and 1 by half of this.
     """
 
     iou_loss: IouKind | None = None
@@ -35,11 +36,12 @@ class DarknetLossKeys:
 
 @dataclass(frozen=True)
 class Head:
-    """What one [yolo] section says: enough to assign targets to its raw map and to decode it.
+    """One [yolo] section: what it takes to assign targets to its raw map and to decode it.
 
-    `layer` is the Darknet layer index, `stride` the pixels per cell, `anchors` (width, height) in pixels at network
-    scale: those of `all_anchors` that `mask` selects. Centres are decoded as sigmoid * scale_x_y - (scale_x_y - 1) / 2.
-    With `new_coords` sizes are (2 * sigmoid)^2 anchors instead of exp(raw) anchors.
+    `layer` is the Darknet layer index and `stride` the pixels per cell. `anchors` are the
+    (width, height) of `all_anchors` that `mask` selects, in pixels at network scale. Centres are
+    decoded as sigmoid * scale_x_y - (scale_x_y - 1) / 2. With `new_coords` sizes are
+    (2 * sigmoid)^2 anchors instead of exp(raw) anchors.
     """
 
     layer: int
@@ -54,7 +56,7 @@ class Head:
 
 
 def read_head(section: Section, layer: int, stride: int, num_classes: int) -> Head:
-    """The head of a [yolo] section. Raises ModelError with file and line for values that make none."""
+    """The head of a [yolo] section. Raises ModelError with file and line for bad values."""
     all_anchors, mask = read_anchors(section)
     scale_x_y = section.number("scale_x_y", 1.0)
     if not 1 <= scale_x_y <= MAX_SCALE_X_Y:
@@ -75,8 +77,8 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int) -> He
 def read_anchors(section: Section) -> tuple[Anchors, tuple[int, ...]]:
     """All anchors of a [yolo] section, and the indices of those that its mask selects.
 
-    All pairs that the file lists count, whatever its `num` says: published files list more. The second half of a last
-    pair that is missing is 0.5, as in Darknet.
+    All listed pairs count, even beyond `num`: published files list more. If the last pair is
+    incomplete, its height is 0.5, as in Darknet.
     """
     values = section.numbers("anchors")
     if len(values) % 2:

@@ -1,7 +1,7 @@
-"""Convolutions of a Darknet network, and which of a layer's tensors a .weights file holds.
+"""Convolutions of a Darknet network, and the tensors that a .weights file holds per layer.
 
-Every layer, here and in merges.py and pools.py, takes the maps of its sources as positional arguments, each (batch,
-channels, rows, columns), and returns one map; graph.py makes them from the sections of a .cfg.
+Every layer here, in merges.py and in pools.py takes the maps of its sources as positional arguments,
+each (batch, channels, rows, columns), and returns one map. sections.py builds them from a .cfg.
 """
 
 import torch
@@ -14,12 +14,12 @@ from models.network.pools import Blur
 
 
 class Convolution(nn.Module):
-    """Convolution, batch normalisation (or a bias in its place), activation.
+    """Convolution, batch normalisation (or a bias instead), activation.
 
-    stride: (rows, columns). xnor: kernels are replaced by their signs times the mean magnitude of each filter, the
-    input by its signs, and the padding counts as -1, as in Darknet's inference (XNOR-Net, Rastegari et al. 2016).
-    blur: size of a low-pass filter (2 or 3) behind the activation, which then thins the map out in place of the
-    convolution; None for none.
+    stride: (rows, columns). xnor: kernels become their signs times each filter's mean magnitude, the
+    input becomes its signs, and padding counts as -1, as in Darknet's inference (XNOR-Net, Rastegari
+    et al. 2016). blur: size (2 or 3) of a low-pass filter after the activation, which then has the
+    stride in place of the convolution; None for none.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Convolution(nn.Module):
 class SharedConvolution(nn.Module):
     """A convolution with the kernels, biases and batch normalisation of another one (Darknet's share_index).
 
-    Its stride, padding, dilation and activation are its own. The other layer is no submodule, so that its tensors
-    appear once among parameters and state; a deep copy of the network refers to the copied layer.
+    It has its own stride, padding, dilation and activation. The other layer is not a submodule, so
+    its tensors appear once in parameters and state. A deep copy of the network refers to the copy.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class SharedConvolution(nn.Module):
 
 
 class YoloMap(nn.Module):
-    """The raw map of one [yolo] section: a view of its input, nothing is decoded.
+    """The raw map of one [yolo] section: a view of its input, not decoded.
 
-    (batch, anchors * (5 + classes), rows, columns) -> (batch, anchors, rows, columns, 5 + classes); the last
-    dimension is x, y, w, h, objectness, classes. In channels_last memory it is the contiguous one.
+    (batch, anchors * (5 + classes), rows, columns) -> (batch, anchors, rows, columns, 5 + classes).
+    The last dimension is x, y, w, h, objectness, classes; it is contiguous in channels_last memory.
     """
 
     def __init__(self, num_anchors: int) -> None:
@@ -106,7 +106,7 @@ class YoloMap(nn.Module):
 
 
 def stored_names(layer: nn.Module) -> tuple[str, ...]:
-    """Names in the layer's state dict of the tensors that a .weights file holds for it, in Darknet's order."""
+    """State dict names of the tensors that a .weights file holds for a layer, in its order."""
     if isinstance(layer, Shortcut):
         return ("weights",) if layer.weights is not None else ()
     if not isinstance(layer, Convolution):
@@ -117,15 +117,14 @@ def stored_names(layer: nn.Module) -> tuple[str, ...]:
 
 
 def binary_signs(x: Tensor) -> Tensor:
-    """1 where x > 0, else -1; the gradient is that of the identity between -1 and 1, and 0 outside."""
+    """1 where x > 0, else -1. The gradient is 1 between -1 and 1, and 0 outside."""
     signs = torch.where(x > 0, 1.0, -1.0).to(x.dtype)
     passed = F.hardtanh(x)
     return passed + (signs - passed).detach()
 
 
 def binary_kernels(weight: Tensor) -> Tensor:
-    """Kernels (filters, channels, rows, columns) as signs times each filter's mean magnitude; the gradient is that of
-    the identity."""
+    """Signs of kernels times each filter's mean magnitude. The gradient is the identity's."""
     magnitude = weight.abs().mean(dim=(1, 2, 3), keepdim=True)
     binary = torch.where(weight > 0, magnitude, -magnitude)
     return weight + (binary - weight).detach()

@@ -9,7 +9,7 @@ from models.network.activations import ACTIVATIONS, NORMALISER_EPS
 
 
 class WeightsNormalization(StrEnum):
-    """How the weights of a weighted sum are made to add up to about 1; Darknet's names."""
+    """How the weights of a weighted sum are normalised to a sum of about 1; Darknet's names."""
 
     none = "none"
     relu = "relu"
@@ -19,9 +19,9 @@ class WeightsNormalization(StrEnum):
 class Shortcut(nn.Module):
     """Sum of maps of one size, then an activation. The result has the channels of the first map.
 
-    Of a map with more channels the first ones are added; one with fewer is added to the first ones (partial residual
-    networks, Wang et al. 2019). weights_per_source > 0 weighs each source: with one factor, or with one for each
-    channel of the first map. `weights` is (sources, weights_per_source), as Darknet stores it.
+    Only the channels that both maps have are added (partial residual networks, Wang et al. 2019).
+    With weights_per_source > 0 each source has weights: one, or one for each channel of the first
+    map. `weights` is (sources, weights_per_source), as Darknet stores it.
     """
 
     weights: nn.Parameter | None
@@ -65,7 +65,7 @@ class Shortcut(nn.Module):
 
 
 class Route(nn.Module):
-    """Concatenation of maps along the channels; of each source only the part `group` of `groups` equal ones."""
+    """Concatenate maps along the channels: of each, part `group` of `groups` equal parts."""
 
     def __init__(self, groups: int, group: int) -> None:
         super().__init__()
@@ -79,8 +79,10 @@ class Route(nn.Module):
 
 
 class Product(nn.Module):
-    """Product of two maps, then an activation: spatial attention ([sam]), or one factor for each channel
-    ([scale_channels], Hu et al. 2018), where the first map has one row and column."""
+    """Product of two maps, then an activation.
+
+    [sam]: spatial attention. [scale_channels] (Hu et al. 2018): the first map has one row and column.
+    """
 
     def __init__(self, activation: str) -> None:
         super().__init__()

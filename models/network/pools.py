@@ -1,4 +1,4 @@
-"""Layers that change the size of a map: pooling, upsampling, reordering; and dropout, which only thins it."""
+"""Layers that change the size of a map (pooling, upsampling, reordering), and dropout."""
 
 import torch
 import torch.nn.functional as F
@@ -6,16 +6,16 @@ from torch import Tensor, nn
 from torch.overrides import wrap_torch_function
 from torchvision.ops import drop_block2d  # type: ignore[import-untyped]
 
-# As torch's own functions it lets its caller run the images of a batch one by one, each with its own blocks.
+# Like torch's own functions, it lets a caller run a batch image by image, each with its own blocks.
 _drop_blocks = wrap_torch_function(lambda x, *_, **__: (x,))(drop_block2d)
 
 
 class MaxPool(nn.Module):
-    """Max pooling with Darknet's padding: `padding` rows in all, padding // 2 of them in front, the rest behind.
+    """Max pooling with Darknet's padding: `padding` rows in all, padding // 2 of them before.
 
-    The input's rows and columns must be multiples of the stride (rows, columns), which the network sees to. Then the
-    windows reach only `size - stride - padding // 2` past the far edge, and the padding beyond that is not made at
-    all: 2x2/2 pooling, the most frequent case, runs without a copy.
+    The input's rows and columns must be multiples of the stride (rows, columns); the network checks
+    that. Then the windows reach only `size - stride - padding // 2` past the far edge, and no padding
+    is made beyond. 2x2/2 pooling, the most frequent case, therefore needs no copy.
     """
 
     def __init__(self, size: int, stride: tuple[int, int], padding: int) -> None:
@@ -31,12 +31,12 @@ class MaxPool(nn.Module):
         return F.max_pool2d(self.padded(x, float("-inf")), self.size, self.stride)
 
     def padded(self, x: Tensor, value: float) -> Tensor:
-        """x with the rows and columns around it that the windows reach, filled with `value`."""
+        """Pad x with `value` as far as the windows reach."""
         return F.pad(x, (self.front, self.behind[1], self.front, self.behind[0]), value=value)
 
 
 class LocalAvgPool(MaxPool):
-    """Mean over each window of MaxPool's, counting only the pixels inside the map."""
+    """Mean over each of MaxPool's windows, counting only pixels inside the map."""
 
     def forward(self, x: Tensor) -> Tensor:
         inside = torch.ones_like(x[:1, :1])
@@ -78,7 +78,7 @@ class Upsample(nn.Module):
 
 
 class SumPool(nn.Module):
-    """Sum of blocks of `stride` x `stride` pixels, times `scale`: what Darknet makes of a negative upsampling."""
+    """Sum over stride x stride blocks, times `scale`: Darknet's upsampling by a negative stride."""
 
     def __init__(self, stride: int, scale: float) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class SumPool(nn.Module):
 
 
 class Reorg(nn.Module):
-    """Every block of `stride` x `stride` pixels becomes one pixel with stride^2 times the channels: [reorg3d].
+    """[reorg3d]: each stride x stride block becomes one pixel with stride^2 times the channels.
 
     Output channel (dy * stride + dx) * channels + c holds pixel (dy, dx) of the block in channel c.
     """
@@ -107,7 +107,7 @@ class Reorg(nn.Module):
 
 
 class ScrambledReorg(nn.Module):
-    """[reorg] of YOLOv2: sizes as Reorg's, values in the order that Darknet's index arithmetic gives.
+    """[reorg] of YOLOv2: sizes as in Reorg, values in the order of Darknet's index arithmetic.
 
     It reads the map as if it had 1 / stride^2 of its channels and `stride` times its rows and columns.
     """
@@ -124,7 +124,7 @@ class ScrambledReorg(nn.Module):
 
 
 class Blur(nn.Module):
-    """Low-pass filter before a map is thinned out (Zhang 2019): a 3x3 binomial window, or the mean of 2x2 pixels."""
+    """Low-pass filter with a stride (Zhang 2019): a 3x3 binomial window, or a 2x2 mean."""
 
     kernel: Tensor
 
@@ -143,8 +143,10 @@ class Blur(nn.Module):
 
 
 class Dropout(nn.Module):
-    """In training each value (block_size None) or block of pixels is zeroed with `probability` and the rest scaled up
-    to keep the mean; in evaluation nothing happens."""
+    """Zero values (block_size None) or blocks of pixels with `probability`, in training only.
+
+    The rest is scaled up to keep the mean.
+    """
 
     def __init__(self, probability: float, block_size: int | None) -> None:
         super().__init__()

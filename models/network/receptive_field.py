@@ -13,10 +13,11 @@ Field = tuple[Fraction, Fraction] | None  # (rows, columns) in pixels; None: the
 
 
 def receptive_fields(model: Darknet) -> list[Field]:
-    """For each layer the (rows, columns) of pixels that can change one cell of its map, None for the whole image.
+    """For each layer the (rows, columns) of pixels that affect one cell; None for the image.
 
-    A window of k rows adds k - 1 times the stride of the map that it moves over; where maps meet, the largest field
-    counts (Araujo, Norris and Sim 2019, "Computing receptive fields of convolutional neural networks").
+    A window of k rows adds k - 1 times the stride of the map that it slides over. Where maps meet,
+    the largest field counts (Araujo, Norris and Sim 2019, "Computing receptive fields of
+    convolutional neural networks").
     """
     fields: dict[int, Field] = {IMAGES: (Fraction(1), Fraction(1))}
     for index, layer in enumerate(model.layers):
@@ -33,8 +34,8 @@ def receptive_fields(model: Darknet) -> list[Field]:
 
 
 def _window(layer: nn.Module) -> int:
-    """Rows, and as many columns, of its input that one cell of the layer's map depends on."""
-    if isinstance(layer, nn.Sequential):  # a pool and its low-pass filter, which moves over a map of the same stride
+    """Rows (and columns) of the input that one cell of the layer's map depends on."""
+    if isinstance(layer, nn.Sequential):  # a pool and its low-pass filter, on maps of the same stride
         return 1 + sum(_window(part) - 1 for part in layer)
     if isinstance(layer, SharedConvolution):
         return layer.dilation * (layer.source.conv.kernel_size[0] - 1) + 1

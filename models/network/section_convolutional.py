@@ -1,4 +1,4 @@
-"""What a [convolutional] section means."""
+"""Build the layer of a [convolutional] section."""
 
 from models.cfg.parse import Section
 from models.network.graph import Graph, Node
@@ -20,7 +20,7 @@ def convolutional(graph: Graph, section: Section) -> Node:
         graph.note(section, "has groups, which xnor=1 puts out of force, as in Darknet", "groups")
         groups = 1
     if groups == declared > 1:
-        groups = filters  # a depthwise convolution stays one at any width
+        groups = filters  # depthwise convolutions stay depthwise at any width
     if shape.channels % groups or filters % groups:
         raise section.error(
             f"groups={groups} must divide the {shape.channels} input channels and the {filters} filters", "groups"
@@ -60,7 +60,7 @@ def convolutional(graph: Graph, section: Section) -> Node:
 
 
 def _num_filters(graph: Graph, declared: int) -> int:
-    """Filters of the convolution being built: retargeted in front of a [yolo] section, else scaled by width."""
+    """Filters of this convolution: set by the class count before a [yolo], else scaled."""
     behind = graph.following()
     if behind is not None and behind.kind == "yolo":
         if graph.options.num_classes is None:
@@ -72,23 +72,23 @@ def _num_filters(graph: Graph, declared: int) -> int:
 
 
 def _has_batch_norm(section: Section) -> bool:
-    """cbn: statistics over several iterations in Darknet's training, in detection the same."""
+    """cbn differs from batch_normalize only in Darknet's training."""
     return section.integer("batch_normalize", 0) != 0 or section.integer("cbn", 0) != 0
 
 
 def _activation(graph: Graph, section: Section) -> str:
-    """The activation's name; linear in front of a [yolo] with new_coords.
+    """The activation's name: linear before a [yolo] with new_coords.
 
     Raw maps are logits: the loss needs them, and the decoding applies the logistic.
     """
-    activation = read_activation(section, default="logistic")  # Darknet's default, too
+    activation = read_activation(section, default="logistic")  # Darknet's default
     behind = graph.following()
     if behind is None or behind.kind != "yolo" or not behind.integer("new_coords", 0):
         return activation
     if activation not in ("logistic", "linear"):
         raise section.error("needs activation=logistic in front of a [yolo] with new_coords=1", "activation")
     if activation == "linear":
-        # Weights of such files come from programs that apply the logistic later.
+        # Such files come from programs that apply the logistic when they decode.
         graph.note(section, "is linear in front of a [yolo] with new_coords=1: read as logistic", "activation")
     return "linear"
 

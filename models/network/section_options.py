@@ -1,4 +1,4 @@
-"""Options that several kinds of sections share, read and checked."""
+"""Read and check options that several kinds of sections share."""
 
 from models.cfg.parse import Section
 from models.network.activations import ACTIVATIONS
@@ -8,7 +8,7 @@ MAX_WINDOW = 128  # rows of a kernel, dilation included, or of a pool; published
 
 
 def read_strides(section: Section, default: int) -> tuple[int, int]:
-    """Strides of (rows, columns): stride_y and stride_x where they are given, else stride for both."""
+    """Strides of (rows, columns): stride_y and stride_x if given, else stride."""
     stride = section.integer("stride", default, minimum=1)
     return section.integer("stride_y", stride, minimum=1), section.integer("stride_x", stride, minimum=1)
 
@@ -16,10 +16,10 @@ def read_strides(section: Section, default: int) -> tuple[int, int]:
 def check_grid(
     section: Section, shape: Shape, size: int, strides: tuple[int, int], total_padding: int, blurred: bool
 ) -> None:
-    """Refuse windows of `size` rows and columns that do not divide the map of `shape`, with padding on both sides
-    together, exactly by their strides: (rows + padding - size) // stride + 1 = rows / stride.
+    """Refuse windows that do not divide the map exactly by their strides.
 
-    blurred: a low-pass filter behind them has the strides, the windows then move by 1.
+    That is (rows + total_padding - size) // stride + 1 = rows / stride, and so for columns. blurred:
+    a low-pass filter after the layer has the strides, so the windows move by 1.
     """
     if size > MAX_WINDOW:
         raise section.error(f"has windows of {size} rows, more than {MAX_WINDOW}. fix: check size and dilation", "size")
@@ -33,13 +33,13 @@ def check_grid(
 
 
 def check_divisible(section: Section, shape: Shape, stride: int) -> None:
-    """Refuse to divide the map of a global pooling."""
+    """Refuse to divide the one pixel of a global pooling."""
     if shape.stride is None and stride > 1:
         raise section.error(f"divides a map of one pixel by {stride}. fix: stride=1 behind an [avgpool]")
 
 
 def read_blur(section: Section, strides: tuple[int, int]) -> int | None:
-    """Size of the low-pass filter that antialiasing asks for and that then strides in place of the layer, or None."""
+    """Size of the antialiasing filter, which takes over the layer's stride; None without one."""
     kind = section.integer("antialiasing", 0, minimum=0, maximum=2)
     if kind == 2 and min(strides) == 1:
         raise section.error("antialiasing=2 needs strides of 2 or more: its window of 2 has no padding", "antialiasing")

@@ -1,4 +1,4 @@
-"""What each kind of section means: one function for each, from a section to a node of the graph."""
+"""Turn each kind of section into a node of the graph, with one function per kind."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -27,9 +27,9 @@ from models.network.section_options import check_divisible, check_grid, read_act
 
 
 def build_graph(cfg: Cfg, options: BuildOptions) -> Graph:
-    """The graph of all sections. Raises ModelError with file and line where the sections do not make a network."""
+    """The graph of all sections. Raises ModelError with file and line for an invalid one."""
     graph = Graph(cfg, options)
-    for key in ("width", "height"):  # not needed here, but a wrong value should not wait until it is
+    for key in ("width", "height"):  # unused here, but a wrong value should fail early
         cfg.net.integer(key, 1, minimum=1)
     for section in cfg.layers:
         graph.add(section, BUILDERS[section.kind](graph, section))
@@ -66,7 +66,7 @@ def route(graph: Graph, section: Section) -> Node:
 
 
 def product(graph: Graph, section: Section) -> Node:
-    """[sam] and [scale_channels]: the map of `from` times the previous one, of the same size or of one pixel."""
+    """[sam], [scale_channels]: the map of `from` times the previous one (same size or 1x1)."""
     source = graph.previous(section)
     other = graph.resolve(section, "from", section.integer("from"))
     factors, shape = graph.shape(source), graph.shape(other)
@@ -119,7 +119,7 @@ def upsample(graph: Graph, section: Section) -> Node:
 
 
 def reorg(graph: Graph, section: Section) -> Node:
-    """[reorg3d], and [reorg], which orders the values in its own way."""
+    """[reorg3d], and [reorg], which orders the values differently."""
     source = graph.previous(section)
     shape = graph.shape(source)
     stride = section.integer("stride", 1, minimum=1)
