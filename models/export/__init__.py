@@ -1,1 +1,1 @@
-"""How does a network leave this project: ONNX and torch.export?"""
+"""How is a network exported to ONNX and torch.export?"""

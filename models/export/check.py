@@ -1,4 +1,4 @@
-"""Whether an exported file computes what the network computes."""
+"""Check that an exported file computes what the network computes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from models.export.files import OnnxFile, Run, run_torch
 from models.export.graph import DetectorGraph, FixedSuppression
 from models.network.darknet import Darknet
 
-CLASSES_IN_USE = 4  # of the invented boxes: so few that many share a class and overlap
+CLASSES_IN_USE = 4  # of the invented boxes: few, so that many share a class and overlap
 FIX = "fix: another opset or format"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a file is from the network, over all images compared.
+    """The differences between a file and the network, over all images compared.
 
-    boxes: largest difference of a corner, as a share of the image's longer side, or of the box's where that is longer.
+    boxes: largest difference of a corner, relative to the longest side of image and box.
     scores: largest difference of a score.
-    detections, invented: how many detections agreed, on the images and on invented boxes.
+    detections, invented: number of equal detections, on the images and on invented boxes.
     """
 
     boxes: float
@@ -36,12 +36,12 @@ class Comparison:
 def check_onnx(
     path: Path, model: Darknet, graph: DetectorGraph, batches: Sequence[Tensor], tolerance: float
 ) -> Comparison:
-    """Run an ONNX file of `graph` on batches of images and compare it with `model`, which is not fused.
+    """Run an ONNX file of `graph` on batches of images and compare it with the unfused `model`.
 
-    With suppression, scores that differ in the last digit may swap two boxes, and a swap can change all that follows.
-    So the file's boxes and scores are compared with the model's, and its detections with the suppression of its own
-    boxes; since images may show nothing, its suppression also runs on invented boxes. Raises ModelError where anything
-    differs by more than `tolerance`, in the measures of Comparison.
+    With suppression, scores that differ in the last digit may swap two boxes, and everything after
+    that can change. So the file's boxes and scores are compared with the model's, and its detections
+    with a suppression of its own boxes. Images may show nothing, so its suppression also runs on
+    invented boxes. Raises ModelError if a measure of Comparison exceeds `tolerance`.
     """
     file = OnnxFile(path)
     if graph.suppression is None:
@@ -66,8 +66,10 @@ def check_onnx(
 def check_torch(
     path: Path, model: Darknet, graph: DetectorGraph, batches: Sequence[Tensor], tolerance: float
 ) -> Comparison:
-    """The same for a torch.export archive. It runs the operators of `graph`, whose boxes and scores before suppression
-    therefore stand for its own."""
+    """The same for a torch.export archive.
+
+    It runs the operators of `graph`, so the graph's boxes and scores before suppression are its own.
+    """
     run = run_torch(path)
     if graph.suppression is None:
         return _compare(run, model, None, batches, tolerance)
@@ -82,7 +84,7 @@ def check_torch(
 def _compare(
     run: Run, model: Darknet, suppression: FixedSuppression | None, batches: Sequence[Tensor], tolerance: float
 ) -> Comparison:
-    """Compare what `run` gives: all boxes and scores, and in front of them detections where there is suppression."""
+    """Compare the outputs of `run`: detections if there is suppression, all boxes, all scores."""
     largest = torch.zeros(2)
     detections = 0
     for images in batches:
@@ -105,7 +107,7 @@ def _compare(
 
 
 def _count_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
-    """The number of detections in two outputs that must be equal: they were computed from the same boxes."""
+    """The number of detections in two outputs, which must be equal: both had the same boxes."""
     for one, other in zip(found, expected, strict=True):
         if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-6, atol=1e-6):
             raise ModelError(f"the export differs from the network in its non-maximum suppression. {FIX}")
@@ -113,7 +115,7 @@ def _count_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
 
 
 def _invented_boxes(model: Darknet, images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Boxes and scores in the shapes that the network gives for `images`, made so that suppression has work to do."""
+    """Boxes and scores, shaped as the network's for `images`, with much to suppress."""
     batch, _, height, width = images.shape
     num_boxes = sum(len(head.anchors) * (height // head.stride) * (width // head.stride) for head in model.heads)
     centres, sizes = torch.rand(2, batch, num_boxes, 2, generator=generator) * torch.tensor([width, height])

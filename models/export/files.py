@@ -1,4 +1,4 @@
-"""Writes a DetectorGraph to a file, .onnx or .pt2, and runs such files on the CPU."""
+"""Write a DetectorGraph to an .onnx or .pt2 file, and run such files on the CPU."""
 
 import json
 import logging
@@ -14,18 +14,18 @@ from torch import Tensor
 from models.errors import ModelError
 from models.export.graph import DetectorGraph
 
-DynamicAxes = Mapping[int, str]  # axis of the images that a user of the file may choose -> its name
+DynamicAxes = Mapping[int, str]  # image axis of variable size -> its name
 Run = Callable[[Tensor], tuple[Tensor, ...]]  # images -> outputs
 
 BOXES = ("boxes_xyxy", "scores")
 DETECTIONS = ("boxes", "scores", "classes", "counts")
-CANDIDATES = ("all_boxes_xyxy", "all_scores")  # in the midst of an ONNX file with suppression: what goes into it
+CANDIDATES = ("all_boxes_xyxy", "all_scores")  # inside an ONNX file: the suppression's input
 METADATA_FILE = "metadata.json"  # inside a .pt2
-OPSETS = range(18, 26)  # each tried with onnxruntime; below 18 torch's exporter does not know how
+OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
 
 
 def output_names(graph: DetectorGraph) -> tuple[str, ...]:
-    """What the outputs of the graph are called, in order."""
+    """The names of the graph's outputs, in order."""
     names = BOXES if graph.suppression is None else DETECTIONS
     return (*names, *CANDIDATES) if graph.show_candidates else names
 
@@ -35,8 +35,9 @@ def write_onnx(
 ) -> None:
     """Write an ONNX file with one input, ``images``, and the graph's outputs under their names.
 
-    The shapes are those of ``example`` but for the axes in ``dynamic``. Candidates that the graph shows are no outputs
-    of the file; they keep their names inside, where OnnxFile finds them. Raises ModelError where an exporter gives up.
+    The shapes are those of ``example`` except for the axes in ``dynamic``. Candidates that the graph
+    shows are not outputs of the file, but OnnxFile finds them inside by name. Raises ModelError if
+    an exporter fails.
     """
     exported = _exported(graph, example, dynamic)
     with _quiet():
@@ -67,16 +68,16 @@ def write_onnx(
 def write_torch(
     graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes, metadata: Mapping[str, str], path: Path
 ) -> None:
-    """Write a torch.export archive; shapes as in write_onnx, the metadata as JSON in its file metadata.json."""
+    """Write a torch.export archive. Shapes as in write_onnx; metadata.json holds the metadata."""
     exported = _exported(graph, example, dynamic)
-    exported.example_inputs = None  # would go into the file, hundreds of megabytes for a large batch
-    # An open file: given a path, torch puts its name inside the archive.
+    exported.example_inputs = None  # would add hundreds of megabytes to the file for a large batch
+    # An open file, because torch stores the name of a path in the archive.
     with _quiet(), path.open("wb") as file:
         torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
 
 
 class OnnxFile:
-    """An ONNX file of write_onnx that has passed ONNX's own checker, to be run by onnxruntime."""
+    """A file of write_onnx, validated by ONNX's checker and run by onnxruntime."""
 
     def __init__(self, path: Path) -> None:
         import onnx
@@ -94,9 +95,9 @@ class OnnxFile:
         return _session(proto.SerializeToString())
 
     def suppression(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
-        """The part of the file behind the candidates: (images, boxes_xyxy, scores) -> detections.
+        """The part after the candidates: (images, boxes_xyxy, scores) -> detections.
 
-        Of the images only the shape counts.
+        Only the shape of the images matters.
         """
         import onnx
 
@@ -125,7 +126,7 @@ def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> to
         axis: torch.export.Dim(name) if axis == 0 else stride * torch.export.Dim(f"{name}_in_strides")
         for axis, name in dynamic.items()
     }
-    # Twice as large along open axes: the exporter takes a batch of 1, or a side of one stride, for a constant.
+    # Doubled along dynamic axes: the exporter treats a batch of 1, or a side of one stride, as constant.
     example = example.repeat([2 if axis in dynamic else 1 for axis in range(example.ndim)])
     with _quiet():
         try:
@@ -136,12 +137,12 @@ def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> to
                 " fix: dynamic_size=false; debug=true shows more"
             ) from error
     for node in exported.graph.nodes:
-        node.meta.pop("stack_trace", None)  # file names of this machine, which would go into the file
+        node.meta.pop("stack_trace", None)  # would write file names of this machine into the file
     return exported
 
 
 def _session(model: str | bytes) -> Callable[..., tuple[Tensor, ...]]:
-    """A function that runs an ONNX file, or the bytes of one: inputs in the file's order -> outputs."""
+    """A function that runs an ONNX file, or its bytes: inputs in the file's order -> outputs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -164,19 +165,19 @@ def _candidates() -> list[Any]:
 
 
 def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
-    """torch.sort(stable=True) for the ONNX exporter, which knows only the unstable one.
+    """torch.sort(stable=True) for the ONNX exporter, which only supports the unstable one.
 
     ONNX defines its TopK to put the lower index first among equal values.
     """
     from onnxscript import opset18
 
-    op: Any = opset18  # its annotations know no values that are still to be computed
+    op: Any = opset18  # its annotations exclude symbolic values
     length = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
     return op.TopK(x, length, axis=dim, largest=int(descending), sorted=1)
 
 
 def _root(error: BaseException) -> str:
-    """The first sentence of what an error was raised from in the first place."""
+    """The first sentence of the root cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0].rstrip(".")
@@ -184,7 +185,7 @@ def _root(error: BaseException) -> str:
 
 @contextmanager
 def _running(images: Tensor) -> Iterator[None]:
-    """What goes wrong inside a file as a ModelError; onnxruntime's own errors have nothing but Exception in common."""
+    """Raise errors inside a file as ModelError. Those of onnxruntime share only Exception."""
     try:
         yield
     except Exception as error:
@@ -196,7 +197,7 @@ def _running(images: Tensor) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' remarks on their own inside. Errors pass, and what was written is run afterwards."""
+    """Silence the exporters' warnings about their internals. Errors still pass."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnx_ir", "onnxscript")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,7 +1,7 @@
-"""A detector as one graph for torch.export and ONNX: fused network, decoding and, if asked for, suppression.
+"""A detector as one graph for export: fused network, decoding and, optionally, suppression.
 
-Everything here keeps to fixed shapes, which exporters demand: where the number of results depends on the image, the
-outputs have room for the most and are zero behind the last.
+Exporters demand fixed shapes. If the number of results depends on the image, the outputs have room
+for the maximum and zeros after the last result.
 """
 
 import copy
@@ -14,20 +14,20 @@ from models.decode import decode
 from models.network.darknet import Darknet
 from models.network.layers import Convolution
 
-REACH = 4  # sides of the image: far larger boxes would cost all others the digits behind the point
+REACH = 4  # image sides; far larger boxes would cost all others their precision
 
 
 class FixedSuppression(nn.Module):
-    """Non-maximum suppression in each class with outputs of fixed shape: what Postprocess does without multi_label.
+    """Postprocess without multi_label, with outputs of fixed shape.
 
-    confidence: only scores above it are detections.
+    confidence: detections score above this.
     nms_iou: of two boxes of one class that overlap by more than this, the better one stays.
     max_detections: room for each image; the best ones are kept.
     candidates: the best-scored boxes of each image that enter suppression, each with its best class.
 
-    Two things differ from Postprocess, both for overlaps only. Boxes are cut REACH image sides outside the image; and
-    they are moved apart by class and image, which rounds corners: with 80 classes and boxes that stay near the image by
-    up to 1e-6 of its side, in a batch of 64 by up to 1e-5.
+    Two things differ from Postprocess, both for overlaps only. Boxes are clipped REACH image sides
+    outside the image. They are offset by class and image, which rounds corners: by up to 1e-6 of the
+    image side with 80 classes and boxes near the image, and up to 1e-5 in a batch of 64.
     """
 
     def __init__(self, confidence: float, nms_iou: float, max_detections: int, candidates: int) -> None:
@@ -39,14 +39,14 @@ class FixedSuppression(nn.Module):
         self.candidates = candidates
 
     def forward(self, boxes_xyxy: Tensor, scores: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Detections of each image, best first; those beyond its count are all zero.
+        """Detections of each image, best first; rows beyond its count are zero.
 
         boxes_xyxy: (batch, n, 4) in pixels; scores: (batch, n, classes); side: the longer side of the image in pixels.
         Returns boxes_xyxy (batch, max_detections, 4), scores (batch, max_detections), classes int64 (batch,
         max_detections) and counts int64 (batch,).
         """
         best, best_classes = scores.max(dim=-1)
-        # Zeros behind the last box, so that there are enough candidates at any image size.
+        # Zeros after the last box, so that there are enough candidates at any image size.
         values, order = _best_first(nn.functional.pad(best, (0, self.candidates)), self.candidates)
         order = order.clamp(max=best.shape[1] - 1)
         boxes, classes = _rows(boxes_xyxy, order), best_classes.gather(1, order)
@@ -58,10 +58,10 @@ class FixedSuppression(nn.Module):
         return boxes, values, torch.where(found, classes.gather(1, place), 0), found.sum(1)
 
     def _survivors(self, boxes: Tensor, values: Tensor, classes: Tensor, num_classes: int, side: int) -> Tensor:
-        """Which candidates (batch, candidates) stay: one suppression over all images and classes of the batch.
+        """Which candidates (batch, candidates) stay: one run over all images and classes.
 
-        Each pair of image and class has a cell of its own in a square grid. In one row of cells the coordinates would
-        grow so large that float32 rounds them to whole pixels.
+        Each pair of image and class has its own cell in a square grid. In a single row of cells the
+        coordinates would grow so large that float32 rounds them to whole pixels.
         """
         images = torch.arange(values.shape[0], device=values.device)[:, None]
         cells = images * num_classes + classes
@@ -71,20 +71,20 @@ class FixedSuppression(nn.Module):
         cut = torch.where(enough, boxes.clamp(-REACH * side, (REACH + 1) * side), 0.0)
         low, high = cut.min(), cut.max()
         moved = cut + torch.cat((corners, corners), dim=-1) * (high - low + 1)
-        # What scores too little goes to one place outside the grid, where one box suppresses all the others: the time
-        # grows with the number of boxes that survive. That place and a second one hold a box in any case: torch.export
-        # takes for granted that two boxes survive, and its program raises where fewer do.
+        # Boxes that score too low go to one place outside the grid, where one suppresses all others:
+        # time grows with the survivors. That place and a second one always hold a box, because
+        # torch.export assumes that two boxes survive and its program fails with fewer.
         places = low + boxes.new_tensor(((-2.0, -2.0, -1.0, -1.0), (-4.0, -4.0, -3.0, -3.0)))
         moved = torch.cat((torch.where(enough, moved, places[0]).flatten(0, 1), places))
         kept = nms(moved, nn.functional.pad(values.flatten(), (0, len(places))), self.nms_iou)
-        # The number of kept boxes is not known before they are, so they mark places in a tensor of known size.
+        # The number of kept boxes is not known in advance, so they mark a tensor of known size.
         survives = torch.zeros_like(moved[:, 0], dtype=torch.bool)
         survives[kept] = True
         return survives[: -len(places)].view_as(values) & enough.squeeze(-1)
 
 
 class DetectorGraph(nn.Module):
-    """Images in, boxes and scores out: a fused copy of a network, its decoding, and `suppression` where there is one.
+    """A fused copy of a network, its decoding and, if given, `suppression`.
 
     forward takes images as Darknet does: float32 (batch, 3, height, width), RGB in 0..1. Without suppression it
     returns all boxes_xyxy (batch, n, 4) and scores (batch, n, classes) as models.decode gives them; with it what
@@ -103,13 +103,13 @@ class DetectorGraph(nn.Module):
         boxes_xyxy, scores = decode(self.network(images), self.network.heads)
         if self.suppression is None:
             return boxes_xyxy, scores
-        side = torch.sym_max(images.shape[2], images.shape[3])  # max() would settle which one is larger for good
+        side = torch.sym_max(images.shape[2], images.shape[3])  # max() would fix which one is larger
         detections: tuple[Tensor, ...] = self.suppression(boxes_xyxy, scores, side)
         return (*detections, boxes_xyxy, scores) if self.show_candidates else detections
 
 
 def fuse_batch_norm(model: Darknet) -> Darknet:
-    """A copy whose convolutions do the work of their batch normalisations, with the statistics of evaluation.
+    """A copy with batch normalisation, in evaluation, folded into the convolutions.
 
     gamma * (conv(x) - mean) / sqrt(var + eps) + beta is a convolution with scaled kernels and a bias; both are computed
     in float64, so that only the result is rounded. Binary (xnor) convolutions keep their batch normalisation.
@@ -133,11 +133,11 @@ def _fuse(layer: Convolution, norm: nn.BatchNorm2d) -> None:
 
 
 def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row and their columns; equal ones keep their order, which topk does not promise."""
+    """The `count` largest of each row and their columns, in stable order, unlike topk."""
     values, order = scores.sort(dim=1, descending=True, stable=True)
     return values[:, :count], order[:, :count]
 
 
 def _rows(boxes: Tensor, order: Tensor) -> Tensor:
-    """Of boxes (batch, n, 4) those that order (batch, m) names: (batch, m, 4)."""
+    """Select boxes (batch, m, 4) from (batch, n, 4) by order (batch, m)."""
     return boxes.gather(1, order[..., None].expand(-1, -1, 4))

@@ -1,8 +1,8 @@
-"""Darknet .weights files: all stored values of a network in file order, whole or cut behind a layer.
+"""Darknet .weights files: the values of a network in file order, whole or cut after a layer.
 
 For each convolution come the biases (beta with batch norm), then with batch norm gamma, running mean and running
-variance, then the kernels as (filters, channels, rows, columns); for a weighted shortcut its weights. The header is
-weights_file.py's.
+variance, then the kernels as (filters, channels, rows, columns). A weighted shortcut has its
+weights. file.py handles the header.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class WeightTensor(NamedTuple):
 
 
 class _Extent(NamedTuple):
-    """What part of a network a file holds: all of it for `num_classes`, or its layers up to `cut`."""
+    """The part of a network in a file: all of it for `num_classes`, or its layers up to `cut`."""
 
     num_classes: int | None
     cut: int | None
@@ -43,12 +43,12 @@ def weight_tensors(model: Darknet) -> Iterator[WeightTensor]:
 
 
 def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = False) -> WeightsReport:
-    """Set the model's values, `seen` and `weights_version` from a whole .weights file or a partial one.
+    """Load a whole or partial .weights file, with its `seen` and `weights_version`.
 
-    A partial file, as darknet53.conv.74, ends behind any layer; the layers after it keep their values. With fresh_heads
-    the convolutions in front of the [yolo] sections keep theirs, whatever class count the file was trained for.
-    Nothing is changed unless all is well. Raises ModelError where the file cannot be read, does not fit the network,
-    is of another class count without fresh_heads, or holds values that are not finite.
+    A partial file, such as darknet53.conv.74, ends after any layer; later layers keep their values.
+    With fresh_heads the convolutions before the [yolo] sections keep theirs, whatever the file's
+    class count. Raises ModelError, and changes nothing, if the file cannot be read, does not fit the
+    network, has another class count without fresh_heads, or holds values that are not finite.
     """
     file = open_weights(Path(path))
     extent = _extent(model, file)
@@ -76,7 +76,7 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
         loads.append((own, stored))
     with torch.no_grad():
         for own, stored in loads:
-            own.tensor.copy_(torch.from_numpy(stored.copy()).view_as(own.tensor))  # the map itself is read-only
+            own.tensor.copy_(torch.from_numpy(stored.copy()).view_as(own.tensor))  # the memory map is read-only
     model.seen, model.weights_version = file.seen, file.version
     loaded = {own.layer for own, _ in loads}
     return WeightsReport(
@@ -96,12 +96,12 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
 
 
 def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | None = None) -> int:
-    """Write the model as a .weights file, byte for byte as Darknet does; returns the number of values.
+    """Write a .weights file, byte for byte as Darknet does; return the number of values.
 
-    The header holds `model.weights_version` and `model.seen`. `up_to_layer` counts as the last number of Darknet's
-    `partial` command and of the names of such files: layers 0 .. up_to_layer - 1 are written, so 74 makes a
-    darknet53.conv.74 and 137 a yolov4.conv.137. The file is written under another name and renamed. Raises ModelError
-    for an up_to_layer without weights before it, for values that are not finite, or where the file cannot be written.
+    The header holds `model.weights_version` and `model.seen`. `up_to_layer` counts as in Darknet's
+    `partial` command: layers 0 .. up_to_layer - 1 are written, so 74 makes a darknet53.conv.74. The
+    file is written under another name and renamed. Raises ModelError if no layer before up_to_layer
+    has weights, a value is not finite, or the file cannot be written.
     """
     end = len(model.layers) if up_to_layer is None else up_to_layer
     if not 1 <= end <= len(model.layers):
@@ -122,7 +122,7 @@ def head_layers(model: Darknet) -> set[int]:
 
 
 def _extent(model: Darknet, file: WeightsFile) -> _Extent:
-    """What part of this network the file holds, by its number of values. Raises ModelError where it is none."""
+    """The part of this network in the file, by its number of values. ModelError if none fits."""
     count = len(file.values)
     needed = _num_values(model, model.num_classes)
     ends = _values_up_to_layers(model)

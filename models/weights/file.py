@@ -1,7 +1,7 @@
 """The bytes of a Darknet .weights file: a short header, then float32 values, all little-endian.
 
-Header: major, minor, revision (int32), then the number of images seen in training, 64 bits from version 0.2 on and 32
-before; without a sign, as in Darknet.
+Header: major, minor, revision (int32), then the number of images seen in training, unsigned as in
+Darknet: 64 bits from version 0.2 on, 32 bits before.
 """
 
 import os
@@ -24,8 +24,7 @@ VERSION_BYTES, LONGEST_HEADER = 12, 20
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """An open .weights file. `values` are mapped from the disk, read-only; `extra_bytes` stand behind the last whole
-    value."""
+    """An open .weights file: `values` mapped read-only, `extra_bytes` after the last value."""
 
     path: Path
     version: Version
@@ -42,7 +41,7 @@ class WeightsFile:
 def open_weights(path: Path) -> WeightsFile:
     """Read the header of a .weights file and map its values.
 
-    Raises ModelError where the file cannot be read or begins with no Darknet header.
+    Raises ModelError if the file cannot be read or does not begin with a Darknet header.
     """
     try:
         status = path.stat()
@@ -76,9 +75,9 @@ def open_weights(path: Path) -> WeightsFile:
 
 
 def write_weights(path: Path, version: Version, seen: int, parts: Iterable[Values]) -> int:
-    """Write a .weights file beside `path`, then rename it, so that `path` is the whole new file or still the old one.
+    """Write a .weights file atomically: under another name, then renamed to `path`.
 
-    Returns the number of values. Raises ModelError where the folder cannot be written, or `seen` does not fit.
+    Returns the number of values. Raises ModelError if writing fails or `seen` does not fit.
     """
     kind = _seen_type(version)
     if not 0 <= seen <= np.iinfo(kind).max:
@@ -112,7 +111,7 @@ def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
 
 
 def _other_format(header: bytes) -> str | None:
-    """What a file is that people take for .weights, with the fix; None for all others."""
+    """The format of a file often mistaken for .weights, with the fix; None for all others."""
     if header.startswith(b"PK\x03\x04"):
         return "a zip archive, as torch.save writes. fix: if it holds weights of torch, let its name end in .pt"
     text = " ".join(header.decode("ascii", errors="replace").split())

@@ -1,8 +1,8 @@
 """State dicts of other PyTorch systems, matched with a network by order and shape.
 
-Systems name the same tensors differently (module_list.0.Conv2d.weight, models.0.conv1.weight), but those that build
-their modules from a .cfg register them in its order. So the n-th convolution of a state dict is taken for the n-th one
-of the network, and the n-th batch norm for the n-th one, provided that all their shapes agree.
+Systems name tensors differently (module_list.0.Conv2d.weight, models.0.conv1.weight), but those that
+build modules from a .cfg register them in its order. So the n-th convolution of a state dict is
+matched with the n-th of the network, and likewise batch norms, provided that all shapes agree.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,10 +43,10 @@ class Modules(NamedTuple):
 def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_heads: bool) -> WeightsReport:
     """Copy the state dict of another PyTorch system into `model`.
 
-    `content` is what read_tensor_file gave: a state dict, or a dictionary with one under a key of CONTAINERS. Counters
-    of batch norms and anchors are passed over. With fresh_heads the convolutions in front of [yolo] keep their values,
-    whatever class count the file has. Raises ModelError where there is no state dict, and naming the first module that
-    differs, theirs and ours; nothing is changed then.
+    `content` comes from read_tensor_file: a state dict, or a dictionary with one under a key of
+    CONTAINERS. Batch norm counters and anchors are ignored. With fresh_heads the convolutions before
+    [yolo] keep their values, whatever the file's class count. Raises ModelError, and changes
+    nothing, if there is no state dict or a module differs; the error names the first one.
     """
     state, key = _state_dict(content, path)
     theirs = _sort(state.items(), path)
@@ -72,7 +72,7 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
 
 
 def _state_dict(content: Any, path: Path) -> tuple[Mapping[str, Tensor], str]:
-    """The state dict in a file's content, and under which key it was, for messages."""
+    """The state dict in a file's content, and its key, for messages."""
     if _is_state_dict(content):
         return content, ""
     if isinstance(content, Mapping):
@@ -116,7 +116,7 @@ def _sort(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> Modules:
 
 
 def _class_count(model: Darknet, ours: Modules, theirs: Modules) -> int | None:
-    """The class count of the file, by its convolution in the place of our first head's."""
+    """The class count of the file, from the convolution at our first head's position."""
     position = [module.name for module in ours.convolutions].index(f"layers.{model.heads[0].layer - 1}.conv")
     if position >= len(theirs.convolutions):
         return None
@@ -149,7 +149,7 @@ def _check_same(
 
 
 def _shapes(module: Module | None, any_filters: bool) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of a module's tensors by name; with any_filters without their first dimension."""
+    """Shapes of a module's tensors by name, without the first dimension if any_filters."""
     if module is None:
         return None
     return {name: tuple(tensor.shape[1 if any_filters else 0 :]) for name, tensor in module.tensors.items()}

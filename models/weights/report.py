@@ -1,4 +1,4 @@
-"""What initial weights gave, in numbers and in one sentence."""
+"""Report what was loaded from initial weights, in numbers and in one sentence."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from models.weights.file import Version
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What a file of weights gave to a network.
+    """What a network loaded from a file of weights.
 
     layers_loaded of layers_total: layers that have weights, convolutions above all; values_loaded of values_total in
     them; heads_loaded: whether the convolutions in front of all [yolo] sections were among them; heads_left_out:
@@ -33,7 +33,7 @@ class WeightsReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the network was left as it was."""
+        """Whether every layer with weights was loaded."""
         return self.layers_loaded == self.layers_total
 
     def __str__(self) -> str:
@@ -60,6 +60,6 @@ class WeightsReport:
 
 
 def plural(count: int, noun: str) -> str:
-    """`count` and the noun in its number, for messages."""
+    """`count` and the noun, in the plural unless one, for messages."""
     ending = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun if count == 1 else noun + ending}"

@@ -1,6 +1,6 @@
-"""Files of torch.save as initial weights: reading them without running their code, and state dicts of this project.
+"""Load state dicts of this project, from files of torch.save, without running their code.
 
-State dicts of other systems are matched in foreign_weights.py.
+foreign.py handles state dicts of other systems.
 """
 
 import pickle
@@ -21,9 +21,9 @@ from models.weights.report import WeightsReport, plural
 
 
 def read_tensor_file(path: Path) -> Any:
-    """What torch.save wrote to `path`, on the CPU, without running any code of the file.
+    """Read a file of torch.save to the CPU, without running any code of the file.
 
-    Raises ModelError where the file cannot be read, is damaged, or holds pickled objects.
+    Raises ModelError if the file cannot be read, is damaged, or holds pickled objects.
     """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
@@ -36,7 +36,7 @@ def read_tensor_file(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, about its own classes in files of old versions
-            # Mapped, what is not asked for (an optimiser's state) stays on the disk.
+            # Memory-mapped, so unused parts (an optimiser's state) stay on disk.
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # damaged bytes can break any step of reading, with any error
         held = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
@@ -51,10 +51,10 @@ def read_tensor_file(path: Path) -> Any:
 def load_weights_of_checkpoint(
     model: Darknet, weights: Mapping[str, Tensor], path: Path, fresh_heads: bool
 ) -> WeightsReport:
-    """Copy a state dict of this project into `model`, with fresh_heads all but the convolutions in front of [yolo].
+    """Load a state dict of this project; with fresh_heads not the convolutions before [yolo].
 
-    Raises ModelError naming the first tensor that is missing, too many, of another shape or not finite; nothing is
-    changed then.
+    Raises ModelError, and changes nothing, at the first tensor that is missing, unexpected, of
+    another shape or not finite.
     """
     own = model.state_dict()
     heads = tuple(f"layers.{layer}." for layer in sorted(head_layers(model)))
@@ -73,7 +73,7 @@ def load_weights_of_checkpoint(
 
 
 def check_values(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ModelError naming the first tensor that is no plain one on the CPU, or is not finite as float32."""
+    """Raise ModelError at the first tensor that is not plain, on the CPU, and finite."""
     for name, tensor in tensors:
         plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
         if not plain or tensor.device.type != "cpu":
@@ -83,7 +83,7 @@ def check_values(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def class_count(model: Darknet, kernels: Tensor | None) -> int | None:
-    """The class count that the kernels in front of a network's first head are for; None where that is unknown."""
+    """The class count of the kernels before a network's first head; None if unknown."""
     if kernels is None or kernels.ndim != 4:
         return None
     count, rest = divmod(len(kernels), len(model.heads[0].anchors))
@@ -91,7 +91,7 @@ def class_count(model: Darknet, kernels: Tensor | None) -> int | None:
 
 
 def other_classes(theirs: int | None, ours: int) -> str:
-    """The end of a message about heads of other shapes: why that is, and what to do."""
+    """The end of a message about heads of other shapes: the reason and the fix."""
     reason = "" if theirs in (None, ours) else f": the file is for {plural(theirs or 0, 'class')}, the model for {ours}"
     return (
         f"{reason}. fix: use data of as many classes, or model.fresh_heads=true, which loads everything but the heads"
@@ -99,14 +99,14 @@ def other_classes(theirs: int | None, ours: int) -> str:
 
 
 def describe_shape(tensor: Tensor | None) -> str:
-    """The shape of a tensor for messages, "none" where there is none."""
+    """The shape of a tensor for messages, "none" without one."""
     return "none" if tensor is None else f"shape {tuple(tensor.shape)}"
 
 
 def report_of_state_dict(
     model: Darknet, path: Path, fresh_heads: bool, num_classes: int | None, note: str = ""
 ) -> WeightsReport:
-    """The report of a state dict for `num_classes` classes that gave all of `model`, or all but its heads."""
+    """The report for a state dict that filled all of `model`, or all but its heads."""
     tensors, heads = list(weight_tensors(model)), head_layers(model)
     loads = [own for own in tensors if not (fresh_heads and own.layer in heads)]
     return WeightsReport(
