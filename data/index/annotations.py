@@ -197,7 +197,7 @@ def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any],
         columns["classes"] = np.zeros_like(columns["classes"])
         columns["category_ids"] = columns["category_ids"][:1]
         names = [SINGLE_CLASS_NAME]
-    about = {"names": names, "turn": turn, "skipped": source.findings.report(), "notes": source.notes.told()}
+    about = {"names": names, "turn": turn, "skipped": source.findings.report(), "notes": source.notes.lines()}
     return columns, about, source
 
 

@@ -47,7 +47,7 @@ class Findings:
         """Lines for the log about entries that were left out, if any."""
         return [f"left out: {self.summary()}", *self.examples] if self.counts else []
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         """Lines for the log about entries that were used but changed: one per kind."""
         return [f"{kind} ({count}), first: {self.by_kind[kind][0]}" for kind, count in self.counts.items()]
 

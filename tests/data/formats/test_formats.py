@@ -149,7 +149,7 @@ def test_difficult_objects_are_objects(tmp_path: Path, data_config: Callable[...
     assert len(val.boxes_xywh) == 2 and not val.crowd.any()
 
 
-def test_of_voc_and_yolo_only_a_part_may_have_several_sources(coco_set) -> None:
+def test_only_a_part_of_voc_or_yolo_may_have_many_sources(coco_set) -> None:
     two = SplitConfig(["a.json", "b.json"], "images")
     with pytest.raises(ValueError, match=r"data.val.annotations lists 2 files: format=coco reads one. fix: merge them"):
         replace(coco_set.config, val=two)

@@ -137,7 +137,7 @@ def test_wrong_obj_data(text: str, yolo_set: YoloSet) -> None:
     assert "fix: " in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_set_without_validation_is_told_of_data_split(yolo_set: YoloSet) -> None:
+def test_the_error_for_a_set_without_validation_names_data_split(yolo_set: YoloSet) -> None:
     yolo_set.add("images", "labels")
     for name, text in (("obj.data", "train = images"), ("data.yaml", "train: images\nnames: [x, y, z]")):
         with pytest.raises(DataError, match=r"names no images under 'val(id)?'\. fix: .*data\.split=0\.1"):

@@ -76,7 +76,7 @@ def boxes_for(form: DataFormat, boxes: list[list[float]]) -> list[list[float]]:
 
 @pytest.mark.parametrize("on_error", [OnError.clip, OnError.skip])
 @pytest.mark.parametrize("form", FORMATS)
-def test_training_boxes_are_cut_and_told_with_how_far_they_reached(
+def test_training_boxes_are_cut_and_reported_with_how_far_they_reached(
     form: DataFormat, on_error: OnError, tmp_path: Path
 ) -> None:
     boxes = boxes_for(form, BOXES)

@@ -49,7 +49,7 @@ def test_names_decide_and_nothing_else() -> None:
     accents = [f"é{number}.jpg" for number in range(300)]
     decomposed = side([unicodedata.normalize("NFD", name) for name in accents])
     assert [unicodedata.normalize("NFC", name) for name in decomposed] == side(accents)
-    assert len(side(["\udcff.jpg", "a.jpg"], share=0.5)) <= 2, "a name that is not UTF-8 has a hash, too"
+    assert len(side(["\udcff.jpg", "a.jpg"], share=0.5)) <= 2, "a name that is not UTF-8 also has a hash"
 
 
 STEMS = [f"picture{number}" for number in range(30)]
