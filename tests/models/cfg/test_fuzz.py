@@ -1,4 +1,4 @@
-"""Damaged .cfg files: each makes a network that runs, or is refused in one sentence, in little time and memory."""
+"""Damaged .cfg files: each runs or is refused in one sentence, in little time and memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def originals() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """On maps this small several threads only wait for one another."""
+    """On maps this small, threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -73,7 +73,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def two_gibibytes() -> Iterator[None]:
-    """Whatever asks for more memory than that fails, as MemoryError or RuntimeError."""
+    """Let larger allocations fail with MemoryError or RuntimeError."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2 * GIB, before[1]))

@@ -1,4 +1,4 @@
-"""The .cfg parser and the graph built from it: what is accepted, and what each mistake is answered with."""
+"""The .cfg parser and its graph: what is accepted, and the error for each mistake."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every odd construct of the .cfg files that people publish, in small files: read, run, trained, stored."""
+"""Every odd construct of published .cfg files, in small files: read, run, trained, stored."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Exported graphs: fusing and suppression against what they stand for, files against the network."""
+"""Exported graphs: fusing and suppression against the originals, files against the network."""
 
 from __future__ import annotations
 

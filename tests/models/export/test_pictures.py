@@ -1,4 +1,4 @@
-"""Exported files on pictures where nothing, one, two and hundreds of boxes are found: always what Postprocess finds."""
+"""Exported files find what Postprocess finds, on pictures with none to hundreds of boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks built from .cfg files: published sizes, geometry, scaling, freezing, and layers against direct formulas."""
+"""Networks built from .cfg files: published sizes, geometry, scaling, freezing, formulas."""
 
 import math
 

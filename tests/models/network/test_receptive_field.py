@@ -1,4 +1,4 @@
-"""Receptive fields against what really reaches a cell: rows of NaN in the image that turn it into NaN."""
+"""Receptive fields against the rows of NaN in an image that turn a cell into NaN."""
 
 import math
 

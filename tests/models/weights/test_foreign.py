@@ -1,4 +1,4 @@
-"""State dicts of other systems: every value at its place, and nothing loaded from what does not fit."""
+"""State dicts of other systems: each value in its place, nothing loaded from a misfit."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def state_of(model: Darknet) -> tuple[str, int, tuple[int, int, int]]:
 
 
 def try_all(good: bytes, path: Path, mutations: list[Mutation], rounds: int) -> Counter[str]:
-    """Every mutation `rounds` times with seeds of its own; how many loaded and how many were refused by what."""
+    """Run every mutation `rounds` times; count the files loaded, and those refused by error."""
     outcomes: Counter[str] = Counter()
     model = small()
     before = state_of(model)
