@@ -1,8 +1,7 @@
-"""Everything that knows there are several processes: how they meet, wait, share numbers and end together.
+"""The door to multi-process training: how ranks meet, wait, share numbers and end together.
 
-The face of what stands in launch_environment.py, store.py, world.py and data_parallel.py, and the only file that
-imports torch.distributed and reads the environment. In a single process every function here does nothing, or returns
-what it was given, so callers need no second path.
+It fronts launch/, processes/ and parallel/. Only this file reads the environment. In a single
+process each function does nothing or returns its input, so callers need no second path.
 """
 
 from __future__ import annotations
@@ -19,11 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train_utils.errors import DistributedError
 from train_utils.launch import environment as launch_environment
-from train_utils.launch.devices import choose_device
 from train_utils.launch.environment import JobPlace, read_launch, strip_local_rank
-from train_utils.launch.seats import Member
 from train_utils.parallel import wrap as data_parallel
 from train_utils.parallel.wrap import gradient_exchange, loss_factor, unwrap
 from train_utils.processes import store
@@ -99,33 +95,11 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
         watch_parent()
     launch = read_launch(os.environ) if _group.is_own or not dist.is_initialized() else launch_of_group()
     host = launch_environment.node_name(os.environ, socket.gethostname())
-    num_nodes, backend = 1, "none"
-    if launch.world_size > 1 or dist.is_initialized():
-        agent_holds_store = launch_environment.agent_holds_store(os.environ)
-        me, chosen, num_nodes = _group.join(launch, agent_holds_store, host, device, timeout_seconds)
-        backend = "nccl" if "nccl" in dist.get_backend_config() else "gloo"
-    else:
-        me = Member(0, launch.node_rank or 0, host, launch.local_rank or 0, 1)
-        chosen, problem = choose_device(device, me)
-        if problem is not None:
-            raise DistributedError(problem)
-        if chosen.type == "cuda":
-            torch.cuda.set_device(chosen)
-    _group.joining = False
-    _description = f"rank {me.rank} of {launch.world_size}: local rank {me.local_rank}, node {host}" + (
-        f", meets at {meeting_point(launch)} ({launch.launcher})" if launch.world_size > 1 else ""
+    world = _group.enter(launch, launch_environment.agent_holds_store(os.environ), host, device, timeout_seconds)
+    _description = f"rank {world.rank} of {world.world_size}: local rank {world.local_rank}, node {host}" + (
+        f", meets at {meeting_point(launch)} ({launch.launcher})" if world.world_size > 1 else ""
     )
-    return World(
-        rank=me.rank,
-        local_rank=me.local_rank,
-        world_size=launch.world_size,
-        local_world_size=me.local_world_size,
-        node_rank=me.node_rank,
-        num_nodes=num_nodes,
-        device=chosen,
-        launcher=launch.launcher,
-        backend=backend,
-    )
+    return world
 
 
 def shutdown() -> None:
@@ -184,9 +158,7 @@ def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContex
 def barrier() -> None:
     """Wait until every process is here, at most the time-out of the group."""
     if dist.is_initialized():
-        dist.all_reduce(
-            torch.zeros(1), group=_group.cpu
-        )  # on gloo also beside NCCL, so the device's queue is left alone
+        dist.all_reduce(torch.zeros(1), group=_group.cpu)  # on gloo, so the device's queue is left alone
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:

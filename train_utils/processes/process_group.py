@@ -19,6 +19,7 @@ from train_utils.processes.lost_peers import Lookout, collective_seconds, first_
 from train_utils.processes.node_claim import NodeClaim
 from train_utils.processes.reaching import Deadline, in_time, listen, resolve, wait_for_listener, without_native_output
 from train_utils.processes.rendezvous import meet
+from train_utils.processes.world import World
 
 JOIN_SECONDS = 120.0  # for the rendezvous; torch's 30 minutes only delay the error
 
@@ -51,6 +52,32 @@ class Group:
         if self.is_own and not keep:
             self.is_own = False
             dist.destroy_process_group()
+
+    def enter(self, launch: Launch, agent_holds_store: bool, host: str, device: str, timeout_seconds: float) -> World:
+        """Choose the device and join the others, if there are any; the place of this process."""
+        num_nodes, backend = 1, "none"
+        if launch.world_size > 1 or dist.is_initialized():
+            me, chosen, num_nodes = self.join(launch, agent_holds_store, host, device, timeout_seconds)
+            backend = "nccl" if "nccl" in dist.get_backend_config() else "gloo"
+        else:
+            me = Member(0, launch.node_rank or 0, host, launch.local_rank or 0, 1)
+            chosen, problem = choose_device(device, me)
+            if problem is not None:
+                raise DistributedError(problem)
+            if chosen.type == "cuda":
+                torch.cuda.set_device(chosen)
+        self.joining = False
+        return World(
+            rank=me.rank,
+            local_rank=me.local_rank,
+            world_size=launch.world_size,
+            local_world_size=me.local_world_size,
+            node_rank=me.node_rank,
+            num_nodes=num_nodes,
+            device=chosen,
+            launcher=launch.launcher,
+            backend=backend,
+        )
 
     def join(
         self, launch: Launch, agent_holds_store: bool, host: str, device: str, timeout_seconds: float
