@@ -37,56 +37,56 @@ __all__ = [
 ]  # fmt: skip
 
 _group = Group()
-_description = ""  # of the place of this process
+_description = ""  # of this rank's place
 
 
 def environment_rank() -> int:
-    """The rank that the launcher gave, also before ``init_distributed_mode``; 0 without a launcher."""
+    """The launcher's rank, even before ``init_distributed_mode``; 0 without a launcher."""
     return launch_environment.peek_rank(os.environ)
 
 
 def environment_world_size() -> int:
-    """The number of processes that were launched, also before ``init_distributed_mode``; 1 without a launcher."""
+    """The launcher's world size, even before ``init_distributed_mode``; 1 without a launcher."""
     return launch_environment.peek_world_size(os.environ)
 
 
 def job_folder_name() -> str | None:
-    """The name of a run folder that stays the same when SLURM or torchrun start the run again; None elsewhere."""
+    """A run folder name that survives restarts by SLURM or torchrun; None elsewhere."""
     return launch_environment.job_folder_name(os.environ)
 
 
 def job_place() -> JobPlace:
-    """Which SLURM job, step and start of it, or run of torchrun, this process belongs to."""
+    """The SLURM job, step and restart, or the torchrun run, of this process."""
     return launch_environment.read_job_place(os.environ)
 
 
 def allowed_restarts() -> int:
-    """How often torchrun may start this run again."""
+    """How often torchrun may restart this run."""
     return launch_environment.allowed_restarts(os.environ)
 
 
 def requeue_file() -> Path | None:
-    """The file by which a run asks its SLURM job script to be requeued; None without such a script."""
+    """The file that asks the SLURM job script for a requeue; None without such a script."""
     return launch_environment.requeue_file(os.environ)
 
 
 def describe_place() -> str:
-    """Rank, local rank, node, and where the processes meet, in one line; after ``init_distributed_mode``."""
+    """Rank, local rank, node and rendezvous in one line; after ``init_distributed_mode``."""
     return _description
 
 
 def choose_fixed_workspace() -> None:
-    """Give cuBLAS workspace of a fixed size, which it needs to add in one order each time; before CUDA is used."""
+    """Fix the size of cuBLAS's workspace for reproducible sums; call before CUDA is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def init_distributed_mode(device: str, timeout_seconds: float) -> World:
-    """Find out how this process was launched, choose its device and join the others.
+    """Find out how this process was launched, choose its device and join its peers.
 
-    A process group that is there already, of Ray Train say, is used as it is. ``device`` is "auto" (CUDA where there is
-    a GPU), "cpu" or "cuda". ``timeout_seconds`` bounds the start, where it is below JOIN_SECONDS, and later what a
-    process needs to notice that others are lost, to tell it and to end. Raises DistributedError, with the same sentence
-    on all processes, when one of them has no device of its own.
+    An existing process group, e.g. of Ray Train, is used as it is. ``device`` is "auto" (CUDA if
+    there is a GPU), "cpu" or "cuda". ``timeout_seconds`` bounds the start if it is below
+    JOIN_SECONDS, and later the time to notice lost ranks, report them and exit. Raises
+    DistributedError, with the same sentence on all ranks, if one has no device of its own.
     """
     global _description
     _group.leave(keep=True)  # of an earlier training in this process
@@ -103,16 +103,16 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
 
 
 def shutdown() -> None:
-    """Leave the process group, if there is one; one that another program opened is only used no longer."""
+    """Leave the process group; one that another program opened stays open."""
     _group.leave(keep=False)
 
 
 def should_report_error() -> bool:
-    """Whether this process is the one that tells the user: the first of all to ask, whichever hits the error first.
+    """Whether this rank reports the error to the user: the first rank to ask does.
 
-    Without a process group (before, after, single) it is rank 0; while processes join, when none can know of another's
-    error, each; where the store of the group is out of reach and no error was reported before, the first of each node.
-    ``let_others_hear`` is to be called when the error is told.
+    Without a process group it is rank 0. While ranks join they cannot know of each other's errors,
+    so every rank reports. If the store is lost and no error was reported, the first rank of each
+    node does. Call ``let_others_hear`` after reporting.
     """
     if _group.lookout is not None:
         return _group.lookout.claim()
@@ -120,7 +120,7 @@ def should_report_error() -> bool:
 
 
 def tell_launcher(sentence: str) -> None:
-    """Leave what ended this process where torchrun looks for it: it prints that last, below its own account."""
+    """Leave the error where torchrun looks for it, so that it is printed last."""
     path = launch_environment.error_file(os.environ)
     if path is not None:
         with suppress(OSError):  # it has been printed already
@@ -128,26 +128,28 @@ def tell_launcher(sentence: str) -> None:
 
 
 def let_others_hear() -> None:
-    """After ``should_report_error``: wait, for seconds at most, until this process may end with what others need."""
+    """After ``should_report_error``: wait some seconds until this rank may safely exit."""
     if _group.lookout is not None:
         _group.lookout.let_others_hear()
 
 
 def name_lost_peers(error: BaseException) -> BaseException:
-    """DistributedError that names the missing ranks where ``error`` is the loss of another process or a time-out of a
-    collective; any other error as it is. Takes seconds, for the answers of those who live."""
+    """Turn a lost peer or collective time-out into a DistributedError that names the ranks.
+
+    Other errors are returned as they are. Takes seconds, in which live ranks answer.
+    """
     return error if _group.lookout is None else _group.lookout.explain(error, (dist.DistError,))
 
 
 def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContextManager[None]:
-    """Run the body first on one process of those that share a disk, then on all others: one builds, the rest open.
+    """Run the body on one rank per disk first, then on the others: one builds, the rest open.
 
-    That process is local rank 0 of each node or, with the ``folders`` where the body writes, of the first of the nodes
-    that see the same ones: a file in them tells. The others wait on the group's store, not in a collective, so no NCCL
-    time-out runs and a leader may take hours. If a leader's body raises, every other process raises DistributedError
-    with the leader's sentence; if a leader gives no sign of life for store.DEAD_SECONDS, or the store is gone, every
-    other process raises DistributedError too. No process leaves before all leaders are done. All processes must enter
-    the sections in the same order.
+    The leader is local rank 0 of each node. With ``folders``, where the body writes, nodes that see
+    the same folders share one leader; probe files tell. The others wait on the store, not in a
+    collective, so a leader may take hours. No rank leaves before all leaders are done. If a leader
+    raises, every other rank raises DistributedError with its sentence. They also raise it if a
+    leader is silent for store.DEAD_SECONDS or the store is lost. All ranks must enter in the same
+    order.
     """
     if world.world_size == 1:
         return nullcontext()
@@ -156,13 +158,13 @@ def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContex
 
 
 def barrier() -> None:
-    """Wait until every process is here, at most the time-out of the group."""
+    """Wait until every rank is here, at most for the group's time-out."""
     if dist.is_initialized():
         dist.all_reduce(torch.zeros(1), group=_group.cpu)  # on gloo, so the device's queue is left alone
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """Sum of ``tensor`` (same shape and dtype everywhere) over all processes, outside the graph."""
+    """Sum ``tensor`` (same shape and dtype everywhere) over all ranks, without autograd."""
     if not dist.is_initialized():
         return tensor
     total = tensor.detach().clone()
@@ -171,7 +173,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def max_over_ranks(values: list[int]) -> list[int]:
-    """The largest of each value over all processes, exchanged on the CPU."""
+    """The maximum of each value over all ranks, exchanged on the CPU."""
     if not dist.is_initialized():
         return [int(value) for value in values]
     largest = torch.tensor(values, dtype=torch.int64)
@@ -180,30 +182,30 @@ def max_over_ranks(values: list[int]) -> list[int]:
 
 
 def stack_over_ranks(tensor: Tensor) -> Tensor:
-    """``tensor`` (same shape and dtype everywhere) of all processes in the order of their ranks: (ranks, *shape)."""
+    """Stack ``tensor`` (same shape and dtype everywhere) in rank order: (ranks, *shape)."""
     if not dist.is_initialized():
         return tensor[None]
-    stacked = tensor.new_empty(dist.get_world_size() * tensor.numel())  # gloo knows no further dimension
+    stacked = tensor.new_empty(dist.get_world_size() * tensor.numel())  # gloo wants a flat output
     dist.all_gather_into_tensor(stacked, tensor.flatten(), group=_group.of(tensor))
     return stacked.view(-1, *tensor.shape)
 
 
 def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:
-    """The model, changed in place, with batch-norm statistics over all processes; comes before ``wrap_model``."""
+    """Change batch norm in place to statistics over all ranks; call before ``wrap_model``."""
     return data_parallel.convert_sync_batchnorm(model, world, stack_over_ranks)
 
 
 def wrap_model(model: nn.Module, world: World, seed: int | None = None) -> nn.Module:
-    """The model, changed in place and wrapped, with gradients of all processes; the plain one for a single process.
+    """Wrap the model so that ranks sync gradients; a single rank keeps the plain model.
 
-    With a ``seed``, on a CPU: the gradients have the same bits at any number of processes (image_sums.py), and layers
-    that draw numbers draw them from it.
+    With a ``seed`` on a CPU, gradients have the same bits at any number of ranks (image_sums.py),
+    and layers draw their random numbers from it.
     """
     return data_parallel.wrap_model(model, world, seed, sum_over_ranks)
 
 
 def broadcast_text(text: str | None) -> str:
-    """The text of rank 0, on every process; what the others pass is ignored."""
+    """The text of rank 0 on every rank; what its peers pass is ignored."""
     if not dist.is_initialized():
         assert text is not None
         return text
@@ -217,17 +219,17 @@ def broadcast_text(text: str | None) -> str:
 
 
 def broadcast_module(module: nn.Module) -> None:
-    """Overwrite parameters and buffers with those of rank 0, so that all processes score the very same model."""
+    """Overwrite parameters and buffers with rank 0's, so all ranks score the same model."""
     if dist.is_initialized():
         for tensor in chain(module.parameters(), module.buffers()):
             dist.broadcast(tensor.detach(), src=0, group=_group.of(tensor))
 
 
 def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:
-    """The arrays of all processes in the order of their ranks, on rank 0; None elsewhere.
+    """The arrays of all ranks in rank order, on rank 0; None elsewhere.
 
-    First dimensions may differ and be 0; dtype (also structured) and the other dimensions must be the same. Raw bytes
-    travel on the CPU, never pickled objects.
+    First dimensions may differ and be 0. The dtype, which may be structured, and other dimensions
+    must be equal. Raw bytes are sent on the CPU, never pickled objects.
     """
     if not dist.is_initialized():
         return [array]

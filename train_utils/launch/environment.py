@@ -1,8 +1,8 @@
-"""What a launcher says about this process, read from its environment variables: pure functions of a mapping.
+"""The launch of this process, read from a mapping of environment variables by pure functions.
 
-Four launchers are known: torch's (``torchrun``, ``python -m torch.distributed.run`` or ``.launch``, or its variables
-set by hand or by a Kubernetes operator), SLURM's ``srun`` with one task for each process, ``mpirun``, and none.
-distributed.py hands in the real environment; tests hand in dictionaries.
+Four launchers are known: torch's (``torchrun``, ``python -m torch.distributed.run`` or ``.launch``,
+or its variables set by hand or by a Kubernetes operator), SLURM's ``srun`` with one task per
+process, ``mpirun``, and none. distributed.py passes the real environment, tests pass dictionaries.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from train_utils.launch.slurm import is_srun_task, read_srun, refuse_shell_of_ma
 
 
 def read_launch(environment: Mapping[str, str]) -> Launch:
-    """The launch that ``environment`` describes; torch's variables win, since torchrun itself may run under others.
+    """Read the launch; torch's variables win, since torchrun may run under other launchers.
 
-    Raises DistributedError where the variables contradict each other or are incomplete, and where a launcher gave
-    several processes but none of them a rank: each would silently train alone.
+    Raises DistributedError if variables are missing or contradict each other, or if a launcher
+    started several processes without ranks: each would silently train alone.
     """
     names = _mpi_names(environment)
     if not has_agent(environment):
@@ -44,24 +44,24 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
 
 
 def peek_rank(environment: Mapping[str, str]) -> int:
-    """The rank before anything is checked, for programs that must know who may speak; 0 where nothing is said."""
+    """The rank before any check, to decide who may print; 0 if no launcher sets it."""
     return _peek(environment, _names_of_numbers(environment)[0]) or 0
 
 
 def peek_world_size(environment: Mapping[str, str]) -> int:
-    """The number of processes before anything is checked; 1 where nothing is said."""
+    """The world size before any check; 1 if no launcher sets it."""
     sizes = (_peek(environment, name) for name in _names_of_numbers(environment)[1:])
     return next((size for size in sizes if size is not None), 1)
 
 
 def slurm_job_name(environment: Mapping[str, str]) -> str | None:
-    """``<job>``, or ``<array job>_<task>`` inside a job array: the name that stays the same when a job is requeued."""
+    """``<job>``, or ``<array job>_<task>`` in a job array; a requeue keeps the name."""
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
 
 
 class JobPlace(NamedTuple):
-    """Which job and which start of it a process belongs to; "" and 0 where there is none."""
+    """The job and restart a process belongs to; "" and 0 where there is none."""
 
     job: str  # slurm_job_name
     step: str  # of the job: srun counts them
@@ -83,8 +83,11 @@ def read_job_place(environment: Mapping[str, str]) -> JobPlace:
 
 
 def job_folder_name(environment: Mapping[str, str]) -> str | None:
-    """The name of a run's folder that stays the same when the run is started again: ``slurm-<job>``, or
-    ``torchrun-<run id>`` where torchrun may restart it and has an id (``--rdzv-id``, by itself on one machine)."""
+    """A run folder name that survives restarts: ``slurm-<job>`` or ``torchrun-<run id>``.
+
+    The latter needs a torchrun that may restart and has an id (``--rdzv-id``; automatic on one
+    machine).
+    """
     job, run = slurm_job_name(environment), _run_id(environment)
     if job is not None:
         return f"slurm-{job}"
@@ -94,22 +97,22 @@ def job_folder_name(environment: Mapping[str, str]) -> str | None:
 
 
 def allowed_restarts(environment: Mapping[str, str]) -> int:
-    """How often torchrun may start this run again (``--max-restarts``); 0 under other launchers."""
+    """How often torchrun may restart this run (``--max-restarts``); 0 elsewhere."""
     return integer(environment, "TORCHELASTIC_MAX_RESTARTS", default=0)
 
 
 def has_agent(environment: Mapping[str, str]) -> bool:
-    """Whether a torchrun started this process and watches over it; variables set by hand are none."""
+    """Whether a torchrun started this process; variables set by hand do not count."""
     return "TORCHELASTIC_RUN_ID" in environment
 
 
 def agent_holds_store(environment: Mapping[str, str]) -> bool:
-    """Whether the processes meet in the store of torchrun itself, which outlives rank 0."""
+    """Whether ranks meet in torchrun's own store, which outlives rank 0."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def error_file(environment: Mapping[str, str]) -> Path | None:
-    """Where torchrun looks for the reason when this process ends with an error; None under other launchers."""
+    """Where torchrun looks for the error of this process; None under other launchers."""
     return Path(environment["TORCHELASTIC_ERROR_FILE"]) if environment.get("TORCHELASTIC_ERROR_FILE") else None
 
 
@@ -119,7 +122,7 @@ def error_report(sentence: str, seconds: float) -> str:
 
 
 def node_name(environment: Mapping[str, str], host: str) -> str:
-    """SLURM's name of this node, else ``host``, which nodes of a simulated cluster share."""
+    """SLURM's node name, else ``host``; nodes of a simulated cluster share one host."""
     return environment.get("SLURMD_NODENAME") or host
 
 
@@ -129,14 +132,14 @@ def _run_id(environment: Mapping[str, str]) -> str | None:
 
 
 def requeue_file(environment: Mapping[str, str]) -> Path | None:
-    """The file by which a run asks its job script to be requeued; None where no script offers to do that."""
+    """The file that asks the job script for a requeue; None if no script offers it."""
     return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
 
 
 def strip_local_rank(arguments: list[str]) -> tuple[list[str], int | None]:
-    """Arguments without the ``--local_rank N``, ``--local-rank=N`` that torch.distributed.launch adds, and N.
+    """Remove torch.distributed.launch's ``--local_rank N`` or ``--local-rank=N``; return N too.
 
-    The value is also in LOCAL_RANK, which is what ``read_launch`` reads; here it only must not reach Hydra.
+    ``read_launch`` reads LOCAL_RANK instead; the argument must not reach Hydra.
     """
     kept: list[str] = []
     local_rank: int | None = None
@@ -154,7 +157,7 @@ def strip_local_rank(arguments: list[str]) -> tuple[list[str], int | None]:
 
 
 def _names_of_numbers(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables of the rank and of the number of processes; of the latter the first that is there counts."""
+    """The variables of the rank and the world size; the first world size that is set counts."""
     names = _mpi_names(environment)
     if "RANK" not in environment and names is not None:
         return names.rank, names.world_size
@@ -169,8 +172,10 @@ def _peek(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _mpi_names(environment: Mapping[str, str]) -> Names | None:
-    """The names of an MPI launcher's numbers; None where there is none, or where srun itself speaks its language and
-    knows more: tasks of ``srun --mpi=pmi2`` have them too, and so has what mpirun starts on other nodes through srun.
+    """The variables of an MPI launcher; None without one, or if srun itself sets them.
+
+    Tasks of ``srun --mpi=pmi2`` have them, as do processes that mpirun starts through srun. They
+    are srun's own if they agree with its variables, which say more.
     """
     names = mpi_names(environment)
     if names is None or not is_srun_task(environment):
@@ -181,7 +186,7 @@ def _mpi_names(environment: Mapping[str, str]) -> Names | None:
 
 
 def _read_torch(environment: Mapping[str, str]) -> Launch:
-    """Torch's variables. The four standard ones are enough: what torchrun adds about the node may be missing."""
+    """Read torch's variables; the four standard ones suffice, torchrun's are optional."""
     rank, world_size = integer(environment, "RANK"), integer(environment, "WORLD_SIZE")
     local_rank, local_world_size, node_rank = (
         integer(environment, name, default) if world_size == 1 else integer_or_none(environment, name)
@@ -205,8 +210,11 @@ def _read_torch(environment: Mapping[str, str]) -> Launch:
 
 
 def _refuse_pod_of_torchrun(environment: Mapping[str, str]) -> None:
-    """Kubernetes operators give torchrun its options as PET_*. Where they ask for more processes than there are pods
-    with a rank, plain python would wait for processes that nobody starts, or train alone."""
+    """Raise DistributedError in a Kubernetes pod whose PET_* options are meant for torchrun.
+
+    If they ask for more processes than there are pods with a rank, plain python would wait for
+    processes that nobody starts, or train alone.
+    """
     nodes, processes = environment.get("PET_NNODES", "1"), environment.get("PET_NPROC_PER_NODE", "1")
     alone = "RANK" not in environment and nodes.rpartition(":")[2] != "1"
     several = processes.isdecimal() and processes != "1"
