@@ -1,7 +1,4 @@
-"""Settings of the augmentation (keys ``augment.*``).
-
-Fields carry no defaults: YAML holds every value.
-"""
+"""Options of the augmentation (keys ``augment.*``). YAML holds every value."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from enum import StrEnum
 
 
 class Colour(StrEnum):
-    """Where the colours of training images are changed: ``cpu`` as a sample is made, ``device`` before the network."""
+    """Where colour changes run: per sample on the ``cpu``, or per batch on the ``device``."""
 
     cpu = "cpu"
     device = "device"
@@ -18,28 +15,34 @@ class Colour(StrEnum):
 
 @dataclass
 class AugmentConfig:
-    """Random changes to training images (keys ``augment.*``); all zero is a plain letterboxed image."""
+    """Random changes to training images (keys ``augment.*``); all zero: a plain letterbox."""
 
-    mosaic: float  # probability that several images are put together into one
-    mosaic_nine: float  # share of the mosaics that are made of nine images; the others are made of four
-    mixup: float  # probability that a sample is blended with another one
-    mixup_beta: float  # the first one's share is drawn from a beta distribution with both parameters so
-    copy_paste: float  # probability that objects of another image are copied in; needs data.outlines=true
-    close_mosaic_epochs: int  # the last epochs do without mosaics, mixtures and copied objects,
-    close_mosaic_max_fraction: float  # but never more than this share of the training
-    tile_pool: int  # the other images of a mosaic come from this many neighbours in the epoch's order; 0: from all
-    degrees: float  # rotation, drawn from -degrees..degrees
-    translate: float  # shift, drawn from -translate..translate times the side of the image
-    scale: float  # zoom, drawn from 1 - scale..1 + scale
-    shear: float  # degrees, drawn from -shear..shear along each axis
-    perspective: float  # tilt, drawn from -perspective..perspective along each axis: by how much a side recedes
-    flip_horizontal: float  # probability
-    flip_vertical: float  # probability
-    hsv_hue: float  # gain of the hue, drawn from 1 - hsv_hue..1 + hsv_hue
-    hsv_saturation: float  # the same of the saturation
-    hsv_value: float  # the same of the value
-    colour: Colour  # where hue, saturation and value are changed
-    min_visible: float  # a box is kept where more than this share of it stays in the picture
+    mosaic: float  # probability that a sample is a mosaic of four or nine images
+    mosaic_nine: float  # share of the mosaics, 0..1, made of nine images; the others have four
+    mixup: float  # probability that a sample is blended with a second one
+    mixup_beta: float  # blend weights are drawn from Beta(mixup_beta, mixup_beta)
+    copy_paste: float  # probability that objects are copied from another image; needs
+    # data.outlines=true
+    close_mosaic_epochs: int  # number of final epochs without mosaic, mixup and copy-paste
+    close_mosaic_max_fraction: float  # upper limit of close_mosaic_epochs as a share of all epochs,
+    # 0..1
+    tile_pool: int  # mosaics draw their other images from a block of this many neighbours in the
+    # epoch's order, which saves decoding; 0: from all images
+    degrees: float  # rotation in degrees, drawn from -degrees..degrees
+    translate: float  # shift in input sides, drawn from -translate..translate along each axis
+    scale: float  # zoom factor, drawn from 1 - scale..1 + scale
+    shear: float  # shear in degrees, drawn from -shear..shear along each axis
+    perspective: float  # tilt, drawn from -perspective..perspective along each axis: the relative
+    # change of depth across the input
+    flip_horizontal: float  # probability of a left-right flip
+    flip_vertical: float  # probability of an upside-down flip
+    hsv_hue: float  # gain on the hue, drawn from 1 - hsv_hue..1 + hsv_hue
+    hsv_saturation: float  # gain on the saturation, drawn from
+    # 1 - hsv_saturation..1 + hsv_saturation
+    hsv_value: float  # gain on the value (brightness), drawn from 1 - hsv_value..1 + hsv_value
+    colour: Colour  # where the HSV gains are applied: per sample on the cpu, or per batch on the
+    # device
+    min_visible: float  # keep a box if more than this share of its area, 0..1, stays visible
 
     def __post_init__(self) -> None:
         shares = (
@@ -64,7 +67,7 @@ class AugmentConfig:
                 raise ValueError(f"augment.{key} must be 0 or more, got {getattr(self, key)}")
         if not self.mixup_beta > 0:
             raise ValueError(f"augment.mixup_beta must be above 0, got {self.mixup_beta}")
-        # The horizon of a tilted plane must stay outside of the sample.
+        # The horizon of a tilted plane must stay outside the sample.
         if self.perspective * (1 + 2 * self.translate) > 0.5 * (1 - self.scale):
             largest = 0.5 * (1 - self.scale) / (1 + 2 * self.translate)
             raise ValueError(
@@ -73,5 +76,5 @@ class AugmentConfig:
             )
 
     def plain_epochs(self, epochs: int) -> int:
-        """How many of the last of ``epochs`` do without mosaics and mixtures."""
+        """Return how many final epochs, out of ``epochs``, go without mosaics and mixup."""
         return min(self.close_mosaic_epochs, int(self.close_mosaic_max_fraction * epochs))

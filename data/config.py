@@ -1,7 +1,4 @@
-"""Settings of the data set (keys ``data.*``).
-
-Fields carry no defaults: YAML holds every value.
-"""
+"""Options of the data set (keys ``data.*``). YAML holds every value; fields have no defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from data.index.classes import NAME_FILES, read_names
 
 
 class DataFormat(StrEnum):
-    """How the annotations are stored; ``shapes`` is a COCO set that this project draws on first use."""
+    """How the annotations are stored; ``shapes`` is a COCO set drawn on first use."""
 
     coco = "coco"
     voc = "voc"
@@ -23,11 +20,12 @@ class DataFormat(StrEnum):
 
 
 class OnError(StrEnum):
-    """What to do about a bad image or box; each names what it acts on.
+    """What to do about a bad image or box; each choice names the files it acts on.
 
-    ``clip`` cuts training boxes that reach out of their image, and stops at anything else. ``stop`` stops at those,
-    too. ``skip`` cuts what can be cut and leaves the rest out. pycocotools scores the boxes of a validation set as they
-    stand, without area or outside their image; so do ``clip`` and ``skip``, while ``stop`` refuses them.
+    ``clip`` clips training boxes that extend beyond their image and stops at any other fault.
+    ``stop`` stops at those boxes as well. ``skip`` clips such boxes and leaves out everything
+    else that is bad. pycocotools scores validation boxes as annotated, even those without area or
+    outside their image. ``clip`` and ``skip`` do the same; ``stop`` refuses them.
     """
 
     clip = "clip"
@@ -36,30 +34,33 @@ class OnError(StrEnum):
 
 
 class OnBadFile(StrEnum):
-    """What predict.py does about a file that cannot be read: ``stop`` names it, ``skip`` leaves it out and says so."""
+    """What predict.py does with an unreadable file: ``stop`` there, or warn and ``skip`` it."""
 
     stop = "stop"
     skip = "skip"
 
 
 class Exif(StrEnum):
-    """Whether images are turned upright as their EXIF tag says: see data/images/orientation.py."""
+    """Whether EXIF tags turn images upright; see data/images/orientation.py."""
 
     apply = "apply"
     ignore = "ignore"
 
 
 class Resize(StrEnum):
-    """How an image becomes network input: ``letterbox`` keeps its aspect and pads, ``stretch`` fills a square."""
+    """How an image becomes network input.
+
+    ``letterbox`` keeps the aspect ratio and pads; ``stretch`` fills a square.
+    """
 
     letterbox = "letterbox"
     stretch = "stretch"
 
 
 class ImageCache(StrEnum):
-    """Where decoded images are kept: one copy for all processes of a node, in memory or in a file in data.index_dir.
+    """Where decoded images are cached: one copy per node, in memory or in ``data.index_dir``.
 
-    The file stays, and serves the next run as long as the images are the same.
+    The file on disk outlives the run. The next run uses it if the images have not changed.
     """
 
     none = "none"
@@ -69,23 +70,27 @@ class ImageCache(StrEnum):
 
 @dataclass
 class SplitConfig:
-    """One part of a data set. Relative paths start at ``data.root``.
+    """One split of a data set. Relative paths start at ``data.root``.
 
-    Of voc and yolo a part may have several sources: a list of paths, and one folder for all or one for each.
+    In voc and yolo, annotations may be a list of paths; images is then one folder, or one for each.
     """
 
-    annotations: Any  # coco: the instances json; voc: a list of image names, such as ImageSets/Main/train.txt, or a
-    # folder of xml files; yolo: a list of image paths or a folder of images; null: what data.root says
-    images: Any  # coco: the folder that file_name starts from; voc: the folder of JPEGImages and Annotations, or of the
-    # images themselves; yolo: the folder that relative paths of a list start from
+    annotations: Any  # coco: the instances json; voc: a file of image names, such as
+    # ImageSets/Main/train.txt, or a folder of xml files; yolo: a file of image paths, a folder of
+    # images, or null for the split that data.root lists
+    images: Any  # coco: the folder that file_name is relative to; voc: the folder that holds
+    # JPEGImages and Annotations, or the folder of the images; yolo: the folder that listed paths
+    # are relative to
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The sources: annotations and images of each. Raises ``ValueError`` where the two do not fit."""
+        """Pair annotations and images. Raises ``ValueError`` if their numbers do not match."""
         annotations, images = (_texts(getattr(self, key), key) for key in ("annotations", "images"))
         if len(images) == 1:
             images = images * len(annotations)
         if len(images) != len(annotations):
-            raise ValueError(f"images holds {len(images)} folders for {len(annotations)} annotations: one, or as many")
+            raise ValueError(
+                f"images holds {len(images)} folders for {len(annotations)} annotations. fix: one, or as many"
+            )
         return list(zip(annotations, images, strict=True))
 
 
@@ -93,10 +98,10 @@ class SplitConfig:
 class ShapesConfig:
     """The drawn data set (keys ``data.shapes.*``)."""
 
-    train_images: int
-    val_images: int
-    image_size: int  # pixels: square root of an image's area, on average
-    seed: int
+    train_images: int  # number of training images
+    val_images: int  # number of validation images
+    image_size: int  # average square root of an image's area, in pixels
+    seed: int  # another seed draws other images
 
     def __post_init__(self) -> None:
         for key in ("train_images", "val_images"):
@@ -112,23 +117,27 @@ class ShapesConfig:
 class DataConfig:
     """A data set and how it is read (keys ``data.*``)."""
 
-    name: str
-    format: DataFormat
-    root: str  # folder of the data set; yolo: also its data.yaml or obj.data
+    name: str  # name of the data set, used in messages and as the default folder below runs/
+    format: DataFormat  # annotation format; shapes: a COCO set drawn on first use
+    root: str  # folder of the data set; yolo: or its data.yaml or obj.data
     train: SplitConfig
     val: SplitConfig
-    split: float | None  # share of the training images that make up the validation set instead of val; null: none,
-    split_seed: int  # chosen by a hash of this and their file names
-    names: Any  # the classes, in order, or a file that lists them, which is replaced by its list here; null: all that
-    # the json (by id) or the data.yaml lists
+    split: float | None  # share of the training images, 0..1, held out for validation in place of
+    # data.val; null: use data.val
+    split_seed: int  # data.split holds out images by a hash of this seed and their file names
+    names: Any  # class names in order, or a file that lists them; null: all classes of the json
+    # (by id) or of the data.yaml
     shapes: ShapesConfig | None
-    single_class: bool  # every object is of one class, "object"
-    outlines: bool  # read the polygons around objects, which augment.copy_paste needs; coco only
-    exif: Exif
-    on_error: OnError
-    workers: int  # processes that load images for one rank; 0: the training process itself
-    cache: ImageCache
-    index_dir: str  # folder for the indices made from the annotations
+    single_class: bool  # treat every object as the one class "object"
+    outlines: bool  # read object polygons, which augment.copy_paste needs; coco and shapes only
+    exif: Exif  # apply: turn images upright by their EXIF tag, unless their annotated sizes are
+    # those of the stored pixels; ignore: read all images as stored
+    on_error: OnError  # clip: clip training boxes at the image edge, stop at other faults; stop:
+    # stop at any bad image or box; skip: clip boxes and leave out what is bad
+    workers: int  # image-loading processes per rank; 0: load in the training process
+    cache: ImageCache  # cache decoded images, one copy per node: in memory (ram) or in a file in
+    # data.index_dir that later runs reuse (disk)
+    index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -136,13 +145,13 @@ class DataConfig:
         if self.format == DataFormat.shapes and self.shapes is None:
             raise ValueError("data.format=shapes needs data.shapes: the number of images, their size and a seed")
         if self.split is not None and not 0 < self.split < 1:
-            raise ValueError(f"data.split must lie between 0 and 1, as 0.1 for a tenth, or be null, got {self.split}")
+            raise ValueError(f"data.split must lie between 0 and 1, or be null, got {self.split}")
         for split in ("train", "val") if self.split is None else ("train",):
             self._check_split(split)
         if self.outlines and self.format not in (DataFormat.coco, DataFormat.shapes):
-            raise ValueError(f"data.outlines=true needs annotations with masks, which format={self.format} has not")
+            raise ValueError(f"data.outlines=true needs masks, which data.format={self.format} does not have")
         if self.format == DataFormat.voc and self.names is None:
-            raise ValueError("data.format=voc needs data.names: its files hold no list of the classes")
+            raise ValueError("data.format=voc needs data.names: VOC files do not list the classes")
         if isinstance(self.names, str):
             self.names, _ = read_names(self._names_file(self.names))
         if self.names is not None:
@@ -150,19 +159,21 @@ class DataConfig:
                 raise ValueError("data.names must hold at least one class, or be null")
             odd = [name for name in self.names if isinstance(name, bool) or not isinstance(name, str | int | float)]
             if odd:
-                raise ValueError(f"data.names holds {odd[0]!r}. fix: make it a text, in quotes")
+                raise ValueError(f"data.names holds {odd[0]!r}, which is not text. fix: put it in quotes")
             self.names = [str(name) for name in self.names]
             if len(set(self.names)) < len(self.names):
                 twice = next(name for name in self.names if self.names.count(name) > 1)
                 raise ValueError(f"data.names lists {twice!r} twice")
 
     def _names_file(self, name: str) -> Path:
-        """The file of ``data.names``: from the data set's folder on, or from the current one."""
+        """Find the file of ``data.names``, relative to the data set's or the current folder."""
         root = Path(self.root)
         tried = [folder / name for folder in (root if root.is_dir() else root.parent, Path())]
         found = next((path for path in tried if path.is_file()), None)
         if found is None:
-            raise ValueError(f"data.names={name}: there is no {tried[0]}, nor {tried[1]}. fix: a list, or {NAME_FILES}")
+            raise ValueError(
+                f"data.names={name}: found neither {tried[0]} nor {tried[1]}. fix: a list, or {NAME_FILES}"
+            )
         return found
 
     def _check_split(self, split: str) -> None:
@@ -180,7 +191,7 @@ class DataConfig:
 
 
 def _texts(value: Any, key: str) -> list[str]:
-    """A text, or a list of texts, as a list."""
+    """Return a string, or a list of strings, as a list."""
     values = value if isinstance(value, list) else [value]
     if not values or not all(isinstance(item, str) for item in values):
         raise ValueError(f"{key} must be a path or a list of paths, got {value!r}")

@@ -187,7 +187,7 @@ def test_names_from_a_file_are_kept_as_a_list_and_choose_in_every_format(yolo_se
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("nowhere.names", None, r"data\.names=nowhere\.names: there is no .*, nor nowhere\.names\. fix: a list, or"),
+        ("nowhere.names", None, r"data\.names=nowhere\.names: found neither .* nor nowhere\.names\. fix: a list, or"),
         ("a.names", b"\xff\xfex\x00", r"a\.names is no text file in UTF-8"),
         ("a.names", b"x\n\ny", r"a\.names:2 is empty, but each line counts as a class"),
         ("a.names", b"x\ny\nx", r"data\.names lists 'x' twice"),
