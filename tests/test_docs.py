@@ -1,0 +1,142 @@
+"""Each command that README.md and docs/ show: its program exists and takes its options."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from torch.distributed.run import get_args_parser
+
+from conf.completion import complete_from_checkpoint, model_or_checkpoint
+from conf.entry import CONF_DIR, ConfigError, compose, defaults
+from scripts import convert_weights
+from scripts.get_data import name_first
+from scripts.options_page import PROGRAMS
+from train import complete
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+STARTS = ("python ", "uv run ", "torchrun ", "sbatch ")
+COMPLETE = {
+    "train": complete,
+    "eval": complete_from_checkpoint,
+    "predict": model_or_checkpoint,
+    "export": model_or_checkpoint,
+    "convert": convert_weights.complete,
+}
+SBATCH_OPTIONS = {"--nodes", "--gpus-per-node", "--ntasks-per-node", "--array", "--no-requeue", "--cpus-per-task"}
+
+
+def commands_of(text: str) -> list[str]:
+    """The lines of code blocks, indented or fenced, that start a program, without their environment."""
+    blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.M | re.S) + re.findall(r"^ {4}(.*)$", text, re.M)
+    lines = [re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line.strip()) for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith(STARTS)]
+
+
+COMMANDS = sorted(
+    {(str(page.relative_to(REPOSITORY)), command) for page in PAGES for command in commands_of(page.read_text())}
+)
+
+
+@pytest.fixture(scope="module")
+def own_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a user that docs/own-data.md has: its YAML as it stands there, and fitted anchors."""
+    folder = tmp_path_factory.mktemp("mine")
+    page = (REPOSITORY / "docs" / "own-data.md").read_text()
+    cats = "\n".join(
+        line[4:] for line in re.findall(r"^    (?:defaults:.*\n(?:    .*\n)+)", page, re.M)[0].splitlines()
+    )
+    assert yaml.safe_load(cats)["name"] == "cats"
+    for group, name, text in (("data", "cats", cats), ("model", "cells", "defaults: [yolov3-tiny]\n")):
+        (folder / group).mkdir()
+        (folder / group / f"{name}.yaml").write_text(f"{text}\n")
+    return folder
+
+
+def check(command: str, own_files: Path) -> None:
+    """Raise or fail where ``command`` names no program, or a program that refuses its options."""
+    words = shlex.split(re.sub(r"<(\w+)>", r"\1", command), comments=True)
+    if words[:2] == ["uv", "run"]:
+        words = words[2:]
+    match words:
+        case ["sbatch", *rest]:
+            at = next(i for i, word in enumerate(rest) if not word.startswith("-"))
+            assert {word.split("=")[0] for word in rest[:at]} <= SBATCH_OPTIONS, command
+            starts = re.findall(r"^run_\w+ (\w+\.py)", (REPOSITORY / rest[at]).read_text(), re.M)
+            check_options(starts[0], rest[at + 1 :], own_files)
+        case ["torchrun", *rest]:
+            parsed = get_args_parser().parse_args(rest)
+            check_options(parsed.training_script, parsed.training_script_args, own_files)
+        case ["python", "-m", "torch.distributed.run" | "torch.distributed.launch", *rest]:
+            check(shlex.join(["torchrun", *rest]), own_files)
+        case ["python", "-m", module, *rest]:
+            assert importlib.util.find_spec(module) is not None, f"{command}: no module {module}"
+            if module in PROGRAMS:
+                check_options(module, name_first(rest) if module == "scripts.get_data" else rest, own_files)
+        case ["pytest", *rest]:
+            paths = [word for word in rest if "/" in word]
+            assert all((REPOSITORY / path).exists() for path in paths), command
+        case ["python", program, *rest] | [program, *rest]:
+            check_options(program, rest, own_files)
+
+
+def check_options(program: str, options: list[str], own_files: Path) -> None:
+    """Compose ``options`` as ``program`` does; with a checkpoint or a run, that is not here, up to its values."""
+    assert program in PROGRAMS, f"no program {program}"
+    name, schema = PROGRAMS[program]
+    if "--config-dir" in options:
+        at = options.index("--config-dir")
+        options = [*options[:at], *options[at + 2 :], f"hydra.searchpath=[file://{own_files}]"]
+    sweep = {"-m", "--multirun"} & set(options)
+    options = [word for word in options if word not in ("-m", "--multirun", "--help")]
+    parsed = OverridesParser.create().parse_overrides(options)
+    if sweep:  # the first of its settings; each option of such a line is swept
+        options = [f"{each.key_or_group}={next(each.sweep_string_iterator())}" for each in parsed]
+    if {each.key_or_group for each in parsed} & {"ckpt", "resume"}:
+        defaults(name, schema)
+        with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            hydra.compose(name, options)
+    else:
+        compose(name, schema, options, COMPLETE.get(name))
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_each_command_is_taken(page: str, command: str, own_files: Path) -> None:
+    check(command, own_files)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train.py train.epoch=3",
+        "python train.py data=nowhere",
+        "python train.py train.epochs=many",
+        "uv run trian.py",
+        "python -m scripts.check_date data=yolo",
+        "python eval.py ckpt=run evaluat.iou=0.5",
+        "torchrun --nproc-per-nodes=4 train.py data=coco",
+        "torchrun --nproc-per-node=4 train.py dta=coco",
+        "sbatch --gpu-per-nodes=4 scripts/slurm/train.sbatch data=coco",
+        "sbatch scripts/slurm/trains.sbatch",
+        "sbatch scripts/slurm/eval.sbatch train.epochs=3",
+        "uv run pytest tests/nowhere",
+    ],
+)
+def test_a_wrong_command_is_found(command: str, own_files: Path) -> None:
+    assert commands_of(f"words\n\n    {command}\n") == [command]
+    known: tuple[Any, ...] = (AssertionError, ConfigError, OSError, hydra.errors.HydraException, SystemExit)
+    with pytest.raises(known):
+        check(command, own_files)
+
+
+def test_the_commands_are_found() -> None:
+    programs = {command.split()[1].removeprefix("-m ") for _, command in COMMANDS}
+    assert len(COMMANDS) > 30 and {"train.py", "eval.py", "predict.py", "export.py"} <= programs
