@@ -119,7 +119,7 @@ def test_each_command_is_taken(page: str, command: str, own_files: Path) -> None
         "python train.py train.epoch=3",
         "python train.py data=nowhere",
         "python train.py train.epochs=many",
-        "uv run trian.py",
+        "uv run trainer.py",
         "python -m scripts.check_date data=yolo",
         "python eval.py ckpt=run evaluat.iou=0.5",
         "torchrun --nproc-per-nodes=4 train.py data=coco",
