@@ -26,7 +26,7 @@ from conf.schema_inference import PredictConfig
 from data import Frame, FrameBatch, FrameBatches, Medium, cut_at_edges, find_media
 from models import Postprocess
 from train_utils.distributed import World, environment_world_size, init_distributed_mode
-from train_utils.loop.train_epoch import forward_all
+from train_utils.loop.detect import forward_all
 from train_utils.pictures.boxes import DrawnFiles
 from train_utils.run.log import Progress
 from train_utils.run.run_folder import dated_folder, open_folder

@@ -12,6 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import eval as program
+from conf.build import evaluator as building
 from conf.completion import complete_from_checkpoint
 from conf.entry import ConfigError, compose
 from conf.schema import EvalConfig, TrainConfig
@@ -131,13 +132,13 @@ def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
 @pytest.mark.slow
 def test_protocols_change_what_they_say(trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
-    scored = program.score
+    scored = building.score
 
     def seen(truth: object, detections: np.ndarray, backend: str) -> object:
         found[protocol] = detections
         return scored(truth, detections, backend)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(program, "score", seen)
+    monkeypatch.setattr(building, "score", seen)
     for protocol in ("coco", "darknet", "ultralytics-archive", "wzmiaomiao"):
         evaluate(compose("eval", EvalConfig, [*trained, f"evaluate={protocol}"], complete_from_checkpoint))
     fractions = {name: np.abs(rows["box_xywh"] % 1).max(initial=0) for name, rows in found.items()}
@@ -181,7 +182,7 @@ def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path
 
     world = init_distributed_mode("cpu", 60)
     config = compose("eval", EvalConfig, ["data=coco", "model=yolov3-tiny", "model.width=0.0625"]).evaluate
-    evaluator = program.Evaluator(
+    evaluator = building.Evaluator(
         open_annotations(data, "val"), config, 64, Darknet(zoo_cfg("yolov3-tiny"), 2, 0.0625), data, world
     )
     generator = np.random.default_rng(0)
@@ -197,7 +198,7 @@ def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path
     evaluation.summarize()
     assert 0.05 < evaluation.stats[0] < 0.9
     for backend in BACKENDS:
-        figures = program.score(evaluator.ground_truth, found, backend).figures
+        figures = building.score(evaluator.ground_truth, found, backend).figures
         assert list(figures.values()) == evaluation.stats.tolist(), backend  # no tolerance
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from conf.build.batches import open_split
+from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, describe_network, model_from_checkpoint
 from conf.completion import complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose, run, to_dictionary
@@ -21,7 +22,7 @@ from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import PredictConfig
 from data import DataFormat, ShapesConfig, cut_at_edges, ensure_shapes
 from data.formats.shapes import CLASSES
-from eval import Evaluator, evaluate
+from eval import evaluate
 from models import Darknet, save_darknet_weights
 from models.weights.darknet import head_layers
 from predict import predict

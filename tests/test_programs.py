@@ -17,13 +17,14 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from conf.build.training import COLUMNS
 from conf.completion import complete_from_checkpoint
 from conf.entry import compose
 from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from tests.runs.process_group import run_group
-from train import COLUMNS, complete, train
+from train import complete, train
 from train_utils.scores.coco_eval import FIGURES
 
 REPOSITORY = Path(__file__).resolve().parent.parent

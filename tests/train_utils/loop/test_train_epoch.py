@@ -27,7 +27,8 @@ from tests.train_utils.small_training import (
 )
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
-from train_utils.loop.train_epoch import Waiting, detect
+from train_utils.loop.detect import detect
+from train_utils.loop.train_epoch import Waiting
 from train_utils.optim import Schedule
 from train_utils.run.log import Progress
 from train_utils.run.run_state import RunState

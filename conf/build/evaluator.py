@@ -1,0 +1,128 @@
+"""Score any model of one shape on one data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from conf.build.batches import open_images
+from conf.entry import ConfigError
+from conf.schema import EvaluateConfig
+from data import (
+    Annotations,
+    Batch,
+    DataConfig,
+    EvalBatchSampler,
+    EvalDataset,
+    Letterbox,
+    Request,
+    cut_at_edges,
+    eval_batches,
+    make_loader,
+)
+from models import Darknet, Postprocess
+from train_utils.distributed import World, gather_arrays
+from train_utils.loop.detect import detect
+from train_utils.run.log import Progress
+from train_utils.scores.coco_eval import CocoResult, score
+from train_utils.scores.detections import MAX_CLASSES, Detections, GroundTruth, pack, unpack
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one evaluation gave on the first process."""
+
+    scores: CocoResult
+    detections: Detections
+
+
+def ground_truth_of(annotations: Annotations) -> GroundTruth:
+    """What is scored against."""
+    return GroundTruth(
+        image_ids=annotations.image_ids,
+        sizes=annotations.sizes,
+        offsets=annotations.offsets,
+        boxes_xywh=annotations.boxes_xywh,
+        classes=annotations.classes,
+        crowd=annotations.crowd,
+        areas=annotations.areas,
+        names=annotations.names,
+    )
+
+
+class Evaluator:
+    """Scores any model of one shape on one data set; made once, called after every epoch.
+
+    Batches are formed before they are dealt to the processes, and none is padded, so that each image is computed once
+    and in the same company whatever the number of processes.
+    """
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        config: EvaluateConfig,
+        image_size: int,
+        model: Darknet,
+        data: DataConfig,
+        world: World,
+        lines: int = 5,
+        timeout_seconds: float = 0.0,
+    ) -> None:
+        if image_size % model.max_stride:
+            nearest = max(1, round(image_size / model.max_stride)) * model.max_stride
+            raise ConfigError(
+                f"evaluate.image_size={image_size} is no multiple of the network's largest stride "
+                f"{model.max_stride}. fix: evaluate.image_size={nearest}"
+            )
+        self.annotations, self.world, self.lines, self.config = annotations, world, lines, config
+        self.image_size, self.stride = image_size, model.max_stride
+        assert len(annotations.names) <= MAX_CLASSES, "classes travel in two bytes"
+        self.ground_truth = ground_truth_of(annotations)
+        sampler = EvalBatchSampler(self.batches(config.batch_size), world.rank, world.world_size)
+        images = open_images(annotations, data, world)
+        self.dataset = EvalDataset(annotations, images, config.upscale, config.resize)
+        self.num_images = sum(len(batch) for batch in sampler)
+        cuda = world.device.type == "cuda"
+        self.loader = make_loader(self.dataset, sampler, data.workers, cuda, timeout_seconds)
+        self.postprocess = Postprocess(
+            model.heads,
+            confidence=config.confidence,
+            nms_iou=config.nms_iou,
+            max_detections=config.max_detections,
+            multi_label=config.multi_label,
+            merge=config.merge_nms,
+        )
+
+    def batches(self, batch_size: int) -> list[list[Request]]:
+        """All images in batches of at most ``batch_size``, each of one shape."""
+        config = self.config
+        return eval_batches(
+            self.ground_truth.sizes,
+            self.image_size,
+            batch_size,
+            self.stride,
+            config.rect,
+            upscale=config.upscale,
+            pad=config.rect_pad,
+            resize=config.resize,
+        )
+
+    def __call__(self, model: torch.nn.Module) -> Evaluation | None:
+        """Scores of ``model`` on the first process, None on the others."""
+        progress = Progress(self.num_images, "evaluate", self.world.is_main, self.lines)
+        found = detect(model, self.loader, self.postprocess, self.to_original, self.world.device, progress)
+        gathered = gather_arrays(pack(found))
+        if gathered is None:
+            return None
+        detections = unpack(np.concatenate(gathered), self.ground_truth.image_ids)
+        return Evaluation(score(self.ground_truth, detections, self.config.backend), detections)
+
+    def to_original(self, batch: Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
+        """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels."""
+        boxes = Letterbox(*batch.letterboxes[i].tolist()).to_original(boxes_xyxy)
+        if self.config.clip:
+            height, width = self.ground_truth.sizes[int(batch.indices[i])].tolist()
+            boxes = cut_at_edges(boxes, (height, width))
+        return np.rint(boxes) if self.config.round_boxes else boxes
