@@ -184,7 +184,7 @@ def test_a_run_that_was_killed_before_its_closing_table_writes_it(
         config = options(shapes, run, "logger.pictures=false", *more)
         train(options(shapes, whole, "logger.pictures=false", *more))
         with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-            patch.setattr("train.finish", power_cut)
+            patch.setattr("conf.build.training.finish", power_cut)
             train(config)
         assert closing_tables(run) == []
         for _ in range(2):
