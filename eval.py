@@ -1,10 +1,9 @@
 """Score a checkpoint by COCO's figures, or time it.
 
-    python eval.py ckpt=runs/quickstart/.../checkpoints/best.pt
-    python eval.py ckpt=runs/coco/... data=bccd data.root=../other evaluate.image_size=416
-    torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/... out=results
-    python eval.py ckpt=runs/coco/... task=speed
-    python eval.py detections=results.json data=coco    # of any system, exactly as pycocotools scores the file
+    python eval.py ckpt=runs/quickstart/.../checkpoints/best.pt python eval.py ckpt=runs/coco/...
+    data=bccd data.root=../other evaluate.image_size=416 torchrun --nproc-per-node=2 eval.py
+    ckpt=runs/coco/... out=results python eval.py ckpt=runs/coco/... task=speed python eval.py
+    detections=results.json data=coco    # of any system, exactly as pycocotools scores the file
 
 The figures are the same to the last bit on any number of processes.
 """
@@ -39,10 +38,11 @@ from train_utils.scores.speed import measure_speed
 
 
 def evaluate(config: EvalConfig) -> dict[str, float]:
-    """Score ``config.ckpt`` (or Darknet weights of ``config.model``), or time it with ``task=speed``; the figures on
-    the first process, else {}.
+    """Score ``config.ckpt`` (or Darknet weights of ``config.model``), or time it with
+    ``task=speed``; the figures on the first process, else {}.
 
-    Raises the errors of the parts: a checkpoint or weights that do not fit, data that cannot be read.
+    Raises the errors of the parts: a checkpoint or weights that do not fit, data that cannot be
+    read.
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
     if config.task == EvalTask.speed and world.world_size > 1:
@@ -70,8 +70,9 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
 
 
 def score_file(path: Path, config: EvalConfig, annotations: Annotations, out: Path | None) -> dict[str, float]:
-    """The figures of a COCO results file, with the very numbers that stand in it. Raises TrainError where they make no
-    detections on these images."""
+    """The figures of a COCO results file, with the very numbers that stand in it. Raises TrainError
+    where they make no detections on these images.
+    """
     detections, notes = read_results(path, annotations.image_ids, annotations.category_ids)
     print("\n".join([f"{path}: {len(detections)} detections", *notes]))
     truth = ground_truth_of(annotations)
@@ -93,7 +94,9 @@ def report(evaluation: Evaluation, truth: GroundTruth, out: Path | None) -> dict
 
 
 def load_model(config: EvalConfig, annotations: Annotations, world: World) -> Darknet:
-    """The network that ``config`` names. Raises ConfigError where it knows other classes than the data."""
+    """The network that ``config`` names. Raises ConfigError where it knows other classes than the
+    data.
+    """
     if config.ckpt is None:
         assert config.model is not None  # only detections= goes without
         model, note = build_model(config.model, len(annotations.names), whole=True)
@@ -112,7 +115,9 @@ def load_model(config: EvalConfig, annotations: Annotations, world: World) -> Da
 
 
 def time_stages(evaluator: Evaluator, model: torch.nn.Module, batch_size: int) -> dict[str, float]:
-    """Print and return ms an image for preprocessing, network and suppression, one image at a time and in batches."""
+    """Print and return ms an image for preprocessing, network and suppression, one image at a time
+    and in batches.
+    """
     device = evaluator.world.device
 
     def prepare(requests: list[Request]) -> Tensor:

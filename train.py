@@ -68,8 +68,8 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     note = prepare_numerics(config, world)
     dtype = autocast_dtype(config.train.precision.value, world.device)
 
-    # Data and network: all that can be wrong with them shows before a run folder is made. One that is there is claimed
-    # before its checkpoint is read: else it might not be the last one.
+    # Data and network: all that can be wrong with them shows before a run folder is made. One that
+    # is there is claimed before its checkpoint is read: else it might not be the last one.
     opening = open_run_folder(world, config.name, config.run_dir, config.resume)
     folder = stack.enter_context(opening) if config.resume is not None and not config.dry_run else None
     saved, saved_note = continue_from(config.resume)
@@ -119,7 +119,9 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
 
 
 def prepare_numerics(config: TrainConfig, world: World) -> str | None:
-    """Set seeds, determinism and cuDNN's benchmark; a line about the benchmark where there is one to say."""
+    """Set seeds, determinism and cuDNN's benchmark; a line about the benchmark where there is one
+    to say.
+    """
     deterministic, sizes = config.train.deterministic, config.train.multi_scale
     check_same_bits(world.device, deterministic, config.train.sync_bn, config.train.device_batch_size == AUTO)
     sizes_change = config.train.rect or sizes[0] != sizes[1]
@@ -140,7 +142,8 @@ def start_state(
 ) -> RunState:
     """What the training changes, at its start, on the device of this process and the same on all.
 
-    Optimiser, average and checkpoints hold the plain model; only the training loop sees the wrapper.
+    Optimiser, average and checkpoints hold the plain model; only the training loop sees the
+    wrapper.
     """
     micro_batch = sampler.device_batch_size * world.world_size
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
@@ -168,7 +171,9 @@ def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: S
 
 
 def complete(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The whole configuration: with ``resume`` that run's own; folders absolute, so that it holds elsewhere too."""
+    """The whole configuration: with ``resume`` that run's own; folders absolute, so that it holds
+    elsewhere too.
+    """
     whole = continue_run(given, named)
     folders = [key for key in ("root", "index_dir") if key in whole["data"]]
     return layered(whole, {"data": {key: str(Path(whole["data"][key]).absolute()) for key in folders}})

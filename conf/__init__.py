@@ -1,4 +1,6 @@
-"""Configuration: the YAML tree, its types (schema.py) and the border where it becomes plain objects (entry.py)."""
+"""Configuration: the YAML tree, its types (schema.py) and the border where it becomes plain objects
+(entry.py).
+"""
 
 import sys
 

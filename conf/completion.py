@@ -14,7 +14,9 @@ from train_utils.run.checkpoint import peek_config
 
 
 def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The configuration with the checkpoint's values where neither YAML nor the command line gives one."""
+    """The configuration with the checkpoint's values where neither YAML nor the command line gives
+    one.
+    """
     given = model_or_checkpoint(given, named)
     if given.get("detections") is not None:
         if given.get("ckpt") is not None or given["model"] is not None or given["task"] != EvalTask.score.value:
@@ -34,7 +36,8 @@ def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dic
 
 
 def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The configuration with ``model`` null where no network is named, since ``ckpt`` holds its own.
+    """The configuration with ``model`` null where no network is named, since ``ckpt`` holds its
+    own.
 
     Raises ConfigError where options of a network stand beside ``ckpt``, or alone.
     """
@@ -53,8 +56,9 @@ def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str
 
 
 def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
-    """``given`` laid over the named sections of the checkpoint's configuration; the image size is the one it was
-    evaluated with where ``given`` has none."""
+    """``given`` laid over the named sections of the checkpoint's configuration; the image size is
+    the one it was evaluated with where ``given`` has none.
+    """
     saved = peek_config(Path(given["ckpt"]))
     image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     given["evaluate"]["image_size"] = image_size

@@ -52,7 +52,9 @@ def comments_of(schema: type) -> dict[str, str]:
 
 
 def kind_in_words(kind: Any) -> str:
-    """A type hint as a reader of the documentation wants it: ``float or null``, ``auto, cpu, cuda``."""
+    """A type hint as a reader of the documentation wants it: ``float or null``, ``auto, cpu,
+    cuda``.
+    """
     if kind is Any:
         return "any"
     if get_origin(kind) is UnionType or type(None) in get_args(kind):

@@ -1,6 +1,8 @@
-"""The border between a command line and the program: Hydra composes, the result becomes plain dataclasses here.
+"""The border between a command line and the program: Hydra composes, the result becomes plain
+dataclasses here.
 
-Every user error leaves as one sentence on one process with exit code 2; anything else is a bug and keeps its traceback.
+Every user error leaves as one sentence on one process with exit code 2; anything else is a bug and
+keeps its traceback.
 """
 
 from __future__ import annotations
@@ -40,11 +42,12 @@ def run(
     program: Callable[[Config], Any],
     complete: Complete | None = None,
 ) -> None:
-    """Compose ``conf/<name>.yaml`` with the command line, check it against ``schema`` and call ``program`` with it.
+    """Compose ``conf/<name>.yaml`` with the command line, check it against ``schema`` and call
+    ``program`` with it.
 
-    ``complete`` gets what is composed as nested dictionaries, and the keys and groups that the command line names; it
-    returns the whole configuration, with values from a checkpoint or an earlier run. Ends the process: code 0, 2 after
-    a user error, 1 after a bug.
+    ``complete`` gets what is composed as nested dictionaries, and the keys and groups that the
+    command line names; it returns the whole configuration, with values from a checkpoint or an
+    earlier run. Ends the process: code 0, 2 after a user error, 1 after a bug.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out of Hydra: they are reported here
     debug = "debug=true" in sys.argv
@@ -81,14 +84,18 @@ def run(
 
 
 def compose(name: str, schema: type[Config], overrides: list[str], complete: Complete | None = None) -> Config:
-    """The configuration that ``python <name>.py <overrides>`` would get, for tests, notebooks and other programs."""
+    """The configuration that ``python <name>.py <overrides>`` would get, for tests, notebooks and
+    other programs.
+    """
     _register(name, schema)
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         return to_plain(hydra.compose(name, overrides), schema, complete, keys_of(overrides))
 
 
 def defaults(name: str, schema: type) -> dict[str, Any]:
-    """The values of ``conf/<name>.yaml`` alone, interpolations as written and ``???`` where nobody gives one."""
+    """The values of ``conf/<name>.yaml`` alone, interpolations as written and ``???`` where nobody
+    gives one.
+    """
     _register(name, schema)
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         return to_dictionary(hydra.compose(name))
@@ -107,14 +114,15 @@ def to_plain(
 ) -> Config:
     """The composed tree as an instance of ``schema``, with no OmegaConf object left in it.
 
-    Raises ConfigError naming the full key for a missing value, a stray key or a value its section refuses.
+    Raises ConfigError naming the full key for a missing value, a stray key or a value its section
+    refuses.
     """
     try:
         _check_choices(cfg)
         given = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
         completed = complete(given, named) if complete is not None else given
-        # Merged into a fresh schema, a key that Hydra let in by `+section.key=1` is an error instead of an attribute
-        # that nobody reads.
+        # Merged into a fresh schema, a key that Hydra let in by `+section.key=1` is an error
+        # instead of an attribute that nobody reads.
         whole = OmegaConf.to_object(OmegaConf.merge(_structured(schema, completed), completed))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, schema)) from error
@@ -135,7 +143,9 @@ def to_yaml(config: Any) -> str:
 
 
 def to_dictionary(config: Any) -> dict[str, Any]:
-    """A plain configuration as nested dictionaries of numbers and strings (enums by name), as checkpoints keep it."""
+    """A plain configuration as nested dictionaries of numbers and strings (enums by name), as
+    checkpoints keep it.
+    """
     return plain(OmegaConf.structured(config))
 
 
@@ -156,7 +166,9 @@ def _register(name: str, schema: type) -> None:
 
 
 def _with_sections(schema: type) -> DictConfig:
-    """The empty typed tree with all its sections, so that a key can be given where its section is a checkpoint's."""
+    """The empty typed tree with all its sections, so that a key can be given where its section is a
+    checkpoint's.
+    """
     tree: DictConfig = OmegaConf.structured(schema)
     for key, kind in get_type_hints(schema).items():
         if is_dataclass(kind) and key not in CHOICES:
@@ -166,7 +178,9 @@ def _with_sections(schema: type) -> DictConfig:
 
 
 def _check_choices(cfg: DictConfig) -> None:
-    """Raise ConfigError where the command line changed the name of a section's choice instead of the choice."""
+    """Raise ConfigError where the command line changed the name of a section's choice instead of
+    the choice.
+    """
     for section, choices in CHOICES.items():
         kind = OmegaConf.get_type(cfg, section) if section in cfg else None
         if kind in choices.values() and choices.get(cfg[section].name) is not kind:
@@ -174,7 +188,9 @@ def _check_choices(cfg: DictConfig) -> None:
 
 
 def _structured(schema: type, given: dict[str, Any]) -> DictConfig:
-    """The empty typed tree of ``schema``, with the class of the choice that ``given`` makes in each of CHOICES."""
+    """The empty typed tree of ``schema``, with the class of the choice that ``given`` makes in each
+    of CHOICES.
+    """
     tree: DictConfig = OmegaConf.structured(schema)
     for section, choices in CHOICES.items():
         if section in given:
@@ -201,7 +217,9 @@ def _prepare_command_line() -> None:
 
 
 def _drop_missing(tree: Any) -> Any:
-    """The tree without the values that nobody gave, and without the sections that held nothing else."""
+    """The tree without the values that nobody gave, and without the sections that held nothing
+    else.
+    """
     if isinstance(tree, dict):
         kept = {key: _drop_missing(value) for key, value in tree.items() if value != "???"}
         return {key: value for key, value in kept.items() if value != {} or tree[key] == {}}

@@ -1,7 +1,8 @@
-"""How a program fails: with one sentence, told by one process, and code 2 after a user's error or 1 after a bug.
+"""How a program fails: with one sentence, told by one process, and code 2 after a user's error or 1
+after a bug.
 
-A job of a multirun (`-m`) may run in a process or on a machine of its own. Its failure is told there, and reaches the
-launcher as JobError.
+A job of a multirun (`-m`) may run in a process or on a machine of its own. Its failure is told
+there, and reaches the launcher as JobError.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class JobError(Exception):
     """A job of a multirun failed. Launchers pickle it, so it holds plain values only."""
 
     def __init__(self, job: str, reason: str, code: int) -> None:
-        """``job`` is its number and options, ``code`` what a program of its own would have ended with."""
+        """``job`` is its number and options, ``code`` what a program of its own would have ended
+        with.
+        """
         super().__init__(job, reason, code)
         self.code = code
 
@@ -48,7 +51,8 @@ USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedE
 
 
 def tell(error: BaseException, schema: type, debug: bool) -> int:
-    """Print a sentence, or the traceback of a bug, on one process only; the exit code. ``debug``: always a traceback.
+    """Print a sentence, or the traceback of a bug, on one process only; the exit code. ``debug``:
+    always a traceback.
 
     ``schema`` is that of the program, whose keys the sentence may name.
     """
@@ -58,7 +62,9 @@ def tell(error: BaseException, schema: type, debug: bool) -> int:
 
 
 def tell_interrupt() -> int:
-    """Say that Ctrl-C ended the program, on one process; others then do not count it as lost. Gives the exit code."""
+    """Say that Ctrl-C ended the program, on one process; others then do not count it as lost. Gives
+    the exit code.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it at once
     _say("stopped by Ctrl-C", None)
     return INTERRUPT_EXIT_CODE
@@ -70,7 +76,9 @@ def is_job_of_multirun() -> bool:
 
 
 def job_failure(error: BaseException, schema: type, debug: bool) -> JobError:
-    """What the launcher is to get for ``error``, which is told here as well: a log of its own may be all a job has."""
+    """What the launcher is to get for ``error``, which is told here as well: a log of its own may
+    be all a job has.
+    """
     hydra = HydraConfig.get()
     job = f"job {hydra.job.num} ({' '.join(hydra.overrides.task)})"
     reason = _reason(error, schema)
@@ -84,7 +92,9 @@ def job_failure(error: BaseException, schema: type, debug: bool) -> JobError:
 
 
 def tell_failed_jobs(failures: Sequence[JobError]) -> int:
-    """Print all that is known at the end of a multirun of jobs that failed, in one line; the exit code."""
+    """Print all that is known at the end of a multirun of jobs that failed, in one line; the exit
+    code.
+    """
     print(f"error: {'; '.join(map(str, failures))}", file=sys.stderr, flush=True)
     return min(failure.code for failure in failures)
 

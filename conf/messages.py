@@ -1,4 +1,6 @@
-"""What people are told: one sentence for what Hydra, OmegaConf or a part of the program found wrong."""
+"""What people are told: one sentence for what Hydra, OmegaConf or a part of the program found
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def foreign_flag_message(flag: str) -> str:
 
 
 def full_keys(schema: Any, prefix: str = "") -> list[str]:
-    """Every key of a schema with its sections, as typed on a command line; of a section with choices those of all."""
+    """Every key of a schema with its sections, as typed on a command line; of a section with
+    choices those of all.
+    """
     keys = []
     for name, kind in get_type_hints(schema).items():
         keys.append(prefix + name)
@@ -87,7 +91,9 @@ def _with_choice(key: str) -> str:
 
 
 def key_of_file(group: str, value: str) -> str | None:
-    """The key that a file is for where it was given as ``group=<file>``; None where it is no such file."""
+    """The key that a file is for where it was given as ``group=<file>``; None where it is no such
+    file.
+    """
     return KEYS_OF_FILES.get(group, {}).get(os.path.splitext(value)[1])
 
 
@@ -131,7 +137,9 @@ def explain(error: Exception, schema: Any) -> str:
 
 
 def null_sections(overrides: Sequence[str], schema: Any) -> str:
-    """One sentence for options of a section that is null here, over which OmegaConf ends in an AssertionError."""
+    """One sentence for options of a section that is null here, over which OmegaConf ends in an
+    AssertionError.
+    """
     keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
     within = [(key, section) for section in _optional_sections(schema) for key in keys if key.startswith(f"{section}.")]
     named = " and ".join(key for key, _ in within) or "an option"
@@ -151,7 +159,9 @@ def _optional_sections(schema: Any, prefix: str = "") -> list[str]:
 
 
 def sentence(error: Exception) -> str:
-    """The message of a user error, also where a loader's worker raised it and torch put the traceback in front."""
+    """The message of a user error, also where a loader's worker raised it and torch put the
+    traceback in front.
+    """
     text = str(error)
     if "in DataLoader worker process" in text:
         text = text[text.rindex(f"{type(error).__name__}: ") :].partition(": ")[2].strip()

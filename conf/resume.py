@@ -1,4 +1,6 @@
-"""The options of a run that goes on: which run is meant, and what the command line changes in it."""
+"""The options of a run that goes on: which run is meant, and what the command line changes in
+it.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,12 @@ OF_THE_MACHINE = (
 
 
 def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """With ``resume=<run folder>`` the configuration of that run, but for what the command line names; else ``given``.
+    """With ``resume=<run folder>`` the configuration of that run, but for what the command line
+    names; else ``given``.
 
-    ``resume=auto`` stands for the folder of ``run_dir``, for that of the SLURM job or torchrun's run that has these
-    options, or for the newest one of this name; where there is none, a run begins. Raises ConfigError where a folder
-    holds no run.
+    ``resume=auto`` stands for the folder of ``run_dir``, for that of the SLURM job or torchrun's
+    run that has these options, or for the newest one of this name; where there is none, a run
+    begins. Raises ConfigError where a folder holds no run.
     """
     given = _with_restarts(given, named)
     if given.get("resume") == "auto":
@@ -76,17 +79,20 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _has_options(folder: Path, given: Mapping[str, Any]) -> bool:
-    """Whether a run of the same job was started with these options, but for those of the machine."""
+    """Whether a run of the same job was started with these options, but for those of the
+    machine.
+    """
     changed = changed_values(read_config(folder), plain(OmegaConf.create(dict(given))))
     return all(any(line.startswith(key) for key in OF_THE_MACHINE) for line in changed)
 
 
 def _with_restarts(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """``given`` with ``resume=auto`` where SLURM started the job again or torchrun may start the run again, and the
-    user did not say otherwise.
+    """``given`` with ``resume=auto`` where SLURM started the job again or torchrun may start the
+    run again, and the user did not say otherwise.
 
-    Not only when torchrun does: on other nodes than that of the failure, its count of restarts may still be 0. The
-    run's id names its folder, so nothing foreign can be taken up. Raises ConfigError where torchrun was given no id.
+    Not only when torchrun does: on other nodes than that of the failure, its count of restarts may
+    still be 0. The run's id names its folder, so nothing foreign can be taken up. Raises
+    ConfigError where torchrun was given no id.
     """
     restarts = allowed_restarts()
     if "resume" in named or given.get("resume") is not None or (restarts == 0 and job_place().restarts == 0):

@@ -1,7 +1,9 @@
-"""Types of the whole configuration: the root of each entry point, and the sections that belong to no other part.
+"""Types of the whole configuration: the root of each entry point, and the sections that belong to
+no other part.
 
-Fields carry no defaults: YAML holds every value, once, so an absent key fails by its full name. A part's own section
-stands beside its consumer (data/config.py, models/loss/yolo.py, train_utils/optim.py) and is only put together here.
+Fields carry no defaults: YAML holds every value, once, so an absent key fails by its full name. A
+part's own section stands beside its consumer (data/config.py, models/loss/yolo.py,
+train_utils/optim.py) and is only put together here.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ class Device(StrEnum):
 class Precision(StrEnum):
     """Number format of the forward pass in training; weights, loss and evaluation stay float32.
 
-    ``auto`` is bfloat16 where the hardware multiplies it natively, else float32. ``float64`` holds for weights, loss
-    and evaluation too, to compare trainings to more digits.
+    ``auto`` is bfloat16 where the hardware multiplies it natively, else float32. ``float64`` holds
+    for weights, loss and evaluation too, to compare trainings to more digits.
     """
 
     auto = "auto"
@@ -43,7 +45,8 @@ class Precision(StrEnum):
 class OnNonFinite(StrEnum):
     """What to do when too many steps in a row had a loss or gradient that is not finite.
 
-    ``rollback`` takes weights and optimiser from the last checkpoint and goes on with the next images, once in a row.
+    ``rollback`` takes weights and optimiser from the last checkpoint and goes on with the next
+    images, once in a row.
     """
 
     stop = "stop"
@@ -87,7 +90,8 @@ class TrainSection:
     epochs: int
     batch_size: int  # images in one optimiser step, over all processes
     device_batch_size: Any  # images in one forward pass of one process, a number that divides the step evenly; the rest
-    # of a step is accumulated. null: the most up to max_device_batch_size; auto: the most that the memory holds
+    # of a step is accumulated. null: the most up to max_device_batch_size; auto: the most that the
+    # memory holds
     max_device_batch_size: int
     image_size: int  # side in pixels of the square that training images fill
     multi_scale: list[float]  # [low, high]: each step's size is drawn from image_size times this range, the first
@@ -209,7 +213,8 @@ class TrainConfig:
             raise ValueError("augment.copy_paste needs the outlines of objects. fix: data.outlines=true")
 
 
-# Sections whose keys follow from a choice: the class of each choice, by the `name` that its YAML gives.
+# Sections whose keys follow from a choice: the class of each choice, by the `name` that its YAML
+# gives.
 CHOICES: dict[str, dict[str, type]] = {"loss": {"yolov3": LossConfig, "darknet": DarknetLossConfig}}
 
 
@@ -222,7 +227,9 @@ class EvalTask(StrEnum):
 
 @dataclass
 class EvalConfig:
-    """Everything that eval.py reads; ``data`` and ``model`` come from the checkpoint where they are not given."""
+    """Everything that eval.py reads; ``data`` and ``model`` come from the checkpoint where they are
+    not given.
+    """
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     detections: str | None  # a COCO results file of any system, to be scored instead of a network

@@ -1,4 +1,6 @@
-"""Types of the configurations of predict.py and export.py (see conf/schema.py, which holds those of training)."""
+"""Types of the configurations of predict.py and export.py (see conf/schema.py, which holds those of
+training).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from models.export.files import OPSETS
 
 @dataclass
 class PredictConfig:
-    """Everything that predict.py reads; either ``ckpt``, or ``model`` with its weights and ``names``."""
+    """Everything that predict.py reads; either ``ckpt``, or ``model`` with its weights and
+    ``names``.
+    """
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     model: ModelConfig | None

@@ -1,4 +1,6 @@
-"""Types of the configurations of the tools in scripts/ (see conf/schema.py, which holds those of the programs)."""
+"""Types of the configurations of the tools in scripts/ (see conf/schema.py, which holds those of
+the programs).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class CheckDataConfig:
 
 @dataclass
 class ConvertConfig:
-    """Everything that scripts/convert_weights.py reads; the direction follows from ``weights`` or ``ckpt``."""
+    """Everything that scripts/convert_weights.py reads; the direction follows from ``weights`` or
+    ``ckpt``.
+    """
 
     weights: str | None  # Darknet .weights, or a .pt state dict of another system, for the network of ``model``
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)

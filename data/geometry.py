@@ -56,8 +56,8 @@ def is_upright(matrix: Matrix) -> bool:
 def snapped(matrix: Matrix, low: Point, high: Point) -> Matrix:
     """Move and stretch an upright matrix by less than a pixel, so that two points land on pixels.
 
-    A plain resize can draw tiles that start there, with exactly the pixels of a warp. Other matrices
-    are returned unchanged.
+    A plain resize can draw tiles that start there, with exactly the pixels of a warp. Other
+    matrices are returned unchanged.
     """
     if not is_upright(matrix):
         return matrix
@@ -111,8 +111,8 @@ def corner_points(size: Size) -> NDArray[np.float64]:
 def visible_boxes(boxes_xyxy: Boxes, size: Size, min_visible: float) -> tuple[Boxes, NDArray[np.bool_]]:
     """Clip boxes (n, 4) to a picture of ``size`` (height, width); say which (n,) remain usable.
 
-    A usable box keeps more than ``min_visible`` of its area, has sides above ``MIN_SIDE`` pixels, and
-    an aspect ratio below ``MAX_ASPECT``.
+    A usable box keeps more than ``min_visible`` of its area, has sides above ``MIN_SIDE`` pixels,
+    and an aspect ratio below ``MAX_ASPECT``.
     """
     height, width = size
     clipped = boxes_xyxy.clip(0, np.array([width, height, width, height], dtype=np.float32))

@@ -1,4 +1,6 @@
-"""Box formats and overlaps. Corners are x1, y1, x2, y2; centres are cx, cy, w, h; both in pixels."""
+"""Box formats and overlaps. Corners are x1, y1, x2, y2; centres are cx, cy, w, h; both in
+pixels.
+"""
 
 import math
 from enum import StrEnum

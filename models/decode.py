@@ -15,7 +15,9 @@ MAX_LOG_SIZE = math.log(1e3)  # at most a thousand anchors wide: exp stays finit
 
 
 def cell_offsets(raw_xy: Tensor, head: Head) -> Tensor:
-    """Box centres relative to their cell's corner, in cells. scale_x_y > 1 reaches past the cell."""
+    """Box centres relative to their cell's corner, in cells. scale_x_y > 1 reaches past the
+    cell.
+    """
     return raw_xy.sigmoid() * head.scale_x_y - (head.scale_x_y - 1) / 2
 
 

@@ -33,7 +33,9 @@ from train_utils.shell import option
 
 
 def find_anchors(config: AnchorsConfig) -> Sizes:
-    """Prints and returns anchors (k, 2), as many as the model has; writes the override file and a picture."""
+    """Prints and returns anchors (k, 2), as many as the model has; writes the override file and a
+    picture.
+    """
     network = load_network(config.model)
     current = np.array(Darknet(network).heads[0].all_anchors)
     sizes = network_sizes(open_annotations(config.data, "train"), config.image_size)
@@ -67,7 +69,9 @@ def find_anchors(config: AnchorsConfig) -> Sizes:
 
 
 def describe(name: str, sizes: Sizes, anchors: Sizes, min_iou: float) -> str:
-    """A line of figures: mean best overlap, recall, and the anchors with their shares of the boxes."""
+    """A line of figures: mean best overlap, recall, and the anchors with their shares of the
+    boxes.
+    """
     shares = np.bincount(nearest_anchors(sizes, anchors), minlength=len(anchors)) / len(sizes)
     listed = "  ".join(f"{w:g},{h:g} ({share:.0%})" for (w, h), share in zip(anchors.round(1), shares, strict=True))
     return (
@@ -78,7 +82,9 @@ def describe(name: str, sizes: Sizes, anchors: Sizes, min_iou: float) -> str:
 
 
 def override(anchors: Sizes, config: AnchorsConfig) -> str:
-    """The text of a YAML file for the group ``model``: the model that was asked for, with these anchors."""
+    """The text of a YAML file for the group ``model``: the model that was asked for, with these
+    anchors.
+    """
     chosen = Path(config.model.cfg)
     base = "base" if chosen.suffix == ".cfg" else config.model.cfg
     cfg = f"cfg: {chosen.absolute()}\n" if chosen.suffix == ".cfg" else ""

@@ -1,10 +1,12 @@
-"""Check a .cfg and print what network it makes: a table of layers, sums, heads, and which of its options do nothing.
+"""Check a .cfg and print what network it makes: a table of layers, sums, heads, and which of its
+options do nothing.
 
-    python -m scripts.cfg_info model.cfg=my.cfg
-    python -m scripts.cfg_info model=yolov3-spp image_size=608 num_classes=20
-    python -m scripts.cfg_info model.cfg=my.cfg model.weights=my.weights    # and whether the weights fit it
+    python -m scripts.cfg_info model.cfg=my.cfg python -m scripts.cfg_info model=yolov3-spp
+    image_size=608 num_classes=20 python -m scripts.cfg_info model.cfg=my.cfg
+    model.weights=my.weights    # and whether the weights fit it
 
-A .cfg that makes no network is answered with one sentence that names file and line, and exit code 2.
+A .cfg that makes no network is answered with one sentence that names file and line, and exit code
+2.
 """
 
 from __future__ import annotations
@@ -180,7 +182,9 @@ def _head(model: Darknet, head: Head, size: tuple[int, int], field: Field) -> st
 
 
 def _idle_options(cfg: Cfg) -> Iterator[str]:
-    """The options that change nothing here, and those that only one loss reads, by the kinds of their sections."""
+    """The options that change nothing here, and those that only one loss reads, by the kinds of
+    their sections.
+    """
     loss_only = {field.name for field in fields(DarknetLossKeys)}
     idle: dict[str, set[str]] = {}
     of_the_loss: set[str] = set()

@@ -3,8 +3,8 @@
     python -m scripts.check_data data=bccd model=yolov3-tiny image_size=320
     python -m scripts.check_data --config-dir ~/mine data=cats out=report
 
-Prints the report and writes it to a folder: report.html (one page with all pictures), report.json, report.txt.
-Exit code 0: no problems, 1: some, 2: there is no such data set or option.
+Prints the report and writes it to a folder: report.html (one page with all pictures), report.json,
+report.txt. Exit code 0: no problems, 1: some, 2: there is no such data set or option.
 """
 
 from __future__ import annotations
@@ -119,9 +119,12 @@ def labelled(checked: CheckedSet, split: str, index: int) -> Cell:
 
 
 def draw_augmented(config: CheckDataConfig, checked: CheckedSet, indices: list[int], out: Path) -> None:
-    """Saves training samples of these images as ``augment`` makes them, from images that can be read."""
+    """Saves training samples of these images as ``augment`` makes them, from images that can be
+    read.
+    """
     annotations = checked.splits["train"]
-    # The other images of mosaics come from a pool, since those that cannot be read would leave holes.
+    # The other images of mosaics come from a pool, since those that cannot be read would leave
+    # holes.
     pool = tuple(pick(checked.readable["train"], 100, np.random.default_rng(config.seed)))
     dataset = TrainDataset(annotations, config.augment, config.seed, 10**6, ImageSource(annotations, OnError.stop))
     side = config.image_size

@@ -1,7 +1,8 @@
 """Turn boxes in a CSV file into a COCO json.
 
-    python -m scripts.convert_data csv=boxes.csv images=pictures out=boxes.json
-    python -m scripts.convert_data csv=open-images.csv images=train names=class-descriptions-boxable.csv out=train.json
+    python -m scripts.convert_data csv=boxes.csv images=pictures out=boxes.json python -m
+    scripts.convert_data csv=open-images.csv images=train names=class-descriptions-boxable.csv
+    out=train.json
 
 An annotation of the json has the number of its row as id, so that later messages name the row.
 """

@@ -1,13 +1,15 @@
 """Convert between Darknet .weights and checkpoints, both ways.
 
-    python -m scripts.convert_weights weights=yolov3-spp.weights model=yolov3-spp names=coco.names out=yolov3-spp.pt
-    python -m scripts.convert_weights weights=my.weights model.cfg=my.cfg out=my.pt
-    python -m scripts.convert_weights ckpt=runs/coco/<date_time> out=mine.weights cfg=mine.cfg
-    python -m scripts.convert_weights ckpt=yolov3-spp.pt out=darknet53.conv.74 up_to_layer=74
+    python -m scripts.convert_weights weights=yolov3-spp.weights model=yolov3-spp names=coco.names
+    out=yolov3-spp.pt python -m scripts.convert_weights weights=my.weights model.cfg=my.cfg
+    out=my.pt python -m scripts.convert_weights ckpt=runs/coco/<date_time> out=mine.weights
+    cfg=mine.cfg python -m scripts.convert_weights ckpt=yolov3-spp.pt out=darknet53.conv.74
+    up_to_layer=74
 
-The checkpoint serves eval.py ckpt= (with data=), predict.py and export.py ckpt=, and train.py model.weights=. Back in
-.weights form it has the bytes of the file it came from. `weights` may also be a .pt file with the state dict of another
-system. With `up_to_layer`, which counts as in Darknet's `partial` command, a .weights file can be cut directly.
+The checkpoint serves eval.py ckpt= (with data=), predict.py and export.py ckpt=, and train.py
+model.weights=. Back in .weights form it has the bytes of the file it came from. `weights` may also
+be a .pt file with the state dict of another system. With `up_to_layer`, which counts as in
+Darknet's `partial` command, a .weights file can be cut directly.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ DARKNET_EPS = 1e-6  # what Darknet adds to a variance
 
 
 def convert(config: ConvertConfig) -> None:
-    """Convert as configured and say in one line what was written. Raises the errors of the parts."""
+    """Convert as configured and say in one line what was written. Raises the errors of the
+    parts.
+    """
     to_checkpoint = check(config)
     if config.ckpt is not None:
         write_darknet(config, model_from_checkpoint(load_checkpoint(Path(config.ckpt)))[0])
@@ -48,7 +52,9 @@ def convert(config: ConvertConfig) -> None:
 
 
 def check(config: ConvertConfig) -> bool:
-    """Whether a checkpoint is to be written. Raises ConfigError where the options do not make a conversion."""
+    """Whether a checkpoint is to be written. Raises ConfigError where the options do not make a
+    conversion.
+    """
     if (config.weights is None) == (config.ckpt is None):
         raise ConfigError("give one of weights=<.weights or state dict> and ckpt=<run folder or .pt file>")
     out, source = Path(config.out), Path(config.weights or config.ckpt or "")
@@ -110,7 +116,9 @@ def write_darknet(config: ConvertConfig, model: Darknet) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a new text file. Raises ModelError where there is one with other content, or it cannot be written."""
+    """Write a new text file. Raises ModelError where there is one with other content, or it cannot
+    be written.
+    """
     try:
         if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
             raise ModelError(f"cfg={path} exists and differs. fix: another name")
@@ -120,8 +128,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def complete(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The whole configuration: with ``ckpt`` its network, which ``model`` must not name again; ``model.weights``, as
-    the other programs call them, are ``weights``."""
+    """The whole configuration: with ``ckpt`` its network, which ``model`` must not name again;
+    ``model.weights``, as the other programs call them, are ``weights``.
+    """
     if given["weights"] is None and given["ckpt"] is None and given["model"]["weights"] is not None:
         given = {**given, "weights": given["model"]["weights"], "model": {**given["model"], "weights": None}}
     if given["ckpt"] is not None and given["weights"] is None:

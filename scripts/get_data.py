@@ -80,7 +80,9 @@ class _Bar:
 
 
 def name_first(arguments: list[str]) -> list[str]:
-    """The command line with a bare first word, as ``coco2017``, written as the option that it means."""
+    """The command line with a bare first word, as ``coco2017``, written as the option that it
+    means.
+    """
     if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
         return [f"name={arguments[0]}", *arguments[1:]]
     return arguments

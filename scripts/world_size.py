@@ -2,15 +2,17 @@
 
     python -m scripts.world_size [key=value ...]
 
-Each training is `train.py` under torchrun: yolov3-spp at width 0.125 on drawn shapes, 20 steps of 8 mosaics of changing
-sizes, in float64 and float32, as one pass and as two accumulated passes a step. The epoch has images left that fill no
-step. What is named on the command line is handed on to train.py, after the options below; train.precision=float32
-leaves float64 out.
+Each training is `train.py` under torchrun: yolov3-spp at width 0.125 on drawn shapes, 20 steps of 8
+mosaics of changing sizes, in float64 and float32, as one pass and as two accumulated passes a step.
+The epoch has images left that fill no step. What is named on the command line is handed on to
+train.py, after the options below; train.precision=float32 leaves float64 out.
 
-All begin with the weights of 40 steps on one process. Float32 is that of train.deterministic=true; without it rounding
-depends on how the images are dealt, and so deep a network multiplies that (docs/results/).
+All begin with the weights of 40 steps on one process. Float32 is that of train.deterministic=true;
+without it rounding depends on how the images are dealt, and so deep a network multiplies that
+(docs/results/).
 
-The difference of two tensors is max |a - b| / max |a|, the figure that of the tensor where it is largest.
+The difference of two tensors is max |a - b| / max |a|, the figure that of the tensor where it is
+largest.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def parts_of(state: dict[str, object]) -> dict[str, dict[str, Tensor]]:
 def train(folder: Path, name: str, processes: int, options: Sequence[str]) -> tuple[Path, float]:
     """Train once below ``folder``: the checkpoint, and the seconds that it took."""
     places = (f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", f"run_dir={folder / name}")
-    # One process alone would take all cores, and the last bits of a convolution depend on the number of its threads.
+    # One process alone would take all cores, and the last bits of a convolution depend on the
+    # number of its threads.
     launch = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "torch.distributed.run"]
     launch += ["--standalone", f"--nproc-per-node={processes}"]
     command = [*launch, str(REPOSITORY / "train.py"), *OPTIONS, *places, *options]

@@ -35,7 +35,9 @@ SBATCH_OPTIONS = {"--nodes", "--gpus-per-node", "--ntasks-per-node", "--array", 
 
 
 def commands_of(text: str) -> list[str]:
-    """The lines of code blocks, indented or fenced, that start a program, without their environment."""
+    """The lines of code blocks, indented or fenced, that start a program, without their
+    environment.
+    """
     blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.M | re.S) + re.findall(r"^ {4}(.*)$", text, re.M)
     lines = [re.sub(r"^(?:[A-Z_]+=\S+ )+", "", line.strip()) for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.startswith(STARTS)]
@@ -48,7 +50,9 @@ COMMANDS = sorted(
 
 @pytest.fixture(scope="module")
 def own_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a user that docs/own-data.md has: its YAML as it stands there, and fitted anchors."""
+    """The files of a user that docs/own-data.md has: its YAML as it stands there, and fitted
+    anchors.
+    """
     folder = tmp_path_factory.mktemp("mine")
     page = (REPOSITORY / "docs" / "own-data.md").read_text()
     cats = "\n".join(
@@ -89,7 +93,9 @@ def check(command: str, own_files: Path) -> None:
 
 
 def check_options(program: str, options: list[str], own_files: Path) -> None:
-    """Compose ``options`` as ``program`` does; with a checkpoint or a run, that is not here, up to its values."""
+    """Compose ``options`` as ``program`` does; with a checkpoint or a run, that is not here, up to
+    its values.
+    """
     assert program in PROGRAMS, f"no program {program}"
     name, schema = PROGRAMS[program]
     if "--config-dir" in options:

@@ -32,7 +32,9 @@ from train_utils.scores.speed import STAGES
 
 @pytest.mark.slow
 def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tmp_path: Path) -> None:
-    """shared_dir/darknet/README.md: AP .161054, AP50 .369500 by pycocotools on OpenCV's detections."""
+    """shared_dir/darknet/README.md: AP .161054, AP50 .369500 by pycocotools on OpenCV's
+    detections.
+    """
     network = shared_dir / "darknet" / "yolo-fastest-1.1"
     options = [
         f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", "evaluate=darknet", "evaluate.image_size=320",
@@ -45,7 +47,9 @@ def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tm
 
 
 def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared_dir: Path, tmp_path: Path) -> None:
-    """OpenCV's detections, .161054 and .369500 in shared_dir/darknet/README.md; all figures to the last bit."""
+    """OpenCV's detections, .161054 and .369500 in shared_dir/darknet/README.md; all figures to the
+    last bit.
+    """
     coco = shared_dir / "data" / "coco128"
     results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
     data = [
@@ -89,7 +93,9 @@ def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Options of eval.py for a network that was trained until it finds something, on pictures of several shapes."""
+    """Options of eval.py for a network that was trained until it finds something, on pictures of
+    several shapes.
+    """
     folder = tmp_path_factory.mktemp("trained")
     shapes = ["data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0"]
     shapes += ["data.shapes={train_images: 48, val_images: 11, image_size: 96, seed: 0}"]
@@ -169,7 +175,9 @@ def test_speed_of_each_stage(trained: list[str], tmp_path: Path, capsys: pytest.
 
 
 def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path: Path) -> None:
-    """Objects that reach out by 0.3 px to whole images, lie outside, have no area, or are crowds; every library."""
+    """Objects that reach out by 0.3 px to whole images, lie outside, have no area, or are crowds;
+    every library.
+    """
     boxes = [*BOXES, *OUTSIDE, *NO_AREA]
     data = replace(write_set(tmp_path / "set", DataFormat.coco, boxes), on_error=OnError.clip)
     path = tmp_path / "set" / "set.json"
@@ -212,7 +220,9 @@ def test_speed_is_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_evaluation_does_not_touch_the_training(tmp_path: Path) -> None:
-    """Weights, average and optimiser of a run that is evaluated after every epoch, and of one that is not."""
+    """Weights, average and optimiser of a run that is evaluated after every epoch, and of one that
+    is not.
+    """
     shapes = ["data=shapes", f"data.root={tmp_path / 'shapes'}", f"data.index_dir={tmp_path / 'index'}"]
     shapes += ["data.workers=0", "data.shapes={train_images: 18, val_images: 5, image_size: 64, seed: 0}"]
     ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0))

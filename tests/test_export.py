@@ -41,7 +41,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def error_of(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Says:
-    """What ``export.py <arguments>`` says on stderr: one sentence; and no file may be left behind."""
+    """What ``export.py <arguments>`` says on stderr: one sentence; and no file may be left
+    behind.
+    """
 
     def called(*arguments: str) -> str:
         before = set(folder.iterdir())
@@ -131,7 +133,9 @@ def test_the_printed_lines_refuse_a_side_that_is_no_multiple_of_the_stride(
 
 @pytest.mark.slow
 def test_the_command_leaves_a_file_that_runs_as_it_says(tmp_path: Path) -> None:
-    """A checkpoint in a run folder, another process, and the lines of Python that the command prints."""
+    """A checkpoint in a run folder, another process, and the lines of Python that the command
+    prints.
+    """
     config = compose("train", TrainConfig, ["model=yolov3-tiny", "model.width=0.125", "train.image_size=96"])
     model, _ = build_model(config.model, len(NAMES))
     with torch.no_grad():

@@ -133,7 +133,9 @@ def tracked(pattern: str) -> list[Path]:
 
 
 def test_prose_is_wrapped() -> None:
-    """Markdown at 100 columns; tables, code and addresses aside. Ruff checks docstrings and comments."""
+    """Markdown at 100 columns; tables, code and addresses aside. Ruff checks docstrings and
+    comments.
+    """
     for path in tracked("*.md"):
         in_code = False
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

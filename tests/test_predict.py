@@ -258,8 +258,10 @@ def test_the_dog_of_darknet_as_users_start_it(shared_dir: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path) -> None:
-    """Image ids from the file names, category ids from names=<a COCO json>: OpenCV's detections on the same pictures,
-    which shared_dir/darknet holds in that form (theirs are not cut at the edges of the picture)."""
+    """Image ids from the file names, category ids from names=<a COCO json>: OpenCV's detections on
+    the same pictures, which shared_dir/darknet holds in that form (theirs are not cut at the edges
+    of the picture).
+    """
     network, coco = shared_dir / "darknet" / "yolo-fastest-1.1", shared_dir / "data" / "coco128"
     chosen = sorted((coco / "images" / "val2017").iterdir())[:8]
     (tmp_path / "list.txt").write_text("\n".join(map(str, chosen)))

@@ -41,7 +41,9 @@ class Finished:
 
 
 def start(folder: Path, *arguments: str, processes: int = 0, launcher: str = "torch.distributed.run") -> Finished:
-    """Run ``python <arguments>`` in ``folder``, or the same under a launcher on ``processes`` processes."""
+    """Run ``python <arguments>`` in ``folder``, or the same under a launcher on ``processes``
+    processes.
+    """
     launch = [] if processes == 0 else ["-m", launcher, "--nproc-per-node", str(processes), "--standalone"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "RANK", "WORLD"))}
     environment.pop("OMP_NUM_THREADS", None)
@@ -59,7 +61,9 @@ def start(folder: Path, *arguments: str, processes: int = 0, launcher: str = "to
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with a small drawn data set: 13 validation images divide evenly among neither 2 nor 3."""
+    """A working folder with a small drawn data set: 13 validation images divide evenly among
+    neither 2 nor 3.
+    """
     path = tmp_path_factory.mktemp("programs")
     ensure_shapes(path / "shapes", ShapesConfig(train_images=35, val_images=13, image_size=64, seed=0))
     return path
@@ -167,7 +171,9 @@ def train_here(folder: Path, options: list[str]) -> None:
 
 
 def test_a_broken_picture_is_named_or_left_out(folder: Path) -> None:
-    """It is broken after the index was built; tests/runs/test_faults.py has what other ranks do about an error."""
+    """It is broken after the index was built; tests/runs/test_faults.py has what other ranks do
+    about an error.
+    """
     broken = next(path for path in (folder / "shapes").rglob("train/*.jpg"))
     good = broken.read_bytes()
     more = ["augment=none", "train.epochs=1", "logger.pictures=false", "evaluate.confidence=0.5"]

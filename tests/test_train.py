@@ -1,4 +1,6 @@
-"""Whole trainings in this process, a few steps long: resume, options, initial weights, what a checkpoint holds."""
+"""Whole trainings in this process, a few steps long: resume, options, initial weights, what a
+checkpoint holds.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut after every step, also the last of an epoch: all that a checkpoint holds, and the table, bit for bit."""
+    """Cut after every step, also the last of an epoch: all that a checkpoint holds, and the table,
+    bit for bit.
+    """
     often = ["train.save_every_steps=1", "train.epochs=2", "logger.pictures=false", "train.multi_scale=[0.5,1.5]"]
     whole = options(shapes, tmp_path / "whole", *often)
     train(whole)
@@ -178,7 +182,9 @@ def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(
 def test_a_run_that_was_killed_before_its_closing_table_writes_it(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the last epoch, and after one that ended the patience; the table is that of a run left alone."""
+    """After the last epoch, and after one that ended the patience; the table is that of a run left
+    alone.
+    """
     for more in (("train.epochs=1",), STILL):
         run, whole = tmp_path / f"run{len(more)}", tmp_path / f"whole{len(more)}"
         config = options(shapes, run, "logger.pictures=false", *more)
@@ -218,7 +224,9 @@ def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes
 def test_a_full_disk_does_not_end_a_training(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both checkpoints of step 2 fail, which is told once; the file of step 1 stays until a later one succeeds."""
+    """Both checkpoints of step 2 fail, which is told once; the file of step 1 stays until a later
+    one succeeds.
+    """
     write, calls = checkpoint_writer.save_checkpoint, []
 
     def fails_twice(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
@@ -398,7 +406,8 @@ def test_initial_weights_from_a_checkpoint_and_from_darknet(shapes: Path, tmp_pa
     trained, _ = model_from_checkpoint(load_checkpoint(best))
     darknet = write_darknet(trained, tmp_path / "trained.weights")
     for number, source in enumerate((best, darknet)):
-        # Frozen layers stay as loaded; at a learning rate of next to nothing so do the kernels of the others.
+        # Frozen layers stay as loaded; at a learning rate of next to nothing so do the kernels of
+        # the others.
         same = [
             "optim.lr=1e-12",
             "optim.burn_in_bias_lr=0",

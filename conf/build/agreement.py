@@ -23,7 +23,8 @@ PROGRAM = ("conf", "data", "models", "train_utils")  # the packages that a train
 def check_agreement(
     world: World, config: TrainConfig, saved: dict[str, Any] | None, train_set: Annotations, val_set: Annotations
 ) -> None:
-    """Raise TrainError, on all processes, where one has other options, data, checkpoint, torch or program than rank 0.
+    """Raise TrainError, on all processes, where one has other options, data, checkpoint, torch or
+    program than rank 0.
 
     ``saved`` is the checkpoint from which the run goes on. All processes must call it.
     """
@@ -45,7 +46,9 @@ def check_agreement(
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """A digest of the entry points and packages below ``root``: it changes with every change of the program."""
+    """A digest of the entry points and packages below ``root``: it changes with every change of the
+    program.
+    """
     digest = hashlib.sha256()
     packages = (path for part in PROGRAM for path in (root / part).rglob("*.py"))
     for path in sorted((*root.glob("*.py"), *packages)):

@@ -1,4 +1,6 @@
-"""From the configuration to data: the splits, their images, and the training batches of each process."""
+"""From the configuration to data: the splits, their images, and the training batches of each
+process.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,21 @@ MEMORY_FILES = Path("/dev/shm")
 
 
 def open_split(config: DataConfig, split: str, world: World) -> Annotations:
-    """The index of one split; one process for each disk builds it if need be, the others wait and map the same."""
+    """The index of one split; one process for each disk builds it if need be, the others wait and
+    map the same.
+    """
     written = [Path(config.index_dir)] + ([Path(config.root)] if config.format == DataFormat.shapes else [])
     with torch_distributed_zero_first(world, *written):
         return open_annotations(config, split)
 
 
 def open_images(annotations: Annotations, config: DataConfig, world: World) -> ImageSource:
-    """The images of a split, read from their files, or with ``data.cache`` decoded once for all processes of a node.
+    """The images of a split, read from their files, or with ``data.cache`` decoded once for all
+    processes of a node.
 
-    In memory the cache's file has a name of this run's own and is unlinked as soon as everyone has it open, so that
-    nothing stays when the run ends in whatever way. On a disk it stays for the next run.
+    In memory the cache's file has a name of this run's own and is unlinked as soon as everyone has
+    it open, so that nothing stays when the run ends in whatever way. On a disk it stays for the
+    next run.
     """
     images = ImageSource(annotations, config.on_error)
     if config.cache == ImageCache.none:
@@ -71,11 +77,12 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
 def make_sampler(
     config: TrainConfig, train_set: Annotations, stride: int, world: World, micro_batch: int | None = None
 ) -> TrainBatchSampler:
-    """The images of each step of this process. The global batch is decided first, then dealt to the processes.
+    """The images of each step of this process. The global batch is decided first, then dealt to the
+    processes.
 
-    ``micro_batch`` is the number of images in one forward pass over all processes of a run that goes on, or what
-    auto_batch.probed_micro_batch found: it is kept where ``train.device_batch_size`` leaves a choice, since batch norm
-    depends on it.
+    ``micro_batch`` is the number of images in one forward pass over all processes of a run that
+    goes on, or what auto_batch.probed_micro_batch found: it is kept where
+    ``train.device_batch_size`` leaves a choice, since batch norm depends on it.
     """
     device_batch_size = config.train.device_batch_size
     if device_batch_size in (None, AUTO):
@@ -100,8 +107,9 @@ def make_sampler(
 
 
 def _micro_batch_of_any_world(config: TrainConfig, world: World) -> int:
-    """The images of a forward pass over all processes as one process alone would choose them, since the weights follow
-    from it. Raises DataError where the processes cannot share so many."""
+    """The images of a forward pass over all processes as one process alone would choose them, since
+    the weights follow from it. Raises DataError where the processes cannot share so many.
+    """
     images = fitting_device_batch_size(config.train.batch_size, 1, config.train.max_device_batch_size)
     if images % world.world_size:
         fitting = fitting_device_batch_size(config.train.batch_size, world.world_size, config.train.batch_size)

@@ -1,4 +1,6 @@
-"""What ``train.device_batch_size=auto`` stands for: the most images for which this node's memory suffices."""
+"""What ``train.device_batch_size=auto`` stands for: the most images for which this node's memory
+suffices.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,13 @@ from train_utils.numerics import weights_dtype
 def probed_micro_batch(
     config: TrainConfig, model: Darknet, world: World, dtype: torch.dtype | None, saved: int | None
 ) -> tuple[int | None, str | None]:
-    """The images of one forward pass over all processes with ``auto``, and one line about it; else ``saved``, None.
+    """The images of one forward pass over all processes with ``auto``, and one line about it; else
+    ``saved``, None.
 
-    ``saved``, of a run that goes on, is kept without a look at the memory where the processes can share it. ``dtype``
-    is that of autocast. All processes call this together and get the same; ``model`` is left as it is. Raises
-    TrainError where not even one image fits, DataError where the processes cannot share a step.
+    ``saved``, of a run that goes on, is kept without a look at the memory where the processes can
+    share it. ``dtype`` is that of autocast. All processes call this together and get the same;
+    ``model`` is left as it is. Raises TrainError where not even one image fits, DataError where the
+    processes cannot share a step.
     """
     if config.train.device_batch_size != AUTO:
         return saved, None

@@ -55,8 +55,8 @@ def ground_truth_of(annotations: Annotations) -> GroundTruth:
 class Evaluator:
     """Scores any model of one shape on one data set; made once, called after every epoch.
 
-    Batches are formed before they are dealt to the processes, and none is padded, so that each image is computed once
-    and in the same company whatever the number of processes.
+    Batches are formed before they are dealt to the processes, and none is padded, so that each
+    image is computed once and in the same company whatever the number of processes.
     """
 
     def __init__(

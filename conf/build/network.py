@@ -40,16 +40,19 @@ from train_utils.run.run_state import images_seen
 
 
 def load_network(config: ModelConfig) -> Cfg:
-    """The parsed .cfg that ``model.cfg`` means, a file or a name of the zoo, with ``model.anchors`` where given."""
+    """The parsed .cfg that ``model.cfg`` means, a file or a name of the zoo, with ``model.anchors``
+    where given.
+    """
     path = Path(config.cfg)
     cfg = load_cfg(path if path.suffix else zoo_cfg(config.cfg))
     return cfg if config.anchors is None else with_anchors(cfg, config.anchors)
 
 
 def build_model(config: ModelConfig, num_classes: int | None, whole: bool = False) -> tuple[Darknet, str]:
-    """A network with fresh head biases, its first layers frozen and initial weights as configured, and one sentence
-    about those. ``num_classes`` None keeps the count of the .cfg. With ``whole``, for all but training, raises
-    ConfigError where a layer would stay random."""
+    """A network with fresh head biases, its first layers frozen and initial weights as configured,
+    and one sentence about those. ``num_classes`` None keeps the count of the .cfg. With ``whole``,
+    for all but training, raises ConfigError where a layer would stay random.
+    """
     cfg = load_network(config)
     model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
     model.init_head_biases()
@@ -69,8 +72,10 @@ def build_model(config: ModelConfig, num_classes: int | None, whole: bool = Fals
 
 
 def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[str, Any]) -> tuple[Darknet, str | None]:
-    """The network for the run of a checkpoint, whose weights it is yet to get, and one sentence where its .cfg is not
-    there any more, as after a move: then it is built from the text in the checkpoint. Initial weights are not read."""
+    """The network for the run of a checkpoint, whose weights it is yet to get, and one sentence
+    where its .cfg is not there any more, as after a move: then it is built from the text in the
+    checkpoint. Initial weights are not read.
+    """
     path, note, network = Path(config.cfg), None, saved["network"]
     if path.suffix and not path.exists():
         note = f"model.cfg: there is no {path} any more, so the network is built from the text in the checkpoint"
@@ -83,9 +88,9 @@ def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[st
 
 
 def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> WeightsReport:
-    """Set a model's values from Darknet ``.weights``, or from a ``.pt`` or ``.pth`` file: a checkpoint of this project
-    (its averaged weights) or a state dict of another system; of a run folder, its best.pt.
-    ``model.seen`` becomes the file's where it has one.
+    """Set a model's values from Darknet ``.weights``, or from a ``.pt`` or ``.pth`` file: a
+    checkpoint of this project (its averaged weights) or a state dict of another system; of a run
+    folder, its best.pt. ``model.seen`` becomes the file's where it has one.
 
     Raises ModelError or CheckpointError; the model is unchanged then.
     """
@@ -119,7 +124,9 @@ def describe_network(model: Darknet, config: ModelConfig) -> dict[str, Any]:
 
 
 def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
-    """The averaged model of a checkpoint with the header of its .weights file, and its class names."""
+    """The averaged model of a checkpoint with the header of its .weights file, and its class
+    names.
+    """
     built_from = state["network"]
     model = Darknet(
         parse_cfg(built_from["cfg"], built_from["source"]),
@@ -137,7 +144,9 @@ def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
 
 @dataclass(frozen=True)
 class Detector:
-    """A trained network on the CPU, in evaluation mode; ``note`` says in one sentence where it is from."""
+    """A trained network on the CPU, in evaluation mode; ``note`` says in one sentence where it is
+    from.
+    """
 
     model: Darknet
     names: list[str]
@@ -149,10 +158,11 @@ class Detector:
 def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | None, image_size: int | None) -> Detector:
     """The averaged network of a checkpoint, or that of ``config`` with its weights.
 
-    ``names`` is for Darknet weights, which know none: a text file of class names, one a line, or a COCO json, whose
-    categories count in the order of their ids; without it classes are called by their number. ``image_size`` None means
-    the one the checkpoint was evaluated with, or that of the .cfg.
-    Raises ConfigError where nothing says which weights to take, or names and network differ in number.
+    ``names`` is for Darknet weights, which know none: a text file of class names, one a line, or a
+    COCO json, whose categories count in the order of their ids; without it classes are called by
+    their number. ``image_size`` None means the one the checkpoint was evaluated with, or that of
+    the .cfg. Raises ConfigError where nothing says which weights to take, or names and network
+    differ in number.
     """
     if ckpt is not None:
         state = load_checkpoint(Path(ckpt))
@@ -182,7 +192,9 @@ def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | Non
 
 
 def _blame_names(config: ModelConfig, names: str | None, count: int) -> None:
-    """Raise ConfigError where weights that do not fit a network of ``count`` classes fit one of the .cfg's count."""
+    """Raise ConfigError where weights that do not fit a network of ``count`` classes fit one of the
+    .cfg's count.
+    """
     if names is not None:
         with suppress(ModelError):
             classes = build_model(config, None, whole=True)[0].num_classes

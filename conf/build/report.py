@@ -37,7 +37,8 @@ def announce(
 ) -> None:
     """Say what is about to happen: the facts that follow from the configuration."""
     anchors = np.array(sorted({anchor for head in heads for anchor in head.anchors}))
-    # Darknet's loss gives every box its best anchor, so there is no overlap below which one is lost.
+    # Darknet's loss gives every box its best anchor, so there is no overlap below which one is
+    # lost.
     min_iou = config.loss.anchor_iou if isinstance(config.loss, LossConfig) else None
     for split, part in (("train", train_set), ("val", val_set)):
         summary = summarise(part, config.train.image_size, anchors, min_iou)
@@ -59,7 +60,9 @@ def announce(
 def tell_places(
     config: TrainConfig, world: World, train_set: Annotations, val_set: Annotations, sampler: TrainBatchSampler
 ) -> None:
-    """For ``dry_run``: one line of every process, in the order of their ranks, printed by the first."""
+    """For ``dry_run``: one line of every process, in the order of their ranks, printed by the
+    first.
+    """
     gpu = f" {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
     line = (
         f"{describe_place()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
@@ -97,7 +100,9 @@ def finish(
     scores: CocoResult,
     detections: Detections,
 ) -> None:
-    """Show what the training gave: the table of the last evaluation, the curves, detections beside the labels."""
+    """Show what the training gave: the table of the last evaluation, the curves, detections beside
+    the labels.
+    """
     log.line(format_table(scores))
     log.line(f"{state.best_sentence()}: python eval.py {option('ckpt', folder / 'checkpoints' / 'best.pt')}")
     if config.logger.pictures:
@@ -108,7 +113,9 @@ def finish(
 def detection_pairs(
     config: TrainConfig, val_set: Annotations, detections: Detections, count: int = 8
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-    """The first images of the validation set with labels and detections, as plots.draw_detections takes them."""
+    """The first images of the validation set with labels and detections, as plots.draw_detections
+    takes them.
+    """
     images = ImageSource(val_set, config.data.on_error)
     for i in range(min(count, len(val_set))):
         image = images.read(i)

@@ -85,7 +85,9 @@ class Training:
         )
 
     def run(self) -> dict[str, float]:
-        """Train the epochs that are left; the best epoch's figures on the first process, {} on the others."""
+        """Train the epochs that are left; the best epoch's figures on the first process, {} on the
+        others.
+        """
         state, over = self.state, self.over
         evaluation = stopped_by = None
         if over is not None:
@@ -114,7 +116,9 @@ class Training:
         return state.best_figures
 
     def why_over(self, epochs_done: int) -> str | None:
-        """Why there is nothing to train after so many epochs, the same on all processes; None where there is."""
+        """Why there is nothing to train after so many epochs, the same on all processes; None where
+        there is.
+        """
         config, state = self.config.train, self.state
         if epochs_done >= config.epochs:
             return f"all {config.epochs} epochs are done"
@@ -125,7 +129,9 @@ class Training:
         return None
 
     def finish(self, evaluation: Evaluation | None) -> None:
-        """Show what the training gave, after the ``evaluation`` of the first process or, without one, a new one."""
+        """Show what the training gave, after the ``evaluation`` of the first process or, without
+        one, a new one.
+        """
         if not max_over_ranks([evaluation is not None])[0]:
             evaluation = self.score()
         if evaluation is not None:

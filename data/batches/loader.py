@@ -75,7 +75,9 @@ def make_loader(
 
 
 def _kill(batches: Any) -> None:
-    """Kill an iterator's workers: a hung one may not react to SIGTERM, and exit would wait for it."""
+    """Kill an iterator's workers: a hung one may not react to SIGTERM, and exit would wait for
+    it.
+    """
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error for each
     try:
         for worker in batches._workers:

@@ -28,9 +28,9 @@ class EpochOrder(NamedTuple):
 def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.float64]:
     """Return how often each image (N,) comes in an epoch, at least 1; more for rare classes.
 
-    Repeat factor sampling of LVIS (Gupta, Dollar, Girshick 2019, appendix B.2). A class in a share f
-    of the images has the factor max(1, sqrt(threshold / f)). An image has the largest factor of its
-    classes. Crowds do not count.
+    Repeat factor sampling of LVIS (Gupta, Dollar, Girshick 2019, appendix B.2). A class in a share
+    f of the images has the factor max(1, sqrt(threshold / f)). An image has the largest factor of
+    its classes. Crowds do not count.
     """
     num_images, num_classes = len(annotations), len(annotations.names)
     objects = ~np.asarray(annotations.crowd)
@@ -48,14 +48,15 @@ def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.flo
 class Order:
     """The order of each epoch: all images shuffled, each repeated by its factor if given (N,).
 
-    Each epoch rounds the fractional factors at random, jointly for all images. So an epoch is always
-    as long as the sum of the factors, rounded down.
+    Each epoch rounds the fractional factors at random, jointly for all images. So an epoch is
+    always as long as the sum of the factors, rounded down.
     """
 
     def __init__(self, num_images: int, seed: int, factors: NDArray[np.float64] | None) -> None:
         self.factors = factors
         self.length = num_images if factors is None else int(factors.sum().round(DIGITS))
-        # Torch shuffles by seed + epoch; spread the seeds, or run 1 would begin with the second epoch of run 0.
+        # Torch shuffles by seed + epoch; spread the seeds, or run 1 would begin with the second
+        # epoch of run 0.
         self._seed = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
         self._shuffled: DistributedSampler[int] = DistributedSampler(
             range(num_images),  # type: ignore[arg-type]  # it only asks for the length
@@ -103,8 +104,8 @@ def grouped_by_shape(
     """Group images of similar aspect into steps of ``batch_size``; return order and rectangles.
 
     ``sizes`` (N, 2) are heights and widths. Among equal aspects the given order decides. The
-    generator shuffles the steps. With ``largest``, the result of ``largest_rectangle``, the step that
-    fills it best comes first and is padded to it.
+    generator shuffles the steps. With ``largest``, the result of ``largest_rectangle``, the step
+    that fills it best comes first and is padded to it.
     """
     steps = len(order.indices) // batch_size
     order = EpochOrder(*(column[: steps * batch_size] for column in order))
@@ -132,7 +133,8 @@ def largest_rectangle(
     sides, aspect = _shares(sizes)
     _, kinds, counts = np.unique(aspect, return_inverse=True, return_counts=True)
     of_kind = np.stack([sides[kinds == kind].max(axis=0) for kind in range(len(counts))])
-    # A step may hold one image each of the first and last kind, and those between, less the left out.
+    # A step may hold one image each of the first and last kind, and those between, less the left
+    # out.
     between = batch_size - 2 + left_out if batch_size > 1 else -1
     found = []
     for first in range(len(counts)):

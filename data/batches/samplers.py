@@ -28,11 +28,12 @@ class TrainBatchSampler(Sampler[list[Request]]):
     """The micro-batches of one rank, epoch by epoch.
 
     ``batch_size`` counts the images in one optimiser step over all ranks, ``device_batch_size``
-    those in one forward pass of one rank. An epoch has whole steps only; the next epoch shuffles the
-    images left over to other places. Options:
+    those in one forward pass of one rank. An epoch has whole steps only; the next epoch shuffles
+    the images left over to other places. Options:
 
     - ``factors`` (N,): how often each image comes in an epoch, see ``repeat_factors``;
-    - ``image_sizes`` (N, 2), heights and widths: images of a step share a rectangle of their aspect;
+    - ``image_sizes`` (N, 2), heights and widths: images of a step share a rectangle of their
+      aspect;
     - ``tile_pool``: blocks of this many consecutive positions are the pools of their requests. They
       follow from the order of the whole run, so no sample depends on the number of ranks. If
       ``device_batch_size`` is a multiple, each block goes to one rank, and a batch decodes only its
@@ -143,7 +144,9 @@ def _check_batch_sizes(batch_size: int, device_batch_size: int, world_size: int)
 
 
 class EvalBatchSampler(Sampler[list[Request]]):
-    """Every ``world_size``-th of the batches from ``eval_batches``: each image exactly once over all ranks."""
+    """Every ``world_size``-th of the batches from ``eval_batches``: each image exactly once over
+    all ranks.
+    """
 
     def __init__(self, batches: list[list[Request]], rank: int, world_size: int) -> None:
         self.batches = batches[rank::world_size]
@@ -166,9 +169,9 @@ def input_shape(
 ) -> tuple[int, int]:
     """Return height and width of the network input for an image of ``size`` (height, width).
 
-    This is the square of ``image_size``, rounded up to a multiple of ``stride``. With ``rect`` it is
-    the image's own rectangle, scaled so that its longer side is at most ``image_size``, plus ``pad``
-    strides, rounded up. A stretched image always has square input.
+    This is the square of ``image_size``, rounded up to a multiple of ``stride``. With ``rect`` it
+    is the image's own rectangle, scaled so that its longer side is at most ``image_size``, plus
+    ``pad`` strides, rounded up. A stretched image always has square input.
     """
     if rect and resize == Resize.letterbox:
         height, width = scaled_size(size, (image_size, image_size), upscale)
@@ -191,8 +194,9 @@ def eval_batches(
 ) -> list[list[Request]]:
     """Group all images into batches of one shape, at most ``batch_size`` each, largest first.
 
-    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. As only images of equal
-    shape share a batch, an image's input depends neither on ``batch_size`` nor on its neighbours.
+    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. As only images of
+    equal shape share a batch, an image's input depends neither on ``batch_size`` nor on its
+    neighbours.
     """
     shapes = [
         input_shape((height, width), image_size, stride, rect, upscale, pad, resize) for height, width in sizes.tolist()

@@ -65,8 +65,8 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
     """Decode all images into ``path`` unless it exists; one process per node calls this first.
 
     The file appears complete or not at all. ``kind`` is the value of ``data.cache``, for messages.
-    Raises ``DataError`` before any work if there is too little room, and with ``data.on_error=stop``
-    if an image cannot be read.
+    Raises ``DataError`` before any work if there is too little room, and with
+    ``data.on_error=stop`` if an image cannot be read.
     """
     if path.exists():
         return

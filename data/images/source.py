@@ -128,7 +128,9 @@ class ImageSource:
         return self.decode(index, self.read_encoded(index), rows)
 
     def decode(self, index: int, encoded: Encoded, rows: int | None = None) -> NDArray[np.uint8]:
-        """Decode the result of ``read_encoded`` into what ``read`` returns. Raises ``DataError``."""
+        """Decode the result of ``read_encoded`` into what ``read`` returns. Raises
+        ``DataError``.
+        """
         data, header, orientation = encoded
         if header.kind == "JPEG":
             needed = header.height if rows is None or orientation != 1 else rows

@@ -43,8 +43,8 @@ class Batch:
         )
 
     def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
-        # From a worker only the images travel as shared memory: for each such tensor the training process asks the
-        # worker, which is busy with the next batch.
+        # From a worker only the images travel as shared memory: for each such tensor the training
+        # process asks the worker, which is busy with the next batch.
         small = [getattr(self, field.name).numpy() for field in fields(self)[1:]]
         return _receive, (self.images, *small)
 
@@ -54,13 +54,16 @@ def _receive(images: Tensor, *small: np.ndarray) -> Batch:
 
 
 def empty_images(requests: Sequence[Request]) -> Tensor:
-    """Memory for the images of a batch, uint8 (B, H, W, 3); in a worker it is shared with the training process."""
+    """Memory for the images of a batch, uint8 (B, H, W, 3); in a worker it is shared with the
+    training process.
+    """
     height, width = requests[0].height, requests[0].width
     assert all((request.height, request.width) == (height, width) for request in requests), "one size per batch"
     shape = (len(requests), height, width, 3)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
-    # As torch's own collate function does: a tensor that is not shared yet would be copied when it is sent.
+    # As torch's own collate function does: a tensor that is not shared yet would be copied when it
+    # is sent.
     storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape))
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 

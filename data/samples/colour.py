@@ -22,8 +22,8 @@ TINY = 1e-6  # replaces 0 in divisions; far below the distance between two level
 def change_colour(image: Image, gains: NDArray[np.float64]) -> None:
     """Multiply hue, saturation and value of an RGB image by three gains, in place.
 
-    Look-up tables act on OpenCV's 8-bit HSV. Hue in 0..179 wraps around, the others saturate at 255;
-    all round down.
+    Look-up tables act on OpenCV's 8-bit HSV. Hue in 0..179 wraps around, the others saturate at
+    255; all round down.
     """
     if (gains == 1).all():
         return
@@ -41,8 +41,8 @@ def network_input(images: Tensor, gains: Tensor) -> Tensor:
     """Turn uint8 RGB images (B, 3, H, W) into floats in 0..1, with HSV gains (B, 3) applied.
 
     Hue wraps around at a full turn; saturation and value saturate at 1. Gains of shape (0, 3) leave
-    the colours alone. Runs in float32 on the images' device without branches, and keeps their memory
-    format.
+    the colours alone. Runs in float32 on the images' device without branches, and keeps their
+    memory format.
     """
     if len(gains) == 0:
         return images.float().div_(255)

@@ -39,8 +39,8 @@ class Letterbox(NamedTuple):
 def letterbox_into(canvas: Image, image: Image, upscale: bool) -> Letterbox:
     """Scale an image to fit the canvas, centre it and fill the rest with grey.
 
-    Shrinks by area average, enlarges linearly. The returned ratios are those of the rounded size, so
-    ``to_original`` is the exact inverse.
+    Shrinks by area average, enlarges linearly. The returned ratios are those of the rounded size,
+    so ``to_original`` is the exact inverse.
     """
     height, width = image.shape[:2]
     new_height, new_width = scaled_size((height, width), canvas.shape[:2], upscale)

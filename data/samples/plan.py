@@ -21,8 +21,9 @@ from data.samples.mosaic import Arrangement, Placed, alone, mosaic_of_four, mosa
 class Request:
     """A request for one sample: the image at ``index``, at ``height`` x ``width`` pixels.
 
-    ``repeat`` counts earlier requests for the same image in this epoch. Mosaic, mixup and copy-paste
-    draw their other images from the positions in ``pool``, or from the whole data set if it is empty.
+    ``repeat`` counts earlier requests for the same image in this epoch. Mosaic, mixup and
+    copy-paste draw their other images from the positions in ``pool``, or from the whole data set if
+    it is empty.
     """
 
     index: int

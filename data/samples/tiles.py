@@ -24,8 +24,9 @@ SEARCHED = 32  # pixels: with one more in 16 whole to that precision, most searc
 class Span(NamedTuple):
     """One axis of an upright tile: which pixels of the image become which pixels of the canvas.
 
-    The image's pixels ``source`` are scaled by ``factor``, counted from their first or, ``from_end``, from their last.
-    Of the result the pixels ``resized`` are those of the canvas at ``shown``, in reverse where ``reversed``.
+    The image's pixels ``source`` are scaled by ``factor``, counted from their first or,
+    ``from_end``, from their last. Of the result the pixels ``resized`` are those of the canvas at
+    ``shown``, in reverse where ``reversed``.
     """
 
     source: slice
@@ -70,12 +71,15 @@ class WarpedTile(NamedTuple):
 
     def draw(self, canvas: Image, image: Image) -> None:
         """Draws the image, or as many rows of it as are needed, onto the canvas."""
-        # How many more there are follows from the other samples of a batch, and the last bit of a warp from its source.
+        # How many more there are follows from the other samples of a batch, and the last bit of a
+        # warp from its source.
         warp_into(canvas, image[: self.last_row], self.matrix)
 
 
 def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> UprightTile | WarpedTile | None:
-    """How to draw an image of ``image_size`` (height, width) where ``matrix`` maps it; ``None`` where nothing shows."""
+    """How to draw an image of ``image_size`` (height, width) where ``matrix`` maps it; ``None``
+    where nothing shows.
+    """
     if is_upright(matrix):
         (factor_x, _, shift_x), (_, factor_y, shift_y), _ = matrix.tolist()
         if _misses(factor_x, shift_x, image_size[1], canvas_size[1]):
@@ -126,9 +130,11 @@ def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | No
 
 
 def _whole_length(length: int, side: int, factor: float) -> int | None:
-    """So many pixels of the image, a few more than ``length``, that they scale to a whole number of pixels.
+    """So many pixels of the image, a few more than ``length``, that they scale to a whole number of
+    pixels.
 
-    A resize that counts from the first of them meets the image's last edge, too, and the image need not be flipped.
+    A resize that counts from the first of them meets the image's last edge, too, and the image need
+    not be flipped.
     """
     for longer in range(length, min(side, length + SEARCHED) + 1):
         scaled = longer * factor
@@ -144,7 +150,8 @@ def _flip_code(vertically: bool, horizontally: bool) -> int | None:
 
 
 def _warped(matrix: Matrix, image_size: Size, canvas_size: Size) -> WarpedTile | None:
-    # Two convex shapes meet unless an edge of one of them parts them; upright boxes tell for the edges of both.
+    # Two convex shapes meet unless an edge of one of them parts them; upright boxes tell for the
+    # edges of both.
     if not _boxes_meet(project(corner_points(image_size), matrix), canvas_size):
         return None
     shown = project(corner_points(canvas_size), inverse(matrix))
@@ -161,10 +168,12 @@ def _boxes_meet(points: np.ndarray, size: Size) -> bool:
 
 
 def warp_into(canvas: Image, image: Image, matrix: Matrix) -> None:
-    """Draws an image onto the canvas (h, w, 3) where ``matrix`` maps it, and leaves the rest of the canvas alone.
+    """Draws an image onto the canvas (h, w, 3) where ``matrix`` maps it, and leaves the rest of the
+    canvas alone.
 
-    One linear interpolation straight from the decoded image, over the part of the canvas that it can reach. Pixels on
-    the image's edge are blended with what the canvas holds (OpenCV 5) or left out (before it).
+    One linear interpolation straight from the decoded image, over the part of the canvas that it
+    can reach. Pixels on the image's edge are blended with what the canvas holds (OpenCV 5) or left
+    out (before it).
     """
     corners = project(corner_points((image.shape[0], image.shape[1])), matrix)
     left, top = np.maximum(np.floor(corners.min(axis=0)), 0).astype(int).tolist()
@@ -172,7 +181,8 @@ def warp_into(canvas: Image, image: Image, matrix: Matrix) -> None:
     bottom = min(math.ceil(corners[:, 1].max()), canvas.shape[0])
     if left >= right or top >= bottom:
         return
-    # Between pixel centres: half a pixel forth in the image, half a pixel back on this part of the canvas.
+    # Between pixel centres: half a pixel forth in the image, half a pixel back on this part of the
+    # canvas.
     forth = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
     back = np.array([[1, 0, -0.5 - left], [0, 1, -0.5 - top], [0, 0, 1]])
     centred = back @ matrix @ forth

@@ -106,9 +106,11 @@ def load_cfg(path: str | Path) -> Cfg:
 
 
 def _decoded(data: bytes) -> str:
-    """Decode a .cfg: UTF-16, as Windows tools write, by its byte order mark or zero bytes, or UTF-8.
+    """Decode a .cfg: UTF-16, as Windows tools write, by its byte order mark or zero bytes, or
+    UTF-8.
 
-    Comments of published files use many encodings. Everything else is ASCII, and the parser checks it.
+    Comments of published files use many encodings. Everything else is ASCII, and the parser checks
+    it.
     """
     if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         text = data.decode("utf-16", errors="replace")

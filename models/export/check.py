@@ -39,9 +39,9 @@ def check_onnx(
     """Run an ONNX file of `graph` on batches of images and compare it with the unfused `model`.
 
     With suppression, scores that differ in the last digit may swap two boxes, and everything after
-    that can change. So the file's boxes and scores are compared with the model's, and its detections
-    with a suppression of its own boxes. Images may show nothing, so its suppression also runs on
-    invented boxes. Raises ModelError if a measure of Comparison exceeds `tolerance`.
+    that can change. So the file's boxes and scores are compared with the model's, and its
+    detections with a suppression of its own boxes. Images may show nothing, so its suppression also
+    runs on invented boxes. Raises ModelError if a measure of Comparison exceeds `tolerance`.
     """
     file = OnnxFile(path)
     if graph.suppression is None:
@@ -68,7 +68,8 @@ def check_torch(
 ) -> Comparison:
     """The same for a torch.export archive.
 
-    It runs the operators of `graph`, so the graph's boxes and scores before suppression are its own.
+    It runs the operators of `graph`, so the graph's boxes and scores before suppression are its
+    own.
     """
     run = run_torch(path)
     if graph.suppression is None:

@@ -35,9 +35,9 @@ def write_onnx(
 ) -> None:
     """Write an ONNX file with one input, ``images``, and the graph's outputs under their names.
 
-    The shapes are those of ``example`` except for the axes in ``dynamic``. Candidates that the graph
-    shows are not outputs of the file, but OnnxFile finds them inside by name. Raises ModelError if
-    an exporter fails.
+    The shapes are those of ``example`` except for the axes in ``dynamic``. Candidates that the
+    graph shows are not outputs of the file, but OnnxFile finds them inside by name. Raises
+    ModelError if an exporter fails.
     """
     exported = _exported(graph, example, dynamic)
     with _quiet():
@@ -126,7 +126,8 @@ def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> to
         axis: torch.export.Dim(name) if axis == 0 else stride * torch.export.Dim(f"{name}_in_strides")
         for axis, name in dynamic.items()
     }
-    # Doubled along dynamic axes: the exporter treats a batch of 1, or a side of one stride, as constant.
+    # Doubled along dynamic axes: the exporter treats a batch of 1, or a side of one stride, as
+    # constant.
     example = example.repeat([2 if axis in dynamic else 1 for axis in range(example.ndim)])
     with _quiet():
         try:

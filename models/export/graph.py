@@ -20,14 +20,14 @@ REACH = 4  # image sides; far larger boxes would cost all others their precision
 class FixedSuppression(nn.Module):
     """Postprocess without multi_label, with outputs of fixed shape.
 
-    confidence: detections score above this.
-    nms_iou: of two boxes of one class that overlap by more than this, the better one stays.
-    max_detections: room for each image; the best ones are kept.
-    candidates: the best-scored boxes of each image that enter suppression, each with its best class.
+    confidence: detections score above this. nms_iou: of two boxes of one class that overlap by more
+    than this, the better one stays. max_detections: room for each image; the best ones are kept.
+    candidates: the best-scored boxes of each image that enter suppression, each with its best
+    class.
 
     Two things differ from Postprocess, both for overlaps only. Boxes are clipped REACH image sides
-    outside the image. They are offset by class and image, which rounds corners: by up to 1e-6 of the
-    image side with 80 classes and boxes near the image, and up to 1e-5 in a batch of 64.
+    outside the image. They are offset by class and image, which rounds corners: by up to 1e-6 of
+    the image side with 80 classes and boxes near the image, and up to 1e-5 in a batch of 64.
     """
 
     def __init__(self, confidence: float, nms_iou: float, max_detections: int, candidates: int) -> None:
@@ -41,9 +41,9 @@ class FixedSuppression(nn.Module):
     def forward(self, boxes_xyxy: Tensor, scores: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Detections of each image, best first; rows beyond its count are zero.
 
-        boxes_xyxy: (batch, n, 4) in pixels; scores: (batch, n, classes); side: the longer side of the image in pixels.
-        Returns boxes_xyxy (batch, max_detections, 4), scores (batch, max_detections), classes int64 (batch,
-        max_detections) and counts int64 (batch,).
+        boxes_xyxy: (batch, n, 4) in pixels; scores: (batch, n, classes); side: the longer side of
+        the image in pixels. Returns boxes_xyxy (batch, max_detections, 4), scores (batch,
+        max_detections), classes int64 (batch, max_detections) and counts int64 (batch,).
         """
         best, best_classes = scores.max(dim=-1)
         # Zeros after the last box, so that there are enough candidates at any image size.
@@ -71,9 +71,9 @@ class FixedSuppression(nn.Module):
         cut = torch.where(enough, boxes.clamp(-REACH * side, (REACH + 1) * side), 0.0)
         low, high = cut.min(), cut.max()
         moved = cut + torch.cat((corners, corners), dim=-1) * (high - low + 1)
-        # Boxes that score too low go to one place outside the grid, where one suppresses all others:
-        # time grows with the survivors. That place and a second one always hold a box, because
-        # torch.export assumes that two boxes survive and its program fails with fewer.
+        # Boxes that score too low go to one place outside the grid, where one suppresses all
+        # others: time grows with the survivors. That place and a second one always hold a box,
+        # because torch.export assumes that two boxes survive and its program fails with fewer.
         places = low + boxes.new_tensor(((-2.0, -2.0, -1.0, -1.0), (-4.0, -4.0, -3.0, -3.0)))
         moved = torch.cat((torch.where(enough, moved, places[0]).flatten(0, 1), places))
         kept = nms(moved, nn.functional.pad(values.flatten(), (0, len(places))), self.nms_iou)
@@ -86,9 +86,10 @@ class FixedSuppression(nn.Module):
 class DetectorGraph(nn.Module):
     """A fused copy of a network, its decoding and, if given, `suppression`.
 
-    forward takes images as Darknet does: float32 (batch, 3, height, width), RGB in 0..1. Without suppression it
-    returns all boxes_xyxy (batch, n, 4) and scores (batch, n, classes) as models.decode gives them; with it what
-    FixedSuppression returns and, if `show_candidates`, all boxes and scores after that.
+    forward takes images as Darknet does: float32 (batch, 3, height, width), RGB in 0..1. Without
+    suppression it returns all boxes_xyxy (batch, n, 4) and scores (batch, n, classes) as
+    models.decode gives them; with it what FixedSuppression returns and, if `show_candidates`, all
+    boxes and scores after that.
     """
 
     def __init__(self, model: Darknet, suppression: FixedSuppression | None, show_candidates: bool = False) -> None:
@@ -111,8 +112,9 @@ class DetectorGraph(nn.Module):
 def fuse_batch_norm(model: Darknet) -> Darknet:
     """A copy with batch normalisation, in evaluation, folded into the convolutions.
 
-    gamma * (conv(x) - mean) / sqrt(var + eps) + beta is a convolution with scaled kernels and a bias; both are computed
-    in float64, so that only the result is rounded. Binary (xnor) convolutions keep their batch normalisation.
+    gamma * (conv(x) - mean) / sqrt(var + eps) + beta is a convolution with scaled kernels and a
+    bias; both are computed in float64, so that only the result is rounded. Binary (xnor)
+    convolutions keep their batch normalisation.
     """
     fused = copy.deepcopy(model).eval()
     for layer in fused.layers:

@@ -74,7 +74,8 @@ def positives_by_shape(
     """Pair every target with each anchor of a head in the cell of its centre: t * a pairs.
 
     The anchor of the .cfg with the most similar shape (the first of equals) is positive if the head
-    has it. With iou_thresh below 1 so are the head's anchors whose shape overlaps by more than that.
+    has it. With iou_thresh below 1 so are the head's anchors whose shape overlaps by more than
+    that.
     """
     overlap = wh_iou(targets[:, 4:6], anchors.all)
     positive = overlap.argmax(1, keepdim=True) == anchors.mask  # (t, a)
@@ -168,7 +169,8 @@ def merge_classes(position: Tensor, weight: Tensor, classes: Tensor, num_classes
     """Give each pair the classes, and the number, of all pairs at its position.
 
     position: int64 (p,); weight: (p,) 1 where a pair counts, else 0; classes: (p,). Returns the
-    classes as (p, num_classes) of 0 and 1, and the number (p,), at least 1. Only pairs that count enter.
+    classes as (p, num_classes) of 0 and 1, and the number (p,), at least 1. Only pairs that count
+    enter.
     """
     order = position.argsort()
     starts = position[order].diff(prepend=position.new_full((1,), -1)) != 0

@@ -23,7 +23,8 @@ in front of the head, so predictions far from their targets learn slowest. Here 
 the raw values as in other heads, which learns better (docs/results/). cls_normalizer always weighs
 the class term (there only with counters_per_class). The overlap's derivatives by width and height
 are not doubled; those of CIoU's aspect term are exact. A centre on the far edge belongs to the last
-cell. Not implemented: objectness_smooth, focal_loss, max_delta, counters_per_class, iou_thresh_kind.
+cell. Not implemented: objectness_smooth, focal_loss, max_delta, counters_per_class,
+iou_thresh_kind.
 """
 
 import math
@@ -108,8 +109,9 @@ class DarknetLoss:
     ) -> LossParts:
         """The loss of one micro-batch; arguments as for YoloLoss.
 
-        objectness_ratio and world_size are not used: Darknet's objectness target of a positive is 1,
-        and sum_over_ranks, called exactly once, gives the number of images that divides all sums.
+        objectness_ratio and world_size are not used: Darknet's objectness target of a positive is
+        1, and sum_over_ranks, called exactly once, gives the number of images that divides all
+        sums.
         """
         with torch.autocast(device_type=targets.device.type, enabled=False):
             images = sum_over_ranks(targets.new_full((1,), len(raw_maps[0]), dtype=torch.float32))

@@ -108,10 +108,10 @@ class YoloLoss:
     ) -> LossParts:
         """The loss of one micro-batch.
 
-        raw_maps: as Darknet returns them, any float type.
-        targets: float32 (t, 6): image index in the batch, class, cx, cy, w, h in pixels of the batch's images.
-        objectness_ratio: blends the objectness target of a positive from 1 (at 0) to its IoU (at 1).
-        sum_over_ranks: sums a tensor over all ranks. It is called exactly once, with or without
+        raw_maps: as Darknet returns them, any float type. targets: float32 (t, 6): image index in
+        the batch, class, cx, cy, w, h in pixels of the batch's images. objectness_ratio: blends the
+        objectness target of a positive from 1 (at 0) to its IoU (at 1). sum_over_ranks: sums a
+        tensor over all ranks. It is called exactly once, with or without
             targets, so that ranks stay in step. Positives are averaged over the global micro-batch,
             so each weighs the same as in a run on one rank. The losses of all ranks add up.
         world_size: the number of ranks, all with equally many images. It divides means over cells.
@@ -164,7 +164,8 @@ class YoloLoss:
         objectness = self._cross_entropy(logits, targets, config.objectness_positive_weight).sum()
         objectness = objectness / (logits.numel() * world_size)
 
-        # Even a single class is learnt, because decoding multiplies by its probability, as in Darknet.
+        # Even a single class is learnt, because decoding multiplies by its probability, as in
+        # Darknet.
         wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
         smoothed = wanted.to(class_logits.dtype) * (1 - config.label_smoothing) + config.label_smoothing / 2
         losses = self._cross_entropy(class_logits, smoothed.expand_as(class_logits), config.class_positive_weight)
@@ -185,10 +186,12 @@ class YoloLoss:
 
 
 def _objectness_targets(raw: Tensor, assigned: _Assignment, quality: Tensor) -> Tensor:
-    """Objectness targets (batch, anchors, rows, columns): the quality (t, a) of positives, 0 elsewhere.
+    """Objectness targets (batch, anchors, rows, columns): the quality (t, a) of positives, 0
+    elsewhere.
 
-    If several targets claim one anchor of one cell, the largest quality counts. This does not depend
-    on the order of the targets, so it is deterministic. The box and class terms count each target.
+    If several targets claim one anchor of one cell, the largest quality counts. This does not
+    depend on the order of the targets, so it is deterministic. The box and class terms count each
+    target.
     """
     position = assigned.cells.flat(raw.shape)  # (t, a)
     targets = quality.new_zeros(raw.shape[:4])

@@ -1,4 +1,6 @@
-"""The activation functions that a .cfg can name, by Darknet's names and with Darknet's constants."""
+"""The activation functions that a .cfg can name, by Darknet's names and with Darknet's
+constants.
+"""
 
 from collections.abc import Callable
 

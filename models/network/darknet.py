@@ -126,11 +126,12 @@ class Darknet(nn.Module):
 
     @torch.no_grad()
     def init_head_biases(self) -> None:
-        """Start an untrained network with a realistic prior: few objects, all classes equally likely.
+        """Start an untrained network with a realistic prior: few objects, all classes equally
+        likely.
 
-        Otherwise the first epochs only unlearn false objects, since sigmoids start at 0.5. The offsets
-        are those of the published YOLOv3-SPP recipe: -4.5 for objectness, log(0.6 / (classes - 0.99))
-        for every class.
+        Otherwise the first epochs only unlearn false objects, since sigmoids start at 0.5. The
+        offsets are those of the published YOLOv3-SPP recipe: -4.5 for objectness, log(0.6 /
+        (classes - 0.99)) for every class.
         """
         for head in self.heads:
             convolution = self.head_convolution(head)

@@ -1,8 +1,8 @@
 """From the sections of a .cfg to layers with known sources, channels and strides.
 
-The stride of a map (image pixels per cell, as a Fraction because a map may be larger than the image)
-follows from the layers before it. For that, every layer must divide rows and columns exactly by its
-own stride. This is checked here, so maps that meet in a route or shortcut fit for any image.
+The stride of a map (image pixels per cell, as a Fraction because a map may be larger than the
+image) follows from the layers before it. For that, every layer must divide rows and columns exactly
+by its own stride. This is checked here, so maps that meet in a route or shortcut fit for any image.
 """
 
 import math
@@ -36,7 +36,9 @@ class Shape:
     stride: Stride | None
 
     def scaled(self, channels: int, factor: Fraction | int | tuple[int, int]) -> "Shape":
-        """The shape after a layer that gives `channels` and divides rows and columns by `factor`."""
+        """The shape after a layer that gives `channels` and divides rows and columns by
+        `factor`.
+        """
         rows, columns = factor if isinstance(factor, tuple) else (factor, factor)
         stride = None if self.stride is None else (self.stride[0] * rows, self.stride[1] * columns)
         return Shape(channels, stride)
@@ -117,7 +119,9 @@ class Graph:
         return self._checked(section, len(self.nodes) - 1, key=None)
 
     def resolve(self, section: Section, key: str, reference: int) -> int:
-        """The layer that `reference` names: from the start of the file, or backwards if negative."""
+        """The layer that `reference` names: from the start of the file, or backwards if
+        negative.
+        """
         source = reference if reference >= 0 else len(self.nodes) + reference
         if not 0 <= source < len(self.nodes):
             raise section.error(

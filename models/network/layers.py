@@ -1,7 +1,8 @@
 """Convolutions of a Darknet network, and the tensors that a .weights file holds per layer.
 
-Every layer here, in merges.py and in pools.py takes the maps of its sources as positional arguments,
-each (batch, channels, rows, columns), and returns one map. sections.py builds them from a .cfg.
+Every layer here, in merges.py and in pools.py takes the maps of its sources as positional
+arguments, each (batch, channels, rows, columns), and returns one map. sections.py builds them from
+a .cfg.
 """
 
 import torch
@@ -16,10 +17,10 @@ from models.network.pools import Blur
 class Convolution(nn.Module):
     """Convolution, batch normalisation (or a bias instead), activation.
 
-    stride: (rows, columns). xnor: kernels become their signs times each filter's mean magnitude, the
-    input becomes its signs, and padding counts as -1, as in Darknet's inference (XNOR-Net, Rastegari
-    et al. 2016). blur: size (2 or 3) of a low-pass filter after the activation, which then has the
-    stride in place of the convolution; None for none.
+    stride: (rows, columns). xnor: kernels become their signs times each filter's mean magnitude,
+    the input becomes its signs, and padding counts as -1, as in Darknet's inference (XNOR-Net,
+    Rastegari et al. 2016). blur: size (2 or 3) of a low-pass filter after the activation, which
+    then has the stride in place of the convolution; None for none.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class Convolution(nn.Module):
 
 
 class SharedConvolution(nn.Module):
-    """A convolution with the kernels, biases and batch normalisation of another one (Darknet's share_index).
+    """A convolution with the kernels, biases and batch normalisation of another one (Darknet's
+    share_index).
 
     It has its own stride, padding, dilation and activation. The other layer is not a submodule, so
     its tensors appear once in parameters and state. A deep copy of the network refers to the copy.

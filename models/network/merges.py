@@ -81,7 +81,8 @@ class Route(nn.Module):
 class Product(nn.Module):
     """Product of two maps, then an activation.
 
-    [sam]: spatial attention. [scale_channels] (Hu et al. 2018): the first map has one row and column.
+    [sam]: spatial attention. [scale_channels] (Hu et al. 2018): the first map has one row and
+    column.
     """
 
     def __init__(self, activation: str) -> None:

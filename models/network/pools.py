@@ -14,8 +14,8 @@ class MaxPool(nn.Module):
     """Max pooling with Darknet's padding: `padding` rows in all, padding // 2 of them before.
 
     The input's rows and columns must be multiples of the stride (rows, columns); the network checks
-    that. Then the windows reach only `size - stride - padding // 2` past the far edge, and no padding
-    is made beyond. 2x2/2 pooling, the most frequent case, therefore needs no copy.
+    that. Then the windows reach only `size - stride - padding // 2` past the far edge, and no
+    padding is made beyond. 2x2/2 pooling, the most frequent case, therefore needs no copy.
     """
 
     def __init__(self, size: int, stride: tuple[int, int], padding: int) -> None:
@@ -46,7 +46,9 @@ class LocalAvgPool(MaxPool):
 
 
 class ChannelMaxPool(nn.Module):
-    """Largest of the channels k, k + out_channels, k + 2 out_channels ... for each k below out_channels."""
+    """Largest of the channels k, k + out_channels, k + 2 out_channels ... for each k below
+    out_channels.
+    """
 
     def __init__(self, out_channels: int) -> None:
         super().__init__()
@@ -109,7 +111,8 @@ class Reorg(nn.Module):
 class ScrambledReorg(nn.Module):
     """[reorg] of YOLOv2: sizes as in Reorg, values in the order of Darknet's index arithmetic.
 
-    It reads the map as if it had 1 / stride^2 of its channels and `stride` times its rows and columns.
+    It reads the map as if it had 1 / stride^2 of its channels and `stride` times its rows and
+    columns.
     """
 
     def __init__(self, stride: int) -> None:

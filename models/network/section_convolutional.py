@@ -94,7 +94,9 @@ def _activation(graph: Graph, section: Section) -> str:
 
 
 def _shared_owner(graph: Graph, section: Section, needed: tuple[int, int, int, int]) -> Convolution:
-    """The convolution whose tensors this one uses; `needed` is (input channels, filters, size, groups)."""
+    """The convolution whose tensors this one uses; `needed` is (input channels, filters, size,
+    groups).
+    """
     index = graph.resolve(section, "share_index", section.integer("share_index"))
     owner = graph.nodes[index].module
     if isinstance(owner, SharedConvolution):

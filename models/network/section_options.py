@@ -18,8 +18,8 @@ def check_grid(
 ) -> None:
     """Refuse windows that do not divide the map exactly by their strides.
 
-    That is (rows + total_padding - size) // stride + 1 = rows / stride, and so for columns. blurred:
-    a low-pass filter after the layer has the strides, so the windows move by 1.
+    That is (rows + total_padding - size) // stride + 1 = rows / stride, and so for columns.
+    blurred: a low-pass filter after the layer has the strides, so the windows move by 1.
     """
     if size > MAX_WINDOW:
         raise section.error(f"has windows of {size} rows, more than {MAX_WINDOW}. fix: check size and dilation", "size")

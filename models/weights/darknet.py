@@ -1,8 +1,8 @@
 """Darknet .weights files: the values of a network in file order, whole or cut after a layer.
 
-For each convolution come the biases (beta with batch norm), then with batch norm gamma, running mean and running
-variance, then the kernels as (filters, channels, rows, columns). A weighted shortcut has its
-weights. file.py handles the header.
+For each convolution come the biases (beta with batch norm), then with batch norm gamma, running
+mean and running variance, then the kernels as (filters, channels, rows, columns). A weighted
+shortcut has its weights. file.py handles the header.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,9 @@ from models.weights.report import WeightsReport, plural
 
 
 class WeightTensor(NamedTuple):
-    """One stored tensor: the index of its layer, its name in the state dict, and the model's own tensor."""
+    """One stored tensor: the index of its layer, its name in the state dict, and the model's own
+    tensor.
+    """
 
     layer: int
     name: str
@@ -47,8 +49,8 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
 
     A partial file, such as darknet53.conv.74, ends after any layer; later layers keep their values.
     With fresh_heads the convolutions before the [yolo] sections keep theirs, whatever the file's
-    class count. Raises ModelError, and changes nothing, if the file cannot be read, does not fit the
-    network, has another class count without fresh_heads, or holds values that are not finite.
+    class count. Raises ModelError, and changes nothing, if the file cannot be read, does not fit
+    the network, has another class count without fresh_heads, or holds values that are not finite.
     """
     file = open_weights(Path(path))
     extent = _extent(model, file)

@@ -1,8 +1,8 @@
 """State dicts of other PyTorch systems, matched with a network by order and shape.
 
-Systems name tensors differently (module_list.0.Conv2d.weight, models.0.conv1.weight), but those that
-build modules from a .cfg register them in its order. So the n-th convolution of a state dict is
-matched with the n-th of the network, and likewise batch norms, provided that all shapes agree.
+Systems name tensors differently (module_list.0.Conv2d.weight, models.0.conv1.weight), but those
+that build modules from a .cfg register them in its order. So the n-th convolution of a state dict
+is matched with the n-th of the network, and likewise batch norms, provided that all shapes agree.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,8 +44,8 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
     """Copy the state dict of another PyTorch system into `model`.
 
     `content` comes from read_tensor_file: a state dict, or a dictionary with one under a key of
-    CONTAINERS. Batch norm counters and anchors are ignored. With fresh_heads the convolutions before
-    [yolo] keep their values, whatever the file's class count. Raises ModelError, and changes
+    CONTAINERS. Batch norm counters and anchors are ignored. With fresh_heads the convolutions
+    before [yolo] keep their values, whatever the file's class count. Raises ModelError, and changes
     nothing, if there is no state dict or a module differs; the error names the first one.
     """
     state, key = _state_dict(content, path)
@@ -94,7 +94,9 @@ def _is_state_dict(content: Any) -> bool:
 
 
 def _sort(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> Modules:
-    """Group tensors into convolutions and batch norms. Raises ModelError for one that belongs to neither."""
+    """Group tensors into convolutions and batch norms. Raises ModelError for one that belongs to
+    neither.
+    """
     modules: dict[str, Module] = {}
     for full_name, tensor in tensors:
         prefix, _, name = full_name.rpartition(".")
@@ -126,7 +128,8 @@ def _class_count(model: Darknet, ours: Modules, theirs: Modules) -> int | None:
 def _check_same(
     ours: Modules, theirs: Modules, path: Path, heads: set[str], fresh_heads: bool, other_count: str
 ) -> None:
-    """Raise ModelError for the first module, in the order of our layers, whose tensors or shapes differ.
+    """Raise ModelError for the first module, in the order of our layers, whose tensors or shapes
+    differ.
 
     `other_count` ends the message where only the class count differs.
     """

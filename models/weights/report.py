@@ -10,11 +10,12 @@ from models.weights.file import Version
 class WeightsReport:
     """What a network loaded from a file of weights.
 
-    layers_loaded of layers_total: layers that have weights, convolutions above all; values_loaded of values_total in
-    them; heads_loaded: whether the convolutions in front of all [yolo] sections were among them; heads_left_out:
-    whether the file's were passed over; cut: a partial file's last layer with weights, None for a whole file;
-    num_classes: the file's class count, None for a partial file; model_classes: the network's own; version, seen: the
-    header of a .weights file; note: what else is to be known.
+    layers_loaded of layers_total: layers that have weights, convolutions above all; values_loaded
+    of values_total in them; heads_loaded: whether the convolutions in front of all [yolo] sections
+    were among them; heads_left_out: whether the file's were passed over; cut: a partial file's last
+    layer with weights, None for a whole file; num_classes: the file's class count, None for a
+    partial file; model_classes: the network's own; version, seen: the header of a .weights file;
+    note: what else is to be known.
     """
 
     path: Path

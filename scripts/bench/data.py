@@ -1,10 +1,12 @@
-"""CPU time of one training sample, against the plain way to make it; and whether the loader keeps up with a step.
+"""CPU time of one training sample, against the plain way to make it; and whether the loader keeps
+up with a step.
 
     python -m scripts.bench.data data.root=/data/coco [key=value ...]     # keys as for train.py
 
-The samples are those of the augmentation that is configured, in batches as training makes them. A small set is listed
-many times over: as in a large one, the images of a batch are then seldom the same, which would be decoded once; "as
-listed" is the set as it is. All modes take turns in each of several rounds; ratios are those of medians.
+The samples are those of the augmentation that is configured, in batches as training makes them. A
+small set is listed many times over: as in a large one, the images of a batch are then seldom the
+same, which would be decoded once; "as listed" is the set as it is. All modes take turns in each of
+several rounds; ratios are those of medians.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ SLOWER = (1.5, 2.0)  # times what the loader needs for a batch: steps that it ca
 
 
 def compare_modes(bench: Bench) -> None:
-    """Print milliseconds of CPU time for a sample of each mode, and how much faster than the reference that is."""
+    """Print milliseconds of CPU time for a sample of each mode, and how much faster than the
+    reference that is.
+    """
     modes = bench.modes()
     times: dict[str, list[float]] = {name: [] for name in modes}
     for _ in range(ROUNDS):
@@ -62,7 +66,9 @@ def compare_modes(bench: Bench) -> None:
 
 
 def compare_loaders(bench: Bench) -> None:
-    """Print what a second worker brings, and how long a step that is slower than the loader waits for its batch."""
+    """Print what a second worker brings, and how long a step that is slower than the loader waits
+    for its batch.
+    """
     seconds: dict[int, list[float]] = {1: [], 2: []}
     waits: dict[float, list[float]] = {slower: [] for slower in SLOWER}
     for _ in range(LOADER_ROUNDS):
@@ -81,7 +87,9 @@ def compare_loaders(bench: Bench) -> None:
 
 
 def load(bench: Bench, workers: int, step_seconds: float) -> tuple[float, float]:
-    """Seconds for a batch and seconds waited for it, on average, once the workers are as far ahead as they get."""
+    """Seconds for a batch and seconds waited for it, on average, once the workers are as far ahead
+    as they get.
+    """
     dataset = bench.dataset(bench.files, bench.config.augment.colour)
     batches = iter(make_loader(dataset, bench.batches(), workers, pin_memory=False))
     for _ in range(PREFETCHED_BATCHES * workers):  # the first come at once, or none would be made ahead

@@ -37,7 +37,9 @@ LISTED = 100_000  # images, as a large training set has them
 
 
 class RepeatedSource(ImageSource):
-    """The images of a set that is listed many times over; counts those that are decoded, and how much of them."""
+    """The images of a set that is listed many times over; counts those that are decoded, and how
+    much of them.
+    """
 
     images, share = 0, 0.0
 
@@ -49,7 +51,9 @@ class RepeatedSource(ImageSource):
 
 
 def repeated(annotations: Annotations, times: int) -> Annotations:
-    """The images and boxes so many times over, for training samples alone: without names and outlines."""
+    """The images and boxes so many times over, for training samples alone: without names and
+    outlines.
+    """
     ends = annotations.offsets[-1] * np.arange(times)[:, None] + annotations.offsets[1:]
     return replace(
         annotations,
@@ -67,7 +71,9 @@ Batches = list[list[Request]]
 
 
 class Mode(NamedTuple):
-    """A way to make samples, the size of its pool of tiles, and whether it is of the set as it is listed."""
+    """A way to make samples, the size of its pool of tiles, and whether it is of the set as it is
+    listed.
+    """
 
     make: Callable[[Batches], None]
     tile_pool: int = 0
@@ -127,7 +133,9 @@ class Bench:
         return TrainDataset(annotations, replace(self.config.augment, colour=colour), 0, 10**9, images)
 
     def requests(self, tile_pool: int, as_listed: bool = False) -> Batches:
-        """``samples`` samples as batches, made before the clock runs: the start of an epoch is shared by all of it."""
+        """``samples`` samples as batches, made before the clock runs: the start of an epoch is
+        shared by all of it.
+        """
         return list(islice(self.batches(tile_pool, as_listed), self.samples // BATCH_SIZE))
 
     def fused(self, images: ImageSource, colour: Colour, batches: Batches, as_listed: bool = False) -> None:
@@ -145,7 +153,9 @@ class Bench:
             self.reference_batch(dataset, requests)
 
     def reference_batch(self, dataset: TrainDataset, requests: list[Request]) -> torch.Tensor:
-        """A batch as the published systems make it: each sample turned to planes, then all of them stacked."""
+        """A batch as the published systems make it: each sample turned to planes, then all of them
+        stacked.
+        """
         samples = []
         for request in requests:
             image, _, _ = reference_sample(

@@ -1,11 +1,13 @@
-"""Seconds and memory of an evaluation after the network: scoring by each library, what ranks exchange, suppression.
+"""Seconds and memory of an evaluation after the network: scoring by each library, what ranks
+exchange, suppression.
 
     python -m scripts.bench.evaluation scoring [rounds]
     python -m scripts.bench.evaluation gather [rounds]
     python -m scripts.bench.evaluation nms [rounds]
 
-Drawn data of COCO's extent: 5,000 images x 80 classes x 100 detections, with crowds and areas of masks. The contenders
-take turns, and ratios are those of the medians. pycocotools takes most of a minute a round.
+Drawn data of COCO's extent: 5,000 images x 80 classes x 100 detections, with crowds and areas of
+masks. The contenders take turns, and ratios are those of the medians. pycocotools takes most of a
+minute a round.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ RANKS = (1, 2, 4)
 
 
 def draw(seed: int = 0) -> tuple[GroundTruth, Detections]:
-    """About 37,000 boxes and 500,000 detections, a third of them near a box; image_id of these holds positions."""
+    """About 37,000 boxes and 500,000 detections, a third of them near a box; image_id of these
+    holds positions.
+    """
     rng = np.random.default_rng(seed)
     counts = rng.poisson(7.3, IMAGES)
     total = int(counts.sum())
@@ -66,7 +70,9 @@ def draw(seed: int = 0) -> tuple[GroundTruth, Detections]:
 
 
 def score_once(backend: str, results: multiprocessing.Queue[tuple[float, float, list[float]]]) -> None:
-    """Put the seconds of one scoring, the MB that it added to the process's peak, and the 12 figures into results."""
+    """Put the seconds of one scoring, the MB that it added to the process's peak, and the 12
+    figures into results.
+    """
     truth, found = draw()
     found["image_id"] = truth.image_ids[found["image_id"]]
     score(truth, found[:1000], backend)  # imports
@@ -95,7 +101,9 @@ def scoring(rounds: int) -> None:
 
 
 def gather(rounds: int) -> None:
-    """The whole evaluation after the network on 1, 2 and 4 processes over gloo, each with its share of the images."""
+    """The whole evaluation after the network on 1, 2 and 4 processes over gloo, each with its share
+    of the images.
+    """
     for ranks in RANKS:
         launch = ["torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
         command = [sys.executable, "-m", *launch, "-m", "scripts.bench.evaluation", "gather_worker", str(rounds)]
@@ -104,7 +112,9 @@ def gather(rounds: int) -> None:
 
 
 def gather_worker(rounds: int) -> None:
-    """One of the processes: packs, sends, and on rank 0 unpacks and scores; rank 0 prints the medians."""
+    """One of the processes: packs, sends, and on rank 0 unpacks and scores; rank 0 prints the
+    medians.
+    """
     world = init_distributed_mode("cpu", timeout_seconds=600)
     truth, everything = draw()
     mine = everything[everything["image_id"] % world.world_size == world.rank]
@@ -126,10 +136,12 @@ def gather_worker(rounds: int) -> None:
 
 
 def candidates(dense: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes (n, 4), scores (n,) best first and classes (n,) of one image, as they enter suppression.
+    """Boxes (n, 4), scores (n,) best first and classes (n,) of one image, as they enter
+    suppression.
 
-    Dense: an untrained network at 416 pixels, 10,647 boxes about as large as their anchors, 28,000 scores anywhere.
-    Otherwise a trained one, 5,300 scores in clusters around 25 objects, each of a few classes.
+    Dense: an untrained network at 416 pixels, 10,647 boxes about as large as their anchors, 28,000
+    scores anywhere. Otherwise a trained one, 5,300 scores in clusters around 25 objects, each of a
+    few classes.
     """
     generator = torch.Generator().manual_seed(0)
     if dense:

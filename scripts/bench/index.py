@@ -1,9 +1,10 @@
-"""Building and opening the index of a large COCO json: seconds, peak memory, and memory of loader workers.
+"""Building and opening the index of a large COCO json: seconds, peak memory, and memory of loader
+workers.
 
     python -m scripts.bench.index images=118287 boxes=860001 folder=/tmp/index_bench
 
-The data set is made up: a json of that many images and boxes, and empty image files of the right names. Every
-measurement runs in a process of its own.
+The data set is made up: a json of that many images and boxes, and empty image files of the right
+names. Every measurement runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def reopen(config: DataConfig) -> dict[str, float]:
 
 
 class Walk(Dataset[int]):
-    """Reads the boxes of every image that it is asked for; gives the worker's own memory after the last."""
+    """Reads the boxes of every image that it is asked for; gives the worker's own memory after the
+    last.
+    """
 
     def __init__(self, annotations: Annotations) -> None:
         self.annotations = annotations
@@ -106,7 +109,9 @@ class Walk(Dataset[int]):
 
 
 def walk(config: DataConfig, workers: int, share: float) -> dict[str, float]:
-    """Private memory of the largest worker after ``share`` of the data set was read by every one of them."""
+    """Private memory of the largest worker after ``share`` of the data set was read by every one of
+    them.
+    """
     warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, on purpose
     annotations = open_annotations(config, "train")
     count = int(share * len(annotations))
@@ -120,7 +125,9 @@ def walk(config: DataConfig, workers: int, share: float) -> dict[str, float]:
 
 
 def private_bytes() -> int:
-    """Memory of this process alone: pages that it wrote to. Those of mapped files are the system's to drop."""
+    """Memory of this process alone: pages that it wrote to. Those of mapped files are the system's
+    to drop.
+    """
     rows = MEMORY_ROWS.read_text().splitlines()
     return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith("Private_Dirty"))
 

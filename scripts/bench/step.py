@@ -2,7 +2,8 @@
 
     python -m scripts.bench.step [model] [image size] [batch size] [rounds]
 
-Every variant runs in a process of its own, in turn, round after round; the ratios are those of the medians.
+Every variant runs in a process of its own, in turn, round after round; the ratios are those of the
+medians.
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ PACKAGES = {"joblib": "hydra-joblib-launcher", "submitit_local": "hydra-submitit
 
 
 class ProcessLauncher(Launcher):
-    """Runs each job in a process of its own and takes its result back pickled, as joblib's and submitit's do."""
+    """Runs each job in a process of its own and takes its result back pickled, as joblib's and
+    submitit's do.
+    """
 
     __module__ = "hydra_plugins.processes"  # Hydra takes plugins of that package only
 

@@ -26,7 +26,9 @@ Program = Callable[..., str]
 
 @pytest.fixture
 def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
-    """What ``train.py <arguments>`` says on stderr; it must be one sentence, and nothing may be left behind."""
+    """What ``train.py <arguments>`` says on stderr; it must be one sentence, and nothing may be
+    left behind.
+    """
     monkeypatch.chdir(tmp_path)
 
     def called(*arguments: str, program: str = "train") -> str:
@@ -143,7 +145,9 @@ def test_a_data_set_of_ones_own_is_one_file_outside_the_repository(tmp_path: Pat
 
 
 def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacked(tmp_path: Path) -> None:
-    """A folder made by an older version misses a key; the command line's groups and keys come last."""
+    """A folder made by an older version misses a key; the command line's groups and keys come
+    last.
+    """
     before = to_dictionary(compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.5"]))
     del before["train"]["max_device_batch_size"]
     (tmp_path / "config.yaml").write_text(json.dumps(before))

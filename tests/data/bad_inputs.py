@@ -1,6 +1,7 @@
 """Broken and unusual inputs: how to write each, and what must come of it.
 
-Every set holds a good image ``a`` with one box and, beside it, the image, label or entry that a case is about.
+Every set holds a good image ``a`` with one box and, beside it, the image, label or entry that a
+case is about.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ GOOD_BOX = [15.0, 10.0, 30.0, 20.0]
 
 @dataclass(frozen=True)
 class Case:
-    """``write`` makes the set. What comes of it is an ``error``, or else the pixels and boxes given here.
+    """``write`` makes the set. What comes of it is an ``error``, or else the pixels and boxes given
+    here.
 
     ``left``: images and boxes that ``on_error=skip`` leaves; ``None``: the same error.
     """

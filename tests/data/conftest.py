@@ -94,7 +94,9 @@ class CocoSet:
         )
 
     def add_image(self, image: np.ndarray, boxes: list[tuple[int, list[float]]], **more: Any) -> None:
-        """Adds an RGB image and its (category id, xywh) boxes; ``more`` goes into each annotation."""
+        """Adds an RGB image and its (category id, xywh) boxes; ``more`` goes into each
+        annotation.
+        """
         number = 10 + len(self.json["images"])
         name = f"{number}.png"
         assert cv2.imwrite(str(self.root / "images" / name), image[..., ::-1])

@@ -1,4 +1,6 @@
-"""A small set without a fault, in COCO and YOLO format, that tests of the check bend as they need."""
+"""A small set without a fault, in COCO and YOLO format, that tests of the check bend as they
+need.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def picture(generator: np.random.Generator) -> np.ndarray:
 
 
 class DrawnSet:
-    """Two sets without a fault, in both formats: JPEG files ``images/<split>/<number>.jpg`` of two classes."""
+    """Two sets without a fault, in both formats: JPEG files ``images/<split>/<number>.jpg`` of two
+    classes.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root

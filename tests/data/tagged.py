@@ -1,4 +1,6 @@
-"""Picture files of every type with an EXIF tag, and sets of them: one bright object on dark ground, with its box."""
+"""Picture files of every type with an EXIF tag, and sets of them: one bright object on dark ground,
+with its box.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,9 @@ FORMATS = [DataFormat.coco, DataFormat.voc, DataFormat.yolo]
 def write_set(
     root: Path, form: DataFormat, kind: str, annotated_upright: bool, size: tuple[int, int] = (HEIGHT, WIDTH)
 ) -> DataConfig:
-    """Pictures 1 to 8, each with the tag of its number, annotated as they look upright or as they are stored."""
+    """Pictures 1 to 8, each with the tag of its number, annotated as they look upright or as they
+    are stored.
+    """
     suffix, write = WRITERS[kind]
     folder = {DataFormat.voc: "JPEGImages"}.get(form, "images")
     for name in (folder, "labels", "Annotations"):

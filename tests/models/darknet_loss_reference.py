@@ -1,8 +1,8 @@
-"""Darknet's loss in plain Python and double precision, one cell and one object at a time: what models/loss/darknet.py
-must equal.
+"""Darknet's loss in plain Python and double precision, one cell and one object at a time: what
+models/loss/darknet.py must equal.
 
-Written from what Darknet computes, gradients first ("delta", what it adds to the raw values), with none of the code
-under test. Overlaps are differentiated numerically.
+Written from what Darknet computes, gradients first ("delta", what it adds to the raw values), with
+none of the code under test. Overlaps are differentiated numerically.
 """
 
 import math
@@ -28,7 +28,9 @@ class Outcome(NamedTuple):
 def darknet(
     raw_maps: list[np.ndarray], targets: list[list[float]], heads: list[Head], image_size: tuple[int, int]
 ) -> Outcome:
-    """Maps (images, anchors, rows, columns, values), targets (image, class, cx, cy, w, h), size (height, width)."""
+    """Maps (images, anchors, rows, columns, values), targets (image, class, cx, cy, w, h), size
+    (height, width).
+    """
     seen: Counter[str] = Counter()
     deltas, losses = [], np.zeros(3)
     for raw, head in zip(raw_maps, heads, strict=True):

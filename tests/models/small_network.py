@@ -86,7 +86,9 @@ num=2
 
 
 def small(num_classes: int = 2, width: float = 1.0) -> Darknet:
-    """The network with random values everywhere, running statistics included, in evaluation mode."""
+    """The network with random values everywhere, running statistics included, in evaluation
+    mode.
+    """
     return randomise(Darknet(parse_cfg(cfg_text(2), "small.cfg"), num_classes, width)).eval()
 
 
@@ -101,8 +103,9 @@ def randomise(model: Darknet) -> Darknet:
 
 
 class PlainNetwork(nn.Module):
-    """The network of cfg_text without this project; `names` are those of a convolution and its batch norm in the
-    Sequential of each layer, with {n} for a running number."""
+    """The network of cfg_text without this project; `names` are those of a convolution and its
+    batch norm in the Sequential of each layer, with {n} for a running number.
+    """
 
     def __init__(self, container: str, names: tuple[str, str], norm_first: bool = False, num_classes: int = 2) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Read by every interpreter that has this folder on PYTHONPATH: Linux without what macOS lacks, and without more."""
+"""Read by every interpreter that has this folder on PYTHONPATH: Linux without what macOS lacks, and
+without more.
+"""
 
 import os
 import signal

@@ -22,7 +22,9 @@ NAMES = ["cell", "dog", "no boxes", "crowd only"]
 
 
 def draw(seed: int = 0, images: int = 12) -> tuple[GroundTruth, Detections]:
-    """Boxes of all sizes with crowds and mask areas; detections near them, with ties, duplicates, > 100 on an image."""
+    """Boxes of all sizes with crowds and mask areas; detections near them, with ties, duplicates, >
+    100 on an image.
+    """
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 9, images)
     counts[3] = 0

@@ -1,4 +1,6 @@
-"""A network of two layers, its state, and epochs of the real loop on images of noise: a training of milliseconds."""
+"""A network of two layers, its state, and epochs of the real loop on images of noise: a training of
+milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -101,8 +103,9 @@ def train_epoch(
     model: nn.Module | None = None,
     **guard: Any,
 ) -> EpochResult:
-    """One epoch of the real loop over ``loader``; ``model`` is ``state.model`` where it is wrapped, ``guard`` are
-    arguments of NonFiniteGuard."""
+    """One epoch of the real loop over ``loader``; ``model`` is ``state.model`` where it is wrapped,
+    ``guard`` are arguments of NonFiniteGuard.
+    """
     return train_one_epoch(
         model=model or state.model,
         loss=loss,

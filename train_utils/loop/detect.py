@@ -31,10 +31,11 @@ def detect(
 ) -> Detections:
     """Detections of ``model`` on every image of ``loader``, in original pixels.
 
-    ``postprocess`` turns raw maps into one (n, 6) tensor for each image (x1, y1, x2, y2, score, class at network
-    scale); ``to_original(batch, i, boxes_xyxy)`` takes float64 boxes of the batch's i-th image back to its pixels. The
-    image field of the result holds positions in the data set. An image's detections do not depend on the number of
-    processes or threads that share the work.
+    ``postprocess`` turns raw maps into one (n, 6) tensor for each image (x1, y1, x2, y2, score,
+    class at network scale); ``to_original(batch, i, boxes_xyxy)`` takes float64 boxes of the
+    batch's i-th image back to its pixels. The image field of the result holds positions in the data
+    set. An image's detections do not depend on the number of processes or threads that share the
+    work.
     """
     was_training = model.training
     model.eval()
@@ -59,10 +60,12 @@ def forward_all(
 ) -> Iterator[tuple[InputType, list[Tensor]]]:
     """Each batch with its detections, in order; ``model`` is on ``device`` and in evaluation mode.
 
-    On a CPU a convolution's last bits depend on the number of threads that share it. So there each batch is computed
-    by one thread, and the threads work on different batches side by side: the same figures on any number of cores.
+    On a CPU a convolution's last bits depend on the number of threads that share it. So there each
+    batch is computed by one thread, and the threads work on different batches side by side: the
+    same figures on any number of cores.
 
-    Raises TrainError where memory runs out; ``batch_key`` is the option that it names beside the image size.
+    Raises TrainError where memory runs out; ``batch_key`` is the option that it names beside the
+    image size.
     """
 
     def forward(batch: InputType) -> tuple[InputType, list[Tensor]]:

@@ -1,4 +1,6 @@
-"""What happens to a step whose loss or gradient is not finite: it leaves no trace in the model, but one on the disk."""
+"""What happens to a step whose loss or gradient is not finite: it leaves no trace in the model, but
+one on the disk.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ HELP = "a lower optim.lr, a longer optim.burn_in_epochs, optim.clip_norm=10, or 
 
 
 class NonFiniteGuard:
-    """Takes back what a bad step did to batch-norm statistics, keeps its batch, and gives up after too many in a row.
+    """Takes back what a bad step did to batch-norm statistics, keeps its batch, and gives up after
+    too many in a row.
 
-    ``folder`` is the run folder; ``limit`` steps in a row may be skipped (0: none), then ``roll_back`` is called, which
-    takes up the last checkpoint and says so, or TrainError is raised where there is none.
+    ``folder`` is the run folder; ``limit`` steps in a row may be skipped (0: none), then
+    ``roll_back`` is called, which takes up the last checkpoint and says so, or TrainError is raised
+    where there is none.
     """
 
     def __init__(
@@ -58,10 +62,11 @@ class NonFiniteGuard:
         losses: dict[str, float],
         forward: Callable[[Any], object],
     ) -> None:
-        """Undo step ``step`` (from 0) in the plain model's buffers and record it; all processes call this together.
+        """Undo step ``step`` (from 0) in the plain model's buffers and record it; all processes
+        call this together.
 
-        ``forward`` runs the network on a batch, to find the layer. Raises TrainError after more than ``limit`` such
-        steps in a row.
+        ``forward`` runs the network on a batch, to find the layer. Raises TrainError after more
+        than ``limit`` such steps in a row.
         """
         layer = None
         if self._dumps < MAX_DUMPS:
@@ -86,8 +91,10 @@ class NonFiniteGuard:
         self._say(self._roll_back())
 
     def overflow(self, model: nn.Module, step: int, scale: float) -> None:
-        """Undo step ``step`` (from 0), whose gradients overflowed at float16's loss scale ``scale``: it has been made
-        smaller, which is all there is to do. Told once and never counted."""
+        """Undo step ``step`` (from 0), whose gradients overflowed at float16's loss scale
+        ``scale``: it has been made smaller, which is all there is to do. Told once and never
+        counted.
+        """
         self._undo(model)
         if not self._told_overflow:
             self._say(
@@ -102,7 +109,9 @@ class NonFiniteGuard:
             buffer.copy_(before)
 
     def _culprits(self, losses: dict[str, float]) -> str:
-        """The ranks whose own losses are not finite, and whose losses follow; all processes call this together."""
+        """The ranks whose own losses are not finite, and whose losses follow; all processes call
+        this together.
+        """
         rank, world_size = self._world.rank, self._world.world_size
         bad = not all(map(math.isfinite, losses.values()))
         flags = max_over_ranks([int(bad and number == rank) for number in range(world_size)])
@@ -118,7 +127,9 @@ class NonFiniteGuard:
     def _dump(
         self, model: nn.Module, step: int, batches: Sequence[Any], losses: dict[str, float], layer: str | None
     ) -> None:
-        """Write this process's batches with all that may explain them, as plain data for torch.load."""
+        """Write this process's batches with all that may explain them, as plain data for
+        torch.load.
+        """
         if self._folder is None:
             return
         norms = {
@@ -145,7 +156,8 @@ class NonFiniteGuard:
 
 @torch.no_grad()
 def first_nonfinite_layer(model: nn.Module, batches: Sequence[Any], forward: Callable[[Any], object]) -> str | None:
-    """The name of the first module in a forward pass that gives a value that is not finite; None: only gradients do.
+    """The name of the first module in a forward pass that gives a value that is not finite; None:
+    only gradients do.
 
     All batches are run whatever is found, since synchronised batch norms need every process.
     """

@@ -1,4 +1,6 @@
-"""Whether all processes still train one and the same model: fingerprints of what must be equal, compared."""
+"""Whether all processes still train one and the same model: fingerprints of what must be equal,
+compared.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ ROW_FACTOR = 0x1E3779B97F4A7C15  # odd and without pattern, so that the factors 
 
 
 def check_in_sync(model: nn.Module, world: World, step: int, lr: float, every: int) -> None:
-    """Every ``every`` steps (0: never) compare the training of all ranks after optimiser step ``step``.
+    """Every ``every`` steps (0: never) compare the training of all ranks after optimiser step
+    ``step``.
 
-    ``model`` is the plain model in training mode. Compared are step, learning rate, parameters and buffers, without
-    batch-norm statistics where each rank has its own. Must be called by all ranks alike. Raises TrainError, on all
-    ranks with the same sentence, that names the first tensor that differs and the ranks where it does from rank 0.
+    ``model`` is the plain model in training mode. Compared are step, learning rate, parameters and
+    buffers, without batch-norm statistics where each rank has its own. Must be called by all ranks
+    alike. Raises TrainError, on all ranks with the same sentence, that names the first tensor that
+    differs and the ranks where it does from rank 0.
     """
     if world.world_size == 1 or every == 0 or step % every:
         return
@@ -47,10 +51,11 @@ def check_in_sync(model: nn.Module, world: World, step: int, lr: float, every: i
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
-    """A number (int64, on the tensor's device) that follows from the bits of a tensor, the same on any device.
+    """A number (int64, on the tensor's device) that follows from the bits of a tensor, the same on
+    any device.
 
-    The sum of the elements' bits as integers, row by row (first dimension) with a factor for each row, modulo 2**64.
-    One element that differs always shows; several could only cancel by chance.
+    The sum of the elements' bits as integers, row by row (first dimension) with a factor for each
+    row, modulo 2**64. One element that differs always shows; several could only cancel by chance.
     """
     bits = tensor.detach().view(INTEGERS[tensor.element_size()])
     rows = bits.sum(dim=tuple(range(1, bits.ndim)), dtype=torch.int64) if bits.ndim > 1 else bits.long()

@@ -54,7 +54,9 @@ class OptimiserStep:
         return len(self.batches) == self.accumulate
 
     def add(self, on_host: ImageBatch) -> None:
-        """Forward and backward pass of one micro-batch; with the last one of a step the gradients travel."""
+        """Forward and backward pass of one micro-batch; with the last one of a step the gradients
+        travel.
+        """
         state = self.state
         if not self.batches:
             self.guard.begin_step(state.model)
@@ -83,7 +85,9 @@ class OptimiserStep:
         return maps
 
     def update(self) -> Decision:
-        """Change the weights, or leave the step out where a loss or gradient of any process is not finite."""
+        """Change the weights, or leave the step out where a loss or gradient of any process is not
+        finite.
+        """
         state, clip_norm = self.state, self.schedule.config.clip_norm
         state.scaler.unscale_(state.optimizer)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
@@ -112,8 +116,9 @@ class OptimiserStep:
     def _skip(self) -> None:
         """Have ``guard`` undo the step; all processes come here together.
 
-        Where float16's loss scale fell because of the step, and was above 1, the scale may be the reason. From 1 on it
-        makes no gradient larger, and a norm that overflows while no gradient does leaves it as it is.
+        Where float16's loss scale fell because of the step, and was above 1, the scale may be the
+        reason. From 1 on it makes no gradient larger, and a norm that overflows while no gradient
+        does leaves it as it is.
         """
         state = self.state
         losses = dict(zip(LOSS_NAMES, (self.sums / self.accumulate).tolist(), strict=True))

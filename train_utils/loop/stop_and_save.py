@@ -1,7 +1,7 @@
 """What all processes decide together once in every optimiser step, and who asks for it.
 
-A signal, a clock or a bad batch concerns one process first. Acting on it alone would leave the others waiting in a
-collective, so each step ends with one small exchange, and all act alike.
+A signal, a clock or a bad batch concerns one process first. Acting on it alone would leave the
+others waiting in a collective, so each step ends with one small exchange, and all act alike.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ SECONDS_BEFORE_RETRY = 30.0  # after a checkpoint that could not be written
 
 
 class StopRequest:
-    """Whether a signal asked this process to stop: USR1 and TERM as SLURM sends them, USR2 as submitit has them sent,
-    HUP as a terminal does that closes (not under nohup), or Ctrl-C.
+    """Whether a signal asked this process to stop: USR1 and TERM as SLURM sends them, USR2 as
+    submitit has them sent, HUP as a terminal does that closes (not under nohup), or Ctrl-C.
 
-    As a context it takes over the signals, in the main thread, where alone that is possible. The handlers set a flag
-    and nothing else. A second Ctrl-C ends the program at once. Where the program around had a handler of its own for
-    the signal that came, as submitit has to requeue its job, that one is called when the body is over.
+    As a context it takes over the signals, in the main thread, where alone that is possible. The
+    handlers set a flag and nothing else. A second Ctrl-C ends the program at once. Where the
+    program around had a handler of its own for the signal that came, as submitit has to requeue its
+    job, that one is called when the body is over.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,8 @@ class StopRequest:
 
 
 def ask_for_requeue(world: World, stopped_by: signal.Signals) -> None:
-    """Tell the SLURM job script, by the file it named, that this run has more to do; Ctrl-C is no such request.
+    """Tell the SLURM job script, by the file it named, that this run has more to do; Ctrl-C is no
+    such request.
 
     To be called last of all, when the checkpoint is on the disk: the requeue ends the job.
     """
@@ -74,8 +76,9 @@ class Decision(NamedTuple):
 class StepDecisions:
     """Finds the common decision of each step.
 
-    ``save_every_steps`` and ``save_every_minutes`` space the checkpoints (0: no such rule); ``retry`` says whether the
-    last one could not be written. Both clocks are those of the first process.
+    ``save_every_steps`` and ``save_every_minutes`` space the checkpoints (0: no such rule);
+    ``retry`` says whether the last one could not be written. Both clocks are those of the first
+    process.
     """
 
     def __init__(
@@ -95,7 +98,9 @@ class StepDecisions:
         self._last_save = time.monotonic()
 
     def decide(self, finite: bool, steps_done: int) -> Decision:
-        """The decision of the step that makes ``steps_done`` steps in all; every process must call it alike."""
+        """The decision of the step that makes ``steps_done`` steps in all; every process must call
+        it alike.
+        """
         due = self._every_steps > 0 and steps_done % self._every_steps == 0
         skip, stop, save = max_over_ranks([not finite, self._stop.signal or 0, due or self._is_time()])
         return Decision(bool(skip), signal.Signals(stop) if stop else None, bool(save))

@@ -22,7 +22,9 @@ RECORD = np.dtype(
 
 
 class RankTimes(NamedTuple):
-    """Seconds of one process in the steps of an epoch or several; the rest of ``seconds`` is its own compute."""
+    """Seconds of one process in the steps of an epoch or several; the rest of ``seconds`` is its
+    own compute.
+    """
 
     seconds: float  # of all steps
     data: float  # waiting for batches
@@ -37,7 +39,9 @@ class RankTimes(NamedTuple):
 
     @property
     def compute(self) -> float:
-        """Seconds of its own work. Not below 0: on CUDA device and host may wait at one time for different things."""
+        """Seconds of its own work. Not below 0: on CUDA device and host may wait at one time for
+        different things.
+        """
         return max(0.0, self.seconds - self.data - self.wait)
 
     @property
@@ -60,7 +64,9 @@ class Straggler(NamedTuple):
 
 
 def slowest_rank(times: Sequence[RankTimes]) -> Straggler | None:
-    """The rank with the longest own time, and what it costs beyond the median of the others; None for one rank."""
+    """The rank with the longest own time, and what it costs beyond the median of the others; None
+    for one rank.
+    """
     if len(times) < 2:
         return None
     rank = max(range(len(times)), key=lambda number: times[number].own)
@@ -72,7 +78,9 @@ def slowest_rank(times: Sequence[RankTimes]) -> Straggler | None:
 
 
 def straggler_sentence(times: Sequence[RankTimes]) -> str | None:
-    """One line that names the slowest rank where it costs more than COSTLY of the time, else None."""
+    """One line that names the slowest rank where it costs more than COSTLY of the time, else
+    None.
+    """
     straggler = slowest_rank(times)
     if straggler is None or straggler.cost <= COSTLY:
         return None
@@ -104,7 +112,9 @@ class RankTable:
         self._unjudged: list[RankTimes] = []  # of each rank
 
     def write(self, epoch: int, times: RankTimes) -> None:
-        """Collect the times of all ranks, which all call this, and write them on the first process."""
+        """Collect the times of all ranks, which all call this, and write them on the first
+        process.
+        """
         gathered = gather_times(times)
         for rank, found in enumerate(gathered):
             shares = {key: round(value, 4) for key, value in found.shares().items()}
@@ -118,7 +128,9 @@ class RankTable:
 
 
 def gather_times(times: RankTimes) -> list[RankTimes]:
-    """The times of all ranks in their order on the first process, with the name of each one's node; [] elsewhere."""
+    """The times of all ranks in their order on the first process, with the name of each one's node;
+    [] elsewhere.
+    """
     node = platform.node().encode()[:64]
     record = np.array([(times.seconds, times.data, times.wait, node, times.steps)], RECORD)
     gathered = gather_arrays(record)

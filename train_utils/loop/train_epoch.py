@@ -1,4 +1,6 @@
-"""The two loops: one epoch of training, and evaluation. Plain loops over objects that are handed in."""
+"""The two loops: one epoch of training, and evaluation. Plain loops over objects that are handed
+in.
+"""
 
 from __future__ import annotations
 
@@ -82,14 +84,13 @@ def train_one_epoch(
     check_sync_every: int,
     clock: WaitClock,
 ) -> EpochResult:
-    """Train over what ``loader`` has left of an epoch, ``accumulate`` micro-batches to an optimiser step.
+    """Train over what ``loader`` has left of an epoch, ``accumulate`` micro-batches in each step.
 
-    ``model`` is ``state.model``, wrapped or not; ``to_input`` makes of a batch on its device the floats that the
-    network takes. The update is that of the mean loss over the step's global batch, whatever the number of processes.
-    A step with a loss or gradient that is not finite changes nothing (see ``guard``). ``save`` is called where
-    ``decisions`` say so, on all processes. Every ``check_sync_every`` steps (0: never) they compare what they train.
-    ``clock`` counts the waiting for other processes where data_parallel.time_waiting has been called with it and
-    ``model``. Raises TrainError when what is trained differs, or ``guard`` gives up.
+    ``model`` is ``state.model``, wrapped or not. ``to_input`` turns a batch on its device into the
+    network's floats. A step whose loss or gradient is not finite changes nothing (see ``guard``).
+    ``save`` is called on all ranks where ``decisions`` say so. Every ``check_sync_every`` steps (0:
+    never) the ranks compare their weights. ``clock`` counts the time spent waiting for peers.
+    Raises TrainError where the weights differ or ``guard`` gives up.
     """
     model.train()
     clock.restart()
@@ -133,10 +134,12 @@ def rehearse(
     world: World,
     autocast_dtype: torch.dtype | None,
 ) -> None:
-    """One pass whose result is thrown away, in front of a resumed run: its state is to be loaded afterwards.
+    """One pass whose result is thrown away, in front of a resumed run: its state is to be loaded
+    afterwards.
 
-    DDP puts gradients in other buckets after its first backward pass. With three or more processes it then adds in
-    another order, so a run that goes on must have made that pass too, to be the same run to the last bit.
+    DDP puts gradients in other buckets after its first backward pass. With three or more processes
+    it then adds in another order, so a run that goes on must have made that pass too, to be the
+    same run to the last bit.
     """
     if not isinstance(model, DistributedDataParallel):
         return
@@ -152,7 +155,9 @@ def rehearse(
 
 
 def _means(state: RunState, world_size: int) -> dict[str, float]:
-    """Mean losses of the epoch so far; over all processes where ``world_size`` is theirs, else of this one."""
+    """Mean losses of the epoch so far; over all processes where ``world_size`` is theirs, else of
+    this one.
+    """
     sums = sum_over_ranks(state.loss_sums) if world_size > 1 else state.loss_sums
     means = sums / max(1, state.loss_steps * world_size)
     return dict(zip(LOSS_NAMES, means.tolist(), strict=True))

@@ -1,4 +1,6 @@
-"""Whether a checkpoint belongs to the training configured now: which options may differ on resume."""
+"""Whether a checkpoint belongs to the training configured now: which options may differ on
+resume.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ PLACES = ("data.format", "data.train.", "data.names", "data.shapes.")
 
 
 def check_same_training(state: dict[str, Any], own: dict[str, Any], folder: Path, force: bool) -> None:
-    """Raise CheckpointError unless a checkpoint's ``state`` and the description ``own`` mean one training.
+    """Raise CheckpointError unless a checkpoint's ``state`` and the description ``own`` mean one
+    training.
 
     Another network or other class names never do. ``force`` lets other options and data pass.
     """

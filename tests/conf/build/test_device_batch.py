@@ -43,7 +43,9 @@ def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
 
 
 def memory_for(config: TrainConfig, images: int, world: World = HERE) -> int:
-    """Bytes available on a node with which ``images`` fit into a pass of each process, and no divisor above that."""
+    """Bytes available on a node with which ``images`` fit into a pass of each process, and no
+    divisor above that.
+    """
     dtype = autocast_dtype(config.train.precision.value, world.device)
     probe = auto_batch._probe(config, build_model(config.model, 5)[0], world, dtype, 96)
     enough, too_much = probe.needed(images), probe.needed(images + 1)
@@ -107,7 +109,9 @@ def test_all_processes_take_what_the_scarcest_has(shapes: Path, tmp_path: Path) 
 
 
 def run_out(shapes: Path, folder: Path) -> list[str]:
-    """The sentences of a training and of an evaluation for which this process's address space is too small."""
+    """The sentences of a training and of an evaluation for which this process's address space is
+    too small.
+    """
     config = options(shapes, folder / "train", "train.device_batch_size=8", "train.image_size=640", "model.width=0.25")
     large = options(shapes, folder / "evaluation", "train.device_batch_size=1", "evaluate.image_size=3200")
     told = []

@@ -84,7 +84,9 @@ def test_keys_of_another_choice_and_wrong_values_are_named(overrides: list[str],
 
 
 def resumed(folder: Path, now: list[str], named: list[str], saved: dict[str, Any] | str) -> TrainConfig:
-    """What `train.py resume=<folder> <now>` trains with, where the folder holds the configuration `saved`."""
+    """What `train.py resume=<folder> <now>` trains with, where the folder holds the configuration
+    `saved`.
+    """
     (folder / "config.yaml").write_text(saved if isinstance(saved, str) else OmegaConf.to_yaml(saved))
     given = to_dictionary(composed(*now)) | {"resume": str(folder)}
     return to_plain(OmegaConf.create(continue_run(given, [*named, "resume"])), TrainConfig)

@@ -1,4 +1,6 @@
-"""``model.cfg=`` with any .cfg, in every program; what is said where a file stands in the place of a name."""
+"""``model.cfg=`` with any .cfg, in every program; what is said where a file stands in the place of
+a name.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ PROGRAMS = {
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What ``<program> <arguments>`` says in an empty folder: an error, or "" where it ends well."""
+    """What ``<program> <arguments>`` says in an empty folder: an error, or "" where it ends
+    well.
+    """
     monkeypatch.chdir(tmp_path)
 
     def started(name: str, *arguments: str) -> str:

@@ -64,7 +64,9 @@ def test_workers_and_the_cursor_do_not_change_samples(coco_set, every_augment: A
 def test_spawned_workers_get_the_set_by_its_files_and_give_the_same_samples(
     coco_set, every_augment: AugmentConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As on macOS, where nothing is inherited: all that workers need is sent to them, but for what files hold."""
+    """As on macOS, where nothing is inherited: all that workers need is sent to them, but for what
+    files hold.
+    """
     annotations = coco_set.open()
     expected = tensors(load_epoch(coco_set, every_augment, workers=0))
     monkeypatch.setattr("data.batches.loader.START_METHOD", "spawn")

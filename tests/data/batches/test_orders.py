@@ -1,4 +1,6 @@
-"""Rectangles, rare classes and tile pools: what all ranks together see, at any number of ranks and workers."""
+"""Rectangles, rare classes and tile pools: what all ranks together see, at any number of ranks and
+workers.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def test_all_ranks_have_one_rectangle_in_a_step_that_holds_its_images_tightly() 
             scaled = (
                 square * SIDES[[r.index for r in requests]] / SIDES[[r.index for r in requests]].max(axis=1)[:, None]
             )
-            # Every image fits at the scale of the square, and the rectangle is no larger than that takes.
+            # Every image fits at the scale of the square, and the rectangle is no larger than that
+            # takes.
             needed = tuple(math.ceil(side / 32 - 1e-6) * 32 for side in scaled.max(axis=0))
             if (epoch, step) == (0, 0):  # the largest of the whole run
                 assert needed[0] <= height <= square and needed[1] <= width <= square
@@ -89,7 +92,9 @@ def test_all_ranks_have_one_rectangle_in_a_step_that_holds_its_images_tightly() 
 def test_memory_runs_out_in_the_first_step_or_never(
     aspects: tuple[float, float], num_images: int, batch_size: int, repeated: bool
 ) -> None:
-    """With rectangles and several scales: epochs have other groups, since each leaves other images out."""
+    """With rectangles and several scales: epochs have other groups, since each leaves other images
+    out.
+    """
     for seed in range(6):
         generator = np.random.default_rng(seed)
         widths = 300 * generator.uniform(*aspects, num_images)
@@ -119,7 +124,9 @@ def test_shape_groups_come_shuffled_and_meet_others_in_another_epoch() -> None:
 
 
 def test_repeat_factors_follow_the_formula(empty_set: CocoSet) -> None:
-    """dog (id 1) on 8 of 10 images, cat (id 3) on 2, bird (id 7) on one that has a dog too, and a crowd of birds."""
+    """dog (id 1) on 8 of 10 images, cat (id 3) on 2, bird (id 7) on one that has a dog too, and a
+    crowd of birds.
+    """
     image = np.zeros((64, 64, 3), dtype=np.uint8)
     box = [5.0, 5.0, 20.0, 20.0]
     for number in range(10):

@@ -1,4 +1,6 @@
-"""One rule for EXIF tags: every orientation, type of file, format of annotations, decoder, cache and program."""
+"""One rule for EXIF tags: every orientation, type of file, format of annotations, decoder, cache
+and program.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def box_is_bright(image: np.ndarray, box_xyxy: np.ndarray) -> bool:
 def test_pixels_and_boxes_are_in_one_frame_in_every_program(
     frame: str, form: DataFormat, kind: str, decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Annotated upright with data.exif=apply; annotated as stored with apply where sizes tell, else with ignore."""
+    """Annotated upright with data.exif=apply; annotated as stored with apply where sizes tell, else
+    with ignore.
+    """
     if decoder == "opencv":
         monkeypatch.setattr(jpeg_module, "simplejpeg", None)
     else:
@@ -193,9 +197,7 @@ def test_a_size_that_fits_neither_is_named_and_checked(tmp_path: Path) -> None:
     retag(config, {6: (HEIGHT + 1, WIDTH), 3: (HEIGHT, WIDTH + 1)})
     annotations = open_annotations(config, "train")
     source = ImageSource(annotations, OnError.stop)
-    said = (
-        r"6\.jpg has 64 x 40 pixels, 40 x 64 once it is turned as its EXIF tag 6 says, its annotations are for 64 x 41"
-    )
+    said = r"6\.jpg has 64 x 40 pixels, 40 x 64 once turned by its EXIF tag 6, its annotations are for 64 x 41"
     with pytest.raises(DataError, match=f"{said}\\. fix: "):
         source.read(5)
     assert any("neither" in note and "(2), first: 3.jpg" in note for note in annotations.notes)
@@ -220,7 +222,9 @@ def test_a_tag_that_changed_since_the_index_was_made_is_seen(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_headers_of_large_files_find_the_tag(kind: str, tmp_path: Path) -> None:
-    """Of a file and of its bytes alike, also where the tag lies behind what is read of most files."""
+    """Of a file and of its bytes alike, also where the tag lies behind what is read of most
+    files.
+    """
     noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
     suffix, write = WRITERS[kind]
     for tag in (1, 3, 6):

@@ -1,4 +1,6 @@
-"""Samples and batches: what they hold, and that they depend on nothing but seed, epoch and position."""
+"""Samples and batches: what they hold, and that they depend on nothing but seed, epoch and
+position.
+"""
 
 from __future__ import annotations
 

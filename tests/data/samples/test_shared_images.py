@@ -1,4 +1,6 @@
-"""A sample's pixels and boxes alone, in its batch, and however its images are decoded: the same to the last bit."""
+"""A sample's pixels and boxes alone, in its batch, and however its images are decoded: the same to
+the last bit.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from data import (
 from data.files import jpeg
 from tests.data.conftest import NO_AUGMENT, CocoSet
 
-# What an option is set to besides its value in NO_AUGMENT; one that is not listed here gets a value by its type.
+# What an option is set to besides its value in NO_AUGMENT; one that is not listed here gets a value
+# by its type.
 STRONG = {"degrees": [25.0], "shear": [12.0], "perspective": [0.1], "translate": [0.3], "close_mosaic_epochs": [0]}
 STRONG |= {"mixup_beta": [2.0], "tile_pool": [4], "copy_paste": [0.5], "scale": [0.6]}
 SIZES = ((64, 64), (96, 160))
@@ -44,7 +47,9 @@ def values(name: str, kind: Any) -> list[Any]:
 
 
 def options() -> Iterator[tuple[str, AugmentConfig]]:
-    """Each option of AugmentConfig alone, with rotation and in a mosaic; and all of them together."""
+    """Each option of AugmentConfig alone, with rotation and in a mosaic; and all of them
+    together.
+    """
     kinds = get_type_hints(AugmentConfig)
     changes = [
         {field.name: value} for field in fields(AugmentConfig) for value in values(field.name, kinds[field.name])
@@ -60,7 +65,9 @@ def options() -> Iterator[tuple[str, AugmentConfig]]:
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> CocoSet:
-    """Smooth pictures with noise as JPEG files of several kinds, with outlines; some are larger than a sample."""
+    """Smooth pictures with noise as JPEG files of several kinds, with outlines; some are larger
+    than a sample.
+    """
     made = CocoSet(tmp_path_factory.mktemp("shared") / "set")
     generator = np.random.default_rng(5)
     samplings = (0x111111, 0x211111, 0x221111, 0x411111)
@@ -107,7 +114,9 @@ def parts(batch: Batch, position: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_sample_is_the_same_alone_and_in_its_batch_however_its_images_are_read(
     decoder: str, sources: dict[str, ImageSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every augmentation option, decoder, cache and pool, at two sizes, each on some ten samples: bit for bit."""
+    """Every augmentation option, decoder, cache and pool, at two sizes, each on some ten samples:
+    bit for bit.
+    """
     if decoder == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:

@@ -1,4 +1,6 @@
-"""Tiles of one image on one canvas, against bilinear interpolation written out at each pixel's centre."""
+"""Tiles of one image on one canvas, against bilinear interpolation written out at each pixel's
+centre.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,17 @@ EMPTY = 250  # what the canvas holds where no image is; the ramps stay below
 
 
 def ramps() -> Image:
-    """An image whose first channel tells the column and whose second tells the row, four levels a pixel."""
+    """An image whose first channel tells the column and whose second tells the row, four levels a
+    pixel.
+    """
     y, x = np.mgrid[:SIDE, :SIDE]
     return np.stack([4 * x, 4 * y, np.zeros_like(x)], axis=2).astype(np.uint8)
 
 
 def expected(matrix: Matrix, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Levels (h, w, 2) of the ramps at each pixel of the canvas, and whether it lies well inside the image (h, w)."""
+    """Levels (h, w, 2) of the ramps at each pixel of the canvas, and whether it lies well inside
+    the image (h, w).
+    """
     y, x = np.mgrid[: size[0], : size[1]] + 0.5
     points = np.stack([(x - matrix[0, 2]) / matrix[0, 0], (y - matrix[1, 2]) / matrix[1, 1]], axis=2)
     inside = ((points > 1) & (points < SIDE - 1)).all(axis=2)
@@ -31,7 +37,9 @@ def expected(matrix: Matrix, size: tuple[int, int]) -> tuple[np.ndarray, np.ndar
 @pytest.mark.parametrize("at_end", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("mirrored", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_a_resized_tile_samples_where_its_matrix_says(at_end: tuple[int, int], mirrored: tuple[int, int]) -> None:
-    """``at_end``: the image's last column or row lands on a whole pixel, not its first; both for x and y."""
+    """``at_end``: the image's last column or row lands on a whole pixel, not its first; both for x
+    and y.
+    """
     generator = np.random.default_rng(0)
     differences, resized, flipped = [], 0, 0
     for _ in range(60):
@@ -54,7 +62,8 @@ def test_a_resized_tile_samples_where_its_matrix_says(at_end: tuple[int, int], m
         tile.draw(canvas, image)
         levels, inside = expected(matrix, size)
         difference = np.abs(canvas[..., :2] - levels)[inside]
-        # Half a level by rounding to a whole one, one more by OpenCV's fixed-point weights; half a pixel would be two.
+        # Half a level by rounding to a whole one, one more by OpenCV's fixed-point weights; half a
+        # pixel would be two.
         assert difference.max(initial=0) < 1.5, (matrix, tile)
         differences.append(difference.reshape(-1))
         outside = ~_reached(matrix, size)

@@ -51,7 +51,9 @@ EVERY_KIND = cfg(
 
 
 def thin(text: str) -> str:
-    """The .cfg with a sixteenth of its filters, the heads' left alone, so that hundreds can be built."""
+    """The .cfg with a sixteenth of its filters, the heads' left alone, so that hundreds can be
+    built.
+    """
     return re.sub(r"filters=(?!255)(\d+)", lambda found: f"filters={max(8, int(found[1]) // 16)}", text)
 
 

@@ -40,7 +40,9 @@ def exercise(model: Darknet, folder: Path) -> None:
 
 
 def pyramid(*heads: str, levels: int = 5) -> str:
-    """Maps at strides 8, 16, ... with one head each, large strides last, as in the scaled v4 and v7 families."""
+    """Maps at strides 8, 16, ... with one head each, large strides last, as in the scaled v4 and v7
+    families.
+    """
     stem = "".join(conv(8, 3, 2, "mish") for _ in range(3))
     body = "".join(conv(8, 3, 2, "mish") for _ in range(levels - 1))
     text = stem + body
@@ -51,7 +53,9 @@ def pyramid(*heads: str, levels: int = 5) -> str:
 
 @pytest.mark.parametrize("activation", ["logistic", "linear"])
 def test_five_strides_and_more_anchors_than_num(activation: str, tmp_path: Path) -> None:
-    """cspx-p7-mish: num=16, twenty pairs, masks up to 19; raw maps are logits whatever the last activation is."""
+    """cspx-p7-mish: num=16, twenty pairs, masks up to 19; raw maps are logits whatever the last
+    activation is.
+    """
     heads = [
         head(*range(4 * level, 4 * level + 4), anchors=TWENTY, num=16, activation=activation, new_coords=1,
              scale_x_y="2.0")
@@ -69,7 +73,9 @@ def test_five_strides_and_more_anchors_than_num(activation: str, tmp_path: Path)
 
 
 def test_masks_of_unequal_length_and_a_missing_comma(tmp_path: Path) -> None:
-    """cspx-p7-mish_hp: heads of 2, 3 and 4 anchors, one in two of them; `61,45    61,45` is one number less."""
+    """cspx-p7-mish_hp: heads of 2, 3 and 4 anchors, one in two of them; `61,45    61,45` is one
+    number less.
+    """
     anchors = "13,17,  31,25,   24,51, 61,45    61,45,  48,102, 119,96"
     heads = [head(*mask, anchors=anchors, num=7) for mask in ((0, 1), (1, 2, 3), (3, 4, 5, 6))]
     model = build(pyramid(*heads, levels=3))
@@ -101,7 +107,9 @@ def test_first_of_two_equal_keys_counts() -> None:
 
 
 def test_shared_kernels_with_their_own_dilation(tmp_path: Path) -> None:
-    """resnet152_trident: three branches share kernels, absolute indices, anchors differ from head to head."""
+    """resnet152_trident: three branches share kernels, absolute indices, anchors differ from head
+    to head.
+    """
     stem = conv(8, 7, 2) + section("maxpool", size=2, stride=2) + conv(16, 3, 2)  # 0..2
     owner = conv(8, 1, dilation=3) + conv(16, 3, dilation=3) + shortcut(-3) + head(8, 9, anchors=TWENTY)  # 3..7
     second = route(2) + conv(8, 1, dilation=2, share_index=3) + conv(16, 3, dilation=2, share_index=4)  # 8..10
@@ -117,7 +125,9 @@ def test_shared_kernels_with_their_own_dilation(tmp_path: Path) -> None:
 
 
 def test_shortcuts_between_unequal_maps(tmp_path: Path) -> None:
-    """yolov3-tiny-prn adds the first half of a wider map, resnet152_trident a narrower one, to what stands before."""
+    """yolov3-tiny-prn adds the first half of a wider map, resnet152_trident a narrower one, to what
+    stands before.
+    """
     text = cfg(
         conv(8, 3, 2), conv(16, 3, 2), conv(32, 3), shortcut(1, activation="leaky"),  # 16 channels added to 32
         conv(16), shortcut(2, -3, activation="leaky"),  # the first 16 of 32, and all of 16
@@ -151,7 +161,9 @@ def test_binary_networks(tmp_path: Path) -> None:
 
 
 def test_unequal_strides_and_pools_over_channels(tmp_path: Path) -> None:
-    """yolo_v3_tiny_pan3: pools of 8 with strides 4 and 8, strides for each axis, low-pass filters, channel pools."""
+    """yolo_v3_tiny_pan3: pools of 8 with strides 4 and 8, strides for each axis, low-pass filters,
+    channel pools.
+    """
     text = cfg(
         conv(8, 3, antialiasing=1, assisted_excitation=4000), section("maxpool", size=2, stride=2, antialiasing=1),
         section("maxpool", size=8, stride=4, stride_x=4, stride_y=8), conv(8, 1, 2, stride_x=2, stride_y=1),
@@ -170,7 +182,9 @@ def test_unequal_strides_and_pools_over_channels(tmp_path: Path) -> None:
 
 
 def test_local_means_and_training_only_routes(tmp_path: Path) -> None:
-    """yolov4-tiny_contrastive without its tracker: all anchors in one head, routes that only run forward."""
+    """yolov4-tiny_contrastive without its tracker: all anchors in one head, routes that only run
+    forward.
+    """
     text = cfg(
         conv(8, 3, 2), route(-1, groups=2, group_id=1), conv(8, 3), route(0, 2, onlyforward=1),
         section("local_avgpool", size=4, stride=4), route(-1, onlyforward=1), conv(8),
@@ -188,7 +202,9 @@ def test_a_branch_that_leads_nowhere_is_computed_and_let_go() -> None:
 
 
 def test_squeeze_and_excitation(tmp_path: Path) -> None:
-    """enet-coco: depthwise kernels, a global mean, factors for channels, dropout, absolute shortcuts, pad=0."""
+    """enet-coco: depthwise kernels, a global mean, factors for channels, dropout, absolute
+    shortcuts, pad=0.
+    """
     text = cfg(
         conv(8, 3, 2, "swish"), conv(16, 1, 1, "swish", pad=0), conv(16, 5, 1, "swish", groups=16), section("avgpool"),
         conv(4, activation="swish"), conv(16, activation="logistic"), section("scale_channels", from_=-4), conv(8),
@@ -201,7 +217,9 @@ def test_squeeze_and_excitation(tmp_path: Path) -> None:
 
 
 def test_grouped_kernels_and_spatial_pyramids(tmp_path: Path) -> None:
-    """csresnext50-panet-spp: groups=32; the SPP of yolov3 and that of yolov7, whose route runs backwards."""
+    """csresnext50-panet-spp: groups=32; the SPP of yolov3 and that of yolov7, whose route runs
+    backwards.
+    """
     spp = section("maxpool", stride=1, size=5) + route(-2) + section("maxpool", stride=1, size=9) + route(-4)
     spp += section("maxpool", stride=1, size=13)
     text = cfg(
@@ -224,7 +242,9 @@ def test_pool_of_two_at_stride_one_keeps_the_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights_type", ["per_feature", "per_channel"])
 @pytest.mark.parametrize("normalization", ["relu", "softmax"])
 def test_weighted_sums(weights_type: str, normalization: str, tmp_path: Path) -> None:
-    """The BiFPN of AlexeyAB's experiments; the weights are stored between those of the convolutions."""
+    """The BiFPN of AlexeyAB's experiments; the weights are stored between those of the
+    convolutions.
+    """
     weighted = shortcut(-2, -3, weights_type=weights_type, weights_normalization=normalization)
     model = build(cfg(conv(8, 3, 2), conv(8), conv(8), weighted, head(0)))
     assert model.layers[3].weights.shape == (3, 1 if weights_type == "per_feature" else 8)
@@ -248,7 +268,9 @@ def test_networks_of_other_kinds_are_refused_by_name(kind: str, reason: str) -> 
 
 
 def test_a_classifier_has_no_head() -> None:
-    """cspx-p7-mish-omega ends in [avgpool], a convolution and [softmax]; without the last nothing else is wrong."""
+    """cspx-p7-mish-omega ends in [avgpool], a convolution and [softmax]; without the last nothing
+    else is wrong.
+    """
     with pytest.raises(ModelError, match=r"odd\.cfg:1: .* not followed by any \[yolo\]"):
         build(cfg(conv(8, 3, 2), section("avgpool"), conv(10, activation="linear")))
 
@@ -273,7 +295,9 @@ def test_what_is_not_known_gets_the_nearest_name(old: str, new: str, message: st
 
 
 def test_options_of_training_change_nothing() -> None:
-    """Darknet's training options of every layer, and a few of the newer ones of [net] and [yolo]."""
+    """Darknet's training options of every layer, and a few of the newer ones of [net] and
+    [yolo].
+    """
     text = cfg(conv(8, 3, 2), section("maxpool", size=2, stride=2), head(0))
     more = text.replace("size=2\n", "size=2\nstopbackward=1\nmaxpool_zero_nonmax=1\nlearning_rate=0.1\n")
     more = more.replace("[net]\n", "[net]\nsequential_subdivisions=4\nseq_scales=0.5, 1, 0.5, 1\nema_alpha=0.9998\n")

@@ -72,7 +72,9 @@ def random_maps(batch: int) -> list[Tensor]:
 
 
 def assert_same_detections(outputs: tuple[Tensor, ...], expected: list[Tensor]) -> None:
-    """Outputs of fixed shape against Postprocess, to the last bit, with nothing but zeros behind the last."""
+    """Outputs of fixed shape against Postprocess, to the last bit, with nothing but zeros behind
+    the last.
+    """
     boxes, scores, classes, counts = outputs
     assert classes.dtype == counts.dtype == torch.int64
     assert counts.tolist() == [len(detections) for detections in expected]
@@ -109,7 +111,9 @@ def test_suppression_equals_postprocess(changes: dict[str, Any]) -> None:
 
 
 def test_images_and_classes_do_not_suppress_one_another_however_many_there_are() -> None:
-    """The same boxes in every class of every image, some larger than the image, others beyond its edges."""
+    """The same boxes in every class of every image, some larger than the image, others beyond its
+    edges.
+    """
     images, classes, side = 6, 300, 64
     boxes = torch.tensor([[0, 0, 64, 64], [-500, -500, 600, 600], [-60, 10, -20, 50], [63, 63, 100, 100]]).float()
     boxes = boxes.repeat(images, classes, 1)
@@ -195,8 +199,10 @@ def assert_equals_network(written: Written, images: Tensor) -> None:
 
 
 def assert_detects_as_network(written: Written, images: Tensor) -> None:
-    """By the check of export.py, which looks at the boxes in front of suppression too, and against Postprocess. There
-    a few detections may differ: where an overlap is the threshold but for the last digit, or two scores are equal."""
+    """By the check of export.py, which looks at the boxes in front of suppression too, and against
+    Postprocess. There a few detections may differ: where an overlap is the threshold but for the
+    last digit, or two scores are equal.
+    """
     comparison = check_onnx(written.path, written.model, written.graph, [images], 1e-4)
     assert comparison.boxes < 1e-5 and comparison.scores < 1e-5 and comparison.invented > 20 * len(images)
     with torch.no_grad():
@@ -223,7 +229,9 @@ def test_an_open_file_takes_every_batch_and_image_size(written: Written, shape: 
     [("yolov3-tiny", 20), ("yolov4-tiny", 18), pytest.param("yolov3-spp", 25, marks=pytest.mark.slow)],
 )
 def test_onnx_equals_the_network(name: str, opset: int, tmp_path: Path) -> None:
-    """With suppression for one image, which compares all boxes as well, and without for two of another size."""
+    """With suppression for one image, which compares all boxes as well, and without for two of
+    another size.
+    """
     model = random_network(zoo_cfg(name))
     single, double = torch.rand(1, 3, 96, 128), torch.rand(2, 3, 64, 96)
     written = write(tmp_path, model, True, single, {}, opset)

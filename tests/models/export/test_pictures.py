@@ -26,8 +26,9 @@ SHOWN: list[int | str] = ["black", 1, 2, "white", 3, "grey", "noise", 40, 0]
 SUFFIX = {"onnx": "onnx", "torch": "pt2"}
 Found = Callable[[Tensor], tuple[Tensor, ...]]
 
-# A network whose boxes are known: every bright cell has two, the second one inside the first, of the class that is the
-# cell's strongest colour. With both suppressed into one, there are as many detections as bright cells.
+# A network whose boxes are known: every bright cell has two, the second one inside the first, of
+# the class that is the cell's strongest colour. With both suppressed into one, there are as many
+# detections as bright cells.
 CELLS = f"""[net]
 width=64
 height=64
@@ -64,7 +65,9 @@ def cell_detector() -> Darknet:
 
 
 def picture(height: int, width: int, bright: int | str) -> Tensor:
-    """(3, height, width): a level of grey, noise, or black with so many bright cells of various colours."""
+    """(3, height, width): a level of grey, noise, or black with so many bright cells of various
+    colours.
+    """
     if bright == "noise":
         return torch.rand(3, height, width, generator=torch.Generator().manual_seed(3))
     if isinstance(bright, str):
@@ -116,7 +119,9 @@ def write(folder: Path, file_format: str, model: Darknet, example: Tensor, open_
     + [("onnx", False, 0.25), ("onnx", True, 0.25), ("onnx", True, 0.0)],
 )
 def test_any_number_of_boxes(file_format: str, open_axes: bool, confidence: float, tmp_path: Path) -> None:
-    """Batches of one and of three in a file of that shape; where shapes are open, down to images of one stride."""
+    """Batches of one and of three in a file of that shape; where shapes are open, down to images of
+    one stride.
+    """
     model = cell_detector()
     height, width = 9 * CELL, 13 * CELL
     batch = 1 if open_axes or confidence == 0.25 else 3
@@ -149,7 +154,9 @@ def test_suppression_at_the_ends_of_its_options(confidence: float, nms_iou: floa
 def test_any_number_of_boxes_of_trained_weights(
     file_format: str, open_axes: bool, confidence: float, shared_dir: Path, tmp_path: Path
 ) -> None:
-    """By the program, whose own comparison has to pass as well, on photographs with no, one, two and many objects."""
+    """By the program, whose own comparison has to pass as well, on photographs with no, one, two
+    and many objects.
+    """
     network = shared_dir / "darknet" / "yolo-fastest-1.1"
     options = [
         f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", f"model.weights={network / 'yolo-fastest-1.1.weights'}",

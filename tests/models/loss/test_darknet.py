@@ -63,7 +63,9 @@ def random_maps(batch: int, heads: list[Head]) -> list[Tensor]:
 
 
 def random_targets(count: int, batch: int) -> Tensor:
-    """Targets of all sizes: some that meet in one cell, one with its centre on the far edge of the image."""
+    """Targets of all sizes: some that meet in one cell, one with its centre on the far edge of the
+    image.
+    """
     targets = torch.rand(count, 6) * torch.tensor([batch, 3, SIZE[1], SIZE[0], 90, 80]) + torch.tensor(
         [0, 0, 0, 0, 4, 4]
     )
@@ -220,7 +222,9 @@ def test_config_ranges_name_the_key(key: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["yolov3", "yolov4", "yolov4-csp"])
 def test_training_on_drawn_rectangles_finds_them(name: str) -> None:
-    """Forty steps on one batch: the loss falls and the boxes of the positives move onto the objects."""
+    """Forty steps on one batch: the loss falls and the boxes of the positives move onto the
+    objects.
+    """
     images, targets = drawn_rectangles()
     model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=3, width=0.125).train()
     model.init_head_biases()

@@ -11,8 +11,9 @@ from models.network.layers import Convolution
 from models.weights.darknet import weight_tensors
 from tests.models import cfg_writer
 
-# reference.md section 4: parameters at 80, 20, 1 classes; GFLOPs at 416, 512, 608, 640 pixels and 80 classes; bytes of
-# the .weights file at 80 classes; layers, convolutions, Darknet indices of the [yolo] layers.
+# reference.md section 4: parameters at 80, 20, 1 classes; GFLOPs at 416, 512, 608, 640 pixels and
+# 80 classes; bytes of the .weights file at 80 classes; layers, convolutions, Darknet indices of the
+# [yolo] layers.
 PUBLISHED = {
     "yolov3": ((61949149, 61626049, 61523734), (65.86, 99.77, 140.69, 155.89), 248007048, 107, 75, [82, 94, 106]),
     "yolov3-spp": ((62998749, 62675649, 62573334), (66.22, 100.31, 141.45, 156.73), 252209544, 114, 76, [89, 101, 113]),

@@ -25,7 +25,9 @@ def network(layers: str, head_reads: int = -1) -> Darknet:
 
 
 def convolved(x: Array, weight: Array, strides: tuple[int, int], padding: int, dilation: int, rim: float) -> Array:
-    """One image (channels, rows, columns) by loops; the padding has the value `rim`. Groups as the shapes say."""
+    """One image (channels, rows, columns) by loops; the padding has the value `rim`. Groups as the
+    shapes say.
+    """
     filters, per_group, size, _ = weight.shape
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding)), constant_values=rim)
     reach = dilation * (size - 1) + 1
@@ -96,8 +98,8 @@ def test_xnor_convolution_works_on_signs(stride: int) -> None:
     x = torch.randn(1, 3, 6, 4)
     x[0, 0, 0, 0] = 0.0  # counts as -1
     weight = layer.conv.weight.detach().double().numpy()
-    # As Darknet: batch norm goes into the weights, then each filter becomes its mean magnitude times signs, and the
-    # padding is -1, too.
+    # As Darknet: batch norm goes into the weights, then each filter becomes its mean magnitude
+    # times signs, and the padding is -1, too.
     scale = (layer.norm.weight / (layer.norm.running_var + layer.norm.eps).sqrt()).detach().double().numpy()
     fused = weight * scale[:, None, None, None]
     binary = np.abs(fused).mean((1, 2, 3), keepdims=True) * np.where(fused > 0, 1, -1)
@@ -116,7 +118,8 @@ def test_gradient_passes_through_the_signs() -> None:
     assert (layer.conv.weight.grad != 0).any()
 
 
-# Layer 1 lends its tensors to layers 2 and 4, as resnet152_trident does it; all maps have 4 channels.
+# Layer 1 lends its tensors to layers 2 and 4, as resnet152_trident does it; all maps have 4
+# channels.
 SHARING = """[convolutional]
 filters=4
 activation=linear

@@ -1,4 +1,6 @@
-"""Raw maps against OpenCV's Darknet importer on seeded random weights (shared_dir/darknet/oracle)."""
+"""Raw maps against OpenCV's Darknet importer on seeded random weights
+(shared_dir/darknet/oracle).
+"""
 
 import importlib.util
 import zlib
@@ -13,8 +15,9 @@ from torch import Tensor
 from models import Darknet, Head, load_cfg, load_darknet_weights, zoo_cfg
 
 SIDE = 128
-# OpenCV's own maps of yolov4-csp move by 1.8e-4 when its Winograd convolutions or its layer fusion are switched off,
-# and are 1.2e-4 from what float64 gives: random weights amplify rounding through 115 convolutions.
+# OpenCV's own maps of yolov4-csp move by 1.8e-4 when its Winograd convolutions or its layer fusion
+# are switched off, and are 1.2e-4 from what float64 gives: random weights amplify rounding through
+# 115 convolutions.
 TOLERANCE = {"yolov4-csp": 2e-4}
 
 
@@ -82,7 +85,9 @@ def test_a_published_network_sees_what_opencv_sees(shared_dir: Path) -> None:
 
 
 def assert_equal_map(raw: Tensor, head: Head, reference: Tensor, tolerance: float = 1e-5) -> None:
-    """Our raw map against what feeds the [yolo] layer: after the logistic where the .cfg puts one in front of it."""
+    """Our raw map against what feeds the [yolo] layer: after the logistic where the .cfg puts one
+    in front of it.
+    """
     ours = raw.permute(0, 1, 4, 2, 3).flatten(1, 2)  # back to (batch, anchors * (5 + classes), rows, columns)
     if head.new_coords:
         ours = ours.sigmoid()

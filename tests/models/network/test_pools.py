@@ -28,7 +28,9 @@ Array = npt.NDArray[np.float64]
 def darknet_pool(
     x: Array, size: int, strides: tuple[int, int], padding: int, reduce: Callable[[Array], float]
 ) -> Array:
-    """maxpool_layer.c: windows begin at i * stride - padding // 2, only what lies on the map counts."""
+    """maxpool_layer.c: windows begin at i * stride - padding // 2, only what lies on the map
+    counts.
+    """
     channels, rows, columns = x.shape
     out_rows, out_columns = ((n + padding - size) // s + 1 for n, s in zip((rows, columns), strides, strict=True))
     out = np.zeros((channels, out_rows, out_columns))
@@ -121,7 +123,9 @@ def test_reorg_keeps_every_value_once() -> None:
 
 
 def blurred(x: Tensor, size: int, strides: tuple[int, int]) -> Tensor:
-    """Loops over the low-pass filter's windows: [1 2 1] x [1 2 1] / 16 with a rim of zeros, or means of 2x2."""
+    """Loops over the low-pass filter's windows: [1 2 1] x [1 2 1] / 16 with a rim of zeros, or
+    means of 2x2.
+    """
     line = torch.tensor([1.0, 2.0, 1.0] if size == 3 else [1.0, 1.0], dtype=x.dtype)
     kernel = line[:, None] * line / line.sum() ** 2
     rim = 1 if size == 3 else 0

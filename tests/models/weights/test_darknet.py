@@ -24,7 +24,9 @@ def tiny(num_classes: int = 3, width: float = 0.1) -> Darknet:
 
 
 def values_of(model: Darknet) -> list[Tensor]:
-    """The values of a .weights file in Darknet's order, found by walking the torch modules of each layer."""
+    """The values of a .weights file in Darknet's order, found by walking the torch modules of each
+    layer.
+    """
     found = []
     for layer in model.layers:
         for convolution in (module for module in layer.modules() if isinstance(module, nn.Conv2d)):
@@ -208,7 +210,8 @@ def test_a_file_cut_behind_any_layer_is_a_beginning_of_the_whole_and_loads(tmp_p
     assert f"{ends}; its heads were left out and those for 3 classes start fresh" in str(report)
 
 
-# Bytes of published files, whose names count as Darknet's `partial` does. Sizes as downloads report them.
+# Bytes of published files, whose names count as Darknet's `partial` does. Sizes as downloads report
+# them.
 @pytest.mark.parametrize(
     ("name", "end", "size"),
     [("yolov4-tiny", 29, 19_789_716), ("yolov3", 74, 162_482_580), ("yolov4", 137, 170_038_676)],
@@ -223,7 +226,9 @@ def test_cut_files_have_the_size_of_the_published_ones(name: str, end: int, size
 
 
 def test_a_count_that_means_two_things_is_refused(tmp_path: Path) -> None:
-    """Two heads of (8 + 1) * 26 values: without the second they are as many as both have for 8 classes."""
+    """Two heads of (8 + 1) * 26 values: without the second they are as many as both have for 8
+    classes.
+    """
     head = "[convolutional]\nfilters=26\nactivation=linear\n[yolo]\nanchors=1,1\nclasses=21\n"
     text = f"[net]\n[convolutional]\nfilters=8\nactivation=linear\n{head}[route]\nlayers=0\n{head}"
     model, path = Darknet(parse_cfg(text, "two.cfg")), tmp_path / "two.conv.3"

@@ -1,4 +1,6 @@
-"""Steps whose gradients break while the loss is fine, with and without the loss scale of float16 and clipping."""
+"""Steps whose gradients break while the loss is fine, with and without the loss scale of float16
+and clipping.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Shares of an epoch on made-up numbers, and the clock; tests/runs/test_faults.py has two real processes."""
+"""Shares of an epoch on made-up numbers, and the clock; tests/runs/test_faults.py has two real
+processes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The two loops on a small network: accumulation, the weight of each image, threads, and losses that break."""
+"""The two loops on a small network: accumulation, the weight of each image, threads, and losses
+that break.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_what_helps(world: Wor
 
 
 class Explosive(nn.Module):
-    """A network whose second layer gives NaN for the images of one step: those from number 8 on, below 16."""
+    """A network whose second layer gives NaN for the images of one step: those from number 8 on,
+    below 16.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +98,9 @@ class Explosive(nn.Module):
 
 
 def test_a_bad_step_leaves_no_trace_but_its_batch(world: World, tmp_path: Path) -> None:
-    """Weights, statistics, momentum and average after it are those of the steps before; then training goes on."""
+    """Weights, statistics, momentum and average after it are those of the steps before; then
+    training goes on.
+    """
     said: list[str] = []
     torch.manual_seed(3)
     model = Explosive()
@@ -114,7 +120,9 @@ def test_a_bad_step_leaves_no_trace_but_its_batch(world: World, tmp_path: Path) 
 
 
 def train_with_a_bad_batch_on_rank_one(folder: Path) -> tuple[int, list[str]]:
-    """How many updates this rank made, and what it said; the same with the loss scale of float16."""
+    """How many updates this rank made, and what it said; the same with the loss scale of
+    float16.
+    """
     world = init_distributed_mode("cpu", 60)
     found = []
     for loss_scale in (None, 8.0):
