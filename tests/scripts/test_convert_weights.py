@@ -277,7 +277,7 @@ def test_training_and_evaluation_with_converted_weights(command: Command, tmp_pa
     for path in (tmp_path / "next0" / "checkpoints").glob("*.pt"):
         path.write_bytes((tmp_path / "named.pt").read_bytes())
     config = compose("train", TrainConfig, [*data, *network, "train.image_size=64", "train.batch_size=8"])
-    with pytest.raises(CheckpointError, match=r"holds converted weights and no training .* fix: start a new run with"):
+    with pytest.raises(CheckpointError, match=r"holds converted weights, no training .*fix: start a new run with"):
         train(replace(config, resume="next0"))
     state = load_checkpoint(tmp_path / "next1" / "checkpoints" / "last.pt")
     assert model_from_checkpoint(state)[0].seen == 32
