@@ -30,7 +30,7 @@ from train_utils.loop.detect import forward_all
 from train_utils.pictures.boxes import DrawnFiles
 from train_utils.run.log import Progress
 from train_utils.run.run_folder import dated_folder, open_folder
-from train_utils.scores.coco_eval import make_detections
+from train_utils.scores.detections import make_detections
 from train_utils.scores.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
 
 GPU_BATCH_SIZE = 8  # a CPU takes batches of one, as its threads work on several at a time

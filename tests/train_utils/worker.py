@@ -42,7 +42,7 @@ from train_utils.errors import DistributedError
 from train_utils.parallel.wait_clock import WaitClock
 from train_utils.parallel.wrap import time_waiting
 from train_utils.processes import store
-from train_utils.scores.coco_eval import make_detections
+from train_utils.scores.detections import make_detections
 
 IMAGES, MICRO_BATCHES = 12, 2
 

@@ -14,7 +14,7 @@ from train_utils.loop.interfaces import ImageBatch, NetworkInput
 from train_utils.memory.out_of_memory import detection_pass
 from train_utils.numerics import one_thread_per_operator
 from train_utils.run.log import Progress
-from train_utils.scores.coco_eval import Detections, make_detections
+from train_utils.scores.detections import Detections, make_detections
 
 BatchType = TypeVar("BatchType", bound=ImageBatch)
 InputType = TypeVar("InputType", bound=NetworkInput)

@@ -12,19 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from train_utils.scores.coco_backends import choose_backend, curves
-from train_utils.scores.detections import (
-    DETECTION,
-    Detections,
-    GroundTruth,
-    canonical_order,
-    make_detections,
-    to_coco_json,
-)
-
-__all__ = [
-    "ABSENT", "DETECTION", "FIGURES", "OPERATING_POINT", "PER_CLASS", "CocoResult", "Detections", "GroundTruth",
-    "canonical_order", "choose_backend", "format_table", "make_detections", "score", "to_coco_json",
-]  # fmt: skip
+from train_utils.scores.detections import Detections, GroundTruth
 
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")

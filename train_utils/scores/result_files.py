@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from train_utils.errors import TrainError
-from train_utils.scores.coco_eval import Detections, to_coco_json
-from train_utils.scores.detections import DETECTION_AS_READ
+from train_utils.scores.detections import DETECTION_AS_READ, Detections, to_coco_json
 
 RESULT_KEYS = ("image_id", "category_id", "bbox", "score")
 RESULTS = "a list of {image_id, category_id, bbox: [left, top, width, height], score}, all finite numbers"

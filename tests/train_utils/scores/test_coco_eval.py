@@ -9,18 +9,8 @@ import numpy as np
 import pytest
 
 from tests.train_utils.coco_sets import CATEGORY_IDS, INSTALLED, NAMES, draw, plain_pycocotools, write_coco
-from train_utils.scores.coco_eval import (
-    ABSENT,
-    DETECTION,
-    FIGURES,
-    OPERATING_POINT,
-    PER_CLASS,
-    GroundTruth,
-    canonical_order,
-    format_table,
-    score,
-    to_coco_json,
-)
+from train_utils.scores.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, format_table, score
+from train_utils.scores.detections import DETECTION, GroundTruth, canonical_order, to_coco_json
 
 
 @pytest.fixture(params=INSTALLED)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
 from train_utils.errors import TrainError
-from train_utils.scores.coco_eval import make_detections
+from train_utils.scores.detections import make_detections
 from train_utils.scores.result_files import ImageResult, coco_files, file_names, image_ids, write_json, write_yolo
 
 NAMES, IDS = ["cat", "dog", "bird"], [17, 18, 16]
