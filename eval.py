@@ -19,7 +19,8 @@ from conf.build.batches import open_split
 from conf.build.evaluator import Evaluation, Evaluator, ground_truth_of
 from conf.build.network import build_model, image_size_of, model_from_checkpoint
 from conf.completion import complete_from_checkpoint
-from conf.entry import ConfigError, run
+from conf.entry import run
+from conf.failures import ConfigError
 from conf.schema import EvalConfig, EvalTask
 from data import (
     Annotations,

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from conf.build.network import Detector, open_detector
 from conf.completion import model_or_checkpoint
-from conf.entry import ConfigError, run
+from conf.entry import run
+from conf.failures import ConfigError
 from conf.schema_inference import ExportConfig, ExportFormat
 from data.formats.shapes import draw_image
 from data.samples.letterbox import letterbox

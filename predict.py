@@ -21,7 +21,8 @@ from torch import Tensor
 
 from conf.build.network import Detector, open_detector
 from conf.completion import model_or_checkpoint
-from conf.entry import ConfigError, run
+from conf.entry import run
+from conf.failures import ConfigError
 from conf.schema_inference import PredictConfig
 from data import Frame, FrameBatch, FrameBatches, Medium, cut_at_edges, find_media
 from models import Postprocess

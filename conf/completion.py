@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from conf.entry import CONF_DIR, ConfigError, layered
+from conf.entry import CONF_DIR, layered
+from conf.failures import ConfigError
 from conf.schema import EvalTask
 from train_utils.run.checkpoint import peek_config
 

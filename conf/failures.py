@@ -21,8 +21,7 @@ from conf.messages import explain, null_sections, sentence
 from data import DataError
 from models import ModelError
 from train_utils.distributed import let_others_hear, should_report_error, tell_launcher
-from train_utils.errors import DistributedError, TrainError
-from train_utils.run.checkpoint import CheckpointError
+from train_utils.errors import CheckpointError, DistributedError, TrainError
 
 BUG_EXIT_CODE, USAGE_EXIT_CODE, INTERRUPT_EXIT_CODE = 1, 2, 130
 OMEGACONF_NULL_SECTION = "Unexpected type for root"  # of its AssertionError

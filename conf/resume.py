@@ -12,7 +12,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.entry import ConfigError, plain
+from conf.entry import plain
+from conf.failures import ConfigError
 from conf.schema import CHOICES
 from train_utils.distributed import allowed_restarts, job_folder_name, job_place
 from train_utils.run.checkpoint import FOLDER, peek_config

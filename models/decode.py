@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou, nms  # type: ignore[import-untyped]
+from torchvision.ops import box_iou, nms
 
 from models.boxes import cxcywh_to_xyxy
 from models.network.heads import Head

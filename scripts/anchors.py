@@ -15,7 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from conf.build.network import load_network
-from conf.entry import ConfigError, run
+from conf.entry import run
+from conf.failures import ConfigError
 from conf.schema_tools import AnchorsConfig
 from data import open_annotations
 from data.audit.anchor_fit import (

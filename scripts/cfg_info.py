@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from conf.build.network import build_model, load_network
-from conf.entry import ConfigError, run
+from conf.entry import run
+from conf.failures import ConfigError
 from conf.schema_tools import CfgInfoConfig
 from models import Darknet, count_parameters
 from models.cfg.keys import SECTION_KEYS

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from conf.build.network import load_network
-from conf.entry import ConfigError, run
+from conf.entry import run
+from conf.failures import ConfigError
 from conf.schema_tools import CheckDataConfig
 from data import ImageSource, OnError, Request, TrainDataset
 from data.audit.anchor_fit import network_sizes

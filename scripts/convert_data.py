@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from conf.entry import ConfigError, run
+from conf.entry import run
+from conf.failures import ConfigError
 from conf.schema_tools import ConvertDataConfig
 from data.formats.csv_boxes import read_csv
 from data.formats.csv_to_coco import to_coco

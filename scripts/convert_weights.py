@@ -22,7 +22,8 @@ from typing import Any
 from torch.nn import BatchNorm2d
 
 from conf.build.network import Detector, build_model, describe_network, model_from_checkpoint, open_detector
-from conf.entry import ConfigError, run, to_dictionary
+from conf.entry import run, to_dictionary
+from conf.failures import ConfigError
 from conf.schema import ModelConfig
 from conf.schema_tools import ConvertConfig
 from models import Darknet, ModelError, fitted_cfg, save_darknet_weights

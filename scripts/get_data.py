@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from conf.entry import ConfigError, run
+from conf.entry import run
+from conf.failures import ConfigError
 from conf.schema_tools import GetDataConfig, PublicSetConfig
 from data.formats.download import Unreachable, download, unpack
 

@@ -15,7 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch.distributed.run import get_args_parser
 
 from conf.completion import complete_from_checkpoint, model_or_checkpoint
-from conf.entry import CONF_DIR, ConfigError, compose, defaults
+from conf.entry import CONF_DIR, compose, defaults
+from conf.failures import ConfigError
 from scripts import convert_weights
 from scripts.get_data import name_first
 from scripts.options_page import PROGRAMS

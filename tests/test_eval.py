@@ -14,7 +14,8 @@ from pycocotools.cocoeval import COCOeval
 import eval as program
 from conf.build import evaluator as building
 from conf.completion import complete_from_checkpoint
-from conf.entry import ConfigError, compose
+from conf.entry import compose
+from conf.failures import ConfigError
 from conf.schema import EvalConfig, TrainConfig
 from data import DataFormat, OnError, ShapesConfig, ensure_shapes, open_annotations
 from eval import evaluate

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from conf.build.batches import open_images
-from conf.entry import ConfigError
+from conf.failures import ConfigError
 from conf.schema import EvaluateConfig
 from data import (
     Annotations,

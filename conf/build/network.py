@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.nn import BatchNorm2d
 
-from conf.entry import ConfigError, to_dictionary
+from conf.entry import to_dictionary
+from conf.failures import ConfigError
 from conf.schema import ModelConfig, TrainConfig
 from data import Annotations, read_names
 from models import (

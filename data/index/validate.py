@@ -162,7 +162,7 @@ def _check_boxes(
         return f"{source.path}: {source.box_name(row)} of {image}, box [{numbers}] (x, y, w, h), {problem}"
 
     relevant = ~image_known | image_kept[positions]  # an image that is left out takes its boxes along
-    for kind, good, problem in (
+    checks: tuple[tuple[str, NDArray[np.bool_], Callable[[int], str]], ...] = (
         ("boxes of an unknown image", image_known, lambda row: "belongs to no image of the file"),
         ("boxes of a class not in use", category_known, lambda row: _class_problem(source, row)),
         ("boxes that are not finite", finite, lambda row: "holds a number that is not finite"),
@@ -177,7 +177,8 @@ def _check_boxes(
             ~reaches_out | np.bool_(on_error != OnError.stop),
             lambda row: f"{overshoot(row)} (data.on_error=clip cuts it there)",
         ),
-    ):
+    )
+    for kind, good, problem in checks:
         bad = relevant & ~good
         source.findings.add(kind, [describe(row, problem(row)) for row in np.flatnonzero(bad).tolist()])
         relevant &= good

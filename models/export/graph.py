@@ -8,7 +8,7 @@ import copy
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import nms  # type: ignore[import-untyped]
+from torchvision.ops import nms
 
 from models.decode import decode
 from models.network.darknet import Darknet

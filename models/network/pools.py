@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import wrap_torch_function
-from torchvision.ops import drop_block2d  # type: ignore[import-untyped]
+from torchvision.ops import drop_block2d
 
 # Like torch's own functions, it lets a caller run a batch image by image, each with its own blocks.
 _drop_blocks = wrap_torch_function(lambda x, *_, **__: (x,))(drop_block2d)

@@ -15,12 +15,12 @@ import statistics
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import cv2
 import torch
 
-import data.files.jpeg
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Colour, make_loader
@@ -115,7 +115,7 @@ def main(overrides: list[str]) -> None:
         bench = Bench(config, Path(folder) / "cache")
         print(
             f"{len(bench.files.annotations)} images of {config.data.root}, {bench.side} px, OpenCV {cv2.__version__}, "
-            f"simplejpeg {'not installed' if data.files.jpeg.simplejpeg is None else 'installed'}"
+            f"simplejpeg {'installed' if find_spec('simplejpeg') else 'not installed'}"
         )
         compare_modes(bench)
         compare_loaders(bench)

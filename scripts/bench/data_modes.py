@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import cv2
 import numpy as np
@@ -97,7 +99,7 @@ class Bench:
     def modes(self) -> dict[str, Mode]:
         """By name, how samples are made."""
         modes = {"plain reference path": Mode(self.reference)}
-        if data.files.jpeg.simplejpeg is not None:
+        if find_spec("simplejpeg"):
             modes["default, by OpenCV alone"] = Mode(partial(self.opencv_alone, self.files, Colour.cpu))
             modes["colour on the device, by OpenCV alone"] = Mode(partial(self.opencv_alone, self.files, Colour.device))
         return modes | {
@@ -169,10 +171,5 @@ class Bench:
         return np.asarray(cv2.imread(path, AS_STORED), dtype=np.uint8)
 
 
-@contextmanager
-def without_simplejpeg() -> Iterator[None]:
-    module, data.files.jpeg.simplejpeg = data.files.jpeg.simplejpeg, None
-    try:
-        yield
-    finally:
-        data.files.jpeg.simplejpeg = module
+def without_simplejpeg() -> AbstractContextManager[object]:
+    return patch.object(data.files.jpeg, "simplejpeg", None)

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.ops import nms  # type: ignore[import-untyped]
+from torchvision.ops import nms
 
 from models.decode import nms_in_each_class
 from train_utils.distributed import barrier, gather_arrays, init_distributed_mode, shutdown

@@ -12,7 +12,8 @@ import pytest
 
 from conf.build.report import save_config
 from conf.completion import complete_from_checkpoint
-from conf.entry import CONF_DIR, ConfigError, compose, run, to_dictionary, to_yaml
+from conf.entry import CONF_DIR, compose, run, to_dictionary, to_yaml
+from conf.failures import ConfigError
 from conf.messages import full_keys
 from conf.resume import continue_run
 from conf.schema import EvalConfig, TrainConfig

@@ -8,7 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from conf.build.network import load_network
-from conf.entry import ConfigError, compose
+from conf.entry import compose
+from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from conf.schema_tools import AnchorsConfig
 from models import Darknet, ModelError

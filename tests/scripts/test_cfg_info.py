@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.entry import ConfigError, compose
+from conf.entry import compose
+from conf.failures import ConfigError
 from conf.schema_tools import CfgInfoConfig
 from models import ModelError
 from scripts.cfg_info import show

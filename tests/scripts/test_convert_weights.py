@@ -15,7 +15,8 @@ import torch
 
 from conf.build.network import build_model, model_from_checkpoint, open_detector
 from conf.completion import complete_from_checkpoint
-from conf.entry import ConfigError, compose, run, to_dictionary
+from conf.entry import compose, run, to_dictionary
+from conf.failures import ConfigError
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_tools import ConvertConfig
 from data import ShapesConfig, ensure_shapes

@@ -13,7 +13,8 @@ from threading import Thread
 
 import pytest
 
-from conf.entry import ConfigError, compose
+from conf.entry import compose
+from conf.failures import ConfigError
 from conf.schema_tools import GetDataConfig
 from data.formats import download as download_module
 from data.formats.download import Unreachable

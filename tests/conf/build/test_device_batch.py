@@ -13,7 +13,7 @@ import torch
 
 from conf.build import device_batch as auto_batch
 from conf.build.network import build_model
-from conf.entry import ConfigError
+from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
 from tests.runs.process_group import run_group

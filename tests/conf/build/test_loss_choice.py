@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from conf.build.network import make_loss
 from conf.completion import complete_from_checkpoint
-from conf.entry import ConfigError, compose, layered, to_dictionary, to_plain, to_yaml
+from conf.entry import compose, layered, to_dictionary, to_plain, to_yaml
+from conf.failures import ConfigError
 from conf.messages import explain
 from conf.resume import continue_run
 from conf.schema import CHOICES, EvalConfig, TrainConfig

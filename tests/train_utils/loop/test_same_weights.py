@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conf.entry import ConfigError, compose
+from conf.entry import compose
+from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from tests.runs.process_group import run_group
 from train_utils.distributed import convert_sync_batchnorm, init_distributed_mode
