@@ -108,7 +108,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     loss = make_loss(model.heads, config.loss)
     if saved is not None:
         rehearse(wrapped, loss, state.optimizer, 2 * model.max_stride, world, dtype)
-        log.line(state.take_up(saved, folder.path, world, config.resume_force))
+        log.line(state.resume(saved, folder.path, world, config.resume_force))
         del saved
         on_main(world, lambda: save_config(folder.path, config))  # only now: a resume that was refused leaves it alone
     elif world.is_main and config.logger.pictures:

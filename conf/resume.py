@@ -18,11 +18,11 @@ from conf.schema import CHOICES
 from train_utils.distributed import allowed_restarts, job_folder_name, job_place
 from train_utils.run.checkpoint import FOLDER, peek_config
 from train_utils.run.run_folder import find_run
-from train_utils.run.same_training import changed_values
+from train_utils.run.same_training import changed_values, is_covered
 
 # Options that may be others when a job is started again: on another node, say.
 OF_THE_MACHINE = (
-    "debug", "dry_run", "data.root", "data.index_dir", "data.workers", "data.cache", "logger.", "train.device:",
+    "debug", "dry_run", "data.root", "data.index_dir", "data.workers", "data.cache", "logger", "train.device",
     "train.timeout_seconds",
 )  # fmt: skip
 
@@ -84,7 +84,7 @@ def _has_options(folder: Path, given: Mapping[str, Any]) -> bool:
     machine.
     """
     changed = changed_values(read_config(folder), plain(OmegaConf.create(dict(given))))
-    return all(any(line.startswith(key) for key in OF_THE_MACHINE) for line in changed)
+    return all(is_covered(key, OF_THE_MACHINE) for key in changed)
 
 
 def _with_restarts(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tm
     other = resumed(config, run, train=replace(config.train, epochs=2, device_batch_size=8, seed=3, timeout_seconds=9))
     with pytest.raises(CheckpointError) as refused:
         train(other)
-    for text in ("train.epochs: 1 -> 2", "train.seed: 0 -> 3", "one forward pass over all processes: 4 -> 8", "fix:"):
+    for text in ("train.epochs: 1 -> 2", "train.seed: 0 -> 3", "one forward pass over all ranks: 4 -> 8", "fix:"):
         assert text in str(refused.value)
     assert "timeout" not in str(refused.value), "that option has no say in the weights"
     smaller = replace(other.train, batch_size=4, device_batch_size=4)
@@ -134,7 +134,7 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tm
     assert [float(row["lr"]) for row in rows(run)][1] == 0.02
     log = (run / "train.log").read_text()
     assert "changed: train.timeout_seconds: 1800.0 -> 9" in log and "changed: train.epochs: 1 -> 2" in log
-    assert "after epoch 1, step 4;" in log and "steps before the next one: 2 -> 4" in log
+    assert "after epoch 1, step 4;" in log and "steps done: 2 -> 4" in log
 
 
 def test_a_dry_run_says_what_it_found_and_leaves_nothing(
@@ -305,7 +305,7 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
         content["annotations"][0]["bbox"][2] += 1 if changed else -1
         (annotations / "elsewhere.json").write_text(json.dumps(content))
         if changed:
-            with pytest.raises(CheckpointError, match=r"would not go on as it began \(.*training set: "):
+            with pytest.raises(CheckpointError, match=r"the training would change \(.*training set: "):
                 run(f"resume={second}/other", *places, elsewhere)
         else:
             run(f"resume={second}/other", *places, elsewhere, f"model.cfg={second}/own.cfg")

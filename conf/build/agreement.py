@@ -12,10 +12,11 @@ from conf.entry import to_dictionary
 from conf.schema import TrainConfig
 from data import Annotations
 from train_utils.distributed import World
-from train_utils.run.same_start import require_agreement
+from train_utils.run.same_start import flat, require_agreement
 
-# Nodes may have other folders, cores and devices; the weights are those of the first process.
-FREE = {"": ("run_dir", "resume"), "data": ("root", "index_dir", "workers"), "model": ("weights",)}
+# Options that may differ between ranks: nodes have their own folders and cores, and the weights are
+# those of rank 0.
+MAY_DIFFER = ("run_dir", "resume", "data.root", "data.index_dir", "data.workers", "model.weights")
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ("conf", "data", "models", "train_utils")  # the packages that a training runs
 
@@ -28,10 +29,7 @@ def check_agreement(
 
     ``saved`` is the checkpoint from which the run goes on. All processes must call it.
     """
-    options = to_dictionary(config)
-    for section, keys in FREE.items():
-        for key in keys:
-            (options[section] if section else options).pop(key, None)
+    options = {key: value for key, value in flat(to_dictionary(config)).items() if key not in MAY_DIFFER}
     sets: dict[str, Any] = {}
     for split, found in (("training", train_set), ("validation", val_set)):
         sets[f"the number of {split} images"] = len(found)

@@ -114,7 +114,7 @@ class RunState:
         if state is not None and targets:
             writer.write(state, targets)
 
-    def take_up(self, state: dict[str, Any], folder: Path, world: World, force: bool) -> str:
+    def resume(self, state: dict[str, Any], folder: Path, world: World, force: bool) -> str:
         """Resume from the content of a checkpoint; return a text with the place and what changed.
 
         The same number of ranks continues the run exactly, another number up to rounding. Raises
@@ -136,9 +136,9 @@ class RunState:
                 set_cuda_generator(state["cuda_rng"][world.rank])
         changed = changed_values(state["config"], self.description["config"])
         if self.step != state["step"]:
-            changed.append(f"steps before the next one: {state['step']} -> {self.step}, the same place in the data")
+            changed["steps done"] = f"{state['step']} -> {self.step}, the same place in the data"
         first = f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"
-        return "\n".join([first, *(f"changed: {line}" for line in changed)])
+        return "\n".join([first, *(f"changed: {key}: {change}" for key, change in changed.items())])
 
     def _same_place(self, state: dict[str, Any], folder: Path) -> int:
         """Convert a checkpoint's step to today's epoch length, which a forced resume may change."""

@@ -27,8 +27,8 @@ def world() -> World:
 def test_changed_options_are_listed_by_full_key() -> None:
     before = {"train": {"epochs": 3, "seed": 0}, "optim": {"lr": 0.01}, "resume": None, "old": 1}
     now = {"train": {"epochs": 5, "seed": 0}, "optim": {"lr": 0.02}, "resume": "runs/x"}
-    assert changed_values(before, now) == ["train.epochs: 3 -> 5", "optim.lr: 0.01 -> 0.02", "old: 1 -> None"]
-    assert changed_values(before, before) == []
+    assert changed_values(before, now) == {"train.epochs": "3 -> 5", "optim.lr": "0.01 -> 0.02", "old": "1 -> None"}
+    assert changed_values(before, before) == {}
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -69,7 +69,7 @@ def after_two_epochs(world: World, before: OptimConfig, after: OptimConfig, resu
         saved = state.to_plain()
         assert saved is not None
         state = new_state(network_with_norm(), schedules[1])
-        state.take_up(plain_copy(saved), Path("run"), world, force=True)
+        state.resume(plain_copy(saved), Path("run"), world, force=True)
     state.average.schedule = schedules[1]
     rates: list[dict[str, float]] = []
     state.optimizer.register_step_pre_hook(
@@ -116,7 +116,7 @@ def tensors(state: RunState) -> list[torch.Tensor]:
 def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(world: World) -> None:
     state, saved = trained_and_saved(world)
     resumed = new_state(network_with_norm(), SCHEDULE)
-    resumed.take_up(saved, Path("run"), world, force=False)
+    resumed.resume(saved, Path("run"), world, force=False)
     pairs = list(zip(tensors(state), tensors(resumed), strict=True))
     assert len(pairs) == 2 * 8 + 5 and any(not one.is_contiguous() for one, _ in pairs)
     for one, other in pairs:
@@ -128,13 +128,13 @@ def test_layers_may_be_frozen_and_thawed_by_a_forced_resume(world: World) -> Non
     first = network_with_norm()
     first[0].requires_grad_(False)
     frozen = new_state(first, SCHEDULE)
-    frozen.take_up(saved, Path("run"), world, force=True)
+    frozen.resume(saved, Path("run"), world, force=True)
     train_epoch(world, frozen, SCHEDULE, batches(8, 24))
     assert torch.equal(first[0].weight, saved["model"]["0.weight"])
     again = frozen.to_plain()
     assert again is not None
     thawed = new_state(network_with_norm(), SCHEDULE)
-    thawed.take_up(plain_copy(again), Path("run"), world, force=True)
+    thawed.resume(plain_copy(again), Path("run"), world, force=True)
     momentum = {name: thawed.optimizer.state.get(p, {}) for name, p in thawed.model.named_parameters()}
     assert [name for name, values in momentum.items() if "momentum_buffer" not in values] == ["0.weight"]
     found = frozen.optimizer.state[first[2].weight]["momentum_buffer"]
@@ -142,27 +142,27 @@ def test_layers_may_be_frozen_and_thawed_by_a_forced_resume(world: World) -> Non
     for group in again["optimizer"]["param_groups"]:
         del group["names"]  # as earlier versions wrote it
     with pytest.raises(CheckpointError, match=r"which layers were frozen\. fix: model\.freeze as it was"):
-        new_state(network_with_norm(), SCHEDULE).take_up(again, Path("run"), world, force=True)
+        new_state(network_with_norm(), SCHEDULE).resume(again, Path("run"), world, force=True)
 
 
 def test_another_number_of_steps_goes_on_at_the_same_place_in_the_data(world: World) -> None:
     _, saved = trained_and_saved(world)
     resumed = new_state(network_with_norm(), SCHEDULE)
     resumed.description["steps_per_epoch"] = 6
-    assert "3 -> 6, the same place" in resumed.take_up(saved | {"steps_per_epoch": 3}, Path("run"), world, force=True)
+    assert "3 -> 6, the same place" in resumed.resume(saved | {"steps_per_epoch": 3}, Path("run"), world, force=True)
     assert (resumed.epoch, resumed.step) == (1, 6)
-    resumed.take_up(saved | {"step": 5}, Path("run"), world, force=True)
+    resumed.resume(saved | {"step": 5}, Path("run"), world, force=True)
     assert (resumed.epoch, resumed.step) == (1, 10), "two thirds of the second epoch"
     older = {key: value for key, value in saved.items() if key != "steps_per_epoch"}
     with pytest.raises(CheckpointError, match=r"how many steps an epoch had\. fix: train\.batch_size"):
-        resumed.take_up(older, Path("run"), world, force=True)
+        resumed.resume(older, Path("run"), world, force=True)
 
 
 def test_the_count_of_images_of_an_older_checkpoint_is_kept(world: World) -> None:
     _, saved = trained_and_saved(world)
     saved["network"]["seen"] = saved.pop("seen") + 100
     resumed = new_state(network_with_norm(), SCHEDULE)
-    resumed.take_up(saved, Path("run"), world, force=False)
+    resumed.resume(saved, Path("run"), world, force=False)
     assert resumed.seen == 124
 
 
@@ -181,7 +181,7 @@ def test_each_rank_gets_its_own_generators_back(world: World, monkeypatch: pytes
     }
     on_device[0] = torch.tensor([1, 2], dtype=torch.uint8)
     resumed = new_state(network_with_norm(), SCHEDULE)
-    resumed.take_up(saved, Path("run"), replace(world, rank=1, world_size=2), force=False)
+    resumed.resume(saved, Path("run"), replace(world, rank=1, world_size=2), force=False)
     assert on_device[0].tolist() == [7, 8] and torch.equal(torch.rand(3), drawn)
 
 
@@ -190,5 +190,5 @@ def test_a_forced_resume_may_turn_the_loss_scale_on_or_off(world: World, scales:
     before, after = (new_state(network_with_norm(), SCHEDULE, scale) for scale in scales)
     saved = before.to_plain()
     assert saved is not None
-    after.take_up(plain_copy(saved), Path("run"), world, force=True)
+    after.resume(plain_copy(saved), Path("run"), world, force=True)
     assert after.scaler.get_scale() == (scales[1] or 1.0)

@@ -1,0 +1,112 @@
+"""Each option of a training is decided: where may it differ without being another training?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_type_hints
+
+import pytest
+
+from conf.build.agreement import MAY_DIFFER
+from conf.describe import options_of, sections_in
+from conf.resume import OF_THE_MACHINE
+from conf.schema import CHOICES, TrainConfig
+from train_utils.run.same_training import OF_THE_RESUME, PLACES, WITHOUT_EFFECT, is_covered
+
+# What may differ, by option or by section. A new option of a section listed as a whole inherits its
+# decision; any other needs a line here.
+#   resume   between a checkpoint and the run that resumes it
+#   place    likewise, but only while the training set has the same content
+#   ranks    between the ranks of one run
+#   restart  between two starts of a job, which still find the same run folder
+ROLES = {
+    "name": "resume",
+    "run_dir": "resume ranks",
+    "resume": "resume ranks",
+    "resume_force": "resume",
+    "dry_run": "resume restart",
+    "debug": "resume restart",
+    "data.name": "resume",
+    "data.format": "place",
+    "data.root": "resume ranks restart",
+    "data.split": "",
+    "data.split_seed": "",
+    "data.names": "place",
+    "data.single_class": "",
+    "data.outlines": "",
+    "data.exif": "",
+    "data.on_error": "",
+    "data.workers": "resume ranks restart",
+    "data.cache": "resume restart",
+    "data.index_dir": "resume ranks restart",
+    "data.train": "place",
+    "data.val": "resume",
+    "data.shapes": "place",
+    "model.cfg": "resume",  # the network itself is compared
+    "model.width": "",
+    "model.anchors": "",
+    "model.weights": "resume ranks",  # all ranks get the weights of rank 0
+    "model.fresh_heads": "resume",
+    "model.bn_eps": "",
+    "model.bn_momentum": "",
+    "model.freeze": "",
+    "augment": "",
+    "loss": "",
+    "optim": "",
+    "evaluate": "resume",
+    "logger": "resume restart",
+    "train.epochs": "",
+    "train.batch_size": "",
+    "train.device_batch_size": "resume",  # the micro-batch itself is compared
+    "train.max_device_batch_size": "resume",
+    "train.image_size": "",
+    "train.multi_scale": "",
+    "train.rect": "",
+    "train.repeat_threshold": "",
+    "train.seed": "",
+    "train.device": "resume restart",
+    "train.precision": "",
+    "train.channels_last": "",
+    "train.sync_bn": "",
+    "train.cudnn_benchmark": "resume",
+    "train.deterministic": "resume",
+    "train.best_only": "resume",
+    "train.save_every_steps": "resume",
+    "train.save_every_minutes": "resume",
+    "train.max_nonfinite_steps": "resume",
+    "train.on_nonfinite": "resume",
+    "train.patience": "resume",
+    "train.timeout_seconds": "resume restart",
+    "train.check_sync_every": "resume",
+}
+LISTS = {"resume": WITHOUT_EFFECT, "place": PLACES, "ranks": MAY_DIFFER, "restart": OF_THE_MACHINE}
+
+
+def keys_of(schema: type, prefix: str = "") -> Iterator[str]:
+    """Full keys of all options, of each choice of a section."""
+    yield from (option.key for option in options_of(schema, prefix))
+    for name, kind in get_type_hints(schema).items():
+        for section in CHOICES[name].values() if name in CHOICES else sections_in(kind):
+            yield from keys_of(section, f"{prefix}{name}.")
+
+
+KEYS = sorted(set(keys_of(TrainConfig)))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_option_is_decided_once_and_the_program_does_so(key: str) -> None:
+    decided = [words for option, words in ROLES.items() if is_covered(key, (option,))]
+    assert len(decided) == 1, f"add {key} to ROLES, and to the lists of the program that it needs"
+    assert {role for role, options in LISTS.items() if is_covered(key, options)} == set(decided[0].split())
+
+
+@pytest.mark.parametrize(
+    "named", sorted({*ROLES, *OF_THE_RESUME, *WITHOUT_EFFECT, *PLACES, *MAY_DIFFER, *OF_THE_MACHINE})
+)
+def test_what_is_decided_is_an_option(named: str) -> None:
+    assert any(is_covered(key, (named,)) for key in KEYS), f"{named} names no option"
+
+
+def test_ranks_are_compared_by_full_key() -> None:
+    """MAY_DIFFER names options; a section would be ignored there."""
+    assert set(MAY_DIFFER) <= set(KEYS)
