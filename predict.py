@@ -26,7 +26,8 @@ from conf.failures import ConfigError
 from conf.schema_inference import PredictConfig
 from data import Frame, FrameBatch, FrameBatches, Medium, cut_at_edges, find_media
 from models import Postprocess
-from train_utils.distributed import World, environment_world_size, init_distributed_mode
+from train_utils.distributed import World, init_distributed_mode
+from train_utils.launch.environment import peek_world_size
 from train_utils.loop.detect import forward_all
 from train_utils.pictures.boxes import DrawnFiles
 from train_utils.run.log import Progress
@@ -50,9 +51,9 @@ def predict(config: PredictConfig) -> Path:
 
     Raises the errors of the parts: an empty source, weights that do not fit, unreadable files.
     """
-    if environment_world_size() > 1:
+    if peek_world_size() > 1:
         raise ConfigError(
-            f"predict.py runs in one process, {environment_world_size()} were started. fix: start it without a "
+            f"predict.py runs in one process, {peek_world_size()} were started. fix: start it without a "
             "launcher; to use several GPUs, start it once per GPU with a part of the source"
         )
     world = init_distributed_mode(config.device.value, timeout_seconds=60)

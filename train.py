@@ -32,11 +32,11 @@ from models import Darknet
 from train_utils.distributed import (
     World,
     broadcast_module,
-    choose_fixed_workspace,
     convert_sync_batchnorm,
     init_distributed_mode,
     wrap_model,
 )
+from train_utils.launch.environment import fix_cublas_workspace
 from train_utils.loop.stop_and_save import StopRequest
 from train_utils.loop.train_epoch import rehearse
 from train_utils.numerics import (
@@ -63,7 +63,7 @@ def train(config: TrainConfig) -> dict[str, float]:
 def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dict[str, float]:
     """``train`` until it is over or a stop is requested; ``stack`` holds the run folder."""
     if config.train.deterministic:
-        choose_fixed_workspace()
+        fix_cublas_workspace()
     world = init_distributed_mode(config.train.device.value, config.train.timeout_seconds)
     note = prepare_numerics(config, world)
     dtype = autocast_dtype(config.train.precision.value, world.device)

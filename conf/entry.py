@@ -23,12 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.failures import ConfigError, JobError, is_job_of_multirun, job_failure, tell, tell_failed_jobs, tell_interrupt
 from conf.messages import explain, foreign_flag_message, is_foreign_flag
 from conf.schema import CHOICES
-from train_utils.distributed import (
-    environment_world_size,
-    name_lost_peers,
-    shutdown,
-    strip_local_rank,
-)
+from train_utils.launch.environment import peek_world_size, strip_local_rank
+from train_utils.processes.ending import name_lost_peers, shutdown
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
@@ -205,12 +201,12 @@ def _structured(schema: type, given: dict[str, Any]) -> DictConfig:
 
 def _prepare_command_line() -> None:
     """Take out what launchers add, refuse what cannot work, before Hydra sees the arguments."""
-    sys.argv[1:], _ = strip_local_rank(sys.argv[1:])
+    sys.argv[1:] = strip_local_rank(sys.argv[1:])
     for argument in sys.argv[1:]:
         flag = argument.split("=")[0]
         if is_foreign_flag(flag):
             raise ConfigError(foreign_flag_message(flag))
-        if flag in ("-m", "--multirun") and environment_world_size() > 1:
+        if flag in ("-m", "--multirun") and peek_world_size() > 1:
             raise ConfigError(
                 "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
             )

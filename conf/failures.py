@@ -20,8 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.messages import explain, null_sections, sentence
 from data import DataError
 from models import ModelError
-from train_utils.distributed import let_others_hear, should_report_error, tell_launcher
 from train_utils.errors import CheckpointError, DistributedError, TrainError
+from train_utils.launch.environment import report_to_launcher
+from train_utils.processes.ending import let_others_hear, should_report_error
 
 BUG_EXIT_CODE, USAGE_EXIT_CODE, INTERRUPT_EXIT_CODE = 1, 2, 130
 OMEGACONF_NULL_SECTION = "Unexpected type for root"  # of its AssertionError
@@ -106,7 +107,7 @@ def _say(text: str | None, traced: BaseException | None) -> None:
             print(text, file=sys.stderr, flush=True)
     if text is None and traced is not None:
         text = f"error: {''.join(traceback.format_exception_only(traced)).strip()}"
-    tell_launcher(str(text))
+    report_to_launcher(str(text))
     let_others_hear()
 
 

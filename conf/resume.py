@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.entry import plain
 from conf.failures import ConfigError
 from conf.schema import CHOICES
-from train_utils.distributed import allowed_restarts, job_folder_name, job_place
+from train_utils.launch.environment import allowed_restarts, job_folder_name, read_job_place
 from train_utils.run.checkpoint import FOLDER, peek_config
 from train_utils.run.run_folder import find_run
 from train_utils.run.same_training import changed_values, is_covered
@@ -96,7 +96,7 @@ def _with_restarts(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     ConfigError where torchrun was given no id.
     """
     restarts = allowed_restarts()
-    if "resume" in named or given.get("resume") is not None or (restarts == 0 and job_place().restarts == 0):
+    if "resume" in named or given.get("resume") is not None or (restarts == 0 and read_job_place().restarts == 0):
         return given
     if given.get("run_dir") is None and job_folder_name() is None:
         raise ConfigError(

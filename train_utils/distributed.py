@@ -1,15 +1,13 @@
 """The door to multi-process training: how ranks meet, wait, share numbers and end together.
 
-It fronts launch/, processes/ and parallel/. Only this file reads the environment. In a single
-process each function does nothing or returns its input, so callers need no second path.
+It fronts launch/, processes/ and parallel/. In a single process each function does nothing or
+returns its input, so callers need no second path. What must answer before torch is imported is in
+launch/environment.py (launcher and job) and processes/ending.py (who reports an error).
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import time
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 
@@ -18,66 +16,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train_utils.launch import environment as launch_environment
-from train_utils.launch.environment import JobPlace, read_launch, strip_local_rank
+from train_utils.launch.environment import agent_holds_store, has_agent, node_name, read_launch
 from train_utils.parallel import wrap as data_parallel
 from train_utils.parallel.wrap import gradient_exchange, loss_factor, unwrap
 from train_utils.processes import store
+from train_utils.processes.ending import ending
 from train_utils.processes.orphans import watch_parent
 from train_utils.processes.process_group import Group, launch_of_group, meeting_point
 from train_utils.processes.shared_disks import place_on_disk
 from train_utils.processes.world import World
 
 __all__ = [
-    "World", "allowed_restarts", "barrier", "broadcast_module", "broadcast_text", "choose_fixed_workspace",
-    "convert_sync_batchnorm", "describe_place", "environment_rank", "environment_world_size", "gather_arrays",
-    "gradient_exchange", "init_distributed_mode", "job_folder_name", "job_place", "let_others_hear", "loss_factor",
-    "max_over_ranks", "name_lost_peers", "requeue_file", "should_report_error", "shutdown", "stack_over_ranks",
-    "strip_local_rank", "sum_over_ranks", "tell_launcher", "torch_distributed_zero_first", "unwrap", "wrap_model",
+    "World", "barrier", "broadcast_module", "broadcast_text", "convert_sync_batchnorm", "describe_place",
+    "gather_arrays", "gradient_exchange", "init_distributed_mode", "loss_factor", "max_over_ranks", "stack_over_ranks",
+    "sum_over_ranks", "torch_distributed_zero_first", "unwrap", "wrap_model",
 ]  # fmt: skip
 
 _group = Group()
 _description = ""  # of this rank's place
 
 
-def environment_rank() -> int:
-    """The launcher's rank, even before ``init_distributed_mode``; 0 without a launcher."""
-    return launch_environment.peek_rank(os.environ)
-
-
-def environment_world_size() -> int:
-    """The launcher's world size, even before ``init_distributed_mode``; 1 without a launcher."""
-    return launch_environment.peek_world_size(os.environ)
-
-
-def job_folder_name() -> str | None:
-    """A run folder name that survives restarts by SLURM or torchrun; None elsewhere."""
-    return launch_environment.job_folder_name(os.environ)
-
-
-def job_place() -> JobPlace:
-    """The SLURM job, step and restart, or the torchrun run, of this process."""
-    return launch_environment.read_job_place(os.environ)
-
-
-def allowed_restarts() -> int:
-    """How often torchrun may restart this run."""
-    return launch_environment.allowed_restarts(os.environ)
-
-
-def requeue_file() -> Path | None:
-    """The file that asks the SLURM job script for a requeue; None without such a script."""
-    return launch_environment.requeue_file(os.environ)
-
-
 def describe_place() -> str:
     """Rank, local rank, node and rendezvous in one line; after ``init_distributed_mode``."""
     return _description
-
-
-def choose_fixed_workspace() -> None:
-    """Fix the size of cuBLAS's workspace for reproducible sums; call before CUDA is used."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def init_distributed_mode(device: str, timeout_seconds: float) -> World:
@@ -89,56 +50,17 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     DistributedError, with the same sentence on all ranks, if one has no device of its own.
     """
     global _description
-    _group.leave(keep=True)  # of an earlier training in this process
-    _group.joining = True
-    if launch_environment.has_agent(os.environ):
+    ending.leave(keep=True)  # of an earlier training in this process
+    ending.joining = True
+    if has_agent():
         watch_parent()
-    launch = read_launch(os.environ) if _group.is_own or not dist.is_initialized() else launch_of_group()
-    host = launch_environment.node_name(os.environ, socket.gethostname())
-    world = _group.enter(launch, launch_environment.agent_holds_store(os.environ), host, device, timeout_seconds)
+    foreign = dist.is_initialized() and ending.destroy_group is None
+    launch, host = launch_of_group() if foreign else read_launch(), node_name()
+    world = _group.enter(launch, agent_holds_store(), host, device, timeout_seconds)
     _description = f"rank {world.rank} of {world.world_size}: local rank {world.local_rank}, node {host}" + (
         f", meets at {meeting_point(launch)} ({launch.launcher})" if world.world_size > 1 else ""
     )
     return world
-
-
-def shutdown() -> None:
-    """Leave the process group; one that another program opened stays open."""
-    _group.leave(keep=False)
-
-
-def should_report_error() -> bool:
-    """Whether this rank reports the error to the user: the first rank to ask does.
-
-    Without a process group it is rank 0. While ranks join they cannot know of each other's errors,
-    so every rank reports. If the store is lost and no error was reported, the first rank of each
-    node does. Call ``let_others_hear`` after reporting.
-    """
-    if _group.lookout is not None:
-        return _group.lookout.claim()
-    return _group.joining or environment_rank() == 0
-
-
-def tell_launcher(sentence: str) -> None:
-    """Leave the error where torchrun looks for it, so that it is printed last."""
-    path = launch_environment.error_file(os.environ)
-    if path is not None:
-        with suppress(OSError):  # it has been printed already
-            path.write_text(launch_environment.error_report(sentence, time.time()), encoding="utf-8")
-
-
-def let_others_hear() -> None:
-    """After ``should_report_error``: wait some seconds until this rank may safely exit."""
-    if _group.lookout is not None:
-        _group.lookout.let_others_hear()
-
-
-def name_lost_peers(error: BaseException) -> BaseException:
-    """Turn a lost peer or collective time-out into a DistributedError that names the ranks.
-
-    Other errors are returned as they are. Takes seconds, in which live ranks answer.
-    """
-    return error if _group.lookout is None else _group.lookout.explain(error, (dist.DistError,))
 
 
 def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContextManager[None]:

@@ -23,7 +23,7 @@ from conf.entry import compose
 from conf.schema import TrainConfig
 from tests.runs.process_group import fork_context, free_port
 from train import complete, train
-from train_utils.distributed import shutdown
+from train_utils.processes.ending import shutdown
 from train_utils.run.checkpoint import load_last
 
 EPOCHS = 12

@@ -24,13 +24,12 @@ from train_utils.distributed import (
     gather_arrays,
     init_distributed_mode,
     max_over_ranks,
-    should_report_error,
-    shutdown,
     stack_over_ranks,
     sum_over_ranks,
     torch_distributed_zero_first,
 )
 from train_utils.errors import DistributedError
+from train_utils.processes.ending import should_report_error, shutdown
 
 WORKER = Path(__file__).with_name("worker.py")
 REPOSITORY = WORKER.parents[2]

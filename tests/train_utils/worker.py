@@ -25,23 +25,20 @@ from train_utils.distributed import (
     broadcast_module,
     broadcast_text,
     convert_sync_batchnorm,
-    environment_rank,
-    environment_world_size,
     gather_arrays,
     gradient_exchange,
     init_distributed_mode,
-    should_report_error,
-    shutdown,
-    strip_local_rank,
     sum_over_ranks,
     torch_distributed_zero_first,
     unwrap,
     wrap_model,
 )
 from train_utils.errors import DistributedError
+from train_utils.launch.environment import peek_rank, peek_world_size, strip_local_rank
 from train_utils.parallel.wait_clock import WaitClock
 from train_utils.parallel.wrap import time_waiting
 from train_utils.processes import store
+from train_utils.processes.ending import should_report_error, shutdown
 from train_utils.scores.detections import make_detections
 
 IMAGES, MICRO_BATCHES = 12, 2
@@ -58,7 +55,7 @@ def exchange(world: World, folder: Path) -> dict[str, Any]:
     """This rank's world, and what the ranks exchange."""
     return {
         "rank": world.rank,
-        "environment": [environment_rank(), environment_world_size()],
+        "environment": [peek_rank(), peek_world_size()],
         "place": [world.local_rank, world.local_world_size, world.node_rank, world.num_nodes],
         "main": [world.is_main, world.is_local_main],
         "launcher": world.launcher,
@@ -187,14 +184,14 @@ def run_in(environment: dict[str, str], *arguments: str) -> None:
 
 def main() -> None:
     """Join, run the scenario and write the report."""
-    (folder, scenario, *rest), local_rank = strip_local_rank(sys.argv[1:])
+    folder, scenario, *rest = strip_local_rank(sys.argv[1:])
     assert not rest, rest
     try:
         world = init_distributed_mode("cpu", timeout_seconds=60 if scenario != "missing" else 2)
-        report = SCENARIOS[scenario](world, Path(folder)) | {"local_rank_argument": local_rank}
+        report = SCENARIOS[scenario](world, Path(folder))
     except DistributedError as error:
         report = {"error": str(error), "reports": should_report_error()}
-    Path(folder, f"{environment_rank()}.json").write_text(json.dumps(report))
+    Path(folder, f"{peek_rank()}.json").write_text(json.dumps(report))
     shutdown()
 
 

@@ -1,15 +1,20 @@
-"""The launch of this process, read from a mapping of environment variables by pure functions.
+"""What the environment says about this process: its launch, its job, its restarts.
 
 Four launchers are known: torch's (``torchrun``, ``python -m torch.distributed.run`` or ``.launch``,
 or its variables set by hand or by a Kubernetes operator), SLURM's ``srun`` with one task per
-process, ``mpirun``, and none. distributed.py passes the real environment, tests pass dictionaries.
+process, ``mpirun``, and none. Only this file reads the environment; tests pass dictionaries. It
+imports no torch, so that a refused option costs no start of torch.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +24,7 @@ from train_utils.launch.place import ALONE, Launch, checked, integer, integer_or
 from train_utils.launch.slurm import is_srun_task, read_srun, refuse_shell_of_many_tasks
 
 
-def read_launch(environment: Mapping[str, str]) -> Launch:
+def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read the launch; torch's variables win, since torchrun may run under other launchers.
 
     Raises DistributedError if variables are missing or contradict each other, or if a launcher
@@ -43,12 +48,12 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
     return checked(launch)
 
 
-def peek_rank(environment: Mapping[str, str]) -> int:
+def peek_rank(environment: Mapping[str, str] = os.environ) -> int:
     """The rank before any check, to decide who may print; 0 if no launcher sets it."""
     return _peek(environment, _names_of_numbers(environment)[0]) or 0
 
 
-def peek_world_size(environment: Mapping[str, str]) -> int:
+def peek_world_size(environment: Mapping[str, str] = os.environ) -> int:
     """The world size before any check; 1 if no launcher sets it."""
     sizes = (_peek(environment, name) for name in _names_of_numbers(environment)[1:])
     return next((size for size in sizes if size is not None), 1)
@@ -70,7 +75,7 @@ class JobPlace(NamedTuple):
     run_restarts: int  # by torchrun; on a node that lost no process it may stay behind
 
 
-def read_job_place(environment: Mapping[str, str]) -> JobPlace:
+def read_job_place(environment: Mapping[str, str] = os.environ) -> JobPlace:
     """The job that ``environment`` describes."""
     job = slurm_job_name(environment) or ""
     return JobPlace(
@@ -82,7 +87,7 @@ def read_job_place(environment: Mapping[str, str]) -> JobPlace:
     )
 
 
-def job_folder_name(environment: Mapping[str, str]) -> str | None:
+def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
     """A run folder name that survives restarts: ``slurm-<job>`` or ``torchrun-<run id>``.
 
     The latter needs a torchrun that may restart and has an id (``--rdzv-id``; automatic on one
@@ -96,34 +101,38 @@ def job_folder_name(environment: Mapping[str, str]) -> str | None:
     return f"torchrun-{re.sub(r'[^0-9A-Za-z_.-]', '_', run)}"
 
 
-def allowed_restarts(environment: Mapping[str, str]) -> int:
+def allowed_restarts(environment: Mapping[str, str] = os.environ) -> int:
     """How often torchrun may restart this run (``--max-restarts``); 0 elsewhere."""
     return integer(environment, "TORCHELASTIC_MAX_RESTARTS", default=0)
 
 
-def has_agent(environment: Mapping[str, str]) -> bool:
+def has_agent(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a torchrun started this process; variables set by hand do not count."""
     return "TORCHELASTIC_RUN_ID" in environment
 
 
-def agent_holds_store(environment: Mapping[str, str]) -> bool:
+def agent_holds_store(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ranks meet in torchrun's own store, which outlives rank 0."""
     return environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def error_file(environment: Mapping[str, str]) -> Path | None:
-    """Where torchrun looks for the error of this process; None under other launchers."""
-    return Path(environment["TORCHELASTIC_ERROR_FILE"]) if environment.get("TORCHELASTIC_ERROR_FILE") else None
+def report_to_launcher(message: str) -> None:
+    """Leave the error where torchrun looks for it, so that torchrun prints it last."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+        with suppress(OSError):  # the error has been printed already
+            Path(path).write_text(json.dumps(content), encoding="utf-8")
 
 
-def error_report(sentence: str, seconds: float) -> str:
-    """The content of ``error_file``, ``seconds`` after 1970."""
-    return json.dumps({"message": {"message": sentence, "extraInfo": {"timestamp": str(int(seconds))}}})
+def node_name() -> str:
+    """SLURM's node name, else the host's; nodes of a simulated cluster share one host."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def node_name(environment: Mapping[str, str], host: str) -> str:
-    """SLURM's node name, else ``host``; nodes of a simulated cluster share one host."""
-    return environment.get("SLURMD_NODENAME") or host
+def fix_cublas_workspace() -> None:
+    """Fix the size of cuBLAS's workspace for reproducible sums; call before CUDA is used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def _run_id(environment: Mapping[str, str]) -> str | None:
@@ -131,18 +140,17 @@ def _run_id(environment: Mapping[str, str]) -> str | None:
     return None if run in ("", "none") else run
 
 
-def requeue_file(environment: Mapping[str, str]) -> Path | None:
+def requeue_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     """The file that asks the job script for a requeue; None if no script offers it."""
     return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
 
 
-def strip_local_rank(arguments: list[str]) -> tuple[list[str], int | None]:
-    """Remove torch.distributed.launch's ``--local_rank N`` or ``--local-rank=N``; return N too.
+def strip_local_rank(arguments: list[str]) -> list[str]:
+    """Remove torch.distributed.launch's ``--local_rank N`` or ``--local-rank=N``.
 
     ``read_launch`` reads LOCAL_RANK instead; the argument must not reach Hydra.
     """
     kept: list[str] = []
-    local_rank: int | None = None
     remaining = iter(arguments)
     for argument in remaining:
         flag, equals, value = argument.partition("=")
@@ -152,8 +160,7 @@ def strip_local_rank(arguments: list[str]) -> tuple[list[str], int | None]:
         value = value if equals else next(remaining, "")
         if not value.isdecimal():
             raise DistributedError(f"{flag} needs a number, got {value!r}. fix: leave it to the launcher")
-        local_rank = int(value)
-    return kept, local_rank
+    return kept
 
 
 def _names_of_numbers(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from train_utils.launch.devices import choose_device, device_conflict
 from train_utils.launch.place import Launch
 from train_utils.launch.seats import Claim, Member, this_machine
 from train_utils.processes import store
+from train_utils.processes.ending import ending
 from train_utils.processes.lost_peers import Lookout, collective_seconds, first_line
 from train_utils.processes.node_claim import NodeClaim
 from train_utils.processes.reaching import Deadline, in_time, listen, resolve, wait_for_listener, without_native_output
@@ -28,9 +29,6 @@ JOIN_SECONDS = 120.0  # for the rendezvous; torch's 30 minutes only delay the er
 class Group:
     """What this rank knows of its process group."""
 
-    joining: bool = False  # peers cannot learn of an error here yet
-    is_own: bool = False  # opened here, so ``leave`` destroys it
-    lookout: Lookout | None = None
     store: dist.Store | None = None  # of this start
     cpu: dist.ProcessGroup | None = None  # for CPU tensors; None: the default group takes them
 
@@ -42,16 +40,6 @@ class Group:
         """The store of this start."""
         assert self.store is not None
         return self.store
-
-    def leave(self, keep: bool) -> None:
-        """Stop the lookout and, unless ``keep``, destroy the group if it was opened here."""
-        self.joining = False
-        if self.lookout is not None:
-            self.lookout.close()
-            self.lookout = None
-        if self.is_own and not keep:
-            self.is_own = False
-            dist.destroy_process_group()
 
     def enter(self, launch: Launch, agent_holds_store: bool, host: str, device: str, timeout_seconds: float) -> World:
         """Choose the device and join the others, if there are any; the place of this process."""
@@ -66,7 +54,7 @@ class Group:
                 raise DistributedError(problem)
             if chosen.type == "cuda":
                 torch.cuda.set_device(chosen)
-        self.joining = False
+        ending.joining = False
         return World(
             rank=me.rank,
             local_rank=me.local_rank,
@@ -100,20 +88,21 @@ class Group:
             finally:
                 node.settle()
         except SharedError:
-            self.joining = False
+            ending.joining = False
             raise
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
         if not dist.is_initialized():
             _open_group(launch, started, chosen, seconds)
-            self.is_own = True
+            ending.destroy_group = dist.destroy_process_group
         # Some programs open NCCL alone, which cannot exchange CPU tensors.
         takes_cpu = re.search(r"\bcpu:|^(gloo|mpi|ucc)$", dist.get_backend_config()) is not None
         cpu = None if takes_cpu else dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
         assert not isinstance(cpu, int)
         self.cpu = cpu
         self.store = dist.PrefixStore("train_utils", started)
-        self.lookout = Lookout(
+        ending.losses = (dist.DistError,)
+        ending.lookout = Lookout(
             self.store.clone(), me.rank, found, node, meeting_point(launch), not agent_holds_store, seconds
         )
         return me, chosen, num_nodes

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from train_utils.distributed import World, broadcast_text, job_folder_name, job_place
+from train_utils.distributed import World, broadcast_text
 from train_utils.errors import CheckpointError, TrainError
-from train_utils.launch.environment import JobPlace
+from train_utils.launch.environment import JobPlace, job_folder_name, read_job_place
 from train_utils.run.checkpoint import FOLDER
 from train_utils.run.run_claim import Claim, claim_folder, is_held, last_claim
 from train_utils.run.whole_files import keep_copy
@@ -95,7 +95,7 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
     if run_dir is not None:
         own = Path(run_dir).resolve()
         return own if _config(own).is_file() else None
-    base, place = _job_folder(name), job_place()
+    base, place = _job_folder(name), read_job_place()
     if base is None:
         runs = [run for run in Path("runs", name).resolve().glob("*/") if _config(run).is_file() and _checkpoints(run)]
         return max(runs, key=lambda run: _config(run).stat().st_mtime, default=None)
@@ -158,7 +158,7 @@ def _claim(folder: Path, key: str, patient: bool) -> Claim | str:
     """Create a folder if needed and claim it, or return a description of its holder."""
     _writable(folder / FOLDER, key)
     try:
-        return claim_folder(folder, job_place(), patient)
+        return claim_folder(folder, read_job_place(), patient)
     except OSError as error:
         raise _not_writable(folder, key, error) from error
 

@@ -325,9 +325,9 @@ def test_a_run_that_is_started_again_keeps_its_folder() -> None:
 
 
 def test_strip_local_rank() -> None:
-    assert strip_local_rank(["a=1", "--local_rank", "3", "b=2"]) == (["a=1", "b=2"], 3)
-    assert strip_local_rank(["--local-rank=0", "b=--local_rank"]) == (["b=--local_rank"], 0)
-    assert strip_local_rank(["a"]) == (["a"], None)
+    assert strip_local_rank(["a=1", "--local_rank", "3", "b=2"]) == ["a=1", "b=2"]
+    assert strip_local_rank(["--local-rank=0", "b=--local_rank"]) == ["b=--local_rank"]
+    assert strip_local_rank(["a"]) == ["a"]
     for broken in (["--local_rank"], ["--local-rank=x"]):
         with pytest.raises(DistributedError, match="needs a number"):
             strip_local_rank(broken)

@@ -162,6 +162,7 @@ def test_a_process_that_stays_behind_is_ended(monkeypatch: pytest.MonkeyPatch) -
 def exchange(rank: int, world_size: int, port: int, how: str, folder: str, found: Any) -> None:
     """Sum numbers until a rank is hit, then report the error."""
     from train_utils import distributed
+    from train_utils.processes.ending import let_others_hear, name_lost_peers, should_report_error
 
     for key in [key for key in os.environ if key.startswith("SLURM")]:
         del os.environ[key]
@@ -180,10 +181,10 @@ def exchange(rank: int, world_size: int, port: int, how: str, folder: str, found
             started = time.monotonic()
             distributed.sum_over_ranks(torch.ones(1))
     except Exception as error:
-        named = distributed.name_lost_peers(error)
-        if distributed.should_report_error():
+        named = name_lost_peers(error)
+        if should_report_error():
             found.put((rank, f"{type(named).__name__}: {named}", time.monotonic() - started))
-        distributed.let_others_hear()
+        let_others_hear()
 
 
 @pytest.mark.slow
