@@ -117,6 +117,7 @@ class Timed:
         self.function, self._calls = function, list[float]()  # appending is thread-safe
 
     def __call__(self, images: Tensor) -> list[Tensor]:
+        """Call the function and add the time it takes."""
         started = time.perf_counter()
         result = self.function(images)
         self._calls.append(time.perf_counter() - started)

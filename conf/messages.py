@@ -77,7 +77,7 @@ def full_keys(schema: Any, prefix: str = "") -> list[str]:
 def suggest(key: str, schema: Any) -> str:
     """A sentence with the nearest existing keys, or one that says where all stand."""
     keys = full_keys(schema)
-    same_last_word = [known for known in keys if known.split(".")[-1] == key.split(".")[-1]]
+    same_last_word = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
     near = same_last_word or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     return f"did you mean {' or '.join(map(_with_choice, near))}?" if near else "--help lists all options."
 

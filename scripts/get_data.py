@@ -17,7 +17,7 @@ from tqdm import tqdm
 from conf.entry import run
 from conf.failures import ConfigError
 from conf.schema_tools import GetDataConfig, PublicSetConfig
-from data.formats.download import Unreachable, download, unpack
+from data.formats.download import UnreachableError, download, unpack
 
 
 def get_data(config: GetDataConfig) -> Path:
@@ -36,8 +36,8 @@ def get_data(config: GetDataConfig) -> Path:
         try:
             with _Bar(file_name, "B") as bar:
                 download(archive.url, path, archive.md5, config.attempts, config.timeout_seconds, bar.report)
-        except Unreachable as error:
-            raise Unreachable(f"{str(error).partition(' fix: ')[0]} fix: {by_hand(chosen, root)}") from error
+        except UnreachableError as error:
+            raise UnreachableError(f"{str(error).partition(' fix: ')[0]} fix: {by_hand(chosen, root)}") from error
         with _Bar(f"unpack {file_name}", " files") as bar:
             unpack(path, root, bar.report)
         done.write_text(archive.md5)

@@ -73,7 +73,7 @@ def train(folder: Path, name: str, processes: int, options: Sequence[str]) -> tu
     launch += ["--standalone", f"--nproc-per-node={processes}"]
     command = [*launch, str(REPOSITORY / "train.py"), *OPTIONS, *places, *options]
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
     return folder / name / "checkpoints" / "last.pt", time.perf_counter() - started

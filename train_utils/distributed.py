@@ -49,7 +49,7 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     JOIN_SECONDS, and later the time to notice lost ranks, report them and exit. Raises
     DistributedError, with the same sentence on all ranks, if one has no device of its own.
     """
-    global _description
+    global _description  # noqa: PLW0603 - as torch's process group, there is one for each process
     ending.leave(keep=True)  # of an earlier training in this process
     ending.joining = True
     if has_agent():

@@ -16,7 +16,7 @@ from data.config import OnError
 from data.errors import DataError
 from data.files.reading import usable_cores
 from data.geometry import Image
-from data.images.source import ImageSource, WrongSize
+from data.images.source import ImageSource, WrongSizeError
 from data.index.annotations import Annotations
 
 UNREADABLE = "images that cannot be read"
@@ -76,7 +76,7 @@ def _check_image(source: ImageSource, index: int, facts: ImageFacts) -> None:
     try:
         image = source.read(index)
     except DataError as error:
-        kind = WRONG_SIZE if isinstance(error, WrongSize) else UNREADABLE
+        kind = WRONG_SIZE if isinstance(error, WrongSizeError) else UNREADABLE
         facts.problems.append((index, kind, str(error).partition(" fix: ")[0].rstrip(".")))
         return
     assert image is not None

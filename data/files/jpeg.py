@@ -52,7 +52,12 @@ def _frame_position(data: bytes, frame_end: int) -> int | None:
     for components in (1, 3):
         length = 8 + 3 * components
         position = frame_end - 2 - length
-        if position > 0 and data[position] == 0xFF and data[position + 1] in HUFFMAN_FRAMES:
-            if struct.unpack_from(">HB", data, position + 2) == (length, 8) and data[position + 9] == components:
-                return position
+        if (
+            position > 0
+            and data[position] == 0xFF
+            and data[position + 1] in HUFFMAN_FRAMES
+            and struct.unpack_from(">HB", data, position + 2) == (length, 8)
+            and data[position + 9] == components
+        ):
+            return position
     return None

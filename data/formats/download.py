@@ -21,7 +21,7 @@ CONNECT_SECONDS = 10.0  # until a server must accept a connection
 Report = Callable[[int, int], None]  # (units done, all units: 0 if unknown)
 
 
-class Unreachable(DataError):
+class UnreachableError(DataError):
     """The server cannot be reached: most likely this machine has no way to it."""
 
 
@@ -30,8 +30,8 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
 
     Bytes go to ``<path>.part``, which is renamed once its MD5 is right; otherwise it is deleted.
     Raises ``DataError`` after ``attempts`` failures in a row without a new byte, at once where the
-    server refuses the file, and for a wrong MD5; ``Unreachable`` where the first attempt finds no
-    server.
+    server refuses the file, and for a wrong MD5; ``UnreachableError`` where the first attempt finds
+    no server.
     """
     if path.is_file() and _md5(path) == md5:
         return
@@ -54,7 +54,7 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
         except (OSError, HTTPException) as error:
             if failures == 0 and isinstance(error, urllib.error.URLError):  # raised before any answer
                 fix = f"fix: connect this machine to it, or fetch the file into {path} by other means"
-                raise Unreachable(f"{url} cannot be reached ({error.reason}). {fix}") from error
+                raise UnreachableError(f"{url} cannot be reached ({error.reason}). {fix}") from error
             problem = error
         arrived = part.exists() and part.stat().st_size > before
         failures = 1 if arrived else failures + 1

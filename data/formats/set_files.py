@@ -88,11 +88,11 @@ def darknet_options(path: Path) -> dict[str, str]:
     """Read the ``key = value`` lines of Darknet's obj.data. Raises ``DataError`` for others."""
     options = {}
     for number, line in enumerate(read_lines(path, "Darknet's obj.data, with train=, valid= and names="), start=1):
-        line = line.strip()
-        if line and line[0] not in "#;":
-            key, found, value = (part.strip() for part in line.partition("="))
+        text = line.strip()
+        if text and text[0] not in "#;":
+            key, found, value = (part.strip() for part in text.partition("="))
             if not found:
-                raise DataError(f"{path}:{number} is {shown(line)} instead of key = value. fix: correct the line")
+                raise DataError(f"{path}:{number} is {shown(text)} instead of key = value. fix: correct the line")
             options[key] = value
     return options
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 import numpy as np
 

@@ -29,7 +29,7 @@ _FIX = "fix: replace the file, or set data.on_error=skip to leave such images ou
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 
-class WrongSize(DataError):
+class WrongSizeError(DataError):
     """An image does not have the size that its annotations give."""
 
 
@@ -143,7 +143,7 @@ class ImageSource:
             raise self._wrong_size(index, header._replace(height=image.shape[0], width=image.shape[1]))
         return turned
 
-    def _wrong_size(self, index: int, header: Header) -> WrongSize:
+    def _wrong_size(self, index: int, header: Header) -> WrongSizeError:
         height, width = self.annotations.sizes[index].tolist()
         found, fix = f"{header.width:,} x {header.height:,} pixels", _FIX
         if header.orientation != 1:
@@ -152,4 +152,4 @@ class ImageSource:
             if (shown_height, shown_width) == (height, width):  # as data.exif=ignore forbids
                 fix = "fix: data.exif=apply"
         path, meant = self.annotations.path(index), f"its annotations are for {width:,} x {height:,}"
-        return WrongSize(f"{path} has {found}, {meant}. {fix}")
+        return WrongSizeError(f"{path} has {found}, {meant}. {fix}")

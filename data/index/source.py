@@ -30,7 +30,7 @@ class Findings:
         if sentences:
             self.counts[kind] += len(sentences)
             for first in (self.examples, self.by_kind.setdefault(kind, [])):
-                first += map(printable, sentences[: REPORTED_FINDINGS - len(first)])
+                first.extend(map(printable, sentences[: REPORTED_FINDINGS - len(first)]))
 
     def stop(self) -> None:
         """Raise the first finding with the number of all as a ``DataError``, if there is one."""

@@ -18,6 +18,7 @@ class SectionKeys:
 
     @property
     def known(self) -> frozenset[str]:
+        """All keys that Darknet reads in this kind of section."""
         return self.used | self.ignored | self.unbuilt
 
 

@@ -101,6 +101,7 @@ class DetectorGraph(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Decode, or detect, ``images``: float32 (B, channels, H, W) from 0 to 1."""
         boxes_xyxy, scores = decode(self.network(images), self.network.heads)
         if self.suppression is None:
             return boxes_xyxy, scores

@@ -23,7 +23,7 @@ class Convolution(nn.Module):
     then has the stride in place of the convolution; None for none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the keys of a [convolutional] section
         self,
         in_channels: int,
         filters: int,

@@ -17,7 +17,7 @@ from conf.entry import compose
 from conf.failures import ConfigError
 from conf.schema_tools import GetDataConfig
 from data.formats import download as download_module
-from data.formats.download import Unreachable
+from data.formats.download import UnreachableError
 from scripts.get_data import get_data, name_first
 
 
@@ -75,14 +75,15 @@ def test_without_a_network_it_says_at_once_how_to_fetch_by_hand(
         config = compose(
             "get_data", GetDataConfig, ["name=voc2007", f"root={root}", f"sets.voc2007.archives=[{listed}]"]
         )
-        with pytest.raises(Unreachable) as caught:
+        with pytest.raises(UnreachableError) as caught:
             get_data(config)
         said = str(caught.value)
         assert said.startswith(f"{base}/a.zip cannot be reached (") and said.count("fix: ") == 1 and "\n" not in said
         assert f"wget {base}/a.zip {base}/b.zip {base}/c.zip, copy what it fetched into {root}/.archives and" in said
         (root / ".archives").mkdir(parents=True, exist_ok=True)
         (root / ".archives" / "a.zip").write_bytes(content)  # fetched by hand
-        with pytest.raises(Unreachable, match=rf"{base}/b\.zip cannot be reached .* wget {base}/b\.zip {base}/c\.zip,"):
+        rest = rf"{base}/b\.zip cannot be reached .* wget {base}/b\.zip {base}/c\.zip,"
+        with pytest.raises(UnreachableError, match=rest):
             get_data(config)
         assert (root / "pictures" / "1.txt").read_text() == "one"
 

@@ -13,7 +13,9 @@ class NetworkInput(Protocol):
 
     images: Tensor  # uint8 (B, 3, H, W)
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> NetworkInput: ...
+    def to(self, device: torch.device, non_blocking: bool = False) -> NetworkInput:
+        """The same on ``device``."""
+        ...
 
 
 class ImageBatch(NetworkInput, Protocol):
@@ -22,4 +24,6 @@ class ImageBatch(NetworkInput, Protocol):
     targets: Tensor  # float32 (T, 6): image in the batch, class, cx, cy, w, h in pixels
     indices: Tensor  # int64 (B,) positions in the data set
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> ImageBatch: ...
+    def to(self, device: torch.device, non_blocking: bool = False) -> ImageBatch:
+        """The same on ``device``."""
+        ...

@@ -66,7 +66,7 @@ class Waiting(Generic[BatchType]):
             yield passed_on.pop()
 
 
-def train_one_epoch(
+def train_one_epoch(  # noqa: PLR0913 - what an epoch needs, each by its name
     *,
     model: nn.Module,
     loss: Callable[..., Any],

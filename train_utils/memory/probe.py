@@ -34,7 +34,9 @@ class Probe(Protocol):
 
     available: int
 
-    def needed(self, images: int) -> int: ...
+    def needed(self, images: int) -> int:
+        """Bytes that a step on ``images`` images takes."""
+        ...
 
 
 class Choice(NamedTuple):

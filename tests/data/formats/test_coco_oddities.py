@@ -118,7 +118,7 @@ def test_a_segmentation_gives_the_box_that_is_missing(kind: str, absent: str, co
     expected = coco_set.open()
     for record in coco_set.json["annotations"][:3]:
         del record["bbox"]
-        record |= {"missing": {}, "null": {"bbox": None}, "empty": {"bbox": []}}[absent]
+        record.update({"missing": {}, "null": {"bbox": None}, "empty": {"bbox": []}}[absent])
     found = coco_set.open()
     assert_same(found, expected)
     told = "annotations without a bbox, which got the box around their segmentation (3), first: annotation 100"

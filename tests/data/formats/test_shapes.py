@@ -84,7 +84,7 @@ def test_annotations_match_the_files(coco_set, tmp_path: Path) -> None:
 def test_enough_of_every_object_stays_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare with the full masks as they were placed, before others covered them."""
     placed: list[np.ndarray] = []
-    import data.formats.shapes as shapes
+    from data.formats import shapes
 
     original = shapes._place
 

@@ -161,7 +161,7 @@ def test_without_mask_the_first_num_anchors_count() -> None:
 
 def test_network_without_head_is_refused() -> None:
     with pytest.raises(ModelError, match=r"my\.cfg:1: \[net\] is not followed by any \[yolo\]"):
-        build(SMALL.split("[yolo]")[0])
+        build(SMALL.split("[yolo]", maxsplit=1)[0])
 
 
 def test_heads_have_one_class_count() -> None:

@@ -29,7 +29,7 @@ def test_each_stage_gets_its_own_time_and_small_batches_are_left_out() -> None:
     assert (speed.batch_size, speed.batches, prepared) == (2, 4, [2] * (WARM_UP + 4))
     assert list(speed.milliseconds) == list(STAGES)
     # By half, for a busy machine: sleeping never ends early.
-    assert 10 <= speed.milliseconds["preprocessing"] < 200 and 20 <= speed.milliseconds["network"]
+    assert 10 <= speed.milliseconds["preprocessing"] < 200 and speed.milliseconds["network"] >= 20
     assert speed.line().startswith("batch 2: preprocessing ") and "median of 4 batches" in speed.line()
 
 
