@@ -240,8 +240,8 @@ def test_a_full_disk_does_not_end_a_training(
     train(options(shapes, tmp_path / "run", "train.epochs=2", "train.save_every_steps=1", "logger.pictures=false"))
     assert calls[:4] == [1, 2, 2, 3] and load_last(tmp_path / "run")[0]["step"] == 4
     told = capsys.readouterr().out
-    assert told.count("No space left on device. Training goes on with the previous checkpoint") == 1
-    assert told.count("checkpoints are written again") == 1
+    assert told.count("No space left on device. Training continues with the previous checkpoint") == 1
+    assert told.count("checkpoints can be written again") == 1
 
 
 def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> None:

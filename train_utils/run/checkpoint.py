@@ -34,7 +34,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
     Raises CheckpointError that names the entry that is not plain data, or the path, the reason and
     the free space.
     """
-    plain = to_plain(state, "state")
+    plain = to_plain(state)
     content = {"format": FORMAT, "version": VERSION, "digest": digest_of(plain), "state": plain}
     temporary = path.with_name(f"{path.name}.tmp")  # a run has one writer: a leftover is overwritten
     try:

@@ -1,28 +1,21 @@
-"""Background checkpoint writes: the state is copied at once and written while training goes on."""
+"""Background checkpoint writes: training continues while a copy of the state is written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from train_utils.errors import CheckpointError
 from train_utils.run.checkpoint import save_checkpoint
-from train_utils.run.plain_data import plain_copy
-
-
-class Target(NamedTuple):
-    """One file of a state."""
-
-    path: Path
-    keep_previous: bool
+from train_utils.run.plain_data import to_plain
 
 
 class CheckpointWriter:
     """Write one checkpoint at a time in the background.
 
-    Training goes on after a failure. Of failures in a row only the first is reported.
+    Training continues after a failure. Of failures in a row only the first is reported.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -31,12 +24,13 @@ class CheckpointWriter:
         self._pending: Future[None] | None = None
         self._error: CheckpointError | None = None
 
-    def write(self, state: dict[str, Any], targets: list[Target]) -> None:
+    def write(self, state: dict[str, Any], targets: dict[Path, bool]) -> None:
         """Copy ``state`` and write it to all targets in turn, after any write still under way.
 
-        Raises CheckpointError at once if the state is not plain data.
+        ``targets`` maps each file to whether the previous one is kept. Raises CheckpointError at
+        once if the state is not plain data.
         """
-        copy = plain_copy(state)
+        copy: dict[str, Any] = to_plain(state, copied=True)
         self.wait()
         self._pending = self._pool.submit(_write, copy, targets)
 
@@ -51,9 +45,9 @@ class CheckpointWriter:
         failed_before = self._error is not None
         self._settle()
         if self._error is not None and not failed_before:
-            self._say(f"{self._error}. Training goes on with the previous checkpoint and tries again")
+            self._say(f"{self._error}. Training continues with the previous checkpoint and will try again")
         elif self._error is None and failed_before:
-            self._say("checkpoints are written again")
+            self._say("checkpoints can be written again")
 
     def close(self) -> None:
         """End the thread. Raises CheckpointError if the last write failed."""
@@ -72,6 +66,6 @@ class CheckpointWriter:
         self._error = error
 
 
-def _write(state: dict[str, Any], targets: list[Target]) -> None:
-    for target in targets:
-        save_checkpoint(target.path, state, target.keep_previous)
+def _write(state: dict[str, Any], targets: dict[Path, bool]) -> None:
+    for path, keep_previous in targets.items():
+        save_checkpoint(path, state, keep_previous)

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ SECONDS_BETWEEN_UPDATES = 0.5  # of a bar: reading a loss waits for the device
 
 
 class RunLog:
-    """Writes lines to the terminal and to ``run_dir/train.log``, if given, on rank 0 only."""
+    """Writes lines to the terminal and, with ``run_dir``, to its ``train.log``; on rank 0 only."""
 
     def __init__(self, run_dir: Path | None, is_main: bool) -> None:
         self._is_main = is_main
@@ -33,7 +34,7 @@ class RunLog:
     def line(self, text: str | None) -> None:
         """Write ``text``, in the file with a timestamp; skip None and empty text.
 
-        If the file cannot be written, as on a full disk, warn once on the terminal and go on.
+        If the file cannot be written, as on a full disk, warn once on the terminal and continue.
         """
         if not self._is_main or not text:
             return
@@ -47,7 +48,7 @@ class RunLog:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         except OSError as error:
             if not self._failed:
-                _warn(f"cannot write {self._path} ({error.strerror}): until that works again, lines appear only here")
+                _warn(f"cannot write {self._path} ({error.strerror}): until it can, its lines appear only here")
             self._failed = True
 
 
@@ -101,7 +102,7 @@ class MetricsCsv:
                 with suppress(OSError):
                     os.truncate(self._path, whole)  # remove a partial row
             if not self._failed:
-                _warn(f"cannot write {self._path} ({error.strerror}): its rows wait until that works again")
+                _warn(f"cannot write {self._path} ({error.strerror}): its rows wait until it can")
             self._failed = True
             return
         self._waiting.clear()
@@ -157,7 +158,7 @@ class Progress:
         elif self._enabled:
             self._lines_shown = done * self._lines // self._total
             seconds_left = (time.monotonic() - self._started) / done * (self._total - done)
-            left = f"{int(seconds_left // 3600)}:{int(seconds_left // 60 % 60):02d}:{int(seconds_left % 60):02d}"
+            left = timedelta(seconds=int(seconds_left))
             print(f"{self._description}  {done}/{self._total}  {text}  ETA {left}", flush=True)
 
     def advance(self, units: int) -> None:

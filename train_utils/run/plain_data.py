@@ -11,17 +11,12 @@ from torch import Tensor
 from train_utils.errors import CheckpointError
 
 
-def plain_copy(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy ``state`` to the CPU for ``save_checkpoint``, so that training can go on changing it.
+def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
+    """Plain data with tensors detached, contiguous, on the CPU and without unused storage.
 
-    Raises CheckpointError that names the entry that is not plain data.
+    With ``copied`` the result shares no memory with ``value``, which training goes on changing.
+    Raises CheckpointError that names the entry, below ``key``, that is not plain data.
     """
-    copy: dict[str, Any] = to_plain(state, "state", copied=True)
-    return copy
-
-
-def to_plain(value: Any, key: str, copied: bool = False) -> Any:
-    """Plain data with tensors detached, contiguous, on the CPU and without unused storage."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu().contiguous()
         # torch would save a view's whole storage.

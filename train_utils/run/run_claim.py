@@ -47,7 +47,7 @@ class Claim:
         if self._lost:
             holder = _sentence(_read(_path(self.folder, _highest(self.folder))) or {})
             raise TrainError(
-                f"{self.folder} was taken over by {holder} after this run had given no sign of life for "
+                f"{holder} took over {self.folder} because this run had given no sign of life for "
                 f"{SILENT_SECONDS:g} s. fix: nothing, the other run continues"
             )
 
@@ -99,17 +99,14 @@ def claim_folder(folder: Path, job: JobPlace, patient: bool) -> Claim | str:
         return Claim(folder, number + 1, content, before)
 
 
-def last_claim(folder: Path) -> dict[str, Any]:
-    """Content of a folder's newest claim; {} if there is none."""
-    number = _highest(folder)
-    return (_read(_path(folder, number)) or {}) if number else {}
+def newest_claim(folder: Path, job: JobPlace) -> tuple[dict[str, Any], bool | None]:
+    """Content of a folder's newest claim, {} without one, and whether a run holds the folder.
 
-
-def is_held(folder: Path, job: JobPlace) -> bool | None:
-    """Whether a run holds the folder; None if only waiting could tell."""
+    None instead of the latter means that only waiting could tell.
+    """
     number = _highest(folder)
     content = _read(_path(folder, number)) if number else None
-    return content is not None and _is_held(_path(folder, number), content, job)
+    return content or {}, content is not None and _is_held(_path(folder, number), content, job)
 
 
 def _path(folder: Path, number: int) -> Path:

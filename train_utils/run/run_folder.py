@@ -14,7 +14,7 @@ from train_utils.distributed import World, broadcast_text
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.launch.environment import JobPlace, job_folder_name, read_job_place
 from train_utils.run.checkpoint import FOLDER
-from train_utils.run.run_claim import Claim, claim_folder, is_held, last_claim
+from train_utils.run.run_claim import Claim, claim_folder, newest_claim
 from train_utils.run.whole_files import keep_copy
 from train_utils.shell import option
 
@@ -52,36 +52,35 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
 
     Raises TrainError on every rank if the folder is not writable, holds another run or is in use.
     """
-    claims: list[Claim] = []
+    claim: Claim | None = None
 
-    def choose() -> str:
-        given = resume if resume is not None else run_dir
-        if given is None:
-            claims.append(_first_free(_base(name)))
-        else:
-            key, folder = "run_dir" if resume is None else "resume", Path(given).resolve()
-            if resume is not None and not folder.is_dir():
+    def choose() -> None:
+        nonlocal claim
+        if resume is not None:
+            folder = Path(resume).resolve()
+            if not folder.is_dir():
                 raise TrainError(f"resume={folder} is not a folder. fix: give the folder of a run")
-            claim = _claim(folder, key, patient=True)
-            if isinstance(claim, str):
-                raise TrainError(
-                    f"{key}={folder} is in use by {claim}. fix: wait for its end or stop it, or give another run_dir"
-                )
-            if resume is None and _holds_run(folder):
-                claim.release(used=False)
+            claim = _claim_named(folder, "resume")
+            if not _checkpoints(folder) and _holds_run(folder):
+                keep_copy(folder / "metrics.csv")  # the run starts over
+        elif run_dir is not None:
+            folder = Path(run_dir).resolve()
+            taken = _claim_named(folder, "run_dir")
+            if _holds_run(folder):
+                taken.release(used=False)
                 raise TrainError(
                     f"run_dir={folder} already holds a run. fix: {option('resume', folder)} to continue it"
                     " (resume=auto finds it), or another run_dir"
                 )
-            claims.append(claim)
-            if resume is not None and not _checkpoints(folder) and _holds_run(folder):
-                keep_copy(folder / "metrics.csv")  # the run starts over
-        return str(claims[0].folder)
+            claim = taken
+        else:
+            claim = _claim_first_free(_job_folder(name) or _dated(name))
 
     try:
-        yield RunFolder(Path(on_main(world, choose)), claims[0] if claims else None)
+        on_main(world, choose)
+        yield RunFolder(Path(broadcast_text(str(claim.folder) if claim is not None else "")), claim)
     finally:
-        for claim in claims:
+        if claim is not None:
             claim.release()
 
 
@@ -100,9 +99,8 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
         runs = [run for run in Path("runs", name).resolve().glob("*/") if _config(run).is_file() and _checkpoints(run)]
         return max(runs, key=lambda run: _config(run).stat().st_mtime, default=None)
     ours = [run for run in base.parent.glob(f"{base.name}*/") if re.fullmatch(r"(-\d+)?", run.name[len(base.name) :])]
-    same = [run for run in sorted(ours, key=lambda run: (len(run.name), run.name)) if _config(run).is_file()]
-    same = [run for run in same if is_same(run)]
-    found = [(run, last_claim(run), is_held(run, place)) for run in same]
+    same = [run for run in ours if _config(run).is_file() and is_same(run)]
+    found = [(run, *newest_claim(run, place)) for run in sorted(same, key=lambda run: (len(run.name), run.name))]
     # The same start may have moved to another machine, which cannot tell at once that the holder is
     # dead.
     moved = [run for run, claim, held in found if _is_of(claim, place, 3) and not held]
@@ -111,19 +109,76 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
     return next(iter(moved + of_step + free), None)
 
 
+def dated_folder(name: str) -> Path:
+    """``runs/<name>/<date_time>``, numbered if that exists; not created."""
+    return next(folder for folder in _numbered(_dated(name)) if not folder.exists())
+
+
+def open_folder(world: World, folder: Path, key: str) -> Path:
+    """Create a folder for results on rank 0; TrainError, naming ``key``, on all if not writable."""
+    folder = Path(broadcast_text(str(folder.resolve())))
+    on_main(world, lambda: _check_writable(folder, key))
+    return folder
+
+
+def on_main(world: World, function: Callable[[], object]) -> None:
+    """Run ``function`` on rank 0; if it fails with an error for users, raise TrainError on all."""
+    error = ""
+    if world.is_main:
+        try:
+            function()
+        except (TrainError, CheckpointError) as failure:
+            error = str(failure)
+    if error := broadcast_text(error):
+        raise TrainError(error)
+
+
+def _claim_named(folder: Path, key: str) -> Claim:
+    """Claim the folder that the option ``key`` names. Raises TrainError if a run holds it."""
+    claim = _claim(folder, key, patient=True)
+    if isinstance(claim, Claim):
+        return claim
+    raise TrainError(f"{key}={folder} is in use by {claim}. fix: wait for its end or stop it, or give another run_dir")
+
+
+def _claim_first_free(base: Path) -> Claim:
+    """Claim the first of ``base``, ``base-2``, ... that holds no run and is not in use."""
+    for folder in _numbered(base):
+        if not _holds_run(folder) and isinstance(claim := _claim(folder, "run_dir", patient=False), Claim):
+            if not _holds_run(folder):
+                return claim
+            claim.release(used=False)  # another run came and went between the two checks
+    raise AssertionError("numbers do not end")
+
+
+def _claim(folder: Path, key: str, patient: bool) -> Claim | str:
+    """Create a folder if needed and claim it, or return a description of its holder."""
+    _check_writable(folder / FOLDER, key)
+    try:
+        return claim_folder(folder, read_job_place(), patient)
+    except OSError as error:
+        raise _not_writable(folder, key, error) from error
+
+
 def _is_of(claim: dict[str, Any], place: JobPlace, count: int) -> bool:
     """Whether this job and step made the claim and, if ``count`` is 3, this torchrun run."""
     own = (place.job, place.step, place.run)
     return (claim.get("job"), claim.get("step"), claim.get("run"))[:count] == own[:count]
 
 
-def _base(name: str) -> Path:
-    return _job_folder(name) or Path("runs", name, time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
-
-
 def _job_folder(name: str) -> Path | None:
     own = job_folder_name()
     return Path("runs", name, own).resolve() if own is not None else None
+
+
+def _dated(name: str) -> Path:
+    return Path("runs", name, time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
+
+
+def _numbered(base: Path) -> Iterator[Path]:
+    yield base
+    for number in itertools.count(2):
+        yield base.with_name(f"{base.name}-{number}")  # an underscore would denote an array task
 
 
 def _config(folder: Path) -> Path:
@@ -134,71 +189,14 @@ def _checkpoints(folder: Path) -> list[Path]:
     return list((folder / FOLDER).glob("*.pt"))
 
 
-def _first_free(base: Path) -> Claim:
-    """Claim the first of ``base``, ``base-2``, ... that holds no run and is not in use."""
-    for folder in _numbered(base):
-        if _holds_run(folder):
-            continue
-        claim = _claim(folder, "run_dir", patient=False)
-        if isinstance(claim, str):
-            continue
-        if not _holds_run(folder):
-            return claim
-        claim.release(used=False)  # another run came and went between the two checks
-    raise AssertionError("numbers do not end")
-
-
-def _numbered(base: Path) -> Iterator[Path]:
-    yield base
-    for number in itertools.count(2):
-        yield base.with_name(f"{base.name}-{number}")  # an underscore would denote an array task
-
-
-def _claim(folder: Path, key: str, patient: bool) -> Claim | str:
-    """Create a folder if needed and claim it, or return a description of its holder."""
-    _writable(folder / FOLDER, key)
-    try:
-        return claim_folder(folder, read_job_place(), patient)
-    except OSError as error:
-        raise _not_writable(folder, key, error) from error
-
-
-def dated_folder(name: str) -> Path:
-    """``runs/<name>/<date_time>``, numbered if that exists; not created."""
-    base = Path("runs", name, time.strftime("%Y-%m-%d_%H-%M-%S")).resolve()
-    return next(folder for folder in _numbered(base) if not folder.exists())
-
-
-def open_folder(world: World, folder: Path, key: str) -> Path:
-    """Create a folder for results on rank 0; TrainError, naming ``key``, on all if not writable."""
-    return Path(on_main(world, lambda: str(_writable(folder.resolve(), key))))
-
-
-def on_main(world: World, function: Callable[[], str | None]) -> str:
-    """Run ``function`` on rank 0 and return its text, "" for None, on every rank.
-
-    An error for users raises TrainError on every rank.
-    """
-    text = error = ""
-    if world.is_main:
-        try:
-            text = function() or ""
-        except (TrainError, CheckpointError) as failure:
-            error = str(failure)
-    error = broadcast_text(error)
-    if error:
-        raise TrainError(error)
-    return broadcast_text(text)
-
-
 def _holds_run(folder: Path) -> bool:
     table = folder / "metrics.csv"
     # A run that ended before its first checkpoint left a table without rows: nothing to lose.
     return bool(_checkpoints(folder)) or (table.exists() and table.read_text(encoding="utf-8").count("\n") > 1)
 
 
-def _writable(folder: Path, key: str) -> Path:
-    """Create the folder and check that files can be written there, before spending any time."""
+def _check_writable(folder: Path, key: str) -> None:
+    """Create the folder and write a file there, before any time is spent. Raises TrainError."""
     probe = folder / ".probe"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -206,7 +204,6 @@ def _writable(folder: Path, key: str) -> Path:
         probe.unlink(missing_ok=True)  # another process may have removed it
     except OSError as error:
         raise _not_writable(folder, key, error) from error
-    return folder
 
 
 def _not_writable(folder: Path, key: str, error: OSError) -> TrainError:

@@ -17,7 +17,7 @@ from train_utils.errors import CheckpointError
 from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import WeightAverage, restore_optimizer
 from train_utils.run.checkpoint import FOLDER, load_last
-from train_utils.run.checkpoint_writer import CheckpointWriter, Target
+from train_utils.run.checkpoint_writer import CheckpointWriter
 from train_utils.run.same_training import changed_values, check_same_training
 from train_utils.scores.coco_eval import ABSENT
 
@@ -108,8 +108,8 @@ class RunState:
 
         The previous ``last.pt`` is kept: a damaged file costs one checkpoint, not the run.
         """
-        targets = [Target(folder / FOLDER / "best.pt", False)] if is_best else []
-        targets += [] if best_only else [Target(folder / FOLDER / "last.pt", True)]
+        targets = {folder / FOLDER / "best.pt": False} if is_best else {}
+        targets |= {} if best_only else {folder / FOLDER / "last.pt": True}
         state = self.to_plain()
         if state is not None and targets:
             writer.write(state, targets)

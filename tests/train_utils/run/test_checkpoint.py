@@ -19,7 +19,7 @@ from torch import nn
 from train_utils.errors import CheckpointError
 from train_utils.run import checkpoint_writer
 from train_utils.run.checkpoint import load_checkpoint, load_last, save_checkpoint
-from train_utils.run.checkpoint_writer import CheckpointWriter, Target
+from train_utils.run.checkpoint_writer import CheckpointWriter
 
 
 class Color(enum.StrEnum):
@@ -277,10 +277,10 @@ def test_writes_that_fail_in_a_row_are_told_once_and_end_with_an_error(
 
     monkeypatch.setattr(checkpoint_writer, "save_checkpoint", save)
     for full[0] in (True, True, False, True, True):
-        writer.write({"step": 1}, [Target(tmp_path / "best.pt", False), Target(tmp_path / "last.pt", True)])
+        writer.write({"step": 1}, {tmp_path / "best.pt": False, tmp_path / "last.pt": True})
         writer.wait()
     lines = [line.partition(". ")[0] for line in said]
-    assert lines == [f"cannot write {tmp_path}/best.pt", "checkpoints are written again", lines[0]]
+    assert lines == [f"cannot write {tmp_path}/best.pt", "checkpoints can be written again", lines[0]]
     with pytest.raises(CheckpointError, match="cannot write"):
         writer.close()
     assert len(said) == 3, "the error says it"

@@ -18,7 +18,7 @@ import pytest
 from train_utils.errors import TrainError
 from train_utils.launch.environment import JobPlace
 from train_utils.run import run_claim
-from train_utils.run.run_claim import Claim, claim_folder, is_held
+from train_utils.run.run_claim import Claim, claim_folder, newest_claim
 
 ALONE = JobPlace("", "", 0, "", 0)
 HOLDER = """
@@ -95,10 +95,10 @@ def test_of_processes_that_race_for_a_folder_one_gets_it_also_when_its_holder_wa
 
 def test_a_released_folder_is_free_and_remembers_that_its_training_is_over(held: tuple[Path, Claim]) -> None:
     folder, claim = held
-    assert is_held(folder, ALONE) is True and claim.ended_after == 0
+    assert newest_claim(folder, ALONE)[1] is True and claim.ended_after == 0
     claim.ended_after = 7
     claim.release()
-    assert is_held(folder, ALONE) is False
+    assert newest_claim(folder, ALONE)[1] is False
     again = claim_folder(folder, ALONE, patient=False)
     assert isinstance(again, Claim) and again.ended_after == 7
     again.release(used=False)
@@ -109,10 +109,10 @@ def test_a_stopped_process_lives(tmp_path: Path) -> None:
     process = start(tmp_path)
     assert said(process) == "mine"
     process.send_signal(signal.SIGSTOP)
-    assert is_held(tmp_path, ALONE) is True
+    assert newest_claim(tmp_path, ALONE)[1] is True
     process.kill()
     process.wait()
-    assert is_held(tmp_path, ALONE) is False
+    assert newest_claim(tmp_path, ALONE)[1] is False
 
 
 def test_a_process_number_that_was_given_again_is_no_holder(held: tuple[Path, Claim]) -> None:
@@ -120,13 +120,13 @@ def test_a_process_number_that_was_given_again_is_no_holder(held: tuple[Path, Cl
     folder, _ = held
     (path,) = folder.glob(".claim-*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"born": "1"}))
-    assert is_held(folder, ALONE) is False
+    assert newest_claim(folder, ALONE)[1] is False
 
 
 def test_a_copied_folder_is_not_held_by_the_run_that_it_was_copied_from(held: tuple[Path, Claim], fast: None) -> None:
     folder, _ = held
     shutil.copytree(folder, folder / "copy")
-    assert is_held(folder / "copy", ALONE) is None, "only time can tell: some file systems number files anew"
+    assert newest_claim(folder / "copy", ALONE)[1] is None, "only time can tell: some file systems number files anew"
     claim = claim_folder(folder / "copy", ALONE, patient=True)
     assert isinstance(claim, Claim)
     claim.release()
@@ -151,9 +151,9 @@ def test_a_holder_on_another_machine(before: JobPlace, now: JobPlace, expected: 
     claim = claim_folder(tmp_path, before, patient=False)
     assert isinstance(claim, Claim)
     from_elsewhere(tmp_path)
-    assert is_held(tmp_path, now) is expected
+    assert newest_claim(tmp_path, now)[1] is expected
     touched_before(tmp_path, run_claim.SILENT_SECONDS + 5)
-    assert is_held(tmp_path, now) is False
+    assert newest_claim(tmp_path, now)[1] is False
     claim.release()
 
 
@@ -185,10 +185,10 @@ def test_a_run_whose_folder_was_taken_over_writes_no_more(held: tuple[Path, Clai
     until = time.monotonic() + 5
     while not slept._lost and time.monotonic() < until:
         time.sleep(0.02)
-    with pytest.raises(TrainError, match=rf"was taken over by process {os.getpid()} \(host .*fix: "):
+    with pytest.raises(TrainError, match=rf"process {os.getpid()} \(host .* took over .*fix: "):
         slept.check()
     slept.release()
-    assert is_held(folder, ALONE) is True, "the loser took the folder from the other"
+    assert newest_claim(folder, ALONE)[1] is True, "the loser took the folder from the other"
     other.check()
     other.release()
 

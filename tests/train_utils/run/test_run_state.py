@@ -14,7 +14,7 @@ from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.numerics import autocast_dtype, choose_benchmark
 from train_utils.optim import Decay, OptimConfig, Schedule
-from train_utils.run.plain_data import plain_copy
+from train_utils.run.plain_data import to_plain
 from train_utils.run.run_state import RunState
 from train_utils.run.same_training import changed_values
 
@@ -69,7 +69,7 @@ def after_two_epochs(world: World, before: OptimConfig, after: OptimConfig, resu
         saved = state.to_plain()
         assert saved is not None
         state = new_state(network_with_norm(), schedules[1])
-        state.resume(plain_copy(saved), Path("run"), world, force=True)
+        state.resume(to_plain(saved, copied=True), Path("run"), world, force=True)
     state.average.schedule = schedules[1]
     rates: list[dict[str, float]] = []
     state.optimizer.register_step_pre_hook(
@@ -105,7 +105,8 @@ def trained_and_saved(world: World) -> tuple[RunState, dict[str, Any]]:
     state.end_epoch()
     saved = state.to_plain()
     assert saved is not None
-    return state, plain_copy(saved)
+    copy: dict[str, Any] = to_plain(saved, copied=True)
+    return state, copy
 
 
 def tensors(state: RunState) -> list[torch.Tensor]:
@@ -134,7 +135,7 @@ def test_layers_may_be_frozen_and_thawed_by_a_forced_resume(world: World) -> Non
     again = frozen.to_plain()
     assert again is not None
     thawed = new_state(network_with_norm(), SCHEDULE)
-    thawed.resume(plain_copy(again), Path("run"), world, force=True)
+    thawed.resume(to_plain(again, copied=True), Path("run"), world, force=True)
     momentum = {name: thawed.optimizer.state.get(p, {}) for name, p in thawed.model.named_parameters()}
     assert [name for name, values in momentum.items() if "momentum_buffer" not in values] == ["0.weight"]
     found = frozen.optimizer.state[first[2].weight]["momentum_buffer"]
@@ -190,5 +191,5 @@ def test_a_forced_resume_may_turn_the_loss_scale_on_or_off(world: World, scales:
     before, after = (new_state(network_with_norm(), SCHEDULE, scale) for scale in scales)
     saved = before.to_plain()
     assert saved is not None
-    after.resume(plain_copy(saved), Path("run"), world, force=True)
+    after.resume(to_plain(saved, copied=True), Path("run"), world, force=True)
     assert after.scaler.get_scale() == (scales[1] or 1.0)
