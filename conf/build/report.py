@@ -10,12 +10,12 @@ import torch
 
 from conf.entry import to_yaml
 from conf.schema import TrainConfig
-from data import Annotations, ImageSource, TrainBatchSampler, summarise
+from data import Annotations, ImageSource, TrainBatchSampler, TrainDataset, summarise
 from models import Head, LossConfig
 from train_utils.distributed import World, describe_place, gather_arrays
 from train_utils.errors import TrainError
 from train_utils.numerics import weights_dtype
-from train_utils.pictures.plots import draw_curves, draw_detections
+from train_utils.pictures.plots import draw_curves, draw_detections, draw_targets
 from train_utils.run.log import RunLog
 from train_utils.run.run_state import RunState
 from train_utils.run.whole_files import keep_copy, whole_file
@@ -72,6 +72,13 @@ def tell_places(
     lines = gather_arrays(np.frombuffer(line.encode(), np.uint8))
     for each in lines or ():
         print(each.tobytes().decode(), flush=True)
+
+
+def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: Sequence[str], path: Path) -> None:
+    """Draw this rank's first batch as the network gets it, with its boxes."""
+    batch = dataset.__getitems__(next(iter(sampler)))
+    pictures = (batch.network_input() * 255).round().byte().numpy()
+    draw_targets(pictures, batch.targets.numpy(), names, path)
 
 
 def save_config(folder: Path, config: TrainConfig) -> None:

@@ -12,14 +12,14 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from models import Darknet, IouKind, LossConfig, LossParts, YoloLoss, zoo_cfg
+from models import Darknet, IouKind, LossConfig, YoloLoss, zoo_cfg
 from train_utils.distributed import convert_sync_batchnorm, gradient_exchange, init_distributed_mode, wrap_model
+from train_utils.loop.interfaces import Loss
 from train_utils.numerics import has_native_bfloat16, keep_freed_memory
 from train_utils.parallel.image_sums import ImagewiseLoss
 
@@ -67,7 +67,7 @@ def measure(
     targets[:, 0] = torch.arange(8 * batch_size) % batch_size
     targets[:, 1] = torch.arange(8 * batch_size) % 3
     config = LossConfig("yolov3", 3.54, 64.3, 37.4, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0)
-    loss: Callable[..., LossParts] = YoloLoss(darknet.heads, config)
+    loss: Loss = YoloLoss(darknet.heads, config)
     if chosen.by_image:
         loss = ImagewiseLoss(loss)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
@@ -77,7 +77,8 @@ def measure(
         with gradient_exchange(model, last=True):
             with torch.autocast("cpu", torch.bfloat16, enabled=chosen.bfloat16):
                 raw_maps = model(images)
-            loss(raw_maps, targets, 1.0, lambda total: total, 1).total.backward()
+            parts = loss(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=lambda counts: counts, world_size=1)
+            parts.total.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         seconds.append(time.perf_counter() - started)

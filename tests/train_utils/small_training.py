@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from train_utils.distributed import World
 from train_utils.loop.nonfinite import NonFiniteGuard
+from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import StepDecisions, StopRequest
 from train_utils.loop.train_epoch import EpochResult, train_one_epoch
 from train_utils.optim import Decay, OptimConfig, Schedule, WeightAverage, make_optimizer
-from train_utils.parallel.wait_clock import WaitClock
 from train_utils.run.log import Progress
 from train_utils.run.run_state import RunState
 
@@ -103,23 +103,20 @@ def train_epoch(
     model: nn.Module | None = None,
     **guard: Any,
 ) -> EpochResult:
-    """One epoch of the real loop over ``loader``; ``model`` is ``state.model`` where it is wrapped,
+    """One epoch of the real loop over ``loader``; ``model`` is ``state.model`` if it is wrapped,
     ``guard`` are arguments of NonFiniteGuard.
     """
-    return train_one_epoch(
+    step = OptimiserStep(
         model=model or state.model,
         loss=loss,
-        loader=loader,
         state=state,
         schedule=schedule,
         world=world,
         accumulate=accumulate,
         autocast_dtype=None,
         to_input=lambda batch: batch.images.float().div_(255),
-        progress=Progress(len(loader), "train", enabled=False),
         guard=NonFiniteGuard(world, guard.pop("folder", None), guard.pop("limit", 0), guard.pop("say", print), **guard),
         decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
-        save=lambda: None,
-        check_sync_every=0,
-        clock=WaitClock(world.device),
     )
+    progress = Progress(len(loader), "train", enabled=False)
+    return train_one_epoch(step, loader, progress, save=lambda: None, check_sync_every=0)

@@ -38,7 +38,7 @@ class NonFiniteGuard:
         file_name: Callable[[int], str] = str,
         roll_back: Callable[[], str] | None = None,
     ) -> None:
-        self.in_a_row = 0
+        self.in_a_row = 0  # steps skipped; the caller sets it to 0 after a good step
         self._world, self._folder, self._limit, self._say = world, folder, limit, say
         self._file_name, self._roll_back = file_name, roll_back
         self._dumps = 0
@@ -119,10 +119,6 @@ class NonFiniteGuard:
         if world_size == 1:
             return ""
         return f" on rank {ranks}; losses of rank {rank}" if ranks else f" (a gradient of all); losses of rank {rank}"
-
-    def good(self) -> None:
-        """The step was one like any other."""
-        self.in_a_row = 0
 
     def _dump(
         self, model: nn.Module, step: int, batches: Sequence[Any], losses: dict[str, float], layer: str | None

@@ -1,4 +1,4 @@
-"""One update of the weights: micro-batches in, and what all processes decide about it out."""
+"""One optimiser step: micro-batches go in, the weights change or the step is skipped."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from train_utils.distributed import World, gradient_exchange, loss_factor, max_over_ranks, sum_over_ranks
-from train_utils.loop.interfaces import ImageBatch
+from train_utils.loop.interfaces import ImageBatch, Loss
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.stop_and_save import Decision, StepDecisions
 from train_utils.memory.out_of_memory import training_pass
 from train_utils.optim import Schedule
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
 from train_utils.parallel.wait_clock import WaitClock
+from train_utils.parallel.wrap import time_waiting
 from train_utils.run.run_state import LOSS_NAMES, RunState
 
 
@@ -25,11 +27,13 @@ from train_utils.run.run_state import LOSS_NAMES, RunState
 class OptimiserStep:
     """Makes one step after another: ``add`` micro-batches until it is ``full``, then ``update``.
 
-    ``model`` is ``state.model``, wrapped or not; see engine.train_one_epoch.
+    ``model`` is ``state.model`` as ``wrap_model`` returned it. A step takes ``accumulate``
+    micro-batches. ``autocast_dtype`` is that of the forward pass (None: that of the weights), and
+    ``to_input`` turns a batch on its device into the network's floats.
     """
 
     model: nn.Module
-    loss: Callable[..., Any]
+    loss: Loss
     state: RunState
     schedule: Schedule
     world: World
@@ -38,14 +42,16 @@ class OptimiserStep:
     to_input: Callable[[Any], Tensor]
     guard: NonFiniteGuard
     decisions: StepDecisions
-    clock: WaitClock
     batches: list[ImageBatch] = field(default_factory=list)  # of the step under way, on the device
 
     def __post_init__(self) -> None:
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.sums = torch.zeros_like(self.state.loss_sums)
+        self.clock = WaitClock(self.world.device)  # counts the time spent waiting for peers
+        time_waiting(self.model, self.clock)
         self._sum_over_ranks = self.clock.timed(sum_over_ranks)
-        if isinstance(self.model, ImageSummed):
+        self.imagewise = isinstance(self.model, ImageSummed)
+        if self.imagewise:
             self.loss = ImagewiseLoss(self.loss)
 
     @property
@@ -53,10 +59,13 @@ class OptimiserStep:
         """Whether all micro-batches of the step are here."""
         return len(self.batches) == self.accumulate
 
+    @property
+    def lr(self) -> float:
+        """Learning rate of the convolution weights."""
+        return float(self.state.optimizer.param_groups[0]["lr"])
+
     def add(self, on_host: ImageBatch) -> None:
-        """Forward and backward pass of one micro-batch; with the last one of a step the gradients
-        travel.
-        """
+        """Forward and backward pass of one micro-batch; the last one of a step syncs gradients."""
         state = self.state
         if not self.batches:
             self.guard.begin_step(state.model)
@@ -66,7 +75,7 @@ class OptimiserStep:
         exchange = gradient_exchange(self.model, self.full, state.step, on_host.indices.tolist())
         with training_pass(self.world.device, batch.images.shape, self.accumulate), exchange:
             parts = self.loss(
-                self.forward(self.model, batch),
+                self.forward(self.model, self.to_input(batch)),
                 batch.targets,
                 objectness_ratio=self.schedule.burn_in(state.step),
                 sum_over_ranks=self._sum_over_ranks,
@@ -74,20 +83,18 @@ class OptimiserStep:
             )
             share = parts.total * (loss_factor(self.model, self.world) / self.accumulate)
             state.scaler.scale(share).backward()
-            self.clock.end()  # begun where the last gradient was there
-        # So that the mean over the ranks is the loss.
+            self.clock.end()  # begun by the hook of the last gradient
+        # Times the number of ranks, so that the mean over ranks is the loss.
         self.sums += torch.stack([part.detach().double() for part in parts]) * self.world.world_size
 
-    def forward(self, network: nn.Module, batch: ImageBatch) -> list[Tensor]:
-        """Raw maps of a batch on the device."""
+    def forward(self, network: nn.Module, images: Tensor) -> list[Tensor]:
+        """Raw maps of ``images``, (B, 3, H, W) on the device."""
         with torch.autocast(self.world.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            maps: list[Tensor] = network(self.to_input(batch))
+            maps: list[Tensor] = network(images)
         return maps
 
     def update(self) -> Decision:
-        """Change the weights, or leave the step out where a loss or gradient of any process is not
-        finite.
-        """
+        """Update the weights, or skip if a loss or gradient of any rank is not finite."""
         state, clip_norm = self.state, self.schedule.config.clip_norm
         state.scaler.unscale_(state.optimizer)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
@@ -98,7 +105,7 @@ class OptimiserStep:
         if decision.skip:
             self._skip()
         else:
-            self.guard.good()
+            self.guard.in_a_row = 0
             if clip_norm is not None:
                 nn.utils.clip_grads_with_norm_(self.parameters, clip_norm, norm)
             state.scaler.step(state.optimizer)
@@ -113,12 +120,32 @@ class OptimiserStep:
         self.batches.clear()
         return decision
 
-    def _skip(self) -> None:
-        """Have ``guard`` undo the step; all processes come here together.
+    def rehearse(self, side: int) -> None:
+        """Run one DDP pass on an empty image of ``side`` pixels, before a resumed state is loaded.
 
-        Where float16's loss scale fell because of the step, and was above 1, the scale may be the
-        reason. From 1 on it makes no gradient larger, and a norm that overflows while no gradient
-        does leaves it as it is.
+        After its first backward pass DDP puts gradients into other buckets. With three or more
+        ranks it then adds in another order. A resumed run needs that pass too, or it would differ
+        from the uninterrupted run in the last bits.
+        """
+        if not isinstance(self.model, DistributedDataParallel):
+            return
+        self.model.train()
+        device, dtype = self.world.device, self.parameters[0].dtype
+        parts = self.loss(
+            self.forward(self.model, torch.zeros(2, 3, side, side, device=device, dtype=dtype)),
+            torch.tensor([[0, 0, side / 2, side / 2, side / 2, side / 2]], device=device),
+            objectness_ratio=1.0,
+            sum_over_ranks=sum_over_ranks,
+            world_size=self.world.world_size,
+        )
+        parts.total.backward()
+        self.state.optimizer.zero_grad(set_to_none=True)
+
+    def _skip(self) -> None:
+        """Let ``guard`` undo the step; all ranks call this together.
+
+        If float16's loss scale was above 1 and fell because of this step, the scale may be the
+        cause. A scale of 1 enlarges no gradient. If only the norm overflowed, the scale stays.
         """
         state = self.state
         losses = dict(zip(LOSS_NAMES, (self.sums / self.accumulate).tolist(), strict=True))
@@ -129,5 +156,9 @@ class OptimiserStep:
             self.guard.overflow(state.model, state.step, scale)
         else:
             self.guard.skip(
-                state.model, state.step, self.batches, losses, lambda batch: self.forward(state.model, batch)
+                state.model,
+                state.step,
+                self.batches,
+                losses,
+                lambda batch: self.forward(state.model, self.to_input(batch)),
             )

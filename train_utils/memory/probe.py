@@ -11,11 +11,12 @@ import copy
 import gc
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from train_utils.loop.interfaces import Loss
 from train_utils.memory.out_of_memory import is_out_of_memory
 from train_utils.parallel.wrap import convert_sync_batchnorm
 from train_utils.processes.world import World
@@ -83,7 +84,7 @@ class TrainingPass:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[..., Any],
+        loss: Loss,
         side: int,
         world: World,
         dtype: torch.dtype,
@@ -110,8 +111,9 @@ class TrainingPass:
         with self._own_random_state():
             with torch.autocast(self.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None):
                 raw_maps = self.model(pixels)
-            total: Tensor = self._loss(raw_maps, targets).total
-        return total
+            return self._loss(
+                raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=lambda counts: counts, world_size=1
+            ).total
 
     def __call__(self, images: int) -> None:
         """Run forward and backward beside the gradients of an earlier pass."""

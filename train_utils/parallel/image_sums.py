@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from train_utils.loop.interfaces import Loss, LossParts, SumOverRanks
 from train_utils.parallel.by_image import Images
 from train_utils.parallel.sync_batchnorm import GlobalBatchNorm2d
 
@@ -28,8 +29,6 @@ QUANTUM = 2.0**-38
 EXACT_BELOW = 2.0**53 * QUANTUM
 EXCHANGED = 2**20  # values in one exchange, 8 MiB
 ROUNDER = 1.5 * 2**52 * QUANTUM  # adding and subtracting it rounds to a multiple of QUANTUM
-
-SumOverRanks = Callable[[Tensor], Tensor]
 
 
 class GradientSums:
@@ -165,28 +164,35 @@ class ImageSummed(nn.Module):
         return torch.Generator().manual_seed(int(entropy[0])).get_state()
 
 
+class SummedParts(NamedTuple):
+    """The parts of a loss, summed over images; see interfaces.LossParts."""
+
+    total: Tensor
+    box: Tensor
+    objectness: Tensor
+    classification: Tensor
+
+
 class ImagewiseLoss:
-    """Calls a loss once for each image, as if each image were a rank; its shares add up.
+    """Calls a loss once for each image, as if each image were a rank; its shares add up."""
 
-    ``loss`` takes the arguments that loop/train_epoch.py passes; raw maps come from ImageSummed.
-    """
-
-    def __init__(self, loss: Callable[..., Any]) -> None:
+    def __init__(self, loss: Loss) -> None:
         self.loss = loss
 
     def __call__(
         self,
-        raw_maps: Sequence[Images],
+        raw_maps: Sequence[Any],
         targets: Tensor,
+        *,
         objectness_ratio: float,
         sum_over_ranks: SumOverRanks,
         world_size: int,
-    ) -> Any:
-        """The parts of the loss, summed over the images of this rank."""
+    ) -> LossParts:
+        """The parts of the loss, summed over the images of this rank; ``raw_maps`` are Images."""
         count = len(raw_maps[0].each)
         counted: list[Tensor] = []
 
-        def of_images(sum_over_images: SumOverRanks) -> list[Any]:
+        def of_images(sum_over_images: SumOverRanks) -> list[LossParts]:
             return [
                 self.loss(
                     [maps.each[image] for maps in raw_maps],
@@ -206,7 +212,7 @@ class ImagewiseLoss:
             of_images(note)  # collects what each image would sum over ranks
         total = sum_over_ranks(torch.stack(counted).sum(0))
         parts = of_images(lambda _: total)
-        return type(parts[0])(*(torch.stack(summands).sum() for summands in zip(*parts, strict=True)))
+        return SummedParts(*(torch.stack(summands).sum() for summands in zip(*parts, strict=True)))
 
 
 def _targets_of(targets: Tensor, image: int) -> Tensor:

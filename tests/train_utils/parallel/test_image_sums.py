@@ -168,5 +168,7 @@ def test_the_loss_image_by_image_is_that_of_the_batch() -> None:
     ):
         expected = loss(raw_maps, targets, 0.5, lambda counts: 3 * counts, 3)
         each = [Images(raw.split(1), [torch.get_rng_state()] * 4) for raw in raw_maps]
-        found = ImagewiseLoss(loss)(each, targets, 0.5, lambda counts: 3 * counts, 3)
+        found = ImagewiseLoss(loss)(
+            each, targets, objectness_ratio=0.5, sum_over_ranks=lambda counts: 3 * counts, world_size=3
+        )
         torch.testing.assert_close(tuple(found), tuple(expected), rtol=1e-6, atol=0)

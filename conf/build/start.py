@@ -1,0 +1,63 @@
+"""What a training starts from: the numerics of the process and the state that training changes."""
+
+from __future__ import annotations
+
+import torch
+
+from conf.build.network import describe
+from conf.schema import AUTO, TrainConfig
+from data import Annotations, TrainBatchSampler
+from models import Darknet
+from train_utils.distributed import World, broadcast_module, convert_sync_batchnorm
+from train_utils.numerics import (
+    check_same_bits,
+    choose_benchmark,
+    keep_freed_memory,
+    seed_everything,
+    weights_dtype,
+)
+from train_utils.optim import Schedule, WeightAverage, make_optimizer
+from train_utils.run.run_state import RunState
+
+
+def prepare_numerics(config: TrainConfig, world: World) -> str | None:
+    """Set seeds, determinism and cuDNN's benchmark; return a line if the latter is overruled."""
+    deterministic, sizes = config.train.deterministic, config.train.multi_scale
+    check_same_bits(world.device, deterministic, config.train.sync_bn, config.train.device_batch_size == AUTO)
+    sizes_change = config.train.rect or sizes[0] != sizes[1]
+    benchmark, note = choose_benchmark(config.train.cudnn_benchmark, world.device, deterministic, sizes_change)
+    seed_everything(config.train.seed, deterministic, benchmark)
+    keep_freed_memory()
+    return note
+
+
+def start_state(
+    config: TrainConfig,
+    world: World,
+    model: Darknet,
+    train_set: Annotations,
+    sampler: TrainBatchSampler,
+    schedule: Schedule,
+    dtype: torch.dtype | None,
+) -> RunState:
+    """The state before the first step, on this rank's device and equal on all ranks.
+
+    ``dtype`` is that of autocast. Optimiser, average and checkpoints hold the plain model; only the
+    loop sees the wrapper.
+    """
+    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
+    model = model.to(world.device, weights_dtype(config.train.precision.value)).to(memory_format=layout)
+    broadcast_module(model)
+    if config.train.sync_bn:
+        convert_sync_batchnorm(model, world)
+    micro_batch = sampler.device_batch_size * world.world_size
+    state = RunState(
+        model=model,
+        average=WeightAverage(model, schedule),
+        optimizer=make_optimizer(model, config.optim),
+        scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
+        description=describe(config, model, train_set, micro_batch, sampler.steps_per_epoch),
+        seen=model.seen,
+    )
+    state.loss_sums = state.loss_sums.to(world.device)
+    return state
