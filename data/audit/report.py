@@ -5,22 +5,15 @@ from __future__ import annotations
 import base64
 import textwrap
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 COLUMNS = 100  # of a terminal
 SHOWN_EXAMPLES = 5  # of each kind in the text; page and json have more
 SHOWN_CLASSES = 20  # in the text
 MIME_TYPES = {".png": "image/png", ".jpg": "image/jpeg"}
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2em auto; padding: 0 1em; color: #222; }
-table { border-collapse: collapse; margin: 1em 0; } td, th { padding: 2px 14px 2px 0; text-align: right; }
-td:first-child, th:first-child { text-align: left; } tr:nth-child(even) { background: #f4f4f4; }
-img { max-width: 100%; border: 1px solid #ddd; } figcaption { color: #555; } figure { margin: 1.5em 0; }
-li { overflow-wrap: anywhere; } summary { cursor: pointer; } .good { color: #176f2c; } .bad { color: #b3261e; }
-"""
 
 
 def text_report(report: dict[str, Any]) -> list[str]:
@@ -53,35 +46,21 @@ def verdict(report: dict[str, Any]) -> str:
 
 def html_report(report: dict[str, Any], pictures: Sequence[tuple[str, Path]]) -> str:
     """The report as one self-contained page; ``pictures`` are captions with .png or .jpg files."""
-    state = "bad" if report["num_problems"] else "good"
-    title = escape(f"data={report['data']}")
-    parts = [
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
-        f"<style>{STYLE}</style></head><body>",
-        f'<h1>{title}</h1>\n<p>{escape(report["root"])}</p>\n<p class="{state}"><b>{verdict(report)}</b></p>',
-    ]
-    for heading in ("problems", "notes"):
-        if report[heading]:
-            parts.append(f"<h2>{heading.capitalize()}</h2>")
-        parts += [_entry(entry, is_open=heading == "problems") for entry in report[heading]]
-    parts.append(f"<h2>Figures</h2>\n<p>{escape(_network_line(report))}</p>")
-    parts.append(_html_table(["", *report["splits"]], _rows(report)))
-    parts.append("<h2>Classes</h2>")
-    parts.append(_html_table(_class_titles(report), _class_rows(report)))
-    if pictures:
-        parts.append("<h2>Pictures</h2>")
-    for caption, path in pictures:
-        content = base64.b64encode(path.read_bytes()).decode()
-        source = f"data:{MIME_TYPES[path.suffix]};base64,{content}"
-        name = escape(caption)
-        parts.append(f'<figure><img src="{source}" alt="{name}"><figcaption>{name}</figcaption></figure>')
-    return "\n".join([*parts, "</body></html>\n"])
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("report.html.jinja").render(
+        report=report,
+        verdict=verdict(report),
+        network=_network_line(report),
+        figures=(["", *report["splits"]], _rows(report)),
+        classes=(_class_titles(report), _class_rows(report)),
+        pictures=[(caption, _data_url(path)) for caption, path in pictures],
+    )
 
 
-def _entry(entry: dict[str, Any], is_open: bool) -> str:
-    summary = escape(f"{entry['split']}: {entry['kind']} ({entry['count']:,})")
-    examples = "".join(f"<li>{escape(example)}</li>" for example in entry["examples"])
-    return f"<details{' open' * is_open}><summary>{summary}</summary><ul>{examples}</ul></details>"
+def _data_url(path: Path) -> str:
+    return f"data:{MIME_TYPES[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _network_line(report: dict[str, Any]) -> str:
@@ -154,13 +133,6 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         )
         for row in (titles, *rows)
     ]
-
-
-def _html_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    return "\n".join(["<table>", line(titles, "th"), *(line(row, "td") for row in rows), "</table>"])
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:

@@ -21,7 +21,7 @@ from data.errors import DataError, shown
 from data.files.headers import read_headers
 from data.files.reading import in_chunks
 from data.formats.coco_fields import MAX_INT, Fields, is_number
-from data.formats.json_stream import stream_lists
+from data.formats.json_lists import read_lists
 from data.index.classes import choose_classes
 from data.index.outlines import OutlineColumns, box_around
 from data.index.source import Findings, Source
@@ -58,8 +58,8 @@ def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: b
     categories: list[dict[str, Any]] = []
     take = {"images": images.add, "annotations": boxes.add, "categories": categories.append}
     try:
-        found = stream_lists(path, take)
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, or a number with thousands of digits
+        found = read_lists(path, take)
+    except (ValueError, RecursionError) as error:  # ValueError: also no UTF-8, or a number of thousands of digits
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error

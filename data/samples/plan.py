@@ -1,7 +1,7 @@
 """Plan a training sample: draw all that is random before any pixel is touched.
 
 A plan depends only on the run's seed and the request, not on the worker, the rank or earlier
-samples. ``data/samples/dataset.py`` draws plans fast, ``data/samples/reference_path.py`` plainly.
+samples. ``data/samples/dataset.py`` draws plans fast, ``scripts/bench/reference_path.py`` plainly.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from data import (
     open_annotations,
 )
 from data.images.source import AS_STORED
-from data.samples.reference_path import reference_sample
+from scripts.bench.reference_path import reference_sample
 
 BATCH_SIZE = 16
 LISTED = 100_000  # images, as a large training set has them

@@ -14,7 +14,7 @@ from data import AugmentConfig, DataError, Request, TrainDataset
 from data.augment_config import Colour
 from data.samples.colour import change_colour, network_input
 from data.samples.letterbox import PAD_VALUE
-from data.samples.reference_path import reference_sample
+from scripts.bench.reference_path import reference_sample
 from tests.data.conftest import NO_AUGMENT, CocoSet
 
 MOSAIC = replace(NO_AUGMENT, mosaic=1, scale=0.5, translate=0.1, flip_horizontal=0.5, flip_vertical=0.5)
