@@ -28,9 +28,10 @@ from conf.build.start import prepare_numerics, start_state
 from conf.build.training import Training
 from conf.entry import layered, run
 from conf.resume import continue_run
-from conf.schema import OnNonFinite, TrainConfig
+from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, check_same_classes
 from models import Darknet
+from train_utils.config import OnNonFinite
 from train_utils.distributed import World, init_distributed_mode, wrap_model
 from train_utils.launch.environment import fix_cublas_workspace
 from train_utils.loop.nonfinite import NonFiniteGuard

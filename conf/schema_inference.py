@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from conf.schema import Device, ModelConfig
-from data import Exif, OnBadFile, Resize
-from models.export.files import OPSETS
+from data.config import Exif, OnBadFile, Resize
+from models.config import OPSETS, ModelConfig
+from train_utils.config import Device
 
 
 @dataclass

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conf.schema import ModelConfig
-from data import AugmentConfig, DataConfig
+from data.augment_config import AugmentConfig
+from data.config import DataConfig
+from models.config import ModelConfig
 
 
 @dataclass

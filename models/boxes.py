@@ -3,21 +3,13 @@ pixels.
 """
 
 import math
-from enum import StrEnum
 
 import torch
 from torch import Tensor
 
+from models.config import IouKind
+
 EPS = 1e-7  # keeps quotients finite for boxes without area; far below any area in pixels
-
-
-class IouKind(StrEnum):
-    """Overlap measure of the box loss."""
-
-    iou = "iou"
-    giou = "giou"
-    diou = "diou"
-    ciou = "ciou"
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ from torch.nn import BatchNorm2d
 from conf.build.network import Detector, build_model, describe_network, model_from_checkpoint, open_detector
 from conf.entry import run, to_dictionary
 from conf.failures import ConfigError
-from conf.schema import ModelConfig
 from conf.schema_tools import ConvertConfig
 from models import Darknet, ModelError, fitted_cfg, save_darknet_weights
+from models.config import ModelConfig
 from train_utils.run.checkpoint import load_checkpoint, peek_config, save_checkpoint
 
 DARKNET_EPS = 1e-6  # what Darknet adds to a variance

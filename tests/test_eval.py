@@ -24,9 +24,9 @@ from tests.data.index.test_boxes_outside import BOXES, NO_AREA, OUTSIDE, write_s
 from tests.test_train import assert_same
 from tests.train_utils.coco_sets import INSTALLED, plain_pycocotools
 from train import train
+from train_utils.config import BACKENDS
 from train_utils.distributed import init_distributed_mode
 from train_utils.run.checkpoint import load_last
-from train_utils.scores.coco_backends import BACKENDS
 from train_utils.scores.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS
 from train_utils.scores.detections import make_detections, to_coco_json
 from train_utils.scores.speed import STAGES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 from collections.abc import Iterator
@@ -18,13 +19,18 @@ MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES, MOST_COLUMNS = 12, 250, 60, 100
 
 
 def imported_names(path: Path, at_start_only: bool = False) -> Iterator[str]:
+    """The names that a file imports; of a package's lazy door those that it offers."""
     tree = ast.parse(path.read_text())
     for node in tree.body if at_start_only else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            assert node.level == (path.suffix == ".pyi"), f"{path}: relative import, or a door to another package"
+            package = f"{module_name(path)}." if node.level else ""
+            yield from (f"{package}{node.module}.{alias.name}" for alias in node.names)
+    door = path.with_suffix(".pyi")
+    if path.suffix == ".py" and door.exists():
+        yield from imported_names(door)
 
 
 def sources(part: str) -> list[Path]:
@@ -80,7 +86,7 @@ def test_the_rule_finds_a_breach(tmp_path: Path) -> None:
 
 
 def test_imports_form_no_circle() -> None:
-    """Imports at the start of a file; a package's door counts as what it imports there."""
+    """Imports at the start of a file; a package's door counts as what it offers."""
     modules = {module_name(path): path for path in all_sources()}
     arrows = {
         module: {
@@ -150,3 +156,14 @@ def test_links_between_pages_hold() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (path.parent / target).exists(), f"{path.relative_to(REPOSITORY)} links to {target}"
+
+
+@pytest.mark.parametrize("part", ["models", "data"])
+def test_doors_lead_to_what_they_name(part: str) -> None:
+    """Each name can be imported, and none is hidden by a module of the same name."""
+    package = importlib.import_module(part)
+    for name in imported_names(REPOSITORY / part / "__init__.pyi"):
+        module, _, offered = name.rpartition(".")
+        assert getattr(package, offered) is getattr(importlib.import_module(module), offered), name
+        assert not (REPOSITORY / part / f"{offered}.py").exists(), f"{name} hides behind a module of this name"
+    assert not hasattr(package, "nothing")

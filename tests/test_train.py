@@ -27,9 +27,9 @@ from models import Darknet, ModelError, zoo_cfg
 from models.weights.darknet import weight_tensors
 from tests.small_run import small_run
 from train import complete, train
+from train_utils.config import Decay
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.loop.stop_and_save import StepDecisions
-from train_utils.optim import Decay
 from train_utils.run import checkpoint_writer
 from train_utils.run.checkpoint import load_checkpoint, load_last
 from train_utils.run.run_state import read_run

@@ -5,57 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from train_utils.config import Decay, OptimConfig
 from train_utils.errors import CheckpointError
-
-
-class Decay(StrEnum):
-    """How the rate falls from ``lr`` to ``lr * final_lr_ratio`` after burn-in."""
-
-    cosine = "cosine"
-    linear = "linear"
-    constant = "constant"
-
-
-@dataclass
-class OptimConfig:
-    """Settings of the optimiser, its schedule and the weight average (keys ``optim.*``)."""
-
-    lr: float  # after burn-in, for a loss averaged over the global batch
-    final_lr_ratio: float  # rate of the last step / lr
-    decay: Decay
-    momentum: float
-    weight_decay: float  # on convolution weights only
-    burn_in_epochs: float  # burn-in lasts this many epochs,
-    burn_in_min_steps: int  # but at least this many steps,
-    burn_in_max_fraction: float  # and at most this fraction of the training
-    burn_in_bias_lr: float  # biases fall from here to lr; all other weights rise from 0
-    burn_in_momentum: float
-    clip_norm: float | None  # largest gradient norm; null: no clipping
-    ema_decay: float
-    ema_ramp_steps: float  # the average's decay is ema_decay * (1 - exp(-steps / this))
-    ema_max_fraction: float  # and the ramp is at most this fraction of the training
-
-    def __post_init__(self) -> None:
-        for key in ("lr", "ema_ramp_steps"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"optim.{key} must be above 0, got {getattr(self, key)}")
-        for key in ("weight_decay", "burn_in_epochs", "burn_in_min_steps", "burn_in_bias_lr"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"optim.{key} must be 0 or more, got {getattr(self, key)}")
-        for key in ("momentum", "burn_in_momentum", "burn_in_max_fraction", "final_lr_ratio", "ema_decay"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"optim.{key} must lie in 0..1, got {getattr(self, key)}")
-        if not 0 < self.ema_max_fraction <= 1:
-            raise ValueError(f"optim.ema_max_fraction must be above 0 and at most 1, got {self.ema_max_fraction}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"optim.clip_norm must be above 0, or null for no clipping, got {self.clip_norm}")
 
 
 @dataclass(frozen=True)

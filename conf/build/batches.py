@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from conf.schema import AUTO, TrainConfig
+from conf.schema import TrainConfig
 from data import (
     Annotations,
     Batch,
@@ -29,6 +29,7 @@ from data import (
     open_annotations,
     repeat_factors,
 )
+from train_utils.config import AUTO
 from train_utils.distributed import World, barrier, broadcast_text, torch_distributed_zero_first
 
 MEMORY_FILES = Path("/dev/shm")

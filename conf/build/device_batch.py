@@ -8,9 +8,10 @@ import torch
 
 from conf.build.batches import training_sizes
 from conf.build.network import make_loss
-from conf.schema import AUTO, TrainConfig
+from conf.schema import TrainConfig
 from data import fitting_device_batch_size
 from models import Darknet
+from train_utils.config import AUTO
 from train_utils.distributed import World, barrier, max_over_ranks
 from train_utils.errors import TrainError
 from train_utils.memory.out_of_memory import available_memory, gib

@@ -12,7 +12,7 @@ from torch.nn import BatchNorm2d
 
 from conf.entry import to_dictionary
 from conf.failures import ConfigError
-from conf.schema import ModelConfig, TrainConfig
+from conf.schema import TrainConfig
 from data import Annotations, read_names
 from models import (
     WEIGHTS_VERSION,
@@ -35,6 +35,7 @@ from models import (
     with_anchors,
     zoo_cfg,
 )
+from models.config import ModelConfig
 from train_utils.run.checkpoint import FORMAT as CHECKPOINT_FORMAT
 from train_utils.run.checkpoint import find_checkpoint, load_checkpoint
 from train_utils.run.run_state import images_seen

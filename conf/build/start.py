@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from conf.build.network import describe
-from conf.schema import AUTO, TrainConfig
+from conf.schema import TrainConfig
 from data import Annotations, TrainBatchSampler
 from models import Darknet
+from train_utils.config import AUTO
 from train_utils.distributed import World, broadcast_module, convert_sync_batchnorm
 from train_utils.numerics import (
     check_same_bits,

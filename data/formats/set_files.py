@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from data.errors import DataError, shown
-from data.index.source import read_lines
+from data.files.text import read_lines
 
 YAML_SUFFIXES = (".yaml", ".yml")
 SET_SUFFIXES = (*YAML_SUFFIXES, ".data")

@@ -21,8 +21,9 @@ from data.errors import DataError, shown
 from data.files.headers import IMAGE_SUFFIXES
 from data.files.near_files import NearFiles
 from data.files.reading import in_chunks
+from data.files.text import read_lines
 from data.index.cache import stamp_files
-from data.index.source import Files, Findings, Source, read_lines, relative_name
+from data.index.source import Files, Findings, Source, relative_name
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))

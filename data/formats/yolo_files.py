@@ -8,6 +8,7 @@ from pathlib import Path
 
 from data.errors import DataError, shown
 from data.files.headers import IMAGE_SUFFIXES
+from data.files.text import read_lines
 from data.formats.set_files import (
     SET_SUFFIXES,
     YAML_SUFFIXES,
@@ -19,7 +20,6 @@ from data.formats.set_files import (
 )
 from data.index.cache import Stamps, stamp_files
 from data.index.classes import read_names
-from data.index.source import read_lines
 from data.index.validate import existing
 
 IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "labels" beside them

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from data.errors import DataError
+from data.files.text import read_lines
 from data.formats.set_files import YAML_SUFFIXES, darknet_options, darknet_path, load_yaml, names_of_yaml
-from data.index.source import read_lines
 
 NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"
 

@@ -84,17 +84,6 @@ class Files:
     read: Callable[[], Source]
 
 
-def read_lines(path: Path, example: str) -> list[str]:
-    """The lines of a UTF-8 text file; invalid bytes become surrogates, as in file names.
-
-    Raises ``DataError``, proposing ``example``, where the file is not text.
-    """
-    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    if b"\0" in content:  # binary, or UTF-16
-        raise DataError(f"{path} is no text file in UTF-8. fix: name a list such as {example}")
-    return content.decode("utf-8", "surrogateescape").splitlines()
-
-
 def relative_name(path: str, root: Path) -> str:
     """An absolute path relative to ``root``; unchanged where it lies elsewhere."""
     return path.removeprefix(f"{str(root).rstrip('/')}/")

@@ -21,7 +21,6 @@ BOXES = ("boxes_xyxy", "scores")
 DETECTIONS = ("boxes", "scores", "classes", "counts")
 CANDIDATES = ("all_boxes_xyxy", "all_scores")  # inside an ONNX file: the suppression's input
 METADATA_FILE = "metadata.json"  # inside a .pt2
-OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
 
 
 def output_names(graph: DetectorGraph) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.boxes import IouKind, box_iou_aligned, cxcywh_to_xyxy, wh_iou
+from models.boxes import box_iou_aligned, cxcywh_to_xyxy, wh_iou
+from models.config import IouKind
 from models.network.heads import Head
 
 PAIRS_AT_ONCE = 2**18  # boxes x targets compared at once: temporaries of 1 MB fit a CPU's cache

@@ -29,14 +29,14 @@ iou_thresh_kind.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.boxes import EPS, IouKind, at_least_float32, box_iou_aligned, cxcywh_to_xyxy
+from models.boxes import EPS, at_least_float32, box_iou_aligned, cxcywh_to_xyxy
+from models.config import BoxLoss, DarknetLossConfig, IouKind
 from models.decode import MAX_LOG_SIZE, box_sizes, cell_offsets, decode_boxes
 from models.loss.assignment import (
     Anchors,
@@ -47,56 +47,25 @@ from models.loss.assignment import (
     positives_by_overlap,
     positives_by_shape,
 )
-from models.loss.yolo import LossParts, LossSection, identity
+from models.loss.yolo import LossParts, identity
 from models.network.heads import DarknetLossKeys, Head
 
 RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability above which a box may be ignored
 
 
-class BoxLoss(StrEnum):
-    """The values of iou_loss in a [yolo] section."""
-
-    mse = "mse"
-    iou = "iou"
-    giou = "giou"
-    diou = "diou"
-    ciou = "ciou"
-
-
-@dataclass
-class DarknetLossConfig(LossSection):
-    """Overrides for every [yolo] section; None keeps its value. `iou` is Darknet's iou_loss."""
-
-    iou: BoxLoss | None
-    iou_normalizer: float | None
-    cls_normalizer: float | None
-    obj_normalizer: float | None
-    ignore_thresh: float | None
-    truth_thresh: float | None
-    iou_thresh: float | None
-    label_smooth_eps: float | None
-
-    def __post_init__(self) -> None:
-        for key, value in self._numbers().items():
-            if value < 0:
-                raise ValueError(f"loss.{key} must be 0 or more, or null for that of the .cfg, got {value}")
-
-    def over(self, keys: DarknetLossKeys) -> DarknetLossKeys:
-        """The keys of a section with the overrides of this configuration."""
-        keys = replace(keys, **self._numbers())  # type: ignore[arg-type]  # iou_loss is not among them
-        if self.iou is not None:
-            keys = replace(keys, iou_loss=None if self.iou is BoxLoss.mse else IouKind(self.iou.value))
-        return keys
-
-    def _numbers(self) -> dict[str, float]:
-        return {key: value for key, value in vars(self).items() if key not in ("name", "iou") and value is not None}
+def overridden(keys: DarknetLossKeys, config: DarknetLossConfig) -> DarknetLossKeys:
+    """The keys of a section with the overrides of the options."""
+    keys = replace(keys, **config.numbers())  # type: ignore[arg-type]  # iou_loss is not among them
+    if config.iou is not None:
+        keys = replace(keys, iou_loss=None if config.iou is BoxLoss.mse else IouKind(config.iou.value))
+    return keys
 
 
 class DarknetLoss:
     """The loss of raw maps against targets that the .cfg of a network specifies."""
 
     def __init__(self, heads: Sequence[Head], config: DarknetLossConfig) -> None:
-        self.heads = [replace(head, darknet_loss=config.over(head.darknet_loss)) for head in heads]
+        self.heads = [replace(head, darknet_loss=overridden(head.darknet_loss, config)) for head in heads]
         self._anchors = HeadAnchors(self.heads)
 
     def __call__(

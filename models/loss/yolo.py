@@ -7,58 +7,19 @@ targets (no boolean indexing), so a step on an accelerator never waits for the h
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.boxes import IouKind, at_least_float32, box_iou_aligned, cxcywh_to_xyxy, wh_iou
+from models.boxes import at_least_float32, box_iou_aligned, cxcywh_to_xyxy, wh_iou
+from models.config import LossConfig
 from models.decode import box_sizes, cell_offsets
 from models.loss.assignment import Cells, HeadAnchors, centre_cells
 from models.network.heads import Head
 
 FOCAL_ALPHA = 0.25  # weight of positives in the focal loss (Lin et al. 2017), their best value
-
-
-@dataclass
-class LossSection:
-    """The option common to all losses: the name that selects one."""
-
-    name: str
-
-
-@dataclass
-class LossConfig(LossSection):
-    """Weights and options of YoloLoss.
-
-    classification is the gain for 80 classes, scaled by classes / 80. A target matches an anchor if
-    their shapes overlap by more than anchor_iou. *_positive_weight multiply the cross-entropy of
-    positives. label_smoothing moves class targets from 0 and 1 by half its value. focal_gamma 0 is
-    plain cross-entropy.
-    """
-
-    box: float
-    objectness: float
-    classification: float
-    iou: IouKind
-    anchor_iou: float
-    objectness_positive_weight: float
-    class_positive_weight: float
-    focal_gamma: float
-    label_smoothing: float
-
-    def __post_init__(self) -> None:
-        for key in ("box", "objectness", "classification", "focal_gamma"):
-            if not getattr(self, key) >= 0:
-                raise ValueError(f"loss.{key} must be 0 or more, got {getattr(self, key)}")
-        for key in ("objectness_positive_weight", "class_positive_weight"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"loss.{key} must be above 0, got {getattr(self, key)}")
-        for key in ("anchor_iou", "label_smoothing"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ValueError(f"loss.{key} must be 0 or more and below 1, got {getattr(self, key)}")
 
 
 class LossParts(NamedTuple):

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from models.boxes import IouKind
 from models.cfg.parse import Section
+from models.config import IouKind
 
 MISSING_ANCHOR = 0.5
 MIN_ANCHOR, MAX_ANCHOR = 0.01, 1e6  # pixels

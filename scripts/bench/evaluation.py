@@ -27,9 +27,9 @@ from torch import Tensor
 from torchvision.ops import nms
 
 from models.decode import nms_in_each_class
+from train_utils.config import BACKENDS
 from train_utils.distributed import barrier, gather_arrays, init_distributed_mode
 from train_utils.processes.ending import shutdown
-from train_utils.scores.coco_backends import BACKENDS
 from train_utils.scores.coco_eval import score
 from train_utils.scores.detections import DETECTION, PACKED, Detections, GroundTruth, pack, unpack
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torchvision import ops
 
-from models.boxes import IouKind, box_iou_aligned, cxcywh_to_xyxy, wh_iou, xyxy_to_cxcywh
+from models.boxes import box_iou_aligned, cxcywh_to_xyxy, wh_iou, xyxy_to_cxcywh
+from models.config import IouKind
 
 
 def random_boxes(count: int) -> torch.Tensor:

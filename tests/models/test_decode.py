@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torchvision import ops
 
-from models import Head, Postprocess, decode
-from models.decode import nms_in_each_class
+from models import Head, Postprocess
+from models.decode import decode, nms_in_each_class
 
 HEADS = [
     Head(layer=1, stride=32, anchors=((40, 30), (60, 90)), num_classes=4, scale_x_y=1.1),

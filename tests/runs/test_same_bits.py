@@ -18,7 +18,7 @@ from torch import Tensor
 
 import train as program
 from conf.entry import compose
-from conf.schema import Precision, TrainConfig, TrainSection
+from conf.schema import TrainConfig
 from data import AugmentConfig, ShapesConfig, ensure_shapes
 from models import Darknet, DarknetLoss, DarknetLossConfig, IouKind, LossConfig, YoloLoss, parse_cfg
 from models.cfg.keys import NET, SECTION_KEYS
@@ -26,9 +26,10 @@ from models.network.activations import ACTIVATIONS
 from tests.models.cfg_writer import cfg, conv, head, route, section, shortcut
 from tests.runs.process_group import run_group
 from tests.train_utils.small_training import CONFIG, Batch, new_state, train_epoch
+from train_utils.config import OptimConfig, Precision, TrainSection
 from train_utils.distributed import convert_sync_batchnorm, init_distributed_mode, wrap_model
 from train_utils.errors import TrainError
-from train_utils.optim import OptimConfig, Schedule
+from train_utils.optim import Schedule
 from train_utils.processes.world import World
 from train_utils.run.checkpoint import load_checkpoint
 from train_utils.run.same_training import WITHOUT_EFFECT

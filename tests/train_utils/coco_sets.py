@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 from pathlib import Path
@@ -13,10 +12,10 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from train_utils.scores.coco_backends import BACKENDS
+from train_utils.config import BACKENDS, is_installed
 from train_utils.scores.detections import Detections, GroundTruth, make_detections
 
-INSTALLED = [name for name, backend in BACKENDS.items() if importlib.util.find_spec(backend.module) is not None]
+INSTALLED = [name for name in BACKENDS if is_installed(name)]
 CATEGORY_IDS = [3, 7, 8, 90]  # with gaps, as in COCO
 NAMES = ["cell", "dog", "no boxes", "crowd only"]
 

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from train_utils.config import Decay, OptimConfig
 from train_utils.distributed import World
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import StepDecisions, StopRequest
 from train_utils.loop.train_epoch import EpochResult, train_one_epoch
-from train_utils.optim import Decay, OptimConfig, Schedule, WeightAverage, make_optimizer
+from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.run.log import Progress
 from train_utils.run.run_state import RunState
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from tests.train_utils.small_training import CONFIG
-from train_utils.optim import Decay, Schedule, WeightAverage, make_optimizer
+from train_utils.config import Decay
+from train_utils.optim import Schedule, WeightAverage, make_optimizer
 
 
 def small_model() -> nn.Module:

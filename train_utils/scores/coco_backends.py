@@ -8,17 +8,13 @@ images counted from 1. pycocotools is the reference, and the others equal it to 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from train_utils.errors import TrainError
 from train_utils.scores.detections import Detections, GroundTruth, canonical_order
-
-EXTRA = "eval"  # of pyproject.toml, with the optional libraries
 
 
 class Curves(NamedTuple):
@@ -42,24 +38,8 @@ class Columns(NamedTuple):
     more: np.ndarray  # (n,) ground truth: bool, whether it is a crowd; detections: float64 scores
 
 
-def choose_backend(name: str) -> str:
-    """The library for ``evaluate.backend=<name>``; ``auto`` means the fastest installed one.
-
-    Raises TrainError if the name is unknown or the library is not installed.
-    """
-    if name == "auto":
-        return next(known for known, backend in BACKENDS.items() if _is_installed(backend.module))
-    if name not in BACKENDS:
-        raise TrainError(f"evaluate.backend must be auto, {' or '.join(BACKENDS)}, got {name}")
-    if not _is_installed(BACKENDS[name].module):
-        raise TrainError(
-            f"evaluate.backend={name} is not installed. fix: uv sync --extra {EXTRA}, or evaluate.backend=auto"
-        )
-    return name
-
-
 def curves(truth: GroundTruth, detections: Detections, backend: str) -> Curves:
-    """Precision and recall by ``backend``, a key of BACKENDS; ``detections`` in any order."""
+    """Precision and recall by ``backend``, a key of COMPUTE; ``detections`` in any order."""
     assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
     by_id = np.argsort(truth.image_ids)
     position = np.empty(len(by_id), dtype=np.int64)
@@ -80,11 +60,7 @@ def curves(truth: GroundTruth, detections: Detections, backend: str) -> Curves:
         found_xywh[:, 2] * found_xywh[:, 3],
         found["score"].astype(np.float64),
     )
-    return BACKENDS[backend].compute(len(by_id), len(truth.names), boxes, rows)
-
-
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+    return COMPUTE[backend](len(by_id), len(truth.names), boxes, rows)
 
 
 def _pycocotools(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
@@ -189,15 +165,4 @@ def _rows(columns: Columns) -> zip[Any]:
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-class Backend(NamedTuple):
-    """How to find and use a library."""
-
-    module: str
-    compute: Callable[[int, int, Columns, Columns], Curves]
-
-
-BACKENDS = {  # the fastest first
-    "hotcoco": Backend("hotcoco", _hotcoco),
-    "faster-coco-eval": Backend("faster_coco_eval", _faster_coco_eval),
-    "pycocotools": Backend("pycocotools", _pycocotools),
-}
+COMPUTE = {"hotcoco": _hotcoco, "faster-coco-eval": _faster_coco_eval, "pycocotools": _pycocotools}

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train_utils.scores.coco_backends import choose_backend, curves
+from train_utils.config import choose_backend
+from train_utils.scores.coco_backends import curves
 from train_utils.scores.detections import Detections, GroundTruth
 
 # In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
@@ -33,8 +34,8 @@ class CocoResult:
 def score(ground_truth: GroundTruth, detections: Detections, backend: str) -> CocoResult:
     """Compute the 12 COCO figures and those of each class.
 
-    ``detections`` may be empty and in any order. ``backend`` is a name of coco_backends.BACKENDS or
-    "auto"; raises TrainError if it is not installed.
+    ``detections`` may be empty and in any order. ``backend`` is a name of
+    BACKENDS in train_utils/config.py, or "auto"; raises TrainError if it is not installed.
     """
     backend = choose_backend(backend)
     precision, recall = curves(ground_truth, detections, backend)

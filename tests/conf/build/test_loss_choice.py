@@ -21,7 +21,7 @@ from conf.schema import CHOICES, EvalConfig, TrainConfig
 from data import OnError
 from eval import evaluate
 from models import DarknetLoss, DarknetLossConfig, Head, LossConfig, YoloLoss
-from models.loss.darknet import BoxLoss
+from models.config import BoxLoss
 from train import train
 
 HEAD = Head(layer=1, stride=32, anchors=((9.0, 9.0),), num_classes=1, all_anchors=((9.0, 9.0),), mask=(0,))

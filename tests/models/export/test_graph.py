@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import Cfg, Darknet, Head, ModelError, Postprocess, decode, load_darknet_weights, parse_cfg, zoo_cfg
+from models import Cfg, Darknet, Head, ModelError, Postprocess, load_darknet_weights, parse_cfg, zoo_cfg
+from models.decode import decode
 from models.export.check import check_onnx, check_torch
 from models.export.files import METADATA_FILE, run_torch, write_onnx, write_torch
 from models.export.graph import DetectorGraph, FixedSuppression, fuse_batch_norm

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import Darknet, DarknetLoss, DarknetLossConfig, Head, IouKind, decode, zoo_cfg
+from models import Darknet, DarknetLoss, DarknetLossConfig, Head, IouKind, zoo_cfg
 from models.boxes import box_iou_aligned, cxcywh_to_xyxy
+from models.config import BoxLoss
+from models.decode import decode
 from models.loss.assignment import Anchors, positives_by_shape
-from models.loss.darknet import BoxLoss
 from models.network.heads import DarknetLossKeys
 from tests.models.darknet_loss_reference import darknet
 

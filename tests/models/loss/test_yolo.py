@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import Head, IouKind, LossConfig, YoloLoss, decode
+from models import Head, IouKind, LossConfig, YoloLoss
+from models.decode import decode
 from tests.models.loss_reference import yolo_loss
 
 HEADS = [

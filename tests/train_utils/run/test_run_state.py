@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tests.train_utils.small_training import CONFIG, batches, network_with_norm, new_state, train_epoch
+from train_utils.config import Decay, OptimConfig
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.numerics import autocast_dtype, choose_benchmark
-from train_utils.optim import Decay, OptimConfig, Schedule
+from train_utils.optim import Schedule
 from train_utils.run.plain_data import to_plain
 from train_utils.run.run_state import RunState
 from train_utils.run.same_training import changed_values
