@@ -1,20 +1,18 @@
-"""CPU time of one training sample, against the plain way to make it; and whether the loader keeps
-up with a step.
+"""CPU time of a training sample relative to a plain implementation, and the loader's speed.
 
     python -m scripts.bench.data data.root=/data/coco [key=value ...]     # keys as for train.py
 
-The samples are those of the augmentation that is configured, in batches as training makes them. A
-small set is listed many times over: as in a large one, the images of a batch are then seldom the
-same, which would be decoded once; "as listed" is the set as it is. All modes take turns in each of
-several rounds; ratios are those of medians.
+Samples have the configured augmentation and come in batches, as in training. A batch decodes an
+image once, however often it uses it, which is rare in a large set. So a small set is listed many
+times; the modes "as listed" use the set itself.
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,9 +21,10 @@ import torch
 
 from conf.entry import compose
 from conf.schema import TrainConfig
-from data import Colour, make_loader
+from data import make_loader
 from data.batches.loader import PREFETCHED_BATCHES
-from scripts.bench.data_modes import BATCH_SIZE, Bench, RepeatedSource
+from scripts.bench.data_modes import BATCH_SIZE, MODES, REFERENCE, Bench, Mode, RepeatedSource
+from scripts.bench.rounds import medians, take_turns
 from train_utils.numerics import keep_freed_memory
 
 ROUNDS = 15
@@ -35,40 +34,28 @@ SLOWER = (1.5, 2.0)  # times what the loader needs for a batch: steps that it ca
 
 
 def compare_modes(bench: Bench) -> None:
-    """Print milliseconds of CPU time for a sample of each mode, and how much faster than the
-    reference that is.
-    """
-    modes = bench.modes()
-    times: dict[str, list[float]] = {name: [] for name in modes}
-    for _ in range(ROUNDS):
-        for name, mode in modes.items():
-            batches = bench.requests(mode.tile_pool, mode.as_listed)
-            started = time.process_time()
-            mode.make(batches)
-            times[name].append((time.process_time() - started) / bench.samples * 1000)
-    medians = {name: statistics.median(found) for name, found in times.items()}
-    base = medians["plain reference path"]
+    """Print the CPU time per sample of each mode, and the speed relative to the reference."""
+    times = take_turns({name: partial(bench.milliseconds, mode) for name, mode in MODES.items()}, ROUNDS)
+    typical = medians(times)
     print(f"{'one sample':42s} {'ms':>7s} {'speed':>7s}   fastest round against fastest")
-    for name, median in medians.items():
-        fastest = min(times["plain reference path"]) / min(times[name])
-        print(f"{name:42s} {median:7.2f} {base / median:6.2f}x   {fastest:5.2f}x")
-    device, cached = medians["colour on the device"], medians["cached, colour on the device"]
-    parts = {"decoding": device - cached, "colour": medians["default"] - device, "plan, pixels and boxes": cached}
-    shares = ", ".join(f"{name} {value / medians['default']:.0%}" for name, value in parts.items())
+    for name, median in typical.items():
+        fastest = min(times[REFERENCE]) / min(times[name])
+        print(f"{name:42s} {median:7.2f} {typical[REFERENCE] / median:6.2f}x   {fastest:5.2f}x")
+    device, cached = typical["colour on the device"], typical["cached, colour on the device"]
+    parts = {"decoding": device - cached, "colour": typical["default"] - device, "plan, pixels and boxes": cached}
+    shares = ", ".join(f"{name} {value / typical['default']:.0%}" for name, value in parts.items())
     print(f"default: {shares}")
-    for name, tile_pool in (("default", 0), ("tiles from a pool", BATCH_SIZE)):
+    for name in ("default", "tiles from a pool"):
         counting = RepeatedSource(bench.files.annotations, bench.config.data.on_error)
-        bench.fused(counting, Colour.device, bench.requests(tile_pool))
+        bench.make(MODES[name], bench.requests(MODES[name]), counting)
         print(
-            f"{name}: {counting.images / bench.samples:.2f} images decoded for a sample, "
+            f"{name}: {counting.images / bench.samples:.2f} images decoded per sample, "
             f"{counting.share / counting.images:.0%} of their rows needed"
         )
 
 
 def compare_loaders(bench: Bench) -> None:
-    """Print what a second worker brings, and how long a step that is slower than the loader waits
-    for its batch.
-    """
+    """Print what a second worker brings, and how long a slower step still waits for its batch."""
     seconds: dict[int, list[float]] = {1: [], 2: []}
     waits: dict[float, list[float]] = {slower: [] for slower in SLOWER}
     for _ in range(LOADER_ROUNDS):
@@ -87,12 +74,10 @@ def compare_loaders(bench: Bench) -> None:
 
 
 def load(bench: Bench, workers: int, step_seconds: float) -> tuple[float, float]:
-    """Seconds for a batch and seconds waited for it, on average, once the workers are as far ahead
-    as they get.
-    """
-    dataset = bench.dataset(bench.files, bench.config.augment.colour)
-    batches = iter(make_loader(dataset, bench.batches(), workers, pin_memory=False))
-    for _ in range(PREFETCHED_BATCHES * workers):  # the first come at once, or none would be made ahead
+    """Mean seconds per batch and mean seconds waited for it, once the workers are ahead."""
+    dataset = bench.dataset(Mode(colour=bench.config.augment.colour), bench.files)
+    batches = iter(make_loader(dataset, bench.batches(Mode()), workers, pin_memory=False))
+    for _ in range(PREFETCHED_BATCHES * workers):  # without these, none would be made ahead
         next(batches)
         time.sleep(step_seconds)
     started, waited = time.perf_counter(), 0.0
@@ -101,7 +86,7 @@ def load(bench: Bench, workers: int, step_seconds: float) -> tuple[float, float]
         batch = next(batches)
         waited += time.perf_counter() - asked
         time.sleep(step_seconds)
-        del batch  # giving its pages back is no waiting, and falls into the step of a training as well
+        del batch  # freeing its pages is no waiting: it is part of a training's step, too
     return (time.perf_counter() - started) / LOADED_BATCHES, waited / LOADED_BATCHES
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import cv2
@@ -38,14 +37,42 @@ BATCH_SIZE = 16
 LISTED = 100_000  # images, as a large training set has them
 
 
+class Mode(NamedTuple):
+    """One way to make training samples."""
+
+    cached: bool = False  # decoded images from data.cache, not files
+    colour: Colour = Colour.cpu
+    tile_pool: int = 0
+    as_listed: bool = False  # the set itself, not listed many times
+    opencv_alone: bool = False  # without simplejpeg
+    reference: bool = False  # as published systems do, step by step
+
+
+REFERENCE = "plain reference path"
+MODES = {
+    REFERENCE: Mode(reference=True),
+    "default, by OpenCV alone": Mode(opencv_alone=True),
+    "colour on the device, by OpenCV alone": Mode(colour=Colour.device, opencv_alone=True),
+    "default": Mode(),
+    "default, as listed": Mode(as_listed=True),
+    "colour on the device": Mode(colour=Colour.device),
+    "colour on the device, as listed": Mode(colour=Colour.device, as_listed=True),
+    "tiles from a pool": Mode(tile_pool=BATCH_SIZE),
+    "tiles from a pool, colour on the device": Mode(colour=Colour.device, tile_pool=BATCH_SIZE),
+    "cached": Mode(cached=True),
+    "cached, colour on the device": Mode(cached=True, colour=Colour.device),
+}
+if not find_spec("simplejpeg"):
+    MODES = {name: mode for name, mode in MODES.items() if not mode.opencv_alone}
+
+
 class RepeatedSource(ImageSource):
-    """The images of a set that is listed many times over; counts those that are decoded, and how
-    much of them.
-    """
+    """Images of a set listed many times; counts those decoded and the share of their rows."""
 
     images, share = 0, 0.0
 
     def read(self, index: int, rows: int | None = None) -> np.ndarray | None:
+        """Read an image as ImageSource does, by its number in the long list."""
         index %= len(self.annotations)
         self.images += 1
         self.share += 1 if rows is None else min(1, rows / self.annotations.sizes[index, 0])
@@ -53,33 +80,11 @@ class RepeatedSource(ImageSource):
 
 
 def repeated(annotations: Annotations, times: int) -> Annotations:
-    """The images and boxes so many times over, for training samples alone: without names and
-    outlines.
-    """
+    """List images and boxes many times, for training samples alone: no names and outlines."""
     ends = annotations.offsets[-1] * np.arange(times)[:, None] + annotations.offsets[1:]
-    return replace(
-        annotations,
-        image_ids=np.concatenate([annotations.image_ids] * times),
-        sizes=np.concatenate([annotations.sizes] * times),
-        offsets=np.concatenate([[0], ends.reshape(-1)]),
-        boxes_xywh=np.concatenate([annotations.boxes_xywh] * times),
-        classes=np.concatenate([annotations.classes] * times),
-        crowd=np.concatenate([annotations.crowd] * times),
-        areas=np.concatenate([annotations.areas] * times),
-    )
-
-
-Batches = list[list[Request]]
-
-
-class Mode(NamedTuple):
-    """A way to make samples, the size of its pool of tiles, and whether it is of the set as it is
-    listed.
-    """
-
-    make: Callable[[Batches], None]
-    tile_pool: int = 0
-    as_listed: bool = False
+    names = ("image_ids", "sizes", "boxes_xywh", "classes", "crowd", "areas")
+    columns: dict[str, Any] = {name: np.concatenate([getattr(annotations, name)] * times) for name in names}
+    return replace(annotations, offsets=np.concatenate([[0], ends.reshape(-1)]), **columns)
 
 
 class Bench:
@@ -96,68 +101,49 @@ class Bench:
         self.cached = RepeatedSource(self.listed, config.data.on_error, CachedImages(cache_path, self.listed))
         self.epochs = iter(range(10**9))
 
-    def modes(self) -> dict[str, Mode]:
-        """By name, how samples are made."""
-        modes = {"plain reference path": Mode(self.reference)}
-        if find_spec("simplejpeg"):
-            modes["default, by OpenCV alone"] = Mode(partial(self.opencv_alone, self.files, Colour.cpu))
-            modes["colour on the device, by OpenCV alone"] = Mode(partial(self.opencv_alone, self.files, Colour.device))
-        return modes | {
-            "default": Mode(partial(self.fused, self.files, Colour.cpu)),
-            "default, as listed": Mode(partial(self.fused, self.files, Colour.cpu, as_listed=True), as_listed=True),
-            "colour on the device": Mode(partial(self.fused, self.files, Colour.device)),
-            "colour on the device, as listed": Mode(
-                partial(self.fused, self.files, Colour.device, as_listed=True), as_listed=True
-            ),
-            "tiles from a pool": Mode(partial(self.fused, self.files, Colour.cpu), BATCH_SIZE),
-            "tiles from a pool, colour on the device": Mode(partial(self.fused, self.files, Colour.device), BATCH_SIZE),
-            "cached": Mode(partial(self.fused, self.cached, Colour.cpu)),
-            "cached, colour on the device": Mode(partial(self.fused, self.cached, Colour.device)),
-        }
+    def milliseconds(self, mode: Mode) -> float:
+        """CPU time of one sample, in ms."""
+        batches = self.requests(mode)
+        started = time.process_time()
+        with patch.object(data.files.jpeg, "simplejpeg", None) if mode.opencv_alone else nullcontext():
+            self.make(mode, batches, self.cached if mode.cached else self.files)
+        return (time.process_time() - started) / self.samples * 1000
 
-    def batches(self, tile_pool: int = 0, as_listed: bool = False) -> TrainBatchSampler:
+    def make(self, mode: Mode, batches: list[list[Request]], images: ImageSource) -> None:
+        """Make the samples of all batches."""
+        dataset = self.dataset(mode, images)
+        for requests in batches:
+            if mode.reference:
+                self.reference_batch(dataset, requests)
+            else:
+                dataset.__getitems__(requests)
+
+    def batches(self, mode: Mode) -> TrainBatchSampler:
         """The requests of another epoch each time."""
         sampler = TrainBatchSampler(
-            num_images=len(self.listed if as_listed else self.annotations),
+            num_images=len(self.listed if mode.as_listed else self.annotations),
             batch_size=BATCH_SIZE,
             device_batch_size=BATCH_SIZE,
             world_size=1,
             rank=0,
             seed=0,
             sizes=MultiScale(self.side, 1, 1, 32, 0),
-            tile_pool=tile_pool,
+            tile_pool=mode.tile_pool,
         )
         sampler.set_epoch(next(self.epochs))
         return sampler
 
-    def dataset(self, images: ImageSource, colour: Colour, as_listed: bool = False) -> TrainDataset:
-        annotations = self.listed if as_listed else self.annotations
-        return TrainDataset(annotations, replace(self.config.augment, colour=colour), 0, 10**9, images)
+    def dataset(self, mode: Mode, images: ImageSource) -> TrainDataset:
+        """The training set as ``mode`` reads and augments it."""
+        annotations = self.listed if mode.as_listed else self.annotations
+        return TrainDataset(annotations, replace(self.config.augment, colour=mode.colour), 0, 10**9, images)
 
-    def requests(self, tile_pool: int, as_listed: bool = False) -> Batches:
-        """``samples`` samples as batches, made before the clock runs: the start of an epoch is
-        shared by all of it.
-        """
-        return list(islice(self.batches(tile_pool, as_listed), self.samples // BATCH_SIZE))
-
-    def fused(self, images: ImageSource, colour: Colour, batches: Batches, as_listed: bool = False) -> None:
-        dataset = self.dataset(images, colour, as_listed)
-        for requests in batches:
-            dataset.__getitems__(requests)
-
-    def opencv_alone(self, images: ImageSource, colour: Colour, batches: Batches) -> None:
-        with without_simplejpeg():
-            self.fused(images, colour, batches)
-
-    def reference(self, batches: Batches) -> None:
-        dataset = self.dataset(self.files, Colour.cpu)
-        for requests in batches:
-            self.reference_batch(dataset, requests)
+    def requests(self, mode: Mode) -> list[list[Request]]:
+        """``samples`` samples as batches; made before timing, since an epoch does this once."""
+        return list(islice(self.batches(mode), self.samples // BATCH_SIZE))
 
     def reference_batch(self, dataset: TrainDataset, requests: list[Request]) -> torch.Tensor:
-        """A batch as the published systems make it: each sample turned to planes, then all of them
-        stacked.
-        """
+        """Make a batch as published systems do: turn each sample to planes, then stack them."""
         samples = []
         for request in requests:
             image, _, _ = reference_sample(
@@ -167,9 +153,6 @@ class Bench:
         return torch.stack(samples)
 
     def read_file(self, index: int) -> np.ndarray:
+        """Decode an image with OpenCV."""
         path = self.files.annotations.path(index % len(self.files.annotations))
         return np.asarray(cv2.imread(path, AS_STORED), dtype=np.uint8)
-
-
-def without_simplejpeg() -> AbstractContextManager[object]:
-    return patch.object(data.files.jpeg, "simplejpeg", None)

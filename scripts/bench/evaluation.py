@@ -1,25 +1,21 @@
-"""Seconds and memory of an evaluation after the network: scoring by each library, what ranks
-exchange, suppression.
+"""Seconds and memory of an evaluation after the network: scoring, gathering, suppression.
 
     python -m scripts.bench.evaluation scoring [rounds]
     python -m scripts.bench.evaluation gather [rounds]
     python -m scripts.bench.evaluation nms [rounds]
 
-Drawn data of COCO's extent: 5,000 images x 80 classes x 100 detections, with crowds and areas of
-masks. The contenders take turns, and ratios are those of the medians. pycocotools takes most of a
-minute a round.
+Random data of COCO's size: 5,000 images, 80 classes, 100 detections per image, with crowds and
+areas of masks. pycocotools takes one to two minutes a round.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,8 +23,10 @@ from torch import Tensor
 from torchvision.ops import nms
 
 from models.decode import nms_in_each_class
+from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
 from train_utils.config import BACKENDS
 from train_utils.distributed import barrier, gather_arrays, init_distributed_mode
+from train_utils.memory.out_of_memory import process_peak
 from train_utils.processes.ending import shutdown
 from train_utils.scores.coco_eval import score
 from train_utils.scores.detections import DETECTION, PACKED, Detections, GroundTruth, pack, unpack
@@ -38,8 +36,9 @@ RANKS = (1, 2, 4)
 
 
 def draw(seed: int = 0) -> tuple[GroundTruth, Detections]:
-    """About 37,000 boxes and 500,000 detections, a third of them near a box; image_id of these
-    holds positions.
+    """About 37,000 boxes and 500,000 detections, a third of them near a box.
+
+    The detections' image_id holds positions in the data set.
     """
     rng = np.random.default_rng(seed)
     counts = rng.poisson(7.3, IMAGES)
@@ -70,41 +69,32 @@ def draw(seed: int = 0) -> tuple[GroundTruth, Detections]:
     return truth, found
 
 
-def score_once(backend: str, results: multiprocessing.Queue[tuple[float, float, list[float]]]) -> None:
-    """Put the seconds of one scoring, the MB that it added to the process's peak, and the 12
-    figures into results.
-    """
+def score_once(backend: str) -> tuple[float, float, list[float]]:
+    """Seconds of one scoring, the MB that it adds to the process's peak, and the 12 figures."""
     truth, found = draw()
     found["image_id"] = truth.image_ids[found["image_id"]]
     score(truth, found[:1000], backend)  # imports
     before, started = _peak_mb(), time.perf_counter()
     result = score(truth, found, backend)
-    results.put((time.perf_counter() - started, _peak_mb() - before, list(result.figures.values())))
+    return time.perf_counter() - started, _peak_mb() - before, list(result.figures.values())
 
 
 def scoring(rounds: int) -> None:
-    """Each library in a process of its own, in turn."""
-    context = multiprocessing.get_context("spawn")
-    runs: dict[str, list[tuple[float, float, list[float]]]] = {backend: [] for backend in BACKENDS}
-    for _ in range(rounds):
-        for backend, done in runs.items():
-            results: multiprocessing.Queue[tuple[float, float, list[float]]] = context.Queue()
-            process = context.Process(target=score_once, args=(backend, results))
-            process.start()
-            done.append(results.get())
-            process.join()
-    base, figures = statistics.median(run[0] for run in runs["pycocotools"]), runs["pycocotools"][0][2]
+    """Compare the libraries."""
+    runs = take_turns({backend: partial(in_fresh_process, score_once, backend) for backend in BACKENDS}, rounds)
+    seconds, figures = (
+        medians({name: [run[0] for run in done] for name, done in runs.items()}),
+        runs["pycocotools"][0][2],
+    )
     for backend, done in runs.items():
-        seconds = statistics.median(run[0] for run in done)
         equal = "equal figures" if all(run[2] == figures for run in done) else "DIFFERENT FIGURES"
+        speed = seconds["pycocotools"] / seconds[backend]
         memory = max(run[1] for run in done)
-        print(f"{backend:18s} {seconds:7.2f} s  {base / seconds:6.1f}x  +{memory:5.0f} MB  {equal}", flush=True)
+        print(f"{backend:18s} {seconds[backend]:7.2f} s  {speed:6.1f}x  +{memory:5.0f} MB  {equal}", flush=True)
 
 
 def gather(rounds: int) -> None:
-    """The whole evaluation after the network on 1, 2 and 4 processes over gloo, each with its share
-    of the images.
-    """
+    """Time the evaluation after the network on 1, 2 and 4 ranks over gloo."""
     for ranks in RANKS:
         launch = ["torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
         command = [sys.executable, "-m", *launch, "-m", "scripts.bench.evaluation", "gather_worker", str(rounds)]
@@ -113,9 +103,7 @@ def gather(rounds: int) -> None:
 
 
 def gather_worker(rounds: int) -> None:
-    """One of the processes: packs, sends, and on rank 0 unpacks and scores; rank 0 prints the
-    medians.
-    """
+    """One rank: pack and send its share; rank 0 unpacks, scores and prints the medians."""
     world = init_distributed_mode("cpu", timeout_seconds=600)
     truth, everything = draw()
     mine = everything[everything["image_id"] % world.world_size == world.rank]
@@ -137,12 +125,11 @@ def gather_worker(rounds: int) -> None:
 
 
 def candidates(dense: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes (n, 4), scores (n,) best first and classes (n,) of one image, as they enter
-    suppression.
+    """Boxes (n, 4), scores (n,) best first and classes (n,) of one image, before suppression.
 
-    Dense: an untrained network at 416 pixels, 10,647 boxes about as large as their anchors, 28,000
-    scores anywhere. Otherwise a trained one, 5,300 scores in clusters around 25 objects, each of a
-    few classes.
+    Dense is an untrained network at 416 pixels: 10,647 boxes about as large as their anchors, with
+    28,000 scores anywhere. Otherwise it is a trained one: 5,300 scores in clusters around 25
+    objects, each of a few classes.
     """
     generator = torch.Generator().manual_seed(0)
     if dense:
@@ -169,7 +156,7 @@ def candidates(dense: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def nms_by_offset(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, iou: float) -> Tensor:
-    """The other way: one suppression of all classes, which an offset moves apart."""
+    """The alternative: one suppression of all classes, moved apart by an offset."""
     reach = boxes_xyxy.max() - boxes_xyxy.min() + 1
     kept: Tensor = nms(boxes_xyxy + (classes * reach)[:, None], scores, iou)
     return kept
@@ -178,30 +165,22 @@ def nms_by_offset(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, iou: floa
 def suppression(rounds: int) -> None:
     """Class by class against one run with offsets, on the CPU with one thread."""
     torch.set_num_threads(1)
-    ways: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
-        "class by class": nms_in_each_class,
-        "class offset": nms_by_offset,
-    }
+    ways = {"class by class": nms_in_each_class, "class offset": nms_by_offset}
     for dense in (True, False):
         given = candidates(dense)
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
-        kept = {}
-        for _ in range(rounds):
-            for way, function in ways.items():
-                started = time.perf_counter()
-                kept[way] = function(*given, 0.6)
-                seconds[way].append(time.perf_counter() - started)
-        medians = [statistics.median(found) for found in seconds.values()]
+        found = take_turns({name: partial(seconds_of, way, *given, 0.6) for name, way in ways.items()}, rounds)
+        ours, other = medians(found).values()
         # In float64 the offset rounds no corner that decides.
         exact = nms_by_offset(given[0].double(), given[1].double(), given[2], 0.6)
-        equal = "equal" if kept["class by class"].equal(exact.sort().values) else "NOT equal"
-        print(f"{'dense' if dense else 'trained'}, {len(given[0])} candidates, {len(exact)} kept: ", end="")
-        print(f"class by class {medians[0] * 1e3:.1f} ms, class offset {medians[1] * 1e3:.1f} ms, ", end="")
-        print(f"{medians[1] / medians[0]:.1f}x, {equal}")
+        equal = "equal" if nms_in_each_class(*given, 0.6).equal(exact.sort().values) else "NOT equal"
+        print(
+            f"{'dense' if dense else 'trained'}, {len(given[0])} candidates, {len(exact)} kept: class by class "
+            f"{ours * 1e3:.1f} ms, class offset {other * 1e3:.1f} ms, {other / ours:.1f}x, {equal}"
+        )
 
 
 def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return (process_peak() or 0) / 2**20
 
 
 def main(part: str, rounds: str = "2") -> None:

@@ -1,22 +1,18 @@
-"""Building and opening the index of a large COCO json: seconds, peak memory, and memory of loader
-workers.
+"""Building and opening the index of a large COCO json: seconds, and memory of loader workers.
 
     python -m scripts.bench.index images=118287 boxes=860001 folder=/tmp/index_bench
 
-The data set is made up: a json of that many images and boxes, and empty image files of the right
-names. Every measurement runs in a process of its own.
+The data set is made up: a json with that many images and boxes, and empty image files. Each
+measurement runs in a fresh process.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
-import time
 import warnings
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,72 +24,68 @@ from torch.utils.data import DataLoader, Dataset
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, open_annotations
+from scripts.bench.rounds import in_fresh_process, seconds_of
 from train_utils.memory.out_of_memory import process_peak
 
 FILES_PER_FOLDER = 10_000
+PART = 100_000  # boxes written at once
+CLASSES = 80
 WORKERS = (1, 8)
 MEMORY_ROWS = Path("/proc/self/smaps_rollup")
 
 
 def write_set(folder: Path, images: int, boxes: int) -> None:
-    """The json, written entry by entry, and the image files, all hard links of one."""
+    """Write the json, part by part, and the image files, which are hard links of one per folder."""
     generator = np.random.default_rng(0)
-    owners = np.sort(generator.integers(images, size=boxes))
-    folder.mkdir(parents=True)
-    sources = []
+    owners = np.sort(generator.integers(1, images + 1, size=boxes))
+    names = [f"{number // FILES_PER_FOLDER:05d}/{number:012d}.jpg" for number in range(images)]
+    for number, name in enumerate(names):
+        first = folder / names[number - number % FILES_PER_FOLDER]
+        if folder / name == first:
+            first.parent.mkdir(parents=True)
+            first.touch()
+        else:
+            os.link(first, folder / name)
+
+    def annotations(start: int) -> list[dict[str, Any]]:
+        part = owners[start : start + PART]
+        corners = generator.uniform((0, 0, 2, 2), (300, 200, 300, 200), (len(part), 4)).round(2)
+        kinds = generator.integers(1, CLASSES + 1, size=len(part))
+        rows = enumerate(zip(part.tolist(), kinds.tolist(), corners.tolist(), strict=True), start + 1)
+        return [
+            {"id": number, "image_id": owner, "category_id": kind, "bbox": box, "iscrowd": 0, "area": box[2] * box[3]}
+            for number, (owner, kind, box) in rows
+        ]
+
+    sizes = {"height": 480, "width": 640}
+    sections: dict[str, Iterable[list[dict[str, Any]]]] = {
+        "images": [[{"id": number, "file_name": name} | sizes for number, name in enumerate(names, 1)]],
+        "annotations": map(annotations, range(0, boxes, PART)),
+        "categories": [[{"id": number, "name": f"class {number}"} for number in range(1, CLASSES + 1)]],
+    }
     with (folder / "instances.json").open("w") as file:
-        file.write('{"images": [')
-        for number in range(images):
-            name = f"{number // FILES_PER_FOLDER:05d}/{number:012d}.jpg"
-            if number % FILES_PER_FOLDER == 0:
-                (folder / name).parent.mkdir()
-                (folder / name).touch()
-                sources.append(folder / name)
-            else:
-                os.link(sources[-1], folder / name)
-            entry = {"id": number + 1, "file_name": name, "height": 480, "width": 640}
-            file.write((", " if number else "") + json.dumps(entry))
-        file.write('], "annotations": [')
-        for start in range(0, boxes, 100_000):
-            part = owners[start : start + 100_000]
-            corners = generator.uniform((0, 0, 2, 2), (300, 200, 300, 200), (len(part), 4)).round(2)
-            classes = generator.integers(80, size=len(part))
-            for row, (owner, box, kind) in enumerate(
-                zip(part.tolist(), corners.tolist(), classes.tolist(), strict=True)
-            ):
-                entry = {
-                    "id": start + row + 1,
-                    "image_id": owner + 1,
-                    "category_id": kind + 1,
-                    "bbox": box,
-                    "iscrowd": 0,
-                }
-                entry |= {"area": round(box[2] * box[3], 2)}
-                file.write((", " if start + row else "") + json.dumps(entry))
-        categories = [{"id": number + 1, "name": f"class {number}"} for number in range(80)]
-        file.write(f'], "categories": {json.dumps(categories)}}}')
+        for number, (section, parts) in enumerate(sections.items()):
+            file.write(f'{"," if number else "{"}"{section}": [')
+            for place, rows in enumerate(parts):
+                file.write("," * (place > 0) + json.dumps(rows)[1:-1])
+            file.write("]")
+        file.write("}")
 
 
 def build(config: DataConfig) -> dict[str, float]:
-    """Seconds and peak memory of the first opening, which builds."""
+    """Seconds and peak memory of the first opening, which builds the index."""
     before = process_peak() or 0
-    started = time.perf_counter()
-    open_annotations(config, "train")
-    seconds = time.perf_counter() - started
+    seconds = seconds_of(open_annotations, config, "train")
     return {"build_seconds": seconds, "peak_gib": (process_peak() or 0) / 2**30, "before_gib": before / 2**30}
 
 
 def reopen(config: DataConfig) -> dict[str, float]:
     """Seconds of a later opening."""
-    started = time.perf_counter()
-    open_annotations(config, "train")
-    return {"open_seconds": time.perf_counter() - started}
+    return {"open_seconds": seconds_of(open_annotations, config, "train")}
 
 
 class Walk(Dataset[int]):
-    """Reads the boxes of every image that it is asked for; gives the worker's own memory after the
-    last.
-    """
+    """Read the boxes of images and return the private memory of the worker afterwards."""
 
     def __init__(self, annotations: Annotations) -> None:
         self.annotations = annotations
@@ -109,9 +101,7 @@ class Walk(Dataset[int]):
 
 
 def walk(config: DataConfig, workers: int, share: float) -> dict[str, float]:
-    """Private memory of the largest worker after ``share`` of the data set was read by every one of
-    them.
-    """
+    """Private memory of the largest worker after each read ``share`` of the data set."""
     warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, on purpose
     annotations = open_annotations(config, "train")
     count = int(share * len(annotations))
@@ -125,17 +115,9 @@ def walk(config: DataConfig, workers: int, share: float) -> dict[str, float]:
 
 
 def private_bytes() -> int:
-    """Memory of this process alone: pages that it wrote to. Those of mapped files are the system's
-    to drop.
-    """
+    """Memory of this process alone: pages that it wrote to, which the system cannot drop."""
     rows = MEMORY_ROWS.read_text().splitlines()
     return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith("Private_Dirty"))
-
-
-def alone(function: Callable[..., dict[str, float]], *arguments: object) -> dict[str, float]:
-    """The result of a function in a fresh process."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # its processes may have children
-        return pool.submit(function, *arguments).result()
 
 
 def main(arguments: list[str]) -> None:
@@ -152,10 +134,10 @@ def main(arguments: list[str]) -> None:
     size = (folder / "instances.json").stat().st_size
     print(f"{images:,} images, {boxes:,} boxes, json of {size / 2**20:,.0f} MiB, torch {torch.__version__}")
     for measure in (build, reopen, reopen):
-        show(measure.__name__, alone(measure, config))
+        show(measure.__name__, in_fresh_process(measure, config))
     for workers in WORKERS:
         for share in (0.1, 1.0):
-            show(f"{workers} worker(s), {share:.0%} of the images", alone(walk, config, workers, share))
+            show(f"{workers} worker(s), {share:.0%} of the images", in_fresh_process(walk, config, workers, share))
 
 
 def show(name: str, found: dict[str, float]) -> None:

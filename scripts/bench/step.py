@@ -1,23 +1,23 @@
-"""Seconds of a training step on this machine's CPU, for what changes its speed and not its meaning.
+"""Seconds of a training step on this machine's CPU, for variants of the same meaning.
 
     python -m scripts.bench.step [model] [image size] [batch size] [rounds]
 
-Every variant runs in a process of its own, in turn, round after round; the ratios are those of the
-medians.
+Each variant runs in a fresh process, since memory settings last.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import sys
 import time
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from models import Darknet, IouKind, LossConfig, YoloLoss, zoo_cfg
+from scripts.bench.rounds import in_fresh_process, medians, take_turns
 from train_utils.distributed import convert_sync_batchnorm, gradient_exchange, init_distributed_mode, wrap_model
 from train_utils.loop.interfaces import Loss
 from train_utils.numerics import has_native_bfloat16, keep_freed_memory
@@ -47,10 +47,8 @@ VARIANTS = {
 WARM_UP, COUNTED = 3, 6
 
 
-def measure(
-    variant: str, model_name: str, image_size: int, batch_size: int, results: multiprocessing.Queue[float]
-) -> None:
-    """Put the median seconds of a step (forward, loss, backward, update) into ``results``."""
+def measure(variant: str, model_name: str, image_size: int, batch_size: int) -> float:
+    """Median seconds of a step: forward, loss, backward, update."""
     chosen = VARIANTS[variant]
     if chosen.keep:
         keep_freed_memory()
@@ -82,29 +80,18 @@ def measure(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         seconds.append(time.perf_counter() - started)
-    results.put(statistics.median(seconds[WARM_UP:]))
+    return statistics.median(seconds[WARM_UP:])
 
 
 def main(model_name: str = "yolov3-tiny", image_size: str = "320", batch_size: str = "16", rounds: str = "3") -> None:
     """Measure all variants and print their medians and ratios."""
-    context = multiprocessing.get_context("spawn")
-    here = [
-        name for name, variant in VARIANTS.items() if has_native_bfloat16(torch.device("cpu")) or not variant.bfloat16
-    ]
-    seconds: dict[str, list[float]] = {variant: [] for variant in here}
-    for _ in range(int(rounds)):
-        for variant in here:
-            results: multiprocessing.Queue[float] = context.Queue()
-            arguments = (variant, model_name, int(image_size), int(batch_size), results)
-            process = context.Process(target=measure, args=arguments)
-            process.start()
-            seconds[variant].append(results.get())
-            process.join()
-    base = statistics.median(seconds["float32"])
-    print(f"{model_name}, {image_size} px, batch {batch_size}, {torch.get_num_threads()} threads")
-    for variant, found in seconds.items():
-        median = statistics.median(found)
-        print(f"{variant:40s} {median:7.3f} s/step  {base / median:5.2f}x")
+    size, batch, native = int(image_size), int(batch_size), has_native_bfloat16(torch.device("cpu"))
+    here = [name for name, variant in VARIANTS.items() if native or not variant.bfloat16]
+    runs = {name: partial(in_fresh_process, measure, name, model_name, size, batch) for name in here}
+    seconds = medians(take_turns(runs, int(rounds)))
+    print(f"{model_name}, {size} px, batch {batch}, {torch.get_num_threads()} threads")
+    for name, value in seconds.items():
+        print(f"{name:40s} {value:7.3f} s/step  {seconds['float32'] / value:5.2f}x")
 
 
 if __name__ == "__main__":
