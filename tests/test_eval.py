@@ -27,7 +27,7 @@ from train import train
 from train_utils.config import BACKENDS
 from train_utils.distributed import init_distributed_mode
 from train_utils.run.checkpoint import load_last
-from train_utils.scores.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS
+from train_utils.scores.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, score
 from train_utils.scores.detections import make_detections, to_coco_json
 from train_utils.scores.speed import STAGES
 
@@ -139,12 +139,11 @@ def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
 
 @pytest.mark.slow
 def test_protocols_change_what_they_say(trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {}
-    scored = building.score
+    found: dict[str, np.ndarray] = {}
 
     def seen(truth: object, detections: np.ndarray, backend: str) -> object:
         found[protocol] = detections
-        return scored(truth, detections, backend)  # type: ignore[arg-type]
+        return score(truth, detections, backend)
 
     monkeypatch.setattr(building, "score", seen)
     for protocol in ("coco", "darknet", "ultralytics-archive", "wzmiaomiao"):
@@ -208,7 +207,7 @@ def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path
     evaluation.summarize()
     assert 0.05 < evaluation.stats[0] < 0.9
     for backend in BACKENDS:
-        figures = building.score(evaluator.ground_truth, found, backend).figures
+        figures = score(evaluator.ground_truth, found, backend).figures
         assert list(figures.values()) == evaluation.stats.tolist(), backend  # no tolerance
 
 

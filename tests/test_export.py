@@ -85,7 +85,7 @@ def test_onnx_without_its_packages_names_the_extra(error_of: Says, monkeypatch: 
     def installed(name: str) -> object | None:
         return None if name == "onnxscript" else object()
 
-    monkeypatch.setattr(program.importlib.util, "find_spec", installed)
+    monkeypatch.setattr("importlib.util.find_spec", installed)
     said = error_of(*TINY, "names=three.names")
     assert said == "format=onnx needs the packages of the extra (onnxscript missing). fix: uv sync --extra export"
 
@@ -141,7 +141,7 @@ def test_the_command_leaves_a_file_that_runs_as_it_says(tmp_path: Path) -> None:
     with torch.no_grad():
         for head in model.heads:
             model.head_convolution(head).conv.weight.mul_(30)
-            model.head_convolution(head).conv.bias.zero_()  # type: ignore[union-attr]
+            model.head_convolution(head).conv.bias.zero_()
     state = {"network": describe_network(model, config.model), "names": NAMES, "epoch": 1, "ema": model.state_dict()}
     state |= {"config": {"evaluate": {"image_size": None}, "train": {"image_size": 96}}, "images_seen": 0, "step": 0}
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)

@@ -31,7 +31,7 @@ from train_utils.config import Decay
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.loop.stop_and_save import StepDecisions
 from train_utils.run import checkpoint_writer
-from train_utils.run.checkpoint import load_checkpoint, load_last
+from train_utils.run.checkpoint import load_checkpoint, load_last, save_checkpoint
 from train_utils.run.run_state import read_run
 from train_utils.scores.coco_eval import FIGURES
 
@@ -227,14 +227,14 @@ def test_a_full_disk_does_not_end_a_training(
     """Both checkpoints of step 2 fail, which is told once; the file of step 1 stays until a later
     one succeeds.
     """
-    write, calls = checkpoint_writer.save_checkpoint, []
+    calls: list[int] = []
 
     def fails_twice(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
         calls.append(state["step"])
         if len(calls) in (2, 3):
             assert load_last(tmp_path / "run")[0]["step"] == 1
             raise CheckpointError(f"cannot write {path}: No space left on device")
-        write(path, state, keep_previous)
+        save_checkpoint(path, state, keep_previous)
 
     monkeypatch.setattr(checkpoint_writer, "save_checkpoint", fails_twice)
     train(options(shapes, tmp_path / "run", "train.epochs=2", "train.save_every_steps=1", "logger.pictures=false"))

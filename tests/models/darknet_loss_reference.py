@@ -62,10 +62,10 @@ def _one_head(raw: np.ndarray, targets: list, head: Head, image_size: tuple[int,
     rows, columns = raw.shape[2:4]
     for cell in product(*map(range, raw.shape[:4])):
         predicted = _box(activated[cell], cell, head, raw.shape, image_size)
-        best, best_truth = 0.0, None
+        best, best_label, best_box = 0.0, -1, ()
         for image, label, box in truths:
             if image == cell[0] and overlap(predicted, box, "iou") > best:
-                best, best_truth = overlap(predicted, box, "iou"), (label, box)
+                best, best_label, best_box = overlap(predicted, box, "iou"), label, box
         wanted[cell] = 0.0
         if best > keys.ignore_thresh and max(activated[cell][5:]) > 0.25:
             wanted[cell] = None
@@ -73,7 +73,7 @@ def _one_head(raw: np.ndarray, targets: list, head: Head, image_size: tuple[int,
         elif best > keys.ignore_thresh:
             seen["not recognised"] += 1
         if best > keys.truth_thresh:
-            make_positive(cell, *best_truth)
+            make_positive(cell, best_label, best_box)
             seen["by overlap"] += 1
 
     for image, label, box in truths:

@@ -22,7 +22,7 @@ def random_maps(batch: int, bias: float = 0.0) -> list[Tensor]:
 
 def postprocess(**changes: float) -> Postprocess:
     options = {"confidence": 0.05, "nms_iou": 0.5, "max_detections": 10000, "multi_label": True} | changes
-    return Postprocess(HEADS, **options)  # type: ignore[arg-type]
+    return Postprocess(HEADS, **options)
 
 
 def test_boxes_and_scores_by_formula() -> None:

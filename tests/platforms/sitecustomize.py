@@ -8,7 +8,7 @@ import sys
 import types
 
 sys.platform = "darwin"
-sys.modules["resource"] = sys.modules["triton"] = None  # type: ignore[assignment]
+sys.modules["resource"] = sys.modules["triton"] = None
 # What the standard library of macOS has.
 sys.modules["_scproxy"] = types.ModuleType("_scproxy")
 vars(sys.modules["_scproxy"]).update(_get_proxies=dict, _get_proxy_settings=dict)
@@ -23,9 +23,9 @@ whole_stat = os.stat
 
 
 def stat(path: object, *arguments: object, **options: object) -> os.stat_result:
-    if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(("/dev/shm", "/proc", "/sys")):  # type: ignore[arg-type]
+    if isinstance(path, str | os.PathLike) and os.fspath(path).startswith(("/dev/shm", "/proc", "/sys")):
         raise FileNotFoundError(2, "there is no such folder on macOS", path)
-    return whole_stat(path, *arguments, **options)  # type: ignore[arg-type]
+    return whole_stat(path, *arguments, **options)
 
 
-os.stat = stat  # type: ignore[assignment]
+os.stat = stat

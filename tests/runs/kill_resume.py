@@ -140,7 +140,7 @@ def compare(
     generator = random.Random(seed)
     whole, killed = folder / f"whole_{world_size}", folder / f"killed_{world_size}"
     assert finish(start(whole, world_size, *more), 10 * PATIENCE), Path(f"{whole}.txt").read_text()[-3000:]
-    events = []
+    events: list[str] = []
     while len(events) < kills:
         events.append(kill_once(killed, world_size, generator, longest, *more))
         if events[-1] in ("over", "failed"):

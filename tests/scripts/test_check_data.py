@@ -161,7 +161,7 @@ def test_a_training_says_what_its_sets_are_like(
     heads = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125).heads
     world = SimpleNamespace(world_size=1, device=SimpleNamespace(type="cpu"), launcher="alone", backend="none")
     sampler = SimpleNamespace(steps_per_epoch=1, device_batch_size=5, accumulate=1)
-    announce(RunLog(None, True), tmp_path, config, world, None, train_set, val_set, sampler, heads)  # type: ignore
+    announce(RunLog(None, True), tmp_path, config, world, None, train_set, val_set, sampler, heads)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"train: 5 images, 10 boxes, 2 classes, {said}")
     warned = [line for line in lines if line.startswith("warning: ")]

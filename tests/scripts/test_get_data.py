@@ -58,7 +58,7 @@ def test_without_a_network_it_says_at_once_how_to_fetch_by_hand(
 ) -> None:
     """The host is unknown, nobody listens, or nobody answers, as behind a firewall."""
     monkeypatch.setattr(download_module, "CONNECT_SECONDS", 0.2)
-    monkeypatch.setattr(download_module.time, "sleep", lambda _: pytest.fail("it tries again"))
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it tries again"))
     root = tmp_path / "root"
     with socket.socket() as closed, socket.socket() as deaf, ExitStack() as stack:
         closed.bind(("127.0.0.1", 0))

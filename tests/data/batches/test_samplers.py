@@ -17,7 +17,7 @@ from data import (
     eval_batches,
     fitting_device_batch_size,
 )
-from data.samples.letterbox import scaled_size
+from data.geometry import scaled_size
 
 FIXED = MultiScale(64, 1, 1, 32, 0)
 

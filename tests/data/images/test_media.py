@@ -156,7 +156,7 @@ def batches(media: list[Medium], **changes: object) -> FrameBatches:
         "image_size": 64, "stride": 32, "batch_size": 3, "resize": Resize.letterbox, "rect": True,
         "exif": Exif.apply, "on_error": OnBadFile.stop, "threads": 2,
     }  # fmt: skip
-    return FrameBatches(media, **options | changes)  # type: ignore[arg-type]
+    return FrameBatches(media, **options | changes)
 
 
 @pytest.mark.parametrize("resize", list(Resize))

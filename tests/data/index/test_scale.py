@@ -47,7 +47,7 @@ def test_memory_of_a_worker_does_not_grow_with_the_data_set(empty_set: CocoSet) 
         for workers in (1, 8):
             # Every fourth image touches every page; each worker reads them all.
             batches = [list(range(start, count, 40)) for start in range(0, 40, 4) for _ in range(workers)]
-            loader = DataLoader(Walk(annotations), batch_sampler=batches, num_workers=workers, collate_fn=max)  # type: ignore[call-overload]
+            loader = DataLoader(Walk(annotations), batch_sampler=batches, num_workers=workers, collate_fn=max)
             memory[count, workers] = max(list(loader)[-workers:])
     for workers in (1, 8):
         assert memory[LARGE, workers] - memory[SMALL, workers] < 4 << 20

@@ -47,7 +47,8 @@ def test_letterbox_geometry(image_size, target, upscale, expected) -> None:
         (target[1] - expected[1]) // 2,
         (target[0] - expected[0]) // 2,
     )
-    inner = canvas[box.pad_y : box.pad_y + expected[0], box.pad_x : box.pad_x + expected[1]]
+    _, _, left, top = box
+    inner = canvas[top : top + expected[0], left : left + expected[1]]
     assert (inner == 200).all()
     assert (canvas == 200).all(axis=2).sum() == expected[0] * expected[1]
     assert set(np.unique(canvas)) <= {PAD_VALUE, 200}

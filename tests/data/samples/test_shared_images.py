@@ -32,8 +32,8 @@ from tests.data.conftest import NO_AUGMENT, CocoSet
 
 # What an option is set to besides its value in NO_AUGMENT; one that is not listed here gets a value
 # by its type.
-STRONG = {"degrees": [25.0], "shear": [12.0], "perspective": [0.1], "translate": [0.3], "close_mosaic_epochs": [0]}
-STRONG |= {"mixup_beta": [2.0], "tile_pool": [4], "copy_paste": [0.5], "scale": [0.6]}
+STRONG: dict[str, list[Any]] = {"degrees": [25.0], "shear": [12.0], "perspective": [0.1], "translate": [0.3]}
+STRONG |= {"close_mosaic_epochs": [0], "mixup_beta": [2.0], "tile_pool": [4], "copy_paste": [0.5], "scale": [0.6]}
 SIZES = ((64, 64), (96, 160))
 NUM_IMAGES, BATCH = 24, 12
 
@@ -42,7 +42,8 @@ def values(name: str, kind: Any) -> list[Any]:
     if name in STRONG:
         return STRONG[name]
     if isinstance(kind, EnumType):
-        return [value for value in kind if value != getattr(NO_AUGMENT, name)]
+        members: list[Any] = list(kind)
+        return [value for value in members if value != getattr(NO_AUGMENT, name)]
     return [{float: 0.5, int: 2, bool: True}[kind]]
 
 

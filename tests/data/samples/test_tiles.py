@@ -30,7 +30,7 @@ def expected(matrix: Matrix, size: tuple[int, int]) -> tuple[np.ndarray, np.ndar
     """
     y, x = np.mgrid[: size[0], : size[1]] + 0.5
     points = np.stack([(x - matrix[0, 2]) / matrix[0, 0], (y - matrix[1, 2]) / matrix[1, 1]], axis=2)
-    inside = ((points > 1) & (points < SIDE - 1)).all(axis=2)
+    inside = np.all((points > 1) & (points < SIDE - 1), axis=2)
     return 4 * (points - 0.5), inside
 
 

@@ -126,13 +126,13 @@ def test_any_number_of_boxes(file_format: str, open_axes: bool, confidence: floa
     height, width = 9 * CELL, 13 * CELL
     batch = 1 if open_axes or confidence == 0.25 else 3
     run = write(tmp_path, file_format, model, torch.zeros(batch, 3, height, width), open_axes, confidence)
-    for shape in [(batch, height, width)] + open_axes * [(4, height, width), (2, CELL, CELL), (1, 3 * CELL, CELL)]:
-        count, *size = shape
+    other_shapes = [(4, height, width), (2, CELL, CELL), (1, 3 * CELL, CELL)] if open_axes else []
+    for count, rows, columns in [(batch, height, width), *other_shapes]:
         for start in range(0, len(SHOWN), count):
             kinds = (SHOWN + SHOWN)[start : start + count]
-            images = torch.stack([picture(*size, kind) for kind in kinds])
+            images = torch.stack([picture(rows, columns, kind) for kind in kinds])
             counts = assert_found(run, model, images, FixedSuppression(confidence, **ROOM))
-            if confidence == 0.25 and size[0] == height:
+            if confidence == 0.25 and rows == height:
                 known = {"black": 0, "white": 9 * 13, "grey": 9 * 13} | {kind: kind for kind in (0, 1, 2, 3, 40)}
                 assert all(known.get(kind, found) == found for kind, found in zip(kinds, counts, strict=True))
 

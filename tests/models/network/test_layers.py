@@ -161,7 +161,7 @@ def test_shared_convolution_has_its_own_geometry() -> None:
     x = torch.randn(1, 4, 8, 8)
     conv, norm = owner.conv, owner.norm
     for layer, stride, dilation, activation in ((second, 2, 2, F.relu), (third, 2, 1, nn.Identity())):
-        expected = activation(norm(F.conv2d(x, conv.weight, None, stride, dilation, dilation)))
+        expected = activation(norm(F.conv2d(x, conv.weight, None, stride, dilation, dilation)))  # type: ignore[misc]
         torch.testing.assert_close(layer(x), expected)
     assert [shape.size((16, 16)) for shape in model.shapes[1:6]] == [(16, 16), (8, 8), (16, 16), (8, 8), (8, 8)]
 

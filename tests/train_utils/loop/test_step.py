@@ -42,7 +42,7 @@ class Spoil(torch.autograd.Function):
         return values.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return gradient * (ctx.factor if float(gradient.abs().max()) > ctx.limit else 1), None, None
 
 

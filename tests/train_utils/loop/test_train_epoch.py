@@ -107,7 +107,7 @@ def test_a_bad_step_leaves_no_trace_but_its_batch(world: World, tmp_path: Path) 
     state = trained(world, 8, 1, model=model, folder=tmp_path, limit=1, say=said.append, file_name=lambda i: f"{i}.jpg")
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(value.isfinite().all() for value in state.average.module.state_dict().values())
-    assert state.average.updates == 2 and int(model.first[1].num_batches_tracked) == 2  # type: ignore[arg-type]
+    assert state.average.updates == 2 and int(model.first[1].num_batches_tracked) == 2
     (line,) = said
     assert "step 1" in line and "update skipped" in line and "first in first.1" not in line and "first.0" in line
     (path,) = (tmp_path / "nonfinite").iterdir()
@@ -156,7 +156,7 @@ def test_after_too_many_bad_steps_the_training_rolls_back_once(world: World) -> 
 
 
 def test_a_batch_is_not_kept_while_the_next_is_waited_for() -> None:
-    batches = iter(Waiting(torch.zeros(1) for _ in range(2)))
+    batches = iter(Waiting[Any](torch.zeros(1) for _ in range(2)))
     batch = next(batches)
     kept = weakref.ref(batch)
     del batch

@@ -111,13 +111,13 @@ def test_a_pass_leaves_no_trace(sync_bn: bool) -> None:
     model = network().eval()
     model[0].weight.requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    types = [type(module) for module in model]
+    types = [type(module) for module in model.children()]
     generator = torch.get_rng_state()
     run = training_pass(model, sync_bn, torch.float64)
     run(3)
     CpuProbe(run, 2, 2**40)
     assert torch.equal(torch.get_rng_state(), generator)
-    assert not model.training and [type(module) for module in model] == types
+    assert not model.training and [type(module) for module in model.children()] == types
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for part in (model, run.model) for parameter in part.parameters())
     assert not torch.equal(run.model[1].running_var.float(), before["1.running_var"]), "the copy was in train mode"
@@ -162,7 +162,7 @@ class FakeGpu:
             "max_memory_allocated": lambda _: self.peak,
         }.items():
             monkeypatch.setattr(torch.cuda, name, function)
-        monkeypatch.setattr(batch_probe.torch, "empty", lambda size, **_: self.take(size))
+        monkeypatch.setattr(torch, "empty", lambda size, **_: self.take(size))
 
     def empty(self) -> None:
         self.taken = self.peak = 0
@@ -185,7 +185,7 @@ def test_a_gpu_is_tried_with_room_for_the_optimiser_the_average_and_the_buckets(
 ) -> None:
     """Room: 2 or 3 copies of the 60 bytes of weights, and 5 % of 1000."""
     gpu = FakeGpu(monkeypatch)
-    probe = GpuProbe(gpu, world_size)  # type: ignore[arg-type]
+    probe = GpuProbe(gpu, world_size)
     candidates = [1, 2, 4, 6, 8] if expected != 4 else [1, 2, 4, 12]
     choice = choose_images(candidates, probe, list)
     monkeypatch.undo()
@@ -196,7 +196,7 @@ def test_a_gpu_is_tried_with_room_for_the_optimiser_the_average_and_the_buckets(
 def test_a_gpu_without_room_for_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu(monkeypatch)
     gpu.weights_bytes = 450
-    choice = choose_images([1, 2], GpuProbe(gpu, 1), list)  # type: ignore[arg-type]
+    choice = choose_images([1, 2], GpuProbe(gpu, 1), list)
     monkeypatch.undo()
     assert choice.images == 0 and choice.needed > choice.available
 
@@ -205,7 +205,7 @@ def test_another_error_of_a_trial_is_not_taken_for_lack_of_memory(monkeypatch: p
     gpu = FakeGpu(monkeypatch)
     monkeypatch.setattr(FakeGpu, "__call__", lambda *_: torch._assert(False, "a bug"))
     with pytest.raises(AssertionError, match="a bug"):
-        choose_images([1, 2], GpuProbe(gpu, 1), list)  # type: ignore[arg-type]
+        choose_images([1, 2], GpuProbe(gpu, 1), list)
 
 
 @pytest.mark.gpu

@@ -18,7 +18,7 @@ NODES = (0, 0, 1, 1, 2, 2)  # of six ranks
 
 def places_of(*folders_of_nodes: list[Path]) -> list[Place]:
     """What each of six ranks learns if nodes see these folders; then all build, guarded."""
-    shared, found, errors = dist.HashStore(), [None] * 6, []
+    shared, found, errors = dist.HashStore(), dict[int, Place](), list[BaseException]()
 
     def run(rank: int) -> None:
         place = Place(rank, 6, NODES[rank], 3, leads=rank % 2 == 0)
@@ -44,7 +44,7 @@ def places_of(*folders_of_nodes: list[Path]) -> list[Place]:
         assert not thread.is_alive()
     if errors:
         raise errors[0]
-    return found
+    return [found[rank] for rank in range(6)]
 
 
 def leaders(places: list[Place]) -> list[int]:
