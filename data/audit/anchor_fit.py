@@ -20,12 +20,17 @@ MUTATED_SHARE = 0.9  # of the values of a candidate, at random
 MUTATION = 0.1  # standard deviation of the factor's logarithm
 
 
-def network_sizes(annotations: Annotations, image_size: int) -> Sizes:
-    """Sizes of all boxes but crowds, in images letterboxed to a square of ``image_size`` pixels."""
-    counts = np.diff(annotations.offsets)
-    ratios = np.repeat(image_size / annotations.sizes.max(axis=1), counts)
-    sizes: Sizes = annotations.boxes_xywh[:, 2:] * ratios[:, None]
-    return sizes[~annotations.crowd & (sizes > 0).all(axis=1)]
+def network_sizes(annotations: Annotations, image_size: int, most: int | None = None) -> Sizes:
+    """Return sizes of all boxes but crowds, in images letterboxed to ``image_size`` pixels.
+
+    Of more than ``most`` boxes, that many are looked at, spread evenly over the set.
+    """
+    count = len(annotations.classes)
+    rows = np.linspace(0, count - 1, min(count, most or count)).astype(np.int64)
+    rows = rows[~annotations.crowd[rows] & (annotations.boxes_xywh[rows, 2:] > 0).all(axis=1)]
+    images = np.searchsorted(annotations.offsets, rows, side="right") - 1
+    sizes: Sizes = annotations.boxes_xywh[rows, 2:] * (image_size / annotations.sizes[images].max(axis=1))[:, None]
+    return sizes
 
 
 def best_overlaps(sizes: Sizes, anchors: Sizes) -> NDArray[np.float64]:

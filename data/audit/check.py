@@ -122,7 +122,8 @@ def _check_labels(split: str, annotations: Annotations, findings: Findings, prob
     examples = [box_name(annotations, row) for row in twice[:REPORTED_FINDINGS].tolist()]
     problems.add(split, "boxes given twice", examples, len(twice))
     empty = np.flatnonzero(objects_per_image(annotations) == 0)
-    notes.add(split, "images without boxes", _paths(annotations, empty[:REPORTED_FINDINGS].tolist()), len(empty))
+    examples = [annotations.path(index) for index in empty[:REPORTED_FINDINGS].tolist()]
+    notes.add(split, "images without boxes", examples, len(empty))
     absent = np.flatnonzero(np.bincount(annotations.classes, minlength=len(annotations.names)) == 0)
     notes.add(split, "classes without boxes", [annotations.names[number] for number in absent])
 
@@ -183,7 +184,3 @@ def _joined(facts: Iterable[ImageFacts]) -> ImageFacts:
         for key in ("readable", "pixel_hash", "look", "colour")
     }
     return ImageFacts(**arrays, problems=[])
-
-
-def _paths(annotations: Annotations, indices: list[int]) -> list[str]:
-    return [annotations.path(index) for index in indices]

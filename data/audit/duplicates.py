@@ -48,20 +48,13 @@ def alike(facts: ImageFacts) -> Pairs:
 
 
 def _close(facts: ImageFacts, pairs: Pairs) -> Pairs:
-    """Keep the pairs (n, 2) that look alike and are not equal; colour is the quick first test."""
-    for is_close in (_close_in_colour, _close_in_look):
-        pairs = pairs[is_close(facts, *pairs.T)]
-    return pairs
-
-
-def _close_in_colour(facts: ImageFacts, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Keep the pairs (n, 2) that look alike and are not equal."""
+    first, second = pairs.T
     difference = np.abs(facts.colour[first].astype(np.int16) - facts.colour[second])
-    return np.asarray((difference <= NEAR_COLOUR).all(axis=1))
-
-
-def _close_in_look(facts: ImageFacts, first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.bool_]:
-    close = _count_ones(facts.look[first] ^ facts.look[second]).sum(axis=1) <= NEAR_BITS
-    return np.asarray(close & (facts.pixel_hash[first] != facts.pixel_hash[second]).any(axis=1))
+    first, second = pairs[(difference <= NEAR_COLOUR).all(axis=1)].T  # the quick test leaves few to the other
+    bits = _count_ones(facts.look[first] ^ facts.look[second]).sum(axis=1)
+    close = (bits <= NEAR_BITS) & (facts.pixel_hash[first] != facts.pixel_hash[second]).any(axis=1)
+    return np.stack([first[close], second[close]], axis=1)
 
 
 def _sharing(sorted_parts: NDArray[np.uint16], order: NDArray[np.int64]) -> Iterator[Pairs]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data.audit.anchor_fit import Sizes, best_overlaps
+from data.audit.anchor_fit import Sizes, best_overlaps, network_sizes
 from data.index.annotations import Annotations
 
 SAMPLED_BOXES = 200_000  # with nine anchors their overlaps take 0.1 s
@@ -54,7 +54,7 @@ def summarise(annotations: Annotations, image_size: int, anchors: Sizes, min_iou
     Images are letterboxed to a square. In large sets, an evenly spread sample of the boxes is
     measured.
     """
-    overlaps = best_overlaps(_sampled_sizes(annotations, image_size), anchors)
+    overlaps = best_overlaps(network_sizes(annotations, image_size, SAMPLED_BOXES), anchors)
     values = overlaps if min_iou is None else overlaps > min_iou
     return SetSummary(
         images=len(annotations),
@@ -71,12 +71,3 @@ def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
     before = np.concatenate([[0], np.cumsum(~annotations.crowd)])
     counts: NDArray[np.int64] = np.diff(before[annotations.offsets])
     return counts
-
-
-def _sampled_sizes(annotations: Annotations, image_size: int) -> Sizes:
-    count = len(annotations.classes)
-    rows = np.linspace(0, count - 1, min(count, SAMPLED_BOXES)).astype(np.int64)
-    rows = rows[~annotations.crowd[rows] & (annotations.boxes_xywh[rows, 2:] > 0).all(axis=1)]
-    images = np.searchsorted(annotations.offsets, rows, side="right") - 1
-    sizes: Sizes = annotations.boxes_xywh[rows, 2:] * (image_size / annotations.sizes[images].max(axis=1))[:, None]
-    return sizes

@@ -90,14 +90,15 @@ class FrameBatches:
                     for medium in group:
                         yield from self._batches(self._frames_of(medium, in_order))
                 else:
-                    pictures = (partial(self._guarded, partial(self._prepare_picture, medium)) for medium in group)
-                    yield from self._batches(_ahead(pool, pictures, 2 * self.threads))
+                    reads = (partial(self._guarded, partial(read_picture, medium, self.exif)) for medium in group)
+                    jobs = (partial(self._prepare, read) for read in reads)
+                    yield from self._batches(_ahead(pool, jobs, 2 * self.threads))
 
     def _frames_of(self, medium: Medium, in_order: ThreadPoolExecutor) -> Iterator[_Prepared | None]:
         """Return the frames of a video, decoded by one thread."""
         video = self._guarded(partial(Video, medium))
         frames = iter(video) if video is not None else iter(())
-        prepared = _ahead(in_order, repeat(partial(self._prepare_next, frames)), 2 * self.threads)
+        prepared = _ahead(in_order, repeat(partial(self._prepare, partial(next, frames, None))), 2 * self.threads)
         yield from takewhile(lambda one: one is not None, prepared)  # None follows the last frame
 
     def _batches(self, prepared: Iterable[_Prepared | None]) -> Iterator[FrameBatch]:
@@ -115,16 +116,11 @@ class FrameBatches:
         for group in waiting.values():
             yield _together(group)
 
-    def _prepare_picture(self, medium: Medium) -> _Prepared:
+    def _prepare(self, read: Callable[[], Frame | None]) -> _Prepared | None:
         started = time.perf_counter()
-        return self._prepare(read_picture(medium, self.exif), started)
-
-    def _prepare_next(self, frames: Iterator[Frame]) -> _Prepared | None:
-        started = time.perf_counter()
-        frame = next(frames, None)
-        return self._prepare(frame, started) if frame is not None else None
-
-    def _prepare(self, frame: Frame, started: float) -> _Prepared:
+        frame = read()
+        if frame is None:
+            return None
         canvas: Image = np.empty((*self._shape(frame.size), 3), dtype=np.uint8)
         letterbox = resize_into(canvas, frame.image, self.resize, upscale=True)
         return _Prepared(frame, canvas, letterbox, time.perf_counter() - started)

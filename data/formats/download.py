@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
+import stat
 import tarfile
 import time
 import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from data.errors import DataError
 
@@ -126,52 +128,45 @@ def unpack(archive: Path, folder: Path, report: Report) -> None:
     """
     try:
         if zipfile.is_zipfile(archive):
-            _unzip(archive, folder, report)
+            with zipfile.ZipFile(archive) as zipped:
+                entries = [
+                    # The upper 16 bits are the Unix mode.
+                    _Entry(entry.filename, not stat.S_ISLNK(entry.external_attr >> 16), partial(zipped.extract, entry))
+                    for entry in zipped.infolist()
+                ]
+                _extract(archive, entries, folder, report)
         elif tarfile.is_tarfile(archive):
-            _untar(archive, folder, report)
+            with tarfile.open(archive) as tarred:
+                entries = [
+                    _Entry(entry.name, entry.isfile() or entry.isdir(), partial(tarred.extract, entry, filter="data"))
+                    for entry in tarred.getmembers()
+                ]
+                _extract(archive, entries, folder, report)
         else:
             raise DataError(f"{archive} is no .zip and no .tar. fix: get it again")
     except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
         raise DataError(f"{archive} is damaged ({error}). fix: remove it and run the command again") from error
 
 
-def _unzip(path: Path, folder: Path, report: Report) -> None:
-    with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-        for entry in entries:
-            # The upper 16 bits are the Unix mode: 0o120000 marks a link.
-            is_link = entry.external_attr >> 16 & 0o170000 == 0o120000
-            _check_entry(path, folder, entry.filename, is_plain=not is_link)
-        for done, entry in enumerate(entries, start=1):
-            target = folder / entry.filename
-            if entry.is_dir():
-                target.mkdir(parents=True, exist_ok=True)
-            else:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(entry) as source, target.open("wb") as file:
-                    shutil.copyfileobj(source, file, CHUNK)
-            report(done, len(entries))
+class _Entry(NamedTuple):
+    name: str
+    is_plain: bool  # a file or a folder
+    extract: Callable[..., object]  # its argument ``path`` is the folder
 
 
-def _untar(path: Path, folder: Path, report: Report) -> None:
-    with tarfile.open(path) as archive:
-        members = archive.getmembers()
-        for member in members:
-            _check_entry(path, folder, member.name, is_plain=member.isfile() or member.isdir())
-        for done, member in enumerate(members, start=1):
-            archive.extract(member, folder, filter="data")
-            report(done, len(members))
-
-
-def _check_entry(archive: Path, folder: Path, name: str, is_plain: bool) -> None:
-    parts = PurePosixPath(name.replace("\\", "/"))
-    # resolve() follows links that already exist in the folder.
-    inside = (folder / parts).resolve().is_relative_to(folder.resolve())
-    if not is_plain or parts.is_absolute() or ".." in parts.parts or not inside:
-        raise DataError(
-            f"{archive} holds the entry {name!r}, which is no plain file inside the folder, so nothing was unpacked."
-            " fix: do not use this archive"
-        )
+def _extract(archive: Path, entries: list[_Entry], folder: Path, report: Report) -> None:
+    for entry in entries:
+        parts = PurePosixPath(entry.name.replace("\\", "/"))
+        # resolve() follows links that already exist in the folder.
+        inside = (folder / parts).resolve().is_relative_to(folder.resolve())
+        if not entry.is_plain or parts.is_absolute() or ".." in parts.parts or not inside:
+            raise DataError(
+                f"{archive} holds the entry {entry.name!r}, which is no plain file inside the folder, so nothing was"
+                " unpacked. fix: do not use this archive"
+            )
+    for done, entry in enumerate(entries, start=1):
+        entry.extract(path=folder)
+        report(done, len(entries))
 
 
 def _md5(path: Path) -> str:

@@ -10,9 +10,6 @@ import colorsys
 import hashlib
 import json
 import math
-import shutil
-import uuid
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,10 +21,12 @@ from tqdm import tqdm
 
 from data.config import ShapesConfig
 from data.errors import DataError
-from data.index.cache import publish
+from data.index.cache import new_folder
 
 DRAWING_VERSION = 4  # raise it when the same settings give other files
 CLASSES = ("circle", "square", "triangle", "star", "cross")
+# Distances of corners from the centre at equal angles, for all classes but the cross.
+RADII = {"circle": [1.0] * 48, "square": [1.0] * 4, "triangle": [1.0] * 3, "star": [1.0, 0.4] * 5}
 SMALLEST_OBJECT = 16.0  # pixels across
 LARGEST_OBJECT = 0.5  # of the image's shorter side
 MOST_OBJECTS = 7
@@ -56,21 +55,18 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
     folder = root / hashlib.sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()[:8]
     if folder.is_dir():
         return folder
-    temporary = root / f".{folder.name}.{uuid.uuid4().hex}.tmp"
     try:
-        (temporary / "annotations").mkdir(parents=True)
-        for number, (split, count) in enumerate((("train", config.train_images), ("val", config.val_images))):
-            content = _draw_split(temporary / split, count, config.image_size, [config.seed, number])
-            (temporary / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
-        (temporary / "parameters.json").write_text(json.dumps(parameters, indent=2))
-        publish(temporary, folder)
+        with new_folder(folder) as temporary:
+            (temporary / "annotations").mkdir()
+            for number, (split, count) in enumerate((("train", config.train_images), ("val", config.val_images))):
+                content = _draw_split(temporary / split, count, config.image_size, [config.seed, number])
+                (temporary / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
+            (temporary / "parameters.json").write_text(json.dumps(parameters, indent=2))
     except OSError as error:
         raise DataError(
             f"cannot write the drawn data set to {root} ({error.strerror}). "
             "fix: set data.root to a folder with space that you may write to"
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # no longer there after the rename
     return folder
 
 
@@ -152,7 +148,7 @@ def _place(
     for _ in range(PLACEMENTS):
         across = math.exp(generator.uniform(math.log(SMALLEST_OBJECT), math.log(LARGEST_OBJECT * min(size))))
         centre = generator.uniform((0.4 * across, 0.4 * across), (width - 0.4 * across, height - 0.4 * across))
-        corners = OUTLINES[CLASSES[kind]](generator.uniform(0, 2 * math.pi)) * (across / 2) + centre
+        corners = _outline(CLASSES[kind], generator.uniform(0, 2 * math.pi)) * (across / 2) + centre
         mask = np.zeros(size, dtype=np.uint8)
         # Integer corners with 4 fractional bits; OpenCV puts whole numbers at pixel centres.
         cv2.fillPoly(mask, [np.round((corners - 0.5) * 16).astype(np.int32)], 1, shift=4)
@@ -163,43 +159,17 @@ def _place(
     return None
 
 
-def _circle(angle: float) -> NDArray[np.float64]:
-    return _polar(np.ones(48), angle)
-
-
-def _square(angle: float) -> NDArray[np.float64]:
-    return _polar(np.ones(4), angle)
-
-
-def _triangle(angle: float) -> NDArray[np.float64]:
-    return _polar(np.ones(3), angle)
-
-
-def _star(angle: float) -> NDArray[np.float64]:
-    return _polar(np.tile([1.0, 0.4], 5), angle)
-
-
-def _cross(angle: float) -> NDArray[np.float64]:
-    arm = np.array([[1, 0.3], [0.3, 0.3], [0.3, 1]]) / math.hypot(1, 0.3)
-    quarter_turns = [np.array([[c, -s], [s, c]]) for c, s in ((1, 0), (0, 1), (-1, 0), (0, -1))]
-    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    corners: NDArray[np.float64] = np.concatenate([arm @ quarter.T for quarter in quarter_turns]) @ turn.T
-    return corners
-
-
-def _polar(radii: NDArray[np.float64], angle: float) -> NDArray[np.float64]:
+def _outline(name: str, angle: float) -> NDArray[np.float64]:
+    """Return the corners (n, 2) of a class inside the unit circle, turned by an angle."""
+    if name == "cross":
+        arm = np.array([[1, 0.3], [0.3, 0.3], [0.3, 1]]) / math.hypot(1, 0.3)
+        quarter_turns = [np.array([[c, -s], [s, c]]) for c, s in ((1, 0), (0, 1), (-1, 0), (0, -1))]
+        turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+        corners: NDArray[np.float64] = np.concatenate([arm @ quarter.T for quarter in quarter_turns]) @ turn.T
+        return corners
+    radii = np.array(RADII[name])
     angles = angle + np.linspace(0, 2 * math.pi, len(radii), endpoint=False)
     return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=1)
-
-
-# Corners (n, 2) of each class inside the unit circle, turned by an angle.
-OUTLINES: dict[str, Callable[[float], NDArray[np.float64]]] = {
-    "circle": _circle,
-    "square": _square,
-    "triangle": _triangle,
-    "star": _star,
-    "cross": _cross,
-}
 
 
 def _background(height: int, width: int, generator: np.random.Generator) -> NDArray[np.float32]:

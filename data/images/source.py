@@ -125,13 +125,7 @@ class ImageSource:
         return Encoded(data, header, orientation)
 
     def _decode(self, index: int, rows: int | None) -> NDArray[np.uint8]:
-        return self.decode(index, self.read_encoded(index), rows)
-
-    def decode(self, index: int, encoded: Encoded, rows: int | None = None) -> NDArray[np.uint8]:
-        """Decode the result of ``read_encoded`` into what ``read`` returns. Raises
-        ``DataError``.
-        """
-        data, header, orientation = encoded
+        data, header, orientation = self.read_encoded(index)
         if header.kind == "JPEG":
             needed = header.height if rows is None or orientation != 1 else rows
             quickly = decode_rows(data, header.end, header.height, needed)

@@ -20,7 +20,6 @@ from data.errors import DataError
 from data.images.orientation import TurnRule, rule_of
 from data.index.cache import (
     build_index,
-    find_index,
     index_key,
     load_index,
     map_again,
@@ -146,7 +145,8 @@ def _open(
 ) -> tuple[Annotations, str]:
     """The index of these sources, and the stamps of the image files if sizes come from them."""
     key = index_key(index_dir, files.hashed, stamps, asked)
-    arrays, about = load_index(find_index(index_dir, key) or _build(config, split, files, index_dir, key))
+    folder = index_dir / key
+    arrays, about = load_index(folder if folder.is_dir() else _build(config, split, files, index_dir, key))
     stamps_then = about.pop("image_stamps")
     about["turn"] = TurnRule(Exif(about["turn"][0]), about["turn"][1])
     return Annotations(**arrays, **about, image_root=files.image_root), stamps_then

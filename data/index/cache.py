@@ -14,8 +14,8 @@ import stat
 import time
 import uuid
 from array import array
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,12 +121,6 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def find_index(index_dir: Path, key: str) -> Path | None:
-    """The folder of an index, or ``None`` if it does not exist."""
-    folder = index_dir / key
-    return folder if folder.is_dir() else None
-
-
 def build_index(
     index_dir: Path, key: str, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]
 ) -> Path:
@@ -135,44 +129,49 @@ def build_index(
     Raises ``DataError`` where ``index_dir`` cannot be written.
     """
     folder = index_dir / key
-    temporary = index_dir / f".{key}.{uuid.uuid4().hex}.tmp"
     try:
-        index_dir.mkdir(parents=True, exist_ok=True)
-        _remove_stale(index_dir)
-        temporary.mkdir()
-        for name in COLUMNS:
-            with (temporary / f"{name}.npy").open("wb") as file:
-                np.save(file, columns[name], allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-        with (temporary / "about.json").open("w", encoding="utf-8") as file:
-            json.dump(about, file)
-            file.flush()
-            os.fsync(file.fileno())
-        publish(temporary, folder)
+        with new_folder(folder) as temporary:
+            _remove_stale(index_dir)
+            for name in COLUMNS:
+                with (temporary / f"{name}.npy").open("wb") as file:
+                    np.save(file, columns[name], allow_pickle=False)
+                    file.flush()
+                    os.fsync(file.fileno())
+            with (temporary / "about.json").open("w", encoding="utf-8") as text:
+                json.dump(about, text)
+                text.flush()
+                os.fsync(text.fileno())
     except OSError as error:
         raise DataError(
             f"cannot write the index of the data set to {index_dir} ({error.strerror}). "
             "fix: set data.index_dir to a folder with space that you may write to"
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # no longer there after the rename
     return folder
 
 
-def publish(temporary: Path, folder: Path) -> None:
-    """Rename a finished folder to its final name, unless another process was faster."""
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes ``folder`` at the end, unless another process made it.
+
+    After an error nothing is left of it. Raises ``OSError``.
+    """
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     try:
-        temporary.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        return
-    parent = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(parent)
+        temporary.mkdir(parents=True)
+        yield temporary
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            return
+        parent = os.open(folder.parent, os.O_RDONLY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
     finally:
-        os.close(parent)
+        shutil.rmtree(temporary, ignore_errors=True)  # no longer there after the rename
 
 
 def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

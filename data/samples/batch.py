@@ -34,19 +34,20 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory; the loader calls this."""
-        return Batch(**{field.name: getattr(self, field.name).pin_memory() for field in fields(self)})
+        return Batch(*(tensor.pin_memory() for tensor in self._tensors()))
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The batch on a device."""
-        return Batch(
-            **{field.name: getattr(self, field.name).to(device, non_blocking=non_blocking) for field in fields(self)}
-        )
+        return Batch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self._tensors()))
+
+    def _tensors(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
 
     def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
         # From a worker only the images travel as shared memory: for each such tensor the training
         # process asks the worker, which is busy with the next batch.
-        small = [getattr(self, field.name).numpy() for field in fields(self)[1:]]
-        return _receive, (self.images, *small)
+        images, *small = self._tensors()
+        return _receive, (images, *(tensor.numpy() for tensor in small))
 
 
 def _receive(images: Tensor, *small: np.ndarray) -> Batch:

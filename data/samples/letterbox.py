@@ -62,15 +62,13 @@ def letterbox(image: Image, size: tuple[int, int], upscale: bool) -> tuple[Image
     return canvas, letterbox_into(canvas, image, upscale)
 
 
-def stretch_into(canvas: Image, image: Image) -> Letterbox:
-    """Stretch an image linearly to fill the canvas, as Darknet and OpenCV feed networks."""
-    cv2.resize(image, (canvas.shape[1], canvas.shape[0]), dst=canvas, interpolation=cv2.INTER_LINEAR)
-    return Letterbox(canvas.shape[1] / image.shape[1], canvas.shape[0] / image.shape[0], 0, 0)
-
-
 def resize_into(canvas: Image, image: Image, resize: Resize, upscale: bool) -> Letterbox:
     """Resize an image into the canvas as ``resize`` says; only the letterbox uses ``upscale``."""
-    return stretch_into(canvas, image) if resize == Resize.stretch else letterbox_into(canvas, image, upscale)
+    if resize == Resize.letterbox:
+        return letterbox_into(canvas, image, upscale)
+    # Linearly, as Darknet and OpenCV feed networks.
+    cv2.resize(image, (canvas.shape[1], canvas.shape[0]), dst=canvas, interpolation=cv2.INTER_LINEAR)
+    return Letterbox(canvas.shape[1] / image.shape[1], canvas.shape[0] / image.shape[0], 0, 0)
 
 
 def cut_at_edges(boxes_xyxy: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:

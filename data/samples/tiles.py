@@ -18,6 +18,7 @@ from data.geometry import Image, Matrix, Size, corner_points, inverse, is_uprigh
 WHOLE = 1e-6  # pixels: a coordinate so close to a whole number is one
 MARGIN = 1  # source pixels that interpolation may reach beyond the one at the last point shown
 PRECISION = 1 / 32  # pixels: of the points at which OpenCV's own warps sample
+FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}  # of OpenCV: vertically, horizontally, both
 SEARCHED = 32  # pixels: with one more in 16 whole to that precision, most searches end long before
 
 
@@ -52,12 +53,12 @@ class UprightTile(NamedTuple):
         """Draws the image, or as many rows of it as are needed, onto the canvas."""
         rows, columns = self.rows, self.columns
         part = image[rows.source, columns.source]
-        if (code := _flip_code(rows.from_end, columns.from_end)) is not None:
+        if (code := FLIP_CODES.get((rows.from_end, columns.from_end))) is not None:
             part = np.asarray(cv2.flip(part, code), dtype=np.uint8)  # a resize counts from the top left
         resized = cv2.resize(part, None, fx=columns.factor, fy=rows.factor, interpolation=cv2.INTER_LINEAR)
         resized = resized[rows.resized, columns.resized]
         shown = canvas[rows.shown, columns.shown]
-        if (code := _flip_code(rows.reversed, columns.reversed)) is not None:
+        if (code := FLIP_CODES.get((rows.reversed, columns.reversed))) is not None:
             cv2.flip(resized, code, dst=shown)
         else:
             shown[:] = resized
@@ -141,12 +142,6 @@ def _whole_length(length: int, side: int, factor: float) -> int | None:
         if abs(scaled - round(scaled)) <= PRECISION:
             return longer
     return None
-
-
-def _flip_code(vertically: bool, horizontally: bool) -> int | None:
-    if vertically and horizontally:
-        return -1
-    return 0 if vertically else 1 if horizontally else None
 
 
 def _warped(matrix: Matrix, image_size: Size, canvas_size: Size) -> WarpedTile | None:
