@@ -1,0 +1,42 @@
+# One file for CPUs and GPUs; docs/container.md has the commands.
+# torch's wheels bring the CUDA libraries along, so the base is plain Debian either way.
+ARG BASE=debian:trixie-slim
+
+# What does not change with the project; the devcontainer stops here.
+FROM ${BASE} AS system
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates git make openssh-client python3 python3-venv shellcheck \
+ && rm -rf /var/lib/apt/lists/*
+# Mirrors of the package index may be named at build time; unnamed ones leave no variable behind.
+ARG UV_DEFAULT_INDEX
+ARG PIP_INDEX_URL
+RUN python3 -m venv /opt/uv \
+ && /opt/uv/bin/pip install --no-cache-dir "uv>=0.9" \
+ && ln -s /opt/uv/bin/uv /opt/uv/bin/uvx /usr/local/bin/
+# 1000 is the user of Kubeflow's pods. HOME and USER also serve an id without an account (--user).
+RUN useradd --create-home --uid 1000 --shell /bin/bash yolo && chmod 1777 /home/yolo
+ENV HOME=/home/yolo USER=yolo UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
+USER yolo
+
+# The packages: built again only when pyproject.toml changes.
+FROM system AS packages
+USER root
+WORKDIR /app
+ARG UV_DEFAULT_INDEX
+# cpu, cu130, rocm6.4 ..., see `uv pip install --help`; without it the index decides: CUDA on x86-64.
+ARG UV_TORCH_BACKEND
+ARG PACKAGES="--all-extras --group dev"
+COPY pyproject.toml ./
+RUN --mount=type=cache,target=/tmp/uv \
+    uv venv --no-cache /opt/venv \
+ && UV_CACHE_DIR=/tmp/uv uv pip install --python /opt/venv -r pyproject.toml ${PACKAGES}
+ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
+
+# The project; what it writes may belong to any user (--user).
+FROM packages AS run
+COPY --chown=yolo:yolo . ./
+RUN --mount=type=cache,target=/tmp/uv \
+    UV_CACHE_DIR=/tmp/uv uv pip install --no-deps --editable . \
+ && chmod -R a+rX . && install -d -m 1777 . runs datasets
+USER yolo
+CMD ["python", "train.py", "--help"]
