@@ -10,6 +10,12 @@ The figures are the same to the last bit on any number of processes.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("eval")
+    raise SystemExit
+
 from pathlib import Path
 
 import torch
@@ -18,8 +24,6 @@ from torch import Tensor
 from conf.build.batches import open_split
 from conf.build.evaluator import Evaluation, Evaluator, ground_truth_of
 from conf.build.network import build_model, image_size_of, model_from_checkpoint
-from conf.completion import complete_from_checkpoint
-from conf.entry import run
 from conf.failures import ConfigError
 from conf.schema import EvalConfig, EvalTask
 from data import (
@@ -134,7 +138,3 @@ def time_stages(evaluator: Evaluator, model: torch.nn.Module, batch_size: int) -
 
 def _short(names: list[str]) -> str:
     return f"{len(names)} ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
-
-
-if __name__ == "__main__":
-    run("eval", EvalConfig, evaluate, complete_from_checkpoint)

@@ -9,6 +9,12 @@ The file is run and compared with the network before it gets its name. Everythin
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("export")
+    raise SystemExit
+
 import importlib.metadata
 import importlib.util
 import json
@@ -22,8 +28,6 @@ import torch
 from torch import Tensor
 
 from conf.build.network import Detector, open_detector
-from conf.completion import model_or_checkpoint
-from conf.entry import run
 from conf.failures import ConfigError
 from conf.schema_inference import ExportConfig, ExportFormat
 from data.formats.shapes import draw_image
@@ -31,7 +35,7 @@ from data.samples.letterbox import letterbox
 from models.export.check import Comparison, check_onnx, check_torch
 from models.export.files import DynamicAxes, output_names, write_onnx, write_torch
 from models.export.graph import DetectorGraph, FixedSuppression
-from train_utils.run.checkpoint import FOLDER
+from train_utils.run.checkpoint_files import FOLDER
 
 PROJECT = "hydra-yolov3-spp"
 SUFFIXES = {ExportFormat.onnx: ".onnx", ExportFormat.torch: ".pt2"}
@@ -237,7 +241,3 @@ def usage(out: Path, config: ExportConfig, names: Sequence[str], stride: int) ->
             f"{outputs} = detector(images)  # a tensor",
         ]
     return "\n".join(["run it:", *(f"  {line}" for line in [reading, *lines])])
-
-
-if __name__ == "__main__":
-    run("export", ExportConfig, export, model_or_checkpoint)

@@ -11,6 +11,12 @@ labels/*.txt.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("predict")
+    raise SystemExit
+
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +26,6 @@ import numpy as np
 from torch import Tensor
 
 from conf.build.network import Detector, open_detector
-from conf.completion import model_or_checkpoint
-from conf.entry import run
 from conf.failures import ConfigError
 from conf.schema_inference import PredictConfig
 from data import Frame, FrameBatch, FrameBatches, Medium, cut_at_edges, find_media
@@ -189,7 +193,3 @@ def summary(writer: ResultWriter, frames: FrameBatches, network: Timed, seconds:
         f"{count} images, {found} detections{left_out}{turned}, in {writer.out}; ms per image: {milliseconds[0]} from "
         f"start to end; in threads side by side {milliseconds[1]} reading, {milliseconds[2]} network and NMS"
     )
-
-
-if __name__ == "__main__":
-    run("predict", PredictConfig, predict, model_or_checkpoint)

@@ -9,11 +9,14 @@ What a run leaves is in runs/<name>/<date_time>/.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("train")
+    raise SystemExit
+
 import warnings
-from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,8 +29,6 @@ from conf.build.network import build_model, build_resumed_model, make_loss
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
 from conf.build.start import prepare_numerics, start_state
 from conf.build.training import Training
-from conf.entry import layered, run
-from conf.resume import continue_run
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, check_same_classes
 from models import Darknet
@@ -135,16 +136,3 @@ def build_step(
         decisions=StepDecisions(stop, options.save_every_steps, options.save_every_minutes, checkpoints.writer.failed),
     )
     return step, checkpoints
-
-
-def complete(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The whole configuration: with ``resume`` that run's own; folders absolute, so that it holds
-    elsewhere too.
-    """
-    whole = continue_run(given, named)
-    folders = [key for key in ("root", "index_dir") if key in whole["data"]]
-    return layered(whole, {"data": {key: str(Path(whole["data"][key]).absolute()) for key in folders}})
-
-
-if __name__ == "__main__":
-    run("train", TrainConfig, train, complete)

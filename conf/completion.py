@@ -11,7 +11,7 @@ import yaml
 from conf.entry import CONF_DIR, layered
 from conf.failures import ConfigError
 from conf.schema import EvalTask
-from train_utils.run.checkpoint import peek_config
+from train_utils.run.checkpoint_files import find_checkpoint
 
 
 def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
     """``given`` laid over the named sections of the checkpoint's configuration; the image size is
     the one it was evaluated with where ``given`` has none.
     """
-    saved = peek_config(Path(given["ckpt"]))
+    saved = config_of_checkpoint(given["ckpt"])
     image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     given["evaluate"]["image_size"] = image_size
     for section in sections:
@@ -70,3 +70,30 @@ def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
         today = yaml.safe_load((CONF_DIR / "data" / "coco.yaml").read_text(encoding="utf-8"))
         saved["data"] = layered(today, saved["data"])
     return layered({section: saved[section] for section in sections if section in saved}, given)
+
+
+def complete_conversion(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The options of convert_weights with the network of ``ckpt``, which ``model`` must not name.
+
+    ``model.weights``, the name in other programs, means ``weights``.
+    """
+    if given["weights"] is None and given["ckpt"] is None and given["model"]["weights"] is not None:
+        given = {**given, "weights": given["model"]["weights"], "model": {**given["model"], "weights": None}}
+    if given["ckpt"] is not None and given["weights"] is None:
+        if any(key.split(".")[0] == "model" for key in named):
+            raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
+        return {**given, "model": config_of_checkpoint(given["ckpt"])["model"]}
+    if given["weights"] is not None and "cfg" not in given["model"]:
+        raise ConfigError(f"weights={given['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
+    return {**given, "model": {"cfg": "", **given["model"]}}
+
+
+def config_of_checkpoint(path: str) -> dict[str, Any]:
+    """The configuration in a checkpoint file or run folder.
+
+    A wrong path is refused before torch is imported.
+    """
+    find_checkpoint(Path(path), "best")
+    from train_utils.run.checkpoint import peek_config
+
+    return peek_config(Path(path))

@@ -17,15 +17,14 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.messages import explain, null_sections, sentence
-from data import DataError
-from models import ModelError
+from conf.messages import explain, sentence
+from data.errors import DataError
+from models.errors import ModelError
 from train_utils.errors import CheckpointError, DistributedError, TrainError
 from train_utils.launch.environment import report_to_launcher
 from train_utils.processes.ending import let_others_hear, should_report_error
 
 BUG_EXIT_CODE, USAGE_EXIT_CODE, INTERRUPT_EXIT_CODE = 1, 2, 130
-OMEGACONF_NULL_SECTION = "Unexpected type for root"  # of its AssertionError
 
 
 class ConfigError(ValueError):
@@ -50,23 +49,23 @@ class JobError(Exception):
 USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
 
 
-def tell(error: BaseException, schema: type, debug: bool) -> int:
+def report(error: BaseException, schema: type, debug: bool) -> int:
     """Print a sentence, or the traceback of a bug, on one process only; the exit code. ``debug``:
     always a traceback.
 
     ``schema`` is that of the program, whose keys the sentence may name.
     """
     reason = _reason(error, schema)
-    _say(reason and f"error: {reason}", error if debug or reason is None else None)
+    _print_once(reason and f"error: {reason}", error if debug or reason is None else None)
     return BUG_EXIT_CODE if reason is None else USAGE_EXIT_CODE
 
 
-def tell_interrupt() -> int:
+def report_interrupt() -> int:
     """Say that Ctrl-C ended the program, on one process; others then do not count it as lost. Gives
     the exit code.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it at once
-    _say("stopped by Ctrl-C", None)
+    _print_once("stopped by Ctrl-C", None)
     return INTERRUPT_EXIT_CODE
 
 
@@ -87,11 +86,11 @@ def job_failure(error: BaseException, schema: type, debug: bool) -> JobError:
         code = error.code if isinstance(error.code, int) else BUG_EXIT_CODE
         reason = f"ended with code {code}"
     failure = JobError(job, reason or "".join(traceback.format_exception_only(error)).strip(), code)
-    _say(f"error: {failure}", error if debug or reason is None else None)
+    _print_once(f"error: {failure}", error if debug or reason is None else None)
     return failure
 
 
-def tell_failed_jobs(failures: Sequence[JobError]) -> int:
+def report_failed_jobs(failures: Sequence[JobError]) -> int:
     """Print all that is known at the end of a multirun of jobs that failed, in one line; the exit
     code.
     """
@@ -99,7 +98,7 @@ def tell_failed_jobs(failures: Sequence[JobError]) -> int:
     return min(failure.code for failure in failures)
 
 
-def _say(text: str | None, traced: BaseException | None) -> None:
+def _print_once(text: str | None, traced: BaseException | None) -> None:
     if should_report_error():
         if traced is not None:
             traceback.print_exception(traced)
@@ -117,6 +116,4 @@ def _reason(error: BaseException, schema: type) -> str | None:
         return sentence(error)
     if isinstance(error, HydraException | OmegaConfBaseException):
         return explain(error, schema)
-    if isinstance(error, AssertionError) and str(error).startswith(OMEGACONF_NULL_SECTION):
-        return null_sections(sys.argv[1:], schema)
     return None

@@ -136,17 +136,14 @@ def explain(error: Exception, schema: Any) -> str:
     return first_line if isinstance(cause, OmegaConfBaseException) else " ".join(text.split())
 
 
-def null_sections(overrides: Sequence[str], schema: Any) -> str:
-    """One sentence for options of a section that is null here, over which OmegaConf ends in an
-    AssertionError.
-    """
-    keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
+def null_sections(keys: Sequence[str], schema: Any) -> str | None:
+    """The sentence for options of a section that is null here; None if ``keys`` has none."""
     within = [(key, section) for section in _optional_sections(schema) for key in keys if key.startswith(f"{section}.")]
-    named = " and ".join(key for key, _ in within) or "an option"
-    sections = sorted({section for _, section in within})
-    where = f"in {' and '.join(sections)}, which is null here" if sections else "in a section that is null here"
-    group = sections[0].split(".")[0] if sections else "data"
-    return f"{named} lies {where}. fix: choose what has it, such as {group}={'shapes' if group == 'data' else 'yolov3'}"
+    if not within:
+        return None
+    named, sections = " and ".join(key for key, _ in within), sorted({section for _, section in within})
+    choice = "data=shapes" if sections[0].startswith("data") else "model=yolov3"
+    return f"{named} lies in {' and '.join(sections)}, which is null here. fix: choose what has it, such as {choice}"
 
 
 def _optional_sections(schema: Any, prefix: str = "") -> list[str]:

@@ -12,12 +12,12 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.entry import plain
+from conf.completion import config_of_checkpoint
+from conf.entry import layered, plain
 from conf.failures import ConfigError
 from conf.schema import CHOICES
 from train_utils.launch.environment import allowed_restarts, job_folder_name, read_job_place
-from train_utils.run.checkpoint import FOLDER, peek_config
-from train_utils.run.run_folder import find_run
+from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.same_training import changed_values, is_covered
 
 # Options that may be others when a job is started again: on another node, say.
@@ -25,6 +25,16 @@ OF_THE_MACHINE = (
     "debug", "dry_run", "data.root", "data.index_dir", "data.workers", "data.cache", "logger", "train.device",
     "train.timeout_seconds",
 )  # fmt: skip
+
+
+def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The options of a training: with ``resume`` those of that run, with absolute folders.
+
+    So they hold in another working folder, too.
+    """
+    whole = continue_run(given, named)
+    folders = [key for key in ("root", "index_dir") if key in whole["data"]]
+    return layered(whole, {"data": {key: str(Path(whole["data"][key]).absolute()) for key in folders}})
 
 
 def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -37,6 +47,8 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """
     given = _with_restarts(given, named)
     if given.get("resume") == "auto":
+        from train_utils.run.run_folder import find_run  # imports torch
+
         found = find_run(given["name"], given["run_dir"], lambda folder: _has_options(folder, given))
         given = given | {"resume": str(found) if found else None, "run_dir": None if found else given["run_dir"]}
         named = [key for key in named if key not in ("resume", "run_dir")]
@@ -66,7 +78,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         there = next((checkpoint for checkpoint in checkpoints if checkpoint.is_file()), None)
         if there is None:
             raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
-        return peek_config(there)
+        return config_of_checkpoint(str(there))
     try:
         loaded = OmegaConf.load(path)
         if isinstance(loaded, DictConfig) and "train" in loaded:

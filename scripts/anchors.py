@@ -8,6 +8,12 @@ K-means with IoU distance, then random refinement; prints the recall before and 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("anchors")
+    raise SystemExit
+
 import shlex
 from pathlib import Path
 
@@ -15,7 +21,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from conf.build.network import load_network
-from conf.entry import run
 from conf.failures import ConfigError
 from conf.schema_tools import AnchorsConfig
 from data import open_annotations
@@ -105,7 +110,3 @@ def draw(sizes: Sizes, before: Sizes, after: Sizes, out: Path) -> None:
     axis.set(xscale="log", yscale="log", xlabel="width, pixels", ylabel="height, pixels")
     axis.legend()
     figure.savefig(out, dpi=110)
-
-
-if __name__ == "__main__":
-    run("anchors", AnchorsConfig, find_anchors)

@@ -11,6 +11,12 @@ A .cfg that makes no network is answered with one sentence that names file and l
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("cfg_info")
+    raise SystemExit
+
 import math
 import textwrap
 from collections.abc import Iterator
@@ -20,7 +26,6 @@ import torch
 from torch import nn
 
 from conf.build.network import build_model, load_network
-from conf.entry import run
 from conf.failures import ConfigError
 from conf.schema_tools import CfgInfoConfig
 from models import Darknet, count_parameters
@@ -206,7 +211,3 @@ def _idle_options(cfg: Cfg) -> Iterator[str]:
 
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, COLUMNS, initial_indent=indent, subsequent_indent=indent * 2, break_on_hyphens=False)
-
-
-if __name__ == "__main__":
-    run("cfg_info", CfgInfoConfig, show)

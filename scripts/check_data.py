@@ -9,6 +9,12 @@ report.txt. Exit code 0: no problems, 1: some, 2: there is no such data set or o
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("check_data")
+    raise SystemExit
+
 import json
 import sys
 import time
@@ -20,7 +26,6 @@ import numpy as np
 import torch
 
 from conf.build.network import load_network
-from conf.entry import run
 from conf.failures import ConfigError
 from conf.schema_tools import CheckDataConfig
 from data import ImageSource, OnError, Request, TrainDataset
@@ -138,7 +143,3 @@ def main(config: CheckDataConfig) -> None:
     """The program: the exit code tells whether there were problems."""
     if check(config)["num_problems"]:
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    run("check_data", CheckDataConfig, main)

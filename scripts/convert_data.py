@@ -9,10 +9,15 @@ An annotation of the json has the number of its row as id, so that later message
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("convert_data")
+    raise SystemExit
+
 import json
 from pathlib import Path
 
-from conf.entry import run
 from conf.failures import ConfigError
 from conf.schema_tools import ConvertDataConfig
 from data.formats.csv_boxes import read_csv
@@ -38,7 +43,3 @@ def convert(config: ConvertDataConfig) -> Path:
     paths = option("data.train.annotations", out.absolute()), option("data.train.images", images.absolute())
     print(f"python train.py data=coco {option('data.name', out.stem)} data.split=0.1 {' '.join(paths)}")
     return out
-
-
-if __name__ == "__main__":
-    run("convert_data", ConvertDataConfig, convert)

@@ -14,7 +14,12 @@ Darknet's `partial` command, a .weights file can be cut directly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("convert")
+    raise SystemExit
+
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +27,12 @@ from typing import Any
 from torch.nn import BatchNorm2d
 
 from conf.build.network import Detector, build_model, describe_network, model_from_checkpoint, open_detector
-from conf.entry import run, to_dictionary
+from conf.entry import to_dictionary
 from conf.failures import ConfigError
 from conf.schema_tools import ConvertConfig
 from models import Darknet, ModelError, fitted_cfg, save_darknet_weights
 from models.config import ModelConfig
-from train_utils.run.checkpoint import load_checkpoint, peek_config, save_checkpoint
+from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
 
 DARKNET_EPS = 1e-6  # what Darknet adds to a variance
 
@@ -126,22 +131,3 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ModelError(f"cannot write cfg={path} ({error.strerror}). fix: a file in a folder of yours") from error
-
-
-def complete(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The whole configuration: with ``ckpt`` its network, which ``model`` must not name again;
-    ``model.weights``, as the other programs call them, are ``weights``.
-    """
-    if given["weights"] is None and given["ckpt"] is None and given["model"]["weights"] is not None:
-        given = {**given, "weights": given["model"]["weights"], "model": {**given["model"], "weights": None}}
-    if given["ckpt"] is not None and given["weights"] is None:
-        if any(key.split(".")[0] == "model" for key in named):
-            raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
-        return {**given, "model": peek_config(Path(given["ckpt"]))["model"]}
-    if given["weights"] is not None and "cfg" not in given["model"]:
-        raise ConfigError(f"weights={given['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
-    return {**given, "model": {"cfg": "", **given["model"]}}
-
-
-if __name__ == "__main__":
-    run("convert", ConvertConfig, convert, complete)

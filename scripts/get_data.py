@@ -8,13 +8,17 @@ Downloads go on where they stopped, are checked, and are unpacked once.
 
 from __future__ import annotations
 
-import sys
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("get_data")
+    raise SystemExit
+
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from conf.entry import run
 from conf.failures import ConfigError
 from conf.schema_tools import GetDataConfig, PublicSetConfig
 from data.formats.download import UnreachableError, download, unpack
@@ -78,17 +82,3 @@ class _Bar:
         """``done`` of ``total`` units are finished; a total of 0 is unknown."""
         self._bar.total = total or None
         self._bar.update(done - self._bar.n)
-
-
-def name_first(arguments: list[str]) -> list[str]:
-    """The command line with a bare first word, as ``coco2017``, written as the option that it
-    means.
-    """
-    if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
-        return [f"name={arguments[0]}", *arguments[1:]]
-    return arguments
-
-
-if __name__ == "__main__":
-    sys.argv[1:] = name_first(sys.argv[1:])
-    run("get_data", GetDataConfig, get_data)

@@ -14,24 +14,14 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch.distributed.run import get_args_parser
 
-from conf.completion import complete_from_checkpoint, model_or_checkpoint
 from conf.entry import CONF_DIR, compose, defaults
 from conf.failures import ConfigError
-from scripts import convert_weights
-from scripts.get_data import name_first
-from scripts.options_page import PROGRAMS
-from train import complete
+from conf.programs import PROGRAMS, prepare_arguments
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 STARTS = ("python ", "uv run ", "torchrun ", "sbatch ")
-COMPLETE = {
-    "train": complete,
-    "eval": complete_from_checkpoint,
-    "predict": model_or_checkpoint,
-    "export": model_or_checkpoint,
-    "convert": convert_weights.complete,
-}
+NAMES = {program.command: name for name, program in PROGRAMS.items()}
 SBATCH_OPTIONS = {"--nodes", "--gpus-per-node", "--ntasks-per-node", "--array", "--no-requeue", "--cpus-per-task"}
 
 
@@ -84,8 +74,8 @@ def check(command: str, own_files: Path) -> None:
             check(shlex.join(["torchrun", *rest]), own_files)
         case ["python", "-m", module, *rest]:
             assert importlib.util.find_spec(module) is not None, f"{command}: no module {module}"
-            if module in PROGRAMS:
-                check_options(module, name_first(rest) if module == "scripts.get_data" else rest, own_files)
+            if module in NAMES:
+                check_options(module, rest, own_files)
         case ["pytest", *rest]:
             paths = [word for word in rest if "/" in word]
             assert all((REPOSITORY / path).exists() for path in paths), command
@@ -97,8 +87,10 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
     """Compose ``options`` as ``program`` does; with a checkpoint or a run, that is not here, up to
     its values.
     """
-    assert program in PROGRAMS, f"no program {program}"
-    name, schema = PROGRAMS[program]
+    assert program in NAMES, f"no program {program}"
+    name = NAMES[program]
+    schema, _, complete, first_word = PROGRAMS[name]
+    options = prepare_arguments(options, first_word)
     if "--config-dir" in options:
         at = options.index("--config-dir")
         options = [*options[:at], *options[at + 2 :], f"hydra.searchpath=[file://{own_files}]"]
@@ -112,7 +104,7 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
         with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             hydra.compose(name, options)
     else:
-        compose(name, schema, options, COMPLETE.get(name))
+        compose(name, schema, options, complete)
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)

@@ -14,8 +14,8 @@ import torch
 
 import export as program
 from conf.build.network import build_model, describe_network
-from conf.completion import model_or_checkpoint
-from conf.entry import compose, run
+from conf.entry import compose
+from conf.programs import run
 from conf.schema import TrainConfig
 from conf.schema_inference import ExportConfig
 from export import export
@@ -49,7 +49,7 @@ def error_of(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         before = set(folder.iterdir())
         monkeypatch.setattr(sys, "argv", ["export.py", *arguments])
         with pytest.raises(SystemExit) as ended:
-            run("export", ExportConfig, export, model_or_checkpoint)
+            run("export")
         lines = capsys.readouterr().err.strip().splitlines()
         assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: "), lines
         assert set(folder.iterdir()) == before

@@ -17,7 +17,8 @@ from conf.build.batches import open_split
 from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, describe_network, model_from_checkpoint
 from conf.completion import complete_from_checkpoint, model_or_checkpoint
-from conf.entry import compose, run, to_dictionary
+from conf.entry import compose, to_dictionary
+from conf.programs import run
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import PredictConfig
 from data import DataFormat, ShapesConfig, cut_at_edges, ensure_shapes
@@ -228,7 +229,7 @@ def error_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["predict.py", "device=cpu", *arguments])
     with pytest.raises(SystemExit) as ended:
-        run("predict", PredictConfig, predict, model_or_checkpoint)
+        run("predict")
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert ended.value.code == 2 and len(lines) == 1, lines
     return lines[0]

@@ -20,11 +20,12 @@ from pycocotools.cocoeval import COCOeval
 from conf.build.training import COLUMNS
 from conf.completion import complete_from_checkpoint
 from conf.entry import compose
+from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from tests.runs.process_group import run_group
-from train import complete, train
+from train import train
 from train_utils.scores.coco_eval import FIGURES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -167,7 +168,7 @@ def test_one_process_says_what_is_wrong_and_all_end(folder: Path) -> None:
 def train_here(folder: Path, options: list[str]) -> None:
     """The part of this rank in one training."""
     os.chdir(folder)
-    train(compose("train", TrainConfig, options, complete))
+    train(compose("train", TrainConfig, options, complete_training))
 
 
 def test_a_broken_picture_is_named_or_left_out(folder: Path) -> None:

@@ -20,13 +20,14 @@ from omegaconf import OmegaConf
 from conf.build.network import model_from_checkpoint
 from conf.completion import complete_from_checkpoint
 from conf.entry import compose, layered
+from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, ModelError, zoo_cfg
 from models.weights.darknet import weight_tensors
 from tests.small_run import small_run
-from train import complete, train
+from train import train
 from train_utils.config import Decay
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.loop.stop_and_save import StepDecisions
@@ -280,7 +281,7 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
     ]  # fmt: skip
 
     def run(*more: str) -> None:
-        train(compose("train", TrainConfig, list(more), complete))
+        train(compose("train", TrainConfig, list(more), complete_training))
 
     run(*given, f"run_dir={tmp_path}/whole")
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
@@ -328,7 +329,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_f
             train(config)
         assert len(rows(run)) == 1
         if resume == "auto":
-            config = compose("train", TrainConfig, [f"run_dir={run}", "resume=auto"], complete)
+            config = compose("train", TrainConfig, [f"run_dir={run}", "resume=auto"], complete_training)
             assert config.resume == str(run) and config.train.epochs == 2
             train(config)
         else:

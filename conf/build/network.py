@@ -37,7 +37,8 @@ from models import (
 )
 from models.config import ModelConfig
 from train_utils.run.checkpoint import FORMAT as CHECKPOINT_FORMAT
-from train_utils.run.checkpoint import find_checkpoint, load_checkpoint
+from train_utils.run.checkpoint import load_checkpoint
+from train_utils.run.checkpoint_files import find_checkpoint
 from train_utils.run.run_state import images_seen
 
 

@@ -21,7 +21,7 @@ from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from omegaconf import open_dict
 
-from conf.entry import run
+from conf.programs import PROGRAMS, Program, run
 from conf.schema import TrainConfig
 from data import DataError
 
@@ -101,9 +101,11 @@ def ended(
 
     def called(*arguments: str) -> tuple[int, str, list[str]]:
         monkeypatch.setattr(sys, "argv", ["train.py", "-m", *arguments])
+        program = Program(TrainConfig, f"{__name__}:{fails_at_some_rates.__name__}")
+        monkeypatch.setitem(PROGRAMS, "train", program)
         code = 0
         try:
-            run("train", TrainConfig, fails_at_some_rates)
+            run("train")
         except SystemExit as end:
             code = int(end.code or 0)
         written = capfd.readouterr()

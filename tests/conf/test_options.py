@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 
 from conf.build.report import save_config
-from conf.completion import complete_from_checkpoint
-from conf.entry import CONF_DIR, compose, run, to_dictionary, to_yaml
+from conf.entry import CONF_DIR, compose, to_dictionary, to_yaml
 from conf.failures import ConfigError
 from conf.messages import full_keys
-from conf.resume import continue_run
-from conf.schema import EvalConfig, TrainConfig
-from eval import evaluate
-from train import complete, train
+from conf.programs import run
+from conf.resume import complete_training, continue_run
+from conf.schema import TrainConfig
 from train_utils.errors import TrainError
 from train_utils.run.checkpoint import save_checkpoint
 
 Program = Callable[..., str]
+
+
+def compose_training(*overrides: str) -> TrainConfig:
+    return compose("train", TrainConfig, list(overrides), complete_training)
 
 
 @pytest.fixture
@@ -35,10 +37,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     def called(*arguments: str, program: str = "train") -> str:
         monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
         with pytest.raises(SystemExit) as ended:
-            if program == "train":
-                run("train", TrainConfig, train, complete)
-            else:
-                run("eval", EvalConfig, evaluate, complete_from_checkpoint)
+            run(program)
         assert ended.value.code == 2
         lines = capsys.readouterr().err.strip().splitlines()
         assert len(lines) == 1 and lines[0].startswith("error: "), lines
@@ -161,9 +160,9 @@ def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacke
 
 
 def test_options_beside_resume_hold_for_compose_as_on_a_command_line(tmp_path: Path) -> None:
-    before = compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.5", "data.workers=3"], complete)
+    before = compose_training("experiment=quickstart", "optim.lr=0.5", "data.workers=3")
     save_config(tmp_path, before)
-    found = compose("train", TrainConfig, [f"resume={tmp_path}", "train.epochs=7", "++data.workers=1"], complete)
+    found = compose_training(f"resume={tmp_path}", "train.epochs=7", "++data.workers=1")
     assert (found.train.epochs, found.data.workers, found.optim.lr) == (7, 1, 0.5)
     assert found.name == "quickstart" and found.resume == str(tmp_path)
 
@@ -175,16 +174,16 @@ def test_a_damaged_config_yaml_is_one_sentence_and_the_checkpoint_stands_in_for_
     path = tmp_path / "config.yaml"
     path.write_text(content)
     with pytest.raises(ConfigError, match=rf"^{path} cannot be read \([^\n]+\)\. fix: delete it, [^\n]+$"):
-        compose("train", TrainConfig, [f"resume={tmp_path}"], complete)
+        compose_training(f"resume={tmp_path}")
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=rf"^{path} cannot be read \([^\n]+\)\. fix: delete it, [^\n]+$"):
-        compose("train", TrainConfig, [f"resume={tmp_path}"], complete)
+        compose_training(f"resume={tmp_path}")
     path.unlink()
     with pytest.raises(ConfigError, match=r"holds no config\.yaml\. fix: "):
-        compose("train", TrainConfig, [f"resume={tmp_path}"], complete)
+        compose_training(f"resume={tmp_path}")
     config = compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.5"])
     save_checkpoint(tmp_path / "checkpoints" / "last.pt", {"config": to_dictionary(config)})
-    assert compose("train", TrainConfig, [f"resume={tmp_path}"], complete).optim.lr == 0.5
+    assert compose_training(f"resume={tmp_path}").optim.lr == 0.5
 
 
 @pytest.mark.parametrize("call", range(1, 7))

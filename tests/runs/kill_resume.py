@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from conf.entry import compose
+from conf.resume import complete_training
 from conf.schema import TrainConfig
 from tests.runs.process_group import fork_context, free_port
-from train import complete, train
+from train import train
 from train_utils.processes.ending import shutdown
 from train_utils.run.checkpoint import load_last
 
@@ -47,7 +48,7 @@ def train_rank(rank: int, world_size: int, port: int, output: str, options: list
     os.environ |= {key: str(value) for key, value in place.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    train(compose("train", TrainConfig, options, complete))
+    train(compose("train", TrainConfig, options, complete_training))
     shutdown()
 
 

@@ -23,9 +23,7 @@ from pathlib import Path
 
 import torch
 
-import train
-from conf.entry import run
-from conf.schema import TrainConfig
+from conf.programs import run
 from tests.runs.fault_list import FAULTS, strike
 from tests.runs.process_group import fork_context, free_port
 
@@ -80,7 +78,7 @@ def train_rank(rank: int, port: int, name: str, folder: Path, options: Sequence[
     elif name == "beside-leader":
         strike("data.index.annotations.build_index", partial(time.sleep, 8), noted=False)
     sys.argv = ["train.py", *options, *os.environ.get("PLANTED_OPTIONS", "").split()]
-    run("train", TrainConfig, train.train, train.complete)
+    run("train")
 
 
 def strike_down(name: str, folder: Path) -> Outcome:

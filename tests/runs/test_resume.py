@@ -14,11 +14,9 @@ import pytest
 import torch
 import yaml
 
-from conf.entry import run
-from conf.schema import TrainConfig
+from conf.programs import run
 from tests.runs.kill_resume import OPTIONS, PATIENCE, compare, differences, finish, start, start_and_wait
 from tests.runs.process_group import fork_context
-from train import complete, train
 from train_utils.run.checkpoint import load_last
 
 pytestmark = pytest.mark.slow
@@ -71,7 +69,7 @@ def train_in_job(step: int, restarts: int, output: str, options: list[str]) -> N
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
     sys.argv[1:] = options
-    run("train", TrainConfig, train, complete)
+    run("train")
 
 
 def test_two_steps_of_one_job_train_in_two_folders_and_go_on_there_after_a_requeue(

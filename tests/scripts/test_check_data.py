@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from conf.build.report import announce
-from conf.entry import compose, run
+from conf.entry import compose
+from conf.programs import run
 from conf.schema import TrainConfig
 from conf.schema_tools import CheckDataConfig
 from data import DataFormat, open_annotations
 from models import Darknet, zoo_cfg
-from scripts.check_data import check, main
+from scripts.check_data import check
 from tests.data.bad_inputs import exif, with_segment
 from tests.data.drawn_set import DrawnSet
 from train_utils.pictures.sheets import GAP, LINE, MARGIN
@@ -125,7 +126,7 @@ def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     def start(*more: str) -> str:
         monkeypatch.setattr(sys, "argv", ["scripts/check_data.py", *options, *more])
-        run("check_data", CheckDataConfig, main)
+        run("check_data")
         return capsys.readouterr().out
 
     assert start().splitlines()[-1].startswith("0 problems in 8 images, report: ")

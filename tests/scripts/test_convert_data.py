@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from conf.entry import compose, run
+from conf.entry import compose
+from conf.programs import run
 from conf.schema import TrainConfig
 from conf.schema_tools import ConvertDataConfig
 from data import open_annotations
@@ -150,7 +151,7 @@ def test_wrong_rows_are_named(
     (folder / "in.csv").write_text(text)
     monkeypatch.setattr(sys, "argv", ["convert_data", "csv=in.csv", "images='my pictures'", "out=set.json"])
     with pytest.raises(SystemExit) as ended:
-        run("convert_data", ConvertDataConfig, convert)
+        run("convert_data")
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert ended.value.code == 2 and re.search(WRONG[text], line) and "fix: " in line, line
     assert not (folder / "set.json").exists()

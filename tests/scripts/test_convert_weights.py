@@ -15,15 +15,16 @@ import torch
 
 from conf.build.network import build_model, model_from_checkpoint, open_detector
 from conf.completion import complete_from_checkpoint
-from conf.entry import compose, run, to_dictionary
+from conf.entry import compose, to_dictionary
 from conf.failures import ConfigError
+from conf.programs import run
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_tools import ConvertConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
 from models.weights.darknet import weight_tensors
-from scripts.convert_weights import complete, convert
+from scripts.convert_weights import convert
 from tests.models.small_network import PlainNetwork, cfg_text, randomise, small
 from train import train
 from train_utils.errors import CheckpointError
@@ -41,10 +42,10 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     def called(*arguments: str, code: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["convert_weights.py", *arguments])
         if code == 0:
-            run("convert", ConvertConfig, convert, complete)
+            run("convert")
             return capsys.readouterr().out
         with pytest.raises(SystemExit) as ended:
-            run("convert", ConvertConfig, convert, complete)
+            run("convert")
         said = capsys.readouterr().err.strip()
         assert ended.value.code == code and said.startswith("error: ") and "\n" not in said, said
         return said.removeprefix("error: ")

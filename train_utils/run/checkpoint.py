@@ -15,15 +15,12 @@ from typing import Any
 import torch
 
 from train_utils.errors import CheckpointError
+from train_utils.run.checkpoint_files import FOLDER, find_checkpoint, other_files
 from train_utils.run.plain_data import digest_of, to_plain
 from train_utils.run.whole_files import sync_folder
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
-FOLDER = "checkpoints"
-EXPORTED = "exported ones are for other programs. fix: ckpt=<the run folder or .pt file that it was exported from>"
-DARKNET = "Darknet's are two files. fix: model.cfg=<its .cfg> and model.weights=<its .weights> instead of ckpt="
-OTHER_FORMATS = {".onnx": EXPORTED, ".pt2": EXPORTED, ".weights": DARKNET, ".cfg": DARKNET}
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
@@ -65,7 +62,7 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     content = _content(file)
     state: dict[str, Any] = content["state"]
     if digest_of(state) != content.get("digest"):
-        raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: {_other_files(file)}")
+        raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: {other_files(file)}")
     return state
 
 
@@ -142,33 +139,12 @@ def _read(file: Path, mapped: bool) -> Any:
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
         # data, torch advises to load it anyway.
         raise CheckpointError(
-            f"{file} is damaged, or no checkpoint of this project. fix: {_other_files(file)}"
+            f"{file} is damaged, or no checkpoint of this project. fix: {other_files(file)}"
         ) from error
 
 
-def find_checkpoint(path: Path, which: str) -> Path:
-    """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
-    if path.suffix in OTHER_FORMATS:
-        raise CheckpointError(
-            f"{path} is no checkpoint: run folders and their .pt files are read here, {OTHER_FORMATS[path.suffix]}"
-        )
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise CheckpointError(f"there is no checkpoint {path.absolute()}. fix: give a run folder or a .pt file")
-    file = path / FOLDER / f"{which}.pt"
-    if not file.is_file():
-        raise CheckpointError(f"the folder {path.absolute()} has no {FOLDER}/{which}.pt. fix: {_other_files(file)}")
-    return file
-
-
-def _other_files(file: Path) -> str:
-    """What to try instead of ``file``: the intact checkpoints beside it."""
-    others = sorted(other.name for other in file.parent.glob("*.pt") if other != file and _is_intact(other))
-    return f"try {' or '.join(others)} in {file.parent}" if others else "give a run folder or a .pt file of train.py"
-
-
-def _is_intact(file: Path) -> bool:
+def is_intact(file: Path) -> bool:
+    """Whether ``file`` is a checkpoint whose content has its digest."""
     try:
         content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
         return bool(content["digest"] == digest_of(content["state"]))

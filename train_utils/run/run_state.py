@@ -16,7 +16,8 @@ from train_utils.distributed import World, gather_arrays
 from train_utils.errors import CheckpointError
 from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import WeightAverage, restore_optimizer
-from train_utils.run.checkpoint import FOLDER, load_last
+from train_utils.run.checkpoint import load_last
+from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.checkpoint_writer import CheckpointWriter
 from train_utils.run.same_training import changed_values, check_same_training
 from train_utils.scores.coco_eval import ABSENT

@@ -8,31 +8,16 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf.completion import complete_from_checkpoint, model_or_checkpoint
-from conf.entry import Complete, run
-from conf.schema import EvalConfig, TrainConfig
-from conf.schema_inference import ExportConfig, PredictConfig
-from conf.schema_tools import AnchorsConfig, CfgInfoConfig, CheckDataConfig, ConvertConfig
+from conf.programs import run
 from data import ShapesConfig, ensure_shapes
-from eval import evaluate
-from export import export
 from models import Darknet, save_darknet_weights
-from predict import predict
-from scripts.anchors import find_anchors
-from scripts.cfg_info import show
-from scripts.check_data import check
-from scripts.convert_weights import complete as complete_conversion
-from scripts.convert_weights import convert
 from tests.models.cfg_writer import cfg, conv, head
-from train import complete as complete_training
-from train import train
 from train_utils.shell import option
 
 SHAPES = [
@@ -42,31 +27,15 @@ SHAPES = [
 SMALL = cfg(conv(8, 3, 2), conv(8, 3, 2), conv(8, 3, 2), head(0, 1))
 
 
-class Program(NamedTuple):
-    """A program as its file starts it, with the other options that it needs."""
-
-    schema: type
-    main: Callable[[Any], Any]
-    complete: Complete | None
-    options: list[str]
-
-
-PROGRAMS = {
-    "train": Program(
-        TrainConfig,
-        train,
-        complete_training,
-        [*SHAPES, "train.epochs=1", "train.batch_size=2", "train.image_size=64", "train.device=cpu"],
-    ),
-    "eval": Program(EvalConfig, evaluate, complete_from_checkpoint, [*SHAPES, "device=cpu"]),
-    "predict": Program(
-        PredictConfig, predict, model_or_checkpoint, ["source=picture.png", "device=cpu", "out=found", "draw=false"]
-    ),
-    "export": Program(ExportConfig, export, model_or_checkpoint, ["format=torch"]),
-    "cfg_info": Program(CfgInfoConfig, show, None, []),
-    "anchors": Program(AnchorsConfig, find_anchors, None, [*SHAPES, "rounds=5", "image_size=64"]),
-    "check_data": Program(CheckDataConfig, check, None, [*SHAPES, "image_size=64", "pictures=0", "out=report"]),
-    "convert": Program(ConvertConfig, convert, complete_conversion, ["out=a.pt"]),
+PROGRAMS = {  # with the other options that each needs
+    "train": [*SHAPES, "train.epochs=1", "train.batch_size=2", "train.image_size=64", "train.device=cpu"],
+    "eval": [*SHAPES, "device=cpu"],
+    "predict": ["source=picture.png", "device=cpu", "out=found", "draw=false"],
+    "export": ["format=torch"],
+    "cfg_info": [],
+    "anchors": [*SHAPES, "rounds=5", "image_size=64"],
+    "check_data": [*SHAPES, "image_size=64", "pictures=0", "out=report"],
+    "convert": ["out=a.pt"],
 }
 
 
@@ -78,10 +47,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.chdir(tmp_path)
 
     def started(name: str, *arguments: str) -> str:
-        program = PROGRAMS[name]
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *program.options, *arguments])
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *PROGRAMS[name], *arguments])
         try:
-            run(name, program.schema, program.main, program.complete)
+            run(name)
         except SystemExit as ended:
             assert ended.code == 2
             return capsys.readouterr().err.strip().removeprefix("error: ")
@@ -93,7 +61,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_cfg_and_its_weights_are_enough(name: str, start: Callable[..., str], tmp_path: Path) -> None:
     ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64, seed=0))
-    classes = 5 if "data=shapes" in PROGRAMS[name].options else 2
+    classes = 5 if "data=shapes" in PROGRAMS[name] else 2
     (tmp_path / "a.cfg").write_text(SMALL)
     save_darknet_weights(Darknet(tmp_path / "a.cfg", classes), tmp_path / "a.weights")
     cv2.imwrite("picture.png", np.zeros((64, 48, 3), np.uint8))
@@ -150,5 +118,5 @@ def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
     log = (tmp_path / run_dir / "train.log").read_text(encoding="utf-8")
     _, program, *typed = shlex.split(log.split(": python ")[-1].splitlines()[0].join(["python ", ""]))
     monkeypatch.setattr(sys, "argv", [program, *typed, "device=cpu"])
-    run("eval", EvalConfig, evaluate, complete_from_checkpoint)
+    run("eval")
     assert "AP" in capsys.readouterr().out

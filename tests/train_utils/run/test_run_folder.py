@@ -13,8 +13,8 @@ import pytest
 
 from conf.build.report import save_config
 from conf.entry import compose
+from conf.resume import complete_training
 from conf.schema import TrainConfig
-from train import complete
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.run import run_claim
@@ -60,7 +60,7 @@ class Job:
         with self.patch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)
-            config = compose("train", TrainConfig, ["experiment=quickstart", "name=n", *options], complete)
+            config = compose("train", TrainConfig, ["experiment=quickstart", "name=n", *options], complete_training)
             stack = ExitStack()
             folder = stack.enter_context(open_run_folder(self.world, config.name, config.run_dir, config.resume)).path
         save_config(folder, config)

@@ -1,0 +1,145 @@
+"""The programs: what each reads, and how a command line becomes a call.
+
+``run`` composes and checks the options first and imports the program only then, so ``--help``, tab
+completion and a refused option need no torch. Every user error leaves as one sentence on one rank
+with exit code 2; anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint
+from conf.entry import CONF_DIR, Complete, keys_of, register, to_plain
+from conf.failures import (
+    ConfigError,
+    JobError,
+    is_job_of_multirun,
+    job_failure,
+    report,
+    report_failed_jobs,
+    report_interrupt,
+)
+from conf.messages import foreign_flag_message, is_foreign_flag, null_sections
+from conf.resume import complete_training
+from conf.schema import EvalConfig, TrainConfig
+from conf.schema_inference import ExportConfig, PredictConfig
+from conf.schema_tools import (
+    AnchorsConfig,
+    CfgInfoConfig,
+    CheckDataConfig,
+    ConvertConfig,
+    ConvertDataConfig,
+    GetDataConfig,
+)
+from train_utils.launch.environment import peek_world_size, strip_local_rank
+from train_utils.processes.ending import name_lost_peers, shutdown
+
+
+class Program(NamedTuple):
+    """A program by its options and by the function that gets them."""
+
+    schema: type
+    function: str  # "module:function", imported once the options are right
+    complete: Complete | None = None  # adds values of a checkpoint or an earlier run
+    first_word: str = ""  # the option that a bare first word gives
+
+    @property
+    def command(self) -> str:
+        """What to type after ``python``, or after ``python -m`` for a script."""
+        module = self.function.partition(":")[0]
+        return module if "." in module else f"{module}.py"
+
+
+PROGRAMS = {  # by the name of their YAML file in conf/
+    "train": Program(TrainConfig, "train:train", complete_training),
+    "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint),
+    "predict": Program(PredictConfig, "predict:predict", model_or_checkpoint),
+    "export": Program(ExportConfig, "export:export", model_or_checkpoint),
+    "check_data": Program(CheckDataConfig, "scripts.check_data:main"),
+    "convert_data": Program(ConvertDataConfig, "scripts.convert_data:convert"),
+    "anchors": Program(AnchorsConfig, "scripts.anchors:find_anchors"),
+    "get_data": Program(GetDataConfig, "scripts.get_data:get_data", first_word="name"),
+    "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
+    "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
+}
+
+
+def run(name: str) -> None:
+    """Run the program ``name`` of PROGRAMS with the options of the command line.
+
+    Returns after success. Otherwise exits: with code 2 after a user error, 1 after a bug.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out of Hydra: they are reported here
+    program, debug = PROGRAMS[name], "debug=true" in sys.argv
+    failures: list[BaseException] = []  # of this process, which a launcher's jobs may have left
+
+    @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
+    def main(cfg: DictConfig) -> Any:
+        try:
+            named = keys_of(HydraConfig.get().overrides.task)
+            config: Any = to_plain(cfg, program.schema, program.complete, named)
+            return resolve_name(program.function)(config)
+        except (Exception, SystemExit) as error:
+            failures.append(name_lost_peers(error))
+            if not is_job_of_multirun():
+                return None  # reported below: Hydra would add a line of its own
+            failures[-1] = job_failure(failures[-1], program.schema, debug)
+            raise failures[-1] from None
+        finally:
+            if is_job_of_multirun():
+                shutdown()  # the next job may run in this process
+
+    try:
+        sys.argv[1:] = prepare_arguments(sys.argv[1:], program.first_word)
+        register(name, program.schema)
+        _compose_and_call(main, program.schema)
+        if failures:
+            raise failures[0]
+    except KeyboardInterrupt:
+        sys.exit(report_interrupt())
+    except JobError as error:
+        sys.exit(report_failed_jobs([known for known in failures if isinstance(known, JobError)] or [error]))
+    except Exception as error:
+        sys.exit(report(error, program.schema, debug))
+    shutdown()
+
+
+def _compose_and_call(main: Any, schema: type) -> None:
+    """Call Hydra's ``main``; raise ConfigError if an option lies in a section that is null.
+
+    OmegaConf asserts there. No other AssertionError gets here: ``main`` keeps those of the program.
+    """
+    try:
+        main()
+    except AssertionError as error:
+        sentence = null_sections(keys_of(sys.argv[1:]), schema)
+        if sentence is None:
+            raise
+        raise ConfigError(sentence) from error
+
+
+def prepare_arguments(arguments: list[str], first_word: str) -> list[str]:
+    """The arguments for Hydra: without those that launchers add, a bare first word as its option.
+
+    Raises ConfigError for flags of other programs and for a multirun of several ranks.
+    """
+    arguments = strip_local_rank(arguments)
+    for argument in arguments:
+        flag = argument.split("=")[0]
+        if is_foreign_flag(flag):
+            raise ConfigError(foreign_flag_message(flag))
+        if flag in ("-m", "--multirun") and peek_world_size() > 1:
+            raise ConfigError(
+                "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
+            )
+    if first_word and arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
+        return [f"{first_word}={arguments[0]}", *arguments[1:]]
+    return arguments

@@ -1,0 +1,36 @@
+"""Where checkpoints are; imports no torch, so that a wrong path is refused at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from train_utils.errors import CheckpointError
+
+FOLDER = "checkpoints"
+EXPORTED = "exported ones are for other programs. fix: ckpt=<the run folder or .pt file that it was exported from>"
+DARKNET = "Darknet's are two files. fix: model.cfg=<its .cfg> and model.weights=<its .weights> instead of ckpt="
+OTHER_FORMATS = {".onnx": EXPORTED, ".pt2": EXPORTED, ".weights": DARKNET, ".cfg": DARKNET}
+
+
+def find_checkpoint(path: Path, which: str) -> Path:
+    """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
+    if path.suffix in OTHER_FORMATS:
+        raise CheckpointError(
+            f"{path} is no checkpoint: run folders and their .pt files are read here, {OTHER_FORMATS[path.suffix]}"
+        )
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise CheckpointError(f"there is no checkpoint {path.absolute()}. fix: give a run folder or a .pt file")
+    file = path / FOLDER / f"{which}.pt"
+    if not file.is_file():
+        raise CheckpointError(f"the folder {path.absolute()} has no {FOLDER}/{which}.pt. fix: {other_files(file)}")
+    return file
+
+
+def other_files(file: Path) -> str:
+    """What to try instead of ``file``: the intact checkpoints beside it."""
+    from train_utils.run.checkpoint import is_intact  # reads files with torch
+
+    others = sorted(other.name for other in file.parent.glob("*.pt") if other != file and is_intact(other))
+    return f"try {' or '.join(others)} in {file.parent}" if others else "give a run folder or a .pt file of train.py"
