@@ -6,10 +6,14 @@ import ast
 import importlib
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PARTS = ("models", "data", "train_utils")
@@ -167,3 +171,25 @@ def test_doors_lead_to_what_they_name(part: str) -> None:
         assert getattr(package, offered) is getattr(importlib.import_module(module), offered), name
         assert not (REPOSITORY / part / f"{offered}.py").exists(), f"{name} hides behind a module of this name"
     assert not hasattr(package, "nothing")
+
+
+def test_every_package_of_the_environment_is_pinned() -> None:
+    """The direct dependencies, and what the installed ones need here in turn."""
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    project = settings["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values(), settings["dependency-groups"]["dev"]]
+    pins = [Requirement(line) for line in settings["tool"]["uv"]["constraint-dependencies"]]
+    assert all(re.fullmatch("==[^*,]+", str(pin.specifier)) for pin in pins)
+    pinned = {canonicalize_name(pin.name) for pin in pins if pin.marker is None or pin.marker.evaluate()}
+    needed, waiting = set[str](), [Requirement(line) for lines in lists for line in lines]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name not in needed:
+            needed.add(name)
+            try:
+                further = [Requirement(line) for line in requires(name) or ()]
+            except PackageNotFoundError:  # an extra that is not installed
+                further = []
+            waiting += [one for one in further if one.marker is None or one.marker.evaluate({"extra": ""})]
+    assert needed <= pinned, f"not pinned: {sorted(needed - pinned)}. fix: python .ci/pins.py"
