@@ -33,9 +33,8 @@ from data.audit.anchor_fit import network_sizes
 from data.audit.check import CheckedSet, Network, check_dataset
 from data.audit.report import html_report, text_report, verdict
 from models import Darknet
-from train_utils.pictures.data_set import draw_box_sizes, draw_classes
-from train_utils.pictures.plots import draw_targets
-from train_utils.pictures.sheets import Cell, Group, save_sheet
+from train_utils.pictures.charts import draw_box_sizes, draw_classes
+from train_utils.pictures.sheets import Cell, Group, draw_targets, save_sheet
 from train_utils.run.log import Progress
 
 COLUMNS = 4  # of a sheet

@@ -15,7 +15,8 @@ from models import Head, LossConfig
 from train_utils.distributed import World, describe_place, gather_arrays
 from train_utils.errors import TrainError
 from train_utils.numerics import weights_dtype
-from train_utils.pictures.plots import draw_curves, draw_detections, draw_targets
+from train_utils.pictures.charts import draw_curves
+from train_utils.pictures.sheets import draw_detections, draw_targets
 from train_utils.run.log import RunLog
 from train_utils.run.run_state import RunState
 from train_utils.run.whole_files import keep_copy, whole_file
@@ -120,7 +121,7 @@ def finish(
 def detection_pairs(
     config: TrainConfig, val_set: Annotations, detections: Detections, count: int = 8
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-    """The first images of the validation set with labels and detections, as plots.draw_detections
+    """The first images of the validation set with labels and detections, as sheets.draw_detections
     takes them.
     """
     images = ImageSource(val_set, config.data.on_error)

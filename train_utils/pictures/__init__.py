@@ -1,1 +1,1 @@
-"""What does a run draw?"""
+"""Pictures that a run draws: boxes on images, contact sheets, charts."""

@@ -1,8 +1,8 @@
-"""A contact sheet: small pictures with boxes, in visible groups."""
+"""Contact sheets: training batches, and detections beside labels, as small pictures in groups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +66,46 @@ def save_sheet(groups: Sequence[Group], columns: int, out: Path, side: int = 440
         top += head + height + 2 * GAP + MARGIN
     if not cv2.imwrite(str(out), page[..., ::-1]):
         raise TrainError(f"cannot write the picture {out}. fix: free some space there, or choose another folder")
+
+
+def draw_targets(images: np.ndarray, targets: np.ndarray, names: Sequence[str], out: Path, count: int = 16) -> None:
+    """Save the first images of a training batch with their boxes.
+
+    ``images`` is uint8 RGB (B, 3, H, W); ``targets`` (T, 6) are image in the batch, class, cx, cy,
+    w, h in pixels.
+    """
+    groups = []
+    for i, image in enumerate(images[:count]):
+        rows = targets[targets[:, 0] == i]
+        half = rows[:, 4:6] / 2
+        boxes_xyxy = np.concatenate([rows[:, 2:4] - half, rows[:, 2:4] + half], axis=1)
+        groups.append(Group([Cell(image.transpose(1, 2, 0), boxes_xyxy, rows[:, 1], names, empty="no box")]))
+    save_sheet(groups, 4, out)
+
+
+def draw_detections(
+    pairs: Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray]],
+    names: Sequence[str],
+    out: Path,
+    confidence: float = 0.3,
+) -> None:
+    """Save pairs of pictures: labels on the left, detections above ``confidence`` on the right.
+
+    Each pair is (file name, image uint8 RGB, labels (n, 5) x1, y1, x2, y2, class, detections (m, 6)
+    x1, y1, x2, y2, score, class).
+    """
+    groups = []
+    for name, image, labels, detections in pairs:
+        shown = detections[detections[:, 4] > confidence]
+        above = f"above {confidence:g}"
+        left = Cell(image, labels[:, :4], labels[:, 4], names, None, f"labels: {len(labels)}", "no label")
+        right = Cell(
+            image, shown[:, :4], shown[:, 5], names, shown[:, 4],
+            title=f"detections {above}: {len(shown)}", empty=f"no detection {above}",
+        )  # fmt: skip
+        groups.append(Group([left, right], name))
+    if groups:
+        save_sheet(groups, 2, out)
 
 
 def _draw_cell(cell: Cell, side: int) -> np.ndarray:

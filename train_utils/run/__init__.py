@@ -1,1 +1,1 @@
-"""What does a run leave on the disk, and how does it go on from there?"""
+"""What a run leaves on the disk, and how it resumes from there."""

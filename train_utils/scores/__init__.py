@@ -1,1 +1,1 @@
-"""How good are the detections, which files hold them, and how long do they take?"""
+"""How good detections are, which files hold them, and how long they take."""

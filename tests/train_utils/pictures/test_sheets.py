@@ -1,4 +1,4 @@
-"""Pictures show what they are given, where it is."""
+"""Sheets show the images and boxes they are given, at the right place."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import pytest
-from matplotlib.figure import Figure
 
 from train_utils.pictures.boxes import class_color
-from train_utils.pictures.charts import draw_class_curves
-from train_utils.pictures.plots import draw_curves, draw_detections, draw_targets
-from train_utils.pictures.sheets import GAP, GROUP, LINE, MARGIN, PAGE, Cell, Group, save_sheet
-from train_utils.scores.operating_points import ClassCurve
+from train_utils.pictures.sheets import (
+    GAP,
+    GROUP,
+    LINE,
+    MARGIN,
+    PAGE,
+    Cell,
+    Group,
+    draw_detections,
+    draw_targets,
+    save_sheet,
+)  # fmt: skip
 
 NO_BOXES = (np.zeros((0, 4)), np.zeros(0, int))
 
@@ -52,6 +58,10 @@ def test_names_are_drawn_at_the_size_of_the_page_whatever_that_of_the_image(tmp_
         pages.append(sheet_of(tmp_path / "page.png"))
     assert np.array_equal(*pages)
     assert (pages[0][MARGIN : MARGIN + LINE] != GROUP).any(), "no title"
+    picture = pages[0][MARGIN + 2 * LINE + GAP :, MARGIN + GAP :][:400, :400]
+    assert tuple(picture[200, 100]) == class_color(0), "no box"
+    name = picture[70:100, 100:160]
+    assert (name != 90).any(), "no name above the box"
 
 
 def test_detections_stand_beside_the_labels_of_their_picture_and_none_is_said(tmp_path: Path) -> None:
@@ -71,11 +81,18 @@ def test_detections_stand_beside_the_labels_of_their_picture_and_none_is_said(tm
 
 
 def test_a_long_file_name_keeps_its_end_and_stays_in_its_place(tmp_path: Path) -> None:
-    image = np.full((40, 40, 3), 90, np.uint8)
-    for name in ("folder/" * 40 + "7.jpg", "7.jpg"):
-        save_sheet([Group([Cell(image, *NO_BOXES, names=[], title=name)])], 1, tmp_path / "page.png", side=100)
-        sheet = sheet_of(tmp_path / "page.png")
+    def page(title: str) -> np.ndarray:
+        cell = Cell(np.full((40, 40, 3), 90, np.uint8), *NO_BOXES, names=[], title=title)
+        save_sheet([Group([cell])], 1, tmp_path / "page.png", side=100)
+        return sheet_of(tmp_path / "page.png")
+
+    short, long, other_start, other_end = map(
+        page, ("7.jpg", "x" * 99 + "7.jpg", "yx" * 50 + "x" * 49 + "7.jpg", "x" * 99 + "8.jpg")
+    )
+    for sheet in (short, long):
         assert (sheet[:, -MARGIN:] == PAGE).all() and (sheet[MARGIN : MARGIN + LINE] != GROUP).any()
+    assert np.array_equal(long, other_start), "the start of a long name shows"
+    assert not np.array_equal(long, other_end), "its end does not show"
 
 
 def test_targets_are_drawn_on_the_image_they_belong_to(tmp_path: Path) -> None:
@@ -85,45 +102,3 @@ def test_targets_are_drawn_on_the_image_they_belong_to(tmp_path: Path) -> None:
     first, second, top = MARGIN + GAP, 2 * MARGIN + 3 * GAP + 440, MARGIN + GAP
     assert not (sheet[top:, first : first + 440] == class_color(0)).all(-1).any(), "the first image has no boxes"
     assert tuple(sheet[top + 200, second + 150]) == class_color(0)
-
-
-@pytest.mark.parametrize("epochs", [0, 1, 2, 7, 300])
-def test_curves_have_whole_epochs_and_average_precision_from_0_to_1(
-    epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = tmp_path / "metrics.csv"
-    rows = "".join(f"{epoch},0.01,5.5,0.0{epoch % 10},-1.0\n" for epoch in range(1, epochs + 1))
-    table.write_text("epoch,lr,loss,AP,APs\n" + rows)
-    kept = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, out, dpi: kept.append(figure))
-    draw_curves(table, tmp_path / "curves.png")
-    for axis in kept[0].axes:
-        low, high = axis.get_xlim()
-        ticks = [tick for tick in axis.get_xticks() if low <= tick <= high]
-        assert all(tick == int(tick) for tick in ticks), ticks
-        if epochs:
-            assert 1 <= len(ticks) <= 12 and all(1 <= tick <= epochs for tick in ticks if tick), ticks
-        if "AP" in axis.get_title() or "precision" in axis.get_title():
-            assert axis.get_ylim() == (0, 1)
-    said = [text.get_text() for text in kept[0].axes[2].texts]
-    assert said == ["no figures"], "an evaluation without boxes of a size has no curve"
-
-
-def test_curves_leave_out_epochs_without_an_evaluation(tmp_path: Path) -> None:
-    table = tmp_path / "metrics.csv"
-    table.write_text("epoch,lr,loss,AP,AP50\n1,0.01,5.5,,\n2,0.02,4.5,0.1,0.3\n3,0.01,4.0,-1.0,-1.0\n")
-    draw_curves(table, tmp_path / "curves.png")
-    picture = cv2.imread(str(tmp_path / "curves.png"))
-    assert picture is not None and picture.std() > 5
-
-
-def test_class_names_stand_in_the_legend_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default, matplotlib hides labels that start with "_" and reads "$...$" as a formula."""
-    kept = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, out, dpi: kept.append(figure))
-    curve = ClassCurve(3, np.array([0.9, 0.5], np.float32), np.array([1.0, 0.5]), np.array([0.3, 0.6]))
-    draw_class_curves([curve, curve], ["_hidden", "$x^{$"], tmp_path / "curves.png")
-    shown = [text.get_text().strip() for text in kept[0].axes[0].get_legend().get_texts()]
-    assert shown == ["_hidden", r"\$x^{\$"]
-    draw_class_curves([], [], tmp_path / "nothing.png")
-    assert [text.get_text() for text in kept[1].axes[0].texts] == ["no detections"]
