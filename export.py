@@ -4,7 +4,8 @@
     python export.py ckpt=runs/coco/... format=torch dynamic_batch=true image_size=[384,640]
     python export.py model=yolov3-spp model.weights=yolov3-spp.weights names=coco.names
 
-The file is run and compared with the network before it gets its name. Everything runs on the CPU.
+The program runs the file and compares it with the network before it gives the file its name.
+Everything runs on the CPU.
 """
 
 from __future__ import annotations
@@ -52,11 +53,10 @@ MEANING = {
 
 
 def export(config: ExportConfig) -> Path:
-    """Write and check the file that ``config`` asks for, show how to use it and return its path.
+    """Write and check a file as configured, show how to use it and return its path.
 
-    Raises ConfigError if packages are missing or options do not fit, and the errors of the parts:
-    weights that do not fit, a network that an exporter cannot write, and ModelError if the file
-    differs from the network.
+    Raises ConfigError if packages are missing or options do not fit, ModelError if the weights do
+    not fit, an exporter cannot write the network, or the file differs from it.
     """
     require_packages(config.format)
     out = output_path(config)
@@ -98,10 +98,11 @@ def export(config: ExportConfig) -> Path:
 def image_size(sides: Sequence[int | None], detector: Detector) -> tuple[int, int]:
     """Height and width: ``sides`` if given, else the detector's. ConfigError if they do not fit."""
     height, width = (side or detector.image_size for side in sides)
-    stride = detector.model.max_stride
-    if height % stride or width % stride:
-        fits = [max(1, round(side / stride)) * stride for side in (height, width)]
-        raise ConfigError(f"image_size=[{height},{width}] is no multiple of the network's stride {stride}. fix: {fits}")
+    if (fits := detector.model.nearest_size(height, width)) != (height, width):
+        raise ConfigError(
+            f"image_size=[{height},{width}] is not a multiple of the network's stride {detector.model.max_stride}."
+            f" fix: image_size=[{fits[0]},{fits[1]}]"
+        )
     return height, width
 
 
@@ -114,10 +115,10 @@ def make_graph(config: ExportConfig, detector: Detector) -> DetectorGraph:
 
 
 def trial_batches(config: ExportConfig, size: tuple[int, int], stride: int) -> list[Tensor]:
-    """Batches of images on which to compare file and network.
+    """Batches of images (batch, 3, height, width) on which to compare file and network.
 
-    These are drawn pictures, noise, black images (without detections) and, if the file has a
-    dynamic shape, noisy pictures in another shape.
+    They show drawn pictures, noise, black (without detections) and, if the file has a dynamic
+    shape, noisy pictures in another shape.
     """
     generator = np.random.default_rng(0)
 
@@ -165,12 +166,12 @@ def output_path(config: ExportConfig) -> Path:
         fix = f"out={out.with_suffix(suffix)}"
         raise ConfigError(f"out={out} does not end in {suffix}, as format={config.format} does. fix: {fix}")
     if out.is_dir() or not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
-        raise ConfigError(f"{out} cannot be written. fix: out=<a file in a folder that exists and you may write to>")
+        raise ConfigError(f"{out} cannot be written. fix: out=<file in an existing folder that you may write to>")
     return out
 
 
 def describe_values(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> dict[str, str]:
-    """Describe type, shape and meaning of the file's input and outputs, by name."""
+    """The type, shape and meaning of the file's input and outputs, by name."""
 
     def described(name: str, value: Tensor, axes: DynamicAxes) -> str:
         shape = ", ".join(axes.get(axis, str(length)) for axis, length in enumerate(value.shape))
@@ -188,7 +189,7 @@ def describe_values(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes)
 
 
 def metadata(config: ExportConfig, detector: Detector, size: tuple[int, int], values: dict[str, str]) -> dict[str, str]:
-    """Metadata of the file, with lists and numbers as JSON."""
+    """The metadata of the file, with lists and numbers as JSON."""
     known = {
         "made_by": f"{PROJECT} {importlib.metadata.version(PROJECT)}",
         "names": json.dumps(detector.names, ensure_ascii=False),
@@ -220,8 +221,8 @@ def agreement(comparison: Comparison, batches: Sequence[Tensor], suppresses: boo
 def usage(out: Path, config: ExportConfig, names: Sequence[str], stride: int) -> str:
     """Lines of Python that run the file.
 
-    With a dynamic size they refuse sides that are not multiples of the stride, for which ONNX files
-    may give wrong boxes.
+    With a dynamic size they check that the sides are multiples of the stride: for others ONNX files
+    may output wrong boxes.
     """
     outputs = ", ".join(names[1:])
     reading = "# images: cv2.imread(path, cv2.IMREAD_COLOR_RGB), which turns upright by EXIF tags; letterboxed, / 255"

@@ -39,7 +39,7 @@ from train_utils.run.run_folder import dated_folder, open_folder
 from train_utils.scores.detections import make_detections
 from train_utils.scores.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
 
-GPU_BATCH_SIZE = 8  # a CPU takes batches of one, as its threads work on several at a time
+GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
 
 
 class Found(NamedTuple):
@@ -53,12 +53,13 @@ class Found(NamedTuple):
 def predict(config: PredictConfig) -> Path:
     """Detect as configured and return the folder with the results.
 
-    Raises the errors of the parts: an empty source, weights that do not fit, unreadable files.
+    Raises ConfigError if it is one of several processes, and the errors of the parts for an empty
+    source, weights that do not fit and unreadable files.
     """
     if peek_world_size() > 1:
         raise ConfigError(
-            f"predict.py runs in one process, {peek_world_size()} were started. fix: start it without a "
-            "launcher; to use several GPUs, start it once per GPU with a part of the source"
+            f"predict.py runs in one process, but {peek_world_size()} were started. fix: start it without a launcher; "
+            "for several GPUs start it once per GPU, each with a part of the source"
         )
     world = init_distributed_mode(config.device.value, timeout_seconds=60)
     media = find_media(config.source)
@@ -99,9 +100,9 @@ def open_frames(config: PredictConfig, media: list[Medium], detector: Detector, 
 
 
 def make_network(config: PredictConfig, detector: Detector, world: World) -> Callable[[Tensor], list[Tensor]]:
-    """Make a function from images (B, 3, H, W) in 0..1 to one (n, 6) for each, best first.
+    """A function from images (B, 3, H, W) in 0..1 to detections (n, 6) of each, best first.
 
-    The columns are x1, y1, x2, y2 in the image's pixels, score and class.
+    The columns are x1, y1, x2, y2 in pixels of the network's input, score and class.
     """
     model = detector.model.to(world.device)
     postprocess = Postprocess(
@@ -115,7 +116,7 @@ def make_network(config: PredictConfig, detector: Detector, world: World) -> Cal
 
 
 class Timed:
-    """A function that sums its seconds over all calls and threads."""
+    """A function with the sum of its seconds over all calls and threads."""
 
     def __init__(self, function: Callable[[Tensor], list[Tensor]]) -> None:
         self.function, self._calls = function, list[float]()  # appending is thread-safe
@@ -134,7 +135,7 @@ class Timed:
 
 
 def found_on_frames(batch: FrameBatch, detections: list[Tensor]) -> Iterator[tuple[Frame, Found]]:
-    """Detections on each frame of a batch, in its pixels, without boxes that lie in the padding."""
+    """Detections on each frame of a batch, in its pixels, without boxes in the padding."""
     for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, detections, strict=True):
         table = rows.double().numpy()
         boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
@@ -146,14 +147,14 @@ class ResultWriter:
     """The files of one prediction below ``out``."""
 
     def __init__(self, config: PredictConfig, media: list[Medium], detector: Detector, out: Path) -> None:
-        """Raises ConfigError if a picture would overwrite its source."""
+        """Open the writer. Raises ConfigError if a picture would overwrite its source."""
         self.config, self.detector, self.out = config, detector, out
         videos = file_names([medium.name for medium in media if medium.is_video], ".mp4")
         self.drawn_names = {medium.name: videos.get(medium.name, medium.name) for medium in media}
         self.label_names = file_names([medium.name for medium in media if not medium.is_video], ".txt")
         for medium in media:
             if config.draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
-                raise ConfigError(f"out={out} would overwrite {medium.path}. fix: another out=, or draw=false")
+                raise ConfigError(f"out={out} would overwrite {medium.path}. fix: choose another out=, or draw=false")
         self.drawn = DrawnFiles(detector.names, config.workers)
         self.results: list[ImageResult] = []
         self.turned = 0  # pictures that EXIF tags turned
@@ -183,13 +184,13 @@ class ResultWriter:
 
 
 def summary(writer: ResultWriter, frames: FrameBatches, network: Timed, seconds: float) -> str:
-    """The closing line. Reading, network and writing overlap: their times may exceed the total."""
+    """The last line of output. Reading and network overlap, so their times may exceed the total."""
     count = len(writer.results)
     found = sum(len(result.detections) for result in writer.results)
-    milliseconds = [f"{1000 * part / max(1, count):.1f}" for part in (seconds, frames.seconds, network.seconds)]
+    total, reading, inference = (1000 * part / max(1, count) for part in (seconds, frames.seconds, network.seconds))
     left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
     turned = f", {writer.turned} turned upright by their EXIF tag" if writer.turned else ""
     return (
-        f"{count} images, {found} detections{left_out}{turned}, in {writer.out}; ms per image: {milliseconds[0]} from "
-        f"start to end; in threads side by side {milliseconds[1]} reading, {milliseconds[2]} network and NMS"
+        f"{count} images, {found} detections{left_out}{turned}, in {writer.out}; ms per image: {total:.1f} in total;"
+        f" in parallel threads {reading:.1f} reading, {inference:.1f} network and NMS"
     )

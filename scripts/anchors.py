@@ -1,9 +1,10 @@
-"""Anchors that fit the boxes of a data set.
+"""Find anchors that fit the boxes of a data set.
 
     python -m scripts.anchors data=bccd model=yolov3-tiny image_size=320 out=mine/model/cells.yaml
     python train.py --config-dir mine data=bccd model=cells
 
-K-means with IoU distance, then random refinement; prints the recall before and after.
+It runs k-means with IoU as the distance, refines the result at random, and prints the recall before
+and after.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ from train_utils.shell import option
 
 
 def find_anchors(config: AnchorsConfig) -> Sizes:
-    """Prints and returns anchors (k, 2), as many as the model has; writes the override file and a
-    picture.
+    """Find, print and return anchors (k, 2) in pixels, as many as the model has.
+
+    With ``out`` it also writes the override file and a picture. Raises ConfigError if the data set
+    has too few boxes.
     """
     network = load_network(config.model)
     current = np.array(Darknet(network).heads[0].all_anchors)
@@ -75,9 +78,7 @@ def find_anchors(config: AnchorsConfig) -> Sizes:
 
 
 def describe(name: str, sizes: Sizes, anchors: Sizes, min_iou: float) -> str:
-    """A line of figures: mean best overlap, recall, and the anchors with their shares of the
-    boxes.
-    """
+    """Mean best overlap and recall, then the anchors with their shares of the boxes."""
     shares = np.bincount(nearest_anchors(sizes, anchors), minlength=len(anchors)) / len(sizes)
     listed = "  ".join(f"{w:g},{h:g} ({share:.0%})" for (w, h), share in zip(anchors.round(1), shares, strict=True))
     return (
@@ -88,9 +89,7 @@ def describe(name: str, sizes: Sizes, anchors: Sizes, min_iou: float) -> str:
 
 
 def override(anchors: Sizes, config: AnchorsConfig) -> str:
-    """The text of a YAML file for the group ``model``: the model that was asked for, with these
-    anchors.
-    """
+    """The text of a YAML file for the group ``model``: the configured model with these anchors."""
     chosen = Path(config.model.cfg)
     base = "base" if chosen.suffix == ".cfg" else config.model.cfg
     cfg = f"cfg: {chosen.absolute()}\n" if chosen.suffix == ".cfg" else ""

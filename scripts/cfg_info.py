@@ -1,12 +1,10 @@
-"""Check a .cfg and print what network it makes: a table of layers, sums, heads, and which of its
-options do nothing.
+"""Check a .cfg and print the network that it makes: layers, sums, heads and options without effect.
 
-    python -m scripts.cfg_info model.cfg=my.cfg python -m scripts.cfg_info model=yolov3-spp
-    image_size=608 num_classes=20 python -m scripts.cfg_info model.cfg=my.cfg
-    model.weights=my.weights    # and whether the weights fit it
+    python -m scripts.cfg_info model.cfg=my.cfg
+    python -m scripts.cfg_info model=yolov3-spp image_size=608 num_classes=20
+    python -m scripts.cfg_info model.cfg=my.cfg model.weights=my.weights  # do the weights fit?
 
-A .cfg that makes no network is answered with one sentence that names file and line, and exit code
-2.
+For a .cfg that makes no network it prints one sentence with file and line, and exits with code 2.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from torch import nn
 from conf.build.network import build_model, load_network
 from conf.failures import ConfigError
 from conf.schema_tools import CfgInfoConfig
-from models import Darknet, count_parameters
+from models import Darknet, count_flops, count_parameters
 from models.cfg.keys import SECTION_KEYS
 from models.cfg.parse import Cfg, Section
 from models.network.darknet import layer_flops
@@ -37,22 +35,24 @@ from models.network.heads import DarknetLossKeys, Head
 from models.network.layers import Convolution, SharedConvolution
 from models.network.pools import Upsample
 from models.network.receptive_field import Field, receptive_fields
+from models.network.section_options import read_strides
 from models.weights.darknet import weight_tensors
 from models.weights.file import LONGEST_HEADER
+from models.weights.report import plural
 
-COLUMNS = 120  # of the output
+COLUMNS = 120  # characters in a line of output
 WHAT = 34  # of them for the options of a layer
 ROW = "{:>5}  {:<15}{:<35}{:<21}{:>17}{:>13}{:>10}"
-MOST_SOURCES = 4  # that a row names
+MOST_SOURCES = 4  # named in a row
 
 
 def show(config: CfgInfoConfig) -> None:
-    """Print the description of the network that is configured. Raises ModelError or ConfigError."""
+    """Print the description of the configured network. Raises ModelError or ConfigError."""
     for key in ("fresh_heads", "freeze"):
         if getattr(config.model, key):
             raise ConfigError(f"model.{key} says nothing about a .cfg. fix: leave it out")
     cfg = load_network(config.model)
-    with torch.device("meta"):  # shapes only: no memory is taken, no values are drawn
+    with torch.device("meta"):  # shapes only, without memory or random values
         model = Darknet(cfg, config.num_classes, config.model.width)
     print("\n".join(describe(model, image_size(config, model))))
     if config.model.weights is not None:
@@ -60,7 +60,7 @@ def show(config: CfgInfoConfig) -> None:
 
 
 def image_size(config: CfgInfoConfig, model: Darknet) -> tuple[int, int]:
-    """(height, width) in pixels. Raises ConfigError where the network cannot take such images."""
+    """(height, width) in pixels. Raises ConfigError if the network cannot read such images."""
     net = model.cfg.net
     if config.image_size is not None:
         size = config.image_size, config.image_size
@@ -68,12 +68,10 @@ def image_size(config: CfgInfoConfig, model: Darknet) -> tuple[int, int]:
         size = net.integer("height"), net.integer("width")
     else:
         raise ConfigError(f"{model.cfg.source} gives no height and width. fix: image_size=<pixels>")
-    if any(side % model.max_stride for side in size):
-        step = model.max_stride
-        height, width = (max(step, round(side / step) * step) for side in size)
+    if (nearest := model.nearest_size(*size)) != size:
         raise ConfigError(
-            f"{model.cfg.source} cannot take {size[0]}x{size[1]} pixels, only multiples of {step}. fix: image_size="
-            f"{height if config.image_size is not None else max(height, width)}"
+            f"{model.cfg.source} cannot take {size[0]}x{size[1]} pixels, only multiples of {model.max_stride}."
+            f" fix: image_size={max(nearest)}"
         )
     return size
 
@@ -84,21 +82,20 @@ def describe(model: Darknet, size: tuple[int, int]) -> Iterator[str]:
     for index in range(len(model.layers)):
         yield _row(model, index, size)
     convolutions = sum(isinstance(layer, Convolution | SharedConvolution) for layer in model.layers)
-    flops = sum(layer_flops(model, index, size) for index in range(len(model.layers)))
     stored = LONGEST_HEADER + 4 * sum(own.tensor.numel() for own in weight_tensors(model))
     yield ""
     yield f"{model.cfg.source}: {len(model.layers)} layers, {convolutions} convolutions"
     yield f"{count_parameters(model):,} parameters, a .weights file has {stored:,} bytes"
-    yield f"{flops / 1e9:.2f} GFLOPs for {size[0]}x{size[1]} pixels, a multiply-add counting as two"
+    yield f"{count_flops(model, size) / 1e9:.2f} GFLOPs for {size[0]}x{size[1]} pixels, a multiply-add counting as two"
     yield f"image height and width must be multiples of {model.max_stride}"
     yield from ("", "heads")
     receptive = receptive_fields(model)
     for head in model.heads:
-        yield from _wrapped(_head(model, head, size, receptive[head.layer]), "  ")
+        yield from _wrapped(_head(model, head, size, receptive[head.layer]))
     if model.notes:
         yield from ("", "notes")
         for note in model.notes:
-            yield from _wrapped(note, "  ")
+            yield from _wrapped(note)
     yield from _idle_options(model.cfg)
 
 
@@ -107,13 +104,13 @@ def _row(model: Darknet, index: int, size: tuple[int, int]) -> str:
     names = ["image" if source == IMAGES else str(source) for source in model.sources[index]]
     if len(names) > MOST_SOURCES + 1:
         names[MOST_SOURCES:] = [f"{len(names) - MOST_SOURCES} more"]
-    shape = model.shapes[index]
+    shape, what = model.shapes[index], _what(section, layer, index)
     rows, columns = shape.size(size)
     parameters, flops = count_parameters(layer), layer_flops(model, index, size)
     return ROW.format(
         index,
         section.kind,
-        _cut(_what(section, layer, index), WHAT),
+        what if len(what) <= WHAT else f"{what[: WHAT - 3]}...",
         ", ".join(names),
         f"{shape.channels} x {rows} x {columns}",
         f"{parameters:,}" if parameters else "",
@@ -128,11 +125,8 @@ def _what(section: Section, layer: nn.Module, index: int) -> str:
     if section.integer("maxpool_depth", 0):
         return "over channels"
     if section.kind in ("maxpool", "local_avgpool"):
-        stride = section.integer("stride", 1)
-        strides = section.integer("stride_y", stride), section.integer("stride_x", stride)
-        return _window(section.integer("size", stride), *strides) + (
-            " antialiased" * ("antialiasing" in section.options)
-        )
+        size = section.integer("size", section.integer("stride", 1))
+        return _window(section, size) + " antialiased" * ("antialiasing" in section.options)
     if section.kind == "upsample":
         stride = section.integer("stride", 2)
         scale = section.number("scale", 1.0)
@@ -148,33 +142,27 @@ def _what(section: Section, layer: nn.Module, index: int) -> str:
 
 
 def _convolution(section: Section, layer: Convolution | SharedConvolution, index: int) -> str:
-    conv = layer.conv if isinstance(layer, Convolution) else layer.source.conv
-    stride = section.integer("stride", 1)
-    strides = section.integer("stride_y", stride), section.integer("stride_x", stride)
+    owner = layer.source if isinstance(layer, SharedConvolution) else layer
+    conv = owner.conv
     dilation = layer.dilation if isinstance(layer, SharedConvolution) else conv.dilation[0]
     shared = section.integer("share_index", 0)
-    norm = layer.norm if isinstance(layer, Convolution) else layer.source.norm
     said = {
         f"groups {conv.groups}": conv.groups > 1,
         f"dilation {dilation}": dilation > 1,
         "xnor": isinstance(layer, Convolution) and layer.xnor,
         "antialiased": isinstance(layer, Convolution) and layer.blur is not None,
         f"shares {shared if shared >= 0 else index + shared}": isinstance(layer, SharedConvolution),
-        "bn": norm is not None,
+        "bn": owner.norm is not None,
         section.text("activation", "logistic"): True,
     }
-    words = [f"{conv.out_channels:>4}", _window(conv.kernel_size[0], *strides), *(key for key in said if said[key])]
+    words = [f"{conv.out_channels:>4}", _window(section, conv.kernel_size[0]), *(key for key in said if said[key])]
     return " ".join(words)
 
 
-def _window(size: int, row_stride: int, column_stride: int) -> str:
-    """A window and its stride, as 3x3/2, or 8x8/4x8 with strides in rows and columns."""
-    stride = str(row_stride) if row_stride == column_stride else f"{row_stride}x{column_stride}"
-    return f"{size}x{size}/{stride}"
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."
+def _window(section: Section, size: int) -> str:
+    """A window and its stride, as 3x3/2, or 8x8/4x8 if rows and columns have their own strides."""
+    rows, columns = read_strides(section, default=1)
+    return f"{size}x{size}/{rows}" + f"x{columns}" * (rows != columns)
 
 
 def _head(model: Darknet, head: Head, size: tuple[int, int], field: Field) -> str:
@@ -182,32 +170,28 @@ def _head(model: Darknet, head: Head, size: tuple[int, int], field: Field) -> st
     anchors = "  ".join(f"{width:g},{height:g}" for width, height in head.anchors)
     seen = "the whole image" if field is None else "{} x {} pixels".format(*map(math.ceil, field))
     return (
-        f"layer {head.layer}: stride {head.stride}, map {rows} x {columns}, {head.num_classes}"
-        f" {'class' if head.num_classes == 1 else 'classes'}, receptive field {seen}, anchors {anchors}"
+        f"layer {head.layer}: stride {head.stride}, map {rows} x {columns}, {plural(head.num_classes, 'class')},"
+        f" receptive field {seen}, anchors {anchors}"
     )
 
 
 def _idle_options(cfg: Cfg) -> Iterator[str]:
-    """The options that change nothing here, and those that only one loss reads, by the kinds of
-    their sections.
-    """
-    loss_only = {field.name for field in fields(DarknetLossKeys)}
-    idle: dict[str, set[str]] = {}
-    of_the_loss: set[str] = set()
+    """The options without effect, and those that only one loss reads, by kind of section."""
+    given: dict[str, set[str]] = {}
     for section in (cfg.net, *cfg.layers):
-        keys = SECTION_KEYS[section.kind]
-        idle.setdefault(section.kind, set()).update(section.options.keys() & (keys.ignored | keys.unbuilt))
-        if section.kind == "yolo":
-            of_the_loss |= section.options.keys() & loss_only
-    if any(idle.values()):
-        yield from ("", "options that change nothing here (training is set by this project's configuration)")
-        for kind, names in idle.items():
+        given.setdefault(section.kind, set()).update(section.options)
+    idle = {kind: names & (SECTION_KEYS[kind].ignored | SECTION_KEYS[kind].unbuilt) for kind, names in given.items()}
+    of_the_loss = {"yolo": given.get("yolo", set()) & {field.name for field in fields(DarknetLossKeys)}}
+    for title, options in (
+        ("options without effect here (this project's configuration sets the training)", idle),
+        ("options that only loss=darknet reads", of_the_loss),
+    ):
+        if any(options.values()):
+            yield from ("", title)
+        for kind, names in options.items():
             if names:
-                yield from _wrapped(f"[{kind}] {', '.join(sorted(names))}", "  ")
-    if of_the_loss:
-        yield from ("", "options that only loss=darknet reads")
-        yield from _wrapped(f"[yolo] {', '.join(sorted(of_the_loss))}", "  ")
+                yield from _wrapped(f"[{kind}] {', '.join(sorted(names))}")
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, COLUMNS, initial_indent=indent, subsequent_indent=indent * 2, break_on_hyphens=False)
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, COLUMNS, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

@@ -1,15 +1,15 @@
-"""Convert between Darknet .weights and checkpoints, both ways.
+r"""Convert between Darknet .weights and checkpoints, both ways.
 
-    python -m scripts.convert_weights weights=yolov3-spp.weights model=yolov3-spp names=coco.names
-    out=yolov3-spp.pt python -m scripts.convert_weights weights=my.weights model.cfg=my.cfg
-    out=my.pt python -m scripts.convert_weights ckpt=runs/coco/<date_time> out=mine.weights
-    cfg=mine.cfg python -m scripts.convert_weights ckpt=yolov3-spp.pt out=darknet53.conv.74
-    up_to_layer=74
+    python -m scripts.convert_weights weights=yolov3-spp.weights model=yolov3-spp \
+        names=coco.names out=yolov3-spp.pt
+    python -m scripts.convert_weights weights=my.weights model.cfg=my.cfg out=my.pt
+    python -m scripts.convert_weights ckpt=runs/coco/<date_time> out=mine.weights cfg=mine.cfg
+    python -m scripts.convert_weights ckpt=yolov3-spp.pt out=darknet53.conv.74 up_to_layer=74
 
 The checkpoint serves eval.py ckpt= (with data=), predict.py and export.py ckpt=, and train.py
-model.weights=. Back in .weights form it has the bytes of the file it came from. `weights` may also
-be a .pt file with the state dict of another system. With `up_to_layer`, which counts as in
-Darknet's `partial` command, a .weights file can be cut directly.
+model.weights=. Converted back to .weights it has the bytes of the original file. `weights` may also
+be a .pt file with the state dict of another system. `up_to_layer`, which counts as in Darknet's
+`partial` command, also cuts a .weights file directly.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ DARKNET_EPS = 1e-6  # what Darknet adds to a variance
 
 
 def convert(config: ConvertConfig) -> None:
-    """Convert as configured and say in one line what was written. Raises the errors of the
-    parts.
-    """
+    """Convert as configured and print what was written. Raises the errors of the parts."""
     to_checkpoint = check(config)
     if config.ckpt is not None:
         write_darknet(config, model_from_checkpoint(load_checkpoint(Path(config.ckpt)))[0])
@@ -58,9 +56,7 @@ def convert(config: ConvertConfig) -> None:
 
 
 def check(config: ConvertConfig) -> bool:
-    """Whether a checkpoint is to be written. Raises ConfigError where the options do not make a
-    conversion.
-    """
+    """Whether to write a checkpoint. Raises ConfigError if the options make no conversion."""
     if (config.weights is None) == (config.ckpt is None):
         raise ConfigError("give one of weights=<.weights or state dict> and ckpt=<run folder or .pt file>")
     out, source = Path(config.out), Path(config.weights or config.ckpt or "")
@@ -68,26 +64,28 @@ def check(config: ConvertConfig) -> bool:
     if out.is_dir() or not out.name:
         raise ConfigError(f"out={config.out} is a folder. fix: name a file in it")
     if out.exists() and source.exists() and out.samefile(source):
-        raise ConfigError(f"out={config.out} is the file to convert. fix: another name")
+        raise ConfigError(f"out={config.out} is the file to convert. fix: choose another name")
     for key in ("weights", "fresh_heads", "freeze"):
         if config.ckpt is None and getattr(config.model, key):
-            raise ConfigError(f"model.{key} is for training, this converts weights= as it is. fix: leave it out")
+            raise ConfigError(f"model.{key} is for training, but weights= is converted unchanged. fix: leave it out")
     if config.ckpt is not None and to_checkpoint:
         raise ConfigError(f"ckpt={config.ckpt} is a checkpoint already. fix: let out= end in .weights")
     if config.weights is not None and not to_checkpoint and config.up_to_layer is None:
-        raise ConfigError(f"out={config.out} is no checkpoint. fix: let out= end in .pt, or give up_to_layer= to cut")
+        raise ConfigError(
+            f"out={config.out} is not the name of a checkpoint. fix: let out= end in .pt, or give up_to_layer= to cut"
+        )
     wrong = ("up_to_layer", "seen", "cfg") if to_checkpoint else ("names", "image_size")
     for key in wrong:
         if getattr(config, key) is not None:
             kind = "a checkpoint" if to_checkpoint else "a .weights file"
-            raise ConfigError(f"{key} says nothing about {kind}, which out={config.out} is. fix: leave {key} out")
+            raise ConfigError(f"{key} says nothing about {kind} such as out={config.out}. fix: leave {key} out")
     if config.cfg is not None and config.up_to_layer is not None:
         raise ConfigError("cfg would describe the whole network, up_to_layer cuts it. fix: leave one out")
     return to_checkpoint
 
 
 def checkpoint_of(source: ModelConfig, detector: Detector) -> dict[str, Any]:
-    """The state of a checkpoint: the network and its weights, with no training and no data set."""
+    """The state of a checkpoint with a network and its weights, but no training and no data set."""
     return {
         "network": describe_network(detector.model, source),
         "names": detector.names,
@@ -105,7 +103,7 @@ def checkpoint_of(source: ModelConfig, detector: Detector) -> dict[str, Any]:
 
 
 def write_darknet(config: ConvertConfig, model: Darknet) -> None:
-    """Write the .weights file, and before it the .cfg where one is asked for."""
+    """Write the .weights file, after the .cfg if ``cfg`` names one."""
     if config.seen is not None:
         model.seen = config.seen
     text = fitted_cfg(model)
@@ -118,16 +116,16 @@ def write_darknet(config: ConvertConfig, model: Darknet) -> None:
     for eps in {module.eps for module in model.modules() if isinstance(module, BatchNorm2d)} - {DARKNET_EPS}:
         print(f"note: this network was trained with model.bn_eps={eps:g}, Darknet computes with {DARKNET_EPS:g}")
     if config.cfg is None and config.up_to_layer is None and text != model.cfg.text:
-        print("note: classes or filters are not those of the .cfg it was built from. cfg=<file> writes one that fits")
+        print("note: classes or filters differ from the .cfg that it was built from. cfg=<file> writes one that fits")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a new text file. Raises ModelError where there is one with other content, or it cannot
-    be written.
-    """
+    """Write a text file. Raises ModelError if it exists with other content or cannot be written."""
     try:
         if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
-            raise ModelError(f"cfg={path} exists and differs. fix: another name")
+            raise ModelError(f"cfg={path} exists and differs. fix: choose another name")
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ModelError(f"cannot write cfg={path} ({error.strerror}). fix: a file in a folder of yours") from error
+        raise ModelError(
+            f"cannot write cfg={path} ({error.strerror}). fix: choose a folder that you may write to"
+        ) from error

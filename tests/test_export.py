@@ -1,4 +1,4 @@
-"""export.py: what it writes, what it says, and what it leaves behind when something is wrong."""
+"""export.py: its files, its output, and what it leaves behind after an error."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def error_of(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Says:
-    """What ``export.py <arguments>`` says on stderr: one sentence; and no file may be left
-    behind.
-    """
+    """The one sentence that ``export.py <arguments>`` prints to stderr; it may leave no file."""
 
     def called(*arguments: str) -> str:
         before = set(folder.iterdir())
@@ -71,8 +69,11 @@ def error_of(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         ([*TINY, "names=three.names", "nms=true", "candidates=5"], "candidates=5 must not be below max_detections=100"),
         ([*TINY, "names=three.names", "image_size=[64,64,64]"], "[height, width] or null"),
         ([*TINY, "names=three.names", "image_size=-32"], "[height, width] or null"),
-        ([*TINY, "names=three.names", "image_size=100"], "no multiple of the network's stride 32. fix: 96"),
-        ([*TINY, "names=three.names", "image_size=[50,64]"], "no multiple of the network's stride 32. fix: [64, 64]"),
+        ([*TINY, "names=three.names", "image_size=100"], "not a multiple of the network's stride 32. fix: 96"),
+        (
+            [*TINY, "names=three.names", "image_size=[50,64]"],
+            "not a multiple of the network's stride 32. fix: image_size=[64,64]",
+        ),
         ([*TINY, "names=three.names", "out=model.pt2"], "fix: out=model.onnx"),
         ([*TINY, "names=three.names", "out=nowhere/model.onnx"], "nowhere/model.onnx cannot be written"),
     ],
@@ -133,9 +134,7 @@ def test_the_printed_lines_refuse_a_side_that_is_no_multiple_of_the_stride(
 
 @pytest.mark.slow
 def test_the_command_leaves_a_file_that_runs_as_it_says(tmp_path: Path) -> None:
-    """A checkpoint in a run folder, another process, and the lines of Python that the command
-    prints.
-    """
+    """A checkpoint in a run folder, another process, and the lines of Python that it prints."""
     config = compose("train", TrainConfig, ["model=yolov3-tiny", "model.width=0.125", "train.image_size=96"])
     model, _ = build_model(config.model, len(NAMES))
     with torch.no_grad():

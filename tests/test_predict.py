@@ -1,4 +1,4 @@
-"""predict.py: what it finds is what an evaluation finds, and its files say so."""
+"""predict.py finds what an evaluation finds and writes it in all its formats."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EVERYTHING = ["confidence=0.001", "nms_iou=0.6", "multi_label=true", "device=cpu
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Drawn pictures and the checkpoint of a network that never learnt anything."""
+    """Drawn pictures, and the checkpoint of an untrained network."""
     path = tmp_path_factory.mktemp("predict")
     ensure_shapes(path / "shapes", ShapesConfig(train_images=3, val_images=9, image_size=64, seed=0))
     config = train_config(path)
@@ -81,7 +81,7 @@ def found(folder: Path, source: Path | str, out: Path, *more: str) -> tuple[Path
 
 @pytest.mark.parametrize("resize", ["letterbox", "stretch"])
 def test_predictions_are_those_of_an_evaluation_at_any_batch_size(folder: Path, resize: str, tmp_path: Path) -> None:
-    """But for the last bits: of a convolution they depend on how many images share it."""
+    """The last bits may differ: those of a convolution depend on the number of images."""
     config = train_config(folder)
     world = init_distributed_mode("cpu", 60)
     annotations = open_split(config.data, "val", world)
@@ -143,7 +143,7 @@ SETS = ("tagged", "upright", "stored")
 def test_tagged_pictures_give_what_the_same_pictures_saved_upright_give(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """predict.py's files and eval.py's figures; with exif=ignore what the stored pixels give."""
+    """Both predict.py and eval.py turn tagged pictures, except with exif=ignore."""
     for name in SETS:
         write_set(tmp_path / name, DataFormat.coco, "png", name != "stored")
         content = json.loads((tmp_path / name / "set.json").read_text())
@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(
         (["source=pictures", "ckpt=random.pt", *weights], "ckpt and model exclude one another"),
         (["source=pictures", "ckpt=random.pt", "names=two.names"], "ckpt and names exclude one another"),
         (["source=nowhere", "ckpt=random.pt"], "source=nowhere: there is no such file or folder"),
-        (["source=pictures", "ckpt=random.pt", "image_size=50"], "image_size=50 is no multiple"),
+        (["source=pictures", "ckpt=random.pt", "image_size=50"], "image_size=50 is not a multiple"),
         (["source=pictures", "ckpt=random.pt", "batch_size=0"], "batch_size must be 1 or more, or null, got 0"),
         (["source=pictures", "ckpt=random.pt", "nms_iou=1.5"], "nms_iou must lie in 0..1, got 1.5"),
         (["source=pictures", "ckpt=random.pt", "out=pictures"], "out=pictures would overwrite"),
@@ -222,7 +222,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert "predict.py runs in one process, 2 were started" in error_of(monkeypatch, capsys, "ckpt=a", "source=b")
+    assert "predict.py runs in one process, but 2 were started" in error_of(monkeypatch, capsys, "ckpt=a", "source=b")
 
 
 def error_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -259,9 +259,10 @@ def test_the_dog_of_darknet_as_users_start_it(shared_dir: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path) -> None:
-    """Image ids from the file names, category ids from names=<a COCO json>: OpenCV's detections on
-    the same pictures, which shared_dir/darknet holds in that form (theirs are not cut at the edges
-    of the picture).
+    """Image ids come from the file names, category ids from names=<a COCO json>.
+
+    shared_dir/darknet holds OpenCV's detections on the same pictures in that form, not clipped to
+    the picture.
     """
     network, coco = shared_dir / "darknet" / "yolo-fastest-1.1", shared_dir / "data" / "coco128"
     chosen = sorted((coco / "images" / "val2017").iterdir())[:8]

@@ -1,4 +1,4 @@
-"""From the configuration to a network: built from its .cfg, with the weights that are asked for."""
+"""From the configuration to a network, built from its .cfg, with its initial or trained weights."""
 
 from __future__ import annotations
 
@@ -43,23 +43,21 @@ from train_utils.run.run_state import images_seen
 
 
 def load_network(config: ModelConfig) -> Cfg:
-    """The parsed .cfg that ``model.cfg`` means, a file or a name of the zoo, with ``model.anchors``
-    where given.
-    """
+    """Parse ``model.cfg``, a file or a name in the zoo, and apply ``model.anchors`` if given."""
     path = Path(config.cfg)
     cfg = load_cfg(path if path.suffix else zoo_cfg(config.cfg))
     return cfg if config.anchors is None else with_anchors(cfg, config.anchors)
 
 
 def build_model(config: ModelConfig, num_classes: int | None, whole: bool = False) -> tuple[Darknet, str]:
-    """A network with fresh head biases, its first layers frozen and initial weights as configured,
-    and one sentence about those. ``num_classes`` None keeps the count of the .cfg. With ``whole``,
-    for all but training, raises ConfigError where a layer would stay random.
+    """Build a network with its initial weights, and describe those in one sentence.
+
+    ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
+    are loaded, and the first layers are frozen, as configured. With ``whole``, for everything but
+    training, raises ConfigError if a layer would stay random.
     """
-    cfg = load_network(config)
-    model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
+    model = _frozen(load_network(config), num_classes, config)
     model.init_head_biases()
-    model.freeze(config.freeze)
     if config.weights is None:
         if whole:
             raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
@@ -69,33 +67,39 @@ def build_model(config: ModelConfig, num_classes: int | None, whole: bool = Fals
         without = "leave out model.fresh_heads" if config.fresh_heads else "give a whole file"
         raise ConfigError(
             f"{config.weights} gives {report.layers_loaded} of {report.layers_total} layers with weights, the others"
-            f" would be random, which serves for training only. fix: {without}"
+            f" would be random, which suits training only. fix: {without}"
         )
     return model, str(report)
 
 
 def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[str, Any]) -> tuple[Darknet, str | None]:
-    """The network for the run of a checkpoint, whose weights it is yet to get, and one sentence
-    where its .cfg is not there any more, as after a move: then it is built from the text in the
-    checkpoint. Initial weights are not read.
+    """Build the network of a checkpoint's run, to which the caller loads the checkpoint's weights.
+
+    If its .cfg has gone, as after a move, it is built from the text in the checkpoint, and the
+    second value says so in one sentence. Initial weights are not read.
     """
-    path, note, network = Path(config.cfg), None, saved["network"]
+    path, note = Path(config.cfg), None
     if path.suffix and not path.exists():
         note = f"model.cfg: there is no {path} any more, so the network is built from the text in the checkpoint"
-        cfg = parse_cfg(network["cfg"], config.cfg)
+        cfg = parse_cfg(saved["network"]["cfg"], config.cfg)
     else:
         cfg = load_network(config)
+    return _frozen(cfg, num_classes, config), note
+
+
+def _frozen(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:
+    """The network of a .cfg with random values, its first layers frozen as configured."""
     model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
     model.freeze(config.freeze)
-    return model, note
+    return model
 
 
 def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> WeightsReport:
-    """Set a model's values from Darknet ``.weights``, or from a ``.pt`` or ``.pth`` file: a
-    checkpoint of this project (its averaged weights) or a state dict of another system; of a run
-    folder, its best.pt. ``model.seen`` becomes the file's where it has one.
+    """Load weights from a Darknet ``.weights`` file, or from a ``.pt`` or ``.pth`` file.
 
-    Raises ModelError or CheckpointError; the model is unchanged then.
+    The latter holds a checkpoint of this project, whose averaged weights are used, or a state dict
+    of another system. For a run folder it is best.pt. ``model.seen`` becomes that of the file.
+    Raises ModelError or CheckpointError, and changes nothing, if the weights do not fit.
     """
     if path.is_dir():
         path = find_checkpoint(path, "best")
@@ -104,18 +108,18 @@ def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> Weigh
     content = read_tensor_file(path)
     if not (isinstance(content, dict) and content.get("format") == CHECKPOINT_FORMAT):
         return load_foreign_state_dict(model, content, path, fresh_heads)
-    state = load_checkpoint(path)  # now its digest is checked, too
+    state = load_checkpoint(path)  # which also verifies its digest
     report = load_weights_of_checkpoint(model, state["ema"], path, fresh_heads)
     model.seen = images_seen(state)
     theirs = state["network"]["bn_eps"]
     ours = next((module.eps for module in model.modules() if isinstance(module, BatchNorm2d)), theirs)
     if theirs != ours:
-        report = replace(report, note=f"it was trained with model.bn_eps={theirs:g}, here it is {ours:g}")
+        report = replace(report, note=f"it was trained with model.bn_eps={theirs:g}, here that is {ours:g}")
     return report
 
 
 def describe_network(model: Darknet, config: ModelConfig) -> dict[str, Any]:
-    """What a checkpoint says about its network; model_from_checkpoint builds it again from this."""
+    """The network as a checkpoint stores it, for model_from_checkpoint."""
     return {
         "cfg": model.cfg.text,
         "source": model.cfg.source,
@@ -127,17 +131,9 @@ def describe_network(model: Darknet, config: ModelConfig) -> dict[str, Any]:
 
 
 def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
-    """The averaged model of a checkpoint with the header of its .weights file, and its class
-    names.
-    """
-    built_from = state["network"]
-    model = Darknet(
-        parse_cfg(built_from["cfg"], built_from["source"]),
-        built_from["num_classes"],
-        built_from["width"],
-        bn_eps=built_from["bn_eps"],
-        bn_momentum=built_from["bn_momentum"],
-    )
+    """The averaged model of a checkpoint, ready to be saved as .weights, and its class names."""
+    options = dict(state["network"])
+    model = Darknet(parse_cfg(options.pop("cfg"), options.pop("source")), **options)
     model.load_state_dict(state["ema"])
     model.seen = images_seen(state)
     major, minor, revision = state.get("weights_version", WEIGHTS_VERSION)
@@ -147,13 +143,11 @@ def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
 
 @dataclass(frozen=True)
 class Detector:
-    """A trained network on the CPU, in evaluation mode; ``note`` says in one sentence where it is
-    from.
-    """
+    """A trained network on the CPU, in evaluation mode, with one sentence about its origin."""
 
     model: Darknet
     names: list[str]
-    category_ids: list[int]  # of the classes, in the order of names: the data set's own, or 1, 2, ...
+    category_ids: list[int]  # in the order of names: those of the data set, or 1, 2, ...
     image_size: int
     note: str
 
@@ -161,16 +155,16 @@ class Detector:
 def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | None, image_size: int | None) -> Detector:
     """The averaged network of a checkpoint, or that of ``config`` with its weights.
 
-    ``names`` is for Darknet weights, which know none: a text file of class names, one a line, or a
-    COCO json, whose categories count in the order of their ids; without it classes are called by
-    their number. ``image_size`` None means the one the checkpoint was evaluated with, or that of
-    the .cfg. Raises ConfigError where nothing says which weights to take, or names and network
-    differ in number.
+    ``names`` is for Darknet weights, which hold none: a text file with one class name a line, or a
+    COCO json, whose categories count in the order of their ids. Without it classes are called by
+    their number. ``image_size`` None means the size that the checkpoint was evaluated with, or that
+    of the .cfg. Raises ConfigError if no weights are given, names and network differ in number, or
+    the image size does not suit the network.
     """
     if ckpt is not None:
         state = load_checkpoint(Path(ckpt))
         model, known = model_from_checkpoint(state)
-        ids = state.get("category_ids")  # checkpoints of earlier versions do not know them
+        ids = state.get("category_ids")  # absent from checkpoints of earlier versions
         saved = state["config"]
         size = image_size or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
         origin = f"epoch {state['epoch']}" if "optimizer" in state else "converted weights"
@@ -186,40 +180,36 @@ def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | Non
             raise
         known = known or [str(index) for index in range(model.num_classes)]
         size = image_size or image_size_of(model.cfg)
-    if size % model.max_stride:
-        nearest = max(1, round(size / model.max_stride)) * model.max_stride
+    if (nearest := model.nearest_size(size, size)[0]) != size:
         raise ConfigError(
-            f"image_size={size} is no multiple of the network's stride {model.max_stride}. fix: {nearest}"
+            f"image_size={size} is not a multiple of the network's stride {model.max_stride}. fix: {nearest}"
         )
     return Detector(model.eval(), known, ids or list(range(1, len(known) + 1)), size, note)
 
 
 def _blame_names(config: ModelConfig, names: str | None, count: int) -> None:
-    """Raise ConfigError where weights that do not fit a network of ``count`` classes fit one of the
-    .cfg's count.
-    """
+    """Raise ConfigError if the weights fit the .cfg's class count, so that ``names`` is wrong."""
     if names is not None:
         with suppress(ModelError):
             classes = build_model(config, None, whole=True)[0].num_classes
             raise ConfigError(
-                f"names={names} holds {count} names, {config.weights} knows {classes} classes."
-                f" fix: name those {classes}"
+                f"names={names} holds {count} names, {config.weights} has {classes} classes. fix: name all {classes}"
             )
 
 
 def image_size_of(cfg: Cfg) -> int:
     """The side in pixels of the square images that a .cfg was made for.
 
-    Raises ModelError where its [net] section gives none, or another shape.
+    Raises ModelError if its [net] section has no size or another shape.
     """
     height, width = (cfg.net.integer(key, minimum=1) for key in ("height", "width"))
     if height != width:
-        raise cfg.net.error(f"is for images of {width}x{height}, no square. fix: set evaluate.image_size", "width")
+        raise cfg.net.error(f"is for images of {width}x{height}, not a square. fix: set evaluate.image_size", "width")
     return width
 
 
 def make_loss(heads: Sequence[Head], config: LossSection) -> YoloLoss | DarknetLoss:
-    """The loss that ``loss=`` chose."""
+    """The loss that ``loss=`` selects."""
     if isinstance(config, DarknetLossConfig):
         return DarknetLoss(heads, config)
     assert isinstance(config, LossConfig)
@@ -229,7 +219,7 @@ def make_loss(heads: Sequence[Head], config: LossSection) -> YoloLoss | DarknetL
 def describe(
     config: TrainConfig, model: Darknet, train_set: Annotations, micro_batch: int, steps_per_epoch: int
 ) -> dict[str, Any]:
-    """What a checkpoint says about itself, so that nothing else is needed to use it."""
+    """Everything that a checkpoint needs, besides its values, to be used on its own."""
     return {
         "network": describe_network(model, config.model),
         "names": list(train_set.names),

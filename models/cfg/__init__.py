@@ -1,1 +1,1 @@
-"""What does a Darknet .cfg say?"""
+"""What a Darknet .cfg says."""

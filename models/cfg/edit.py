@@ -44,7 +44,7 @@ def fitted_cfg(model: Darknet) -> str:
 
 
 def _own_values(section: Section, layer: object, num_classes: int) -> dict[str, int]:
-    """The options that class count and width affect, with the values of the built layer."""
+    """The values of the built layer for the options that class count and width affect."""
     if section.kind == "yolo":
         return {"classes": num_classes}
     if isinstance(layer, SharedConvolution):

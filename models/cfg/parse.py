@@ -6,6 +6,7 @@ is [net]; the others are the layers, numbered from 0 in file order.
 
 import codecs
 import difflib
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -49,10 +50,7 @@ class Section:
     def integer(self, key: str, default: int | None = None, minimum: int = -LARGEST, maximum: int = LARGEST) -> int:
         """`key` as an int from `minimum` to `maximum`, required if there is no default."""
         value = _to_int(self, key, self.text(key, None if default is None else str(default)))
-        if value < minimum:
-            raise self.error(f"{key} must be {minimum} or more, got {value}", key)
-        if value > maximum:
-            raise self.error(f"{key} must be {maximum} or less, got {value}", key)
+        self._check_range(key, value, minimum, maximum)
         return value
 
     def choice(self, key: str, default: str, choices: Collection[str]) -> str:
@@ -62,9 +60,19 @@ class Section:
             raise self.error(f"has no {key} {_shortened(value)}; {nearest_name(value, choices)}", key)
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """`key` as a float, required if there is no default."""
-        return _to_float(self, key, self.text(key, None if default is None else str(default)))
+    def number(
+        self, key: str, default: float | None = None, minimum: float = -math.inf, maximum: float = math.inf
+    ) -> float:
+        """`key` as a float from `minimum` to `maximum`, required if there is no default."""
+        value = _to_float(self, key, self.text(key, None if default is None else str(default)))
+        self._check_range(key, value, minimum, maximum)
+        return value
+
+    def _check_range(self, key: str, value: float, minimum: float, maximum: float) -> None:
+        if value < minimum:
+            raise self.error(f"{key} must be {minimum} or more, got {value}", key)
+        if value > maximum:
+            raise self.error(f"{key} must be {maximum} or less, got {value}", key)
 
     def integers(self, key: str) -> list[int]:
         """A comma-separated list of ints. A trailing comma is allowed, as in Darknet."""
@@ -101,16 +109,16 @@ def load_cfg(path: str | Path) -> Cfg:
         raise ModelError(message) from error
     text = _decoded(data)
     if len(text) > MAX_CHARACTERS:
-        raise ModelError(f"{path} has more than {MAX_CHARACTERS:,} characters, so it is no .cfg. fix: check the path")
+        raise ModelError(
+            f"{path} has more than {MAX_CHARACTERS:,} characters, so it is not a .cfg. fix: check the path"
+        )
     return parse_cfg(text, str(path))
 
 
 def _decoded(data: bytes) -> str:
-    """Decode a .cfg: UTF-16, as Windows tools write, by its byte order mark or zero bytes, or
-    UTF-8.
+    """Decode a .cfg as UTF-8, or as UTF-16 (Windows tools write it) if its first bytes say so.
 
-    Comments of published files use many encodings. Everything else is ASCII, and the parser checks
-    it.
+    Comments of published files use many encodings. Everything else is ASCII, as the parser checks.
     """
     if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         text = data.decode("utf-16", errors="replace")
@@ -133,18 +141,18 @@ def parse_cfg(text: str, source: str) -> Cfg:
             sections.append(_start_section(content, source, line_number))
         elif not sections:
             raise ModelError(
-                f"{source}:{line_number}: '{_shortened(content)}' stands before any section. fix: begin with [{NET}]"
+                f"{source}:{line_number}: '{_shortened(content)}' comes before any section. fix: begin with [{NET}]"
             )
         else:
             _add_option(sections[-1], content, line_number)
     if not sections:
-        raise ModelError(f"{source}:1: does not begin with [{NET}], so it is no Darknet .cfg. fix: check the path")
+        raise ModelError(f"{source}:1: does not begin with [{NET}], so it is not a Darknet .cfg. fix: check the path")
     if sections[0].kind != NET:
-        raise sections[0].error(f"stands where a Darknet .cfg has [{NET}]. fix: begin with [{NET}], or check the path")
+        raise sections[0].error(f"is the first section, not [{NET}]. fix: begin with [{NET}], or check the path")
     if repeated := [section for section in sections[1:] if section.kind == NET]:
-        raise repeated[0].error("is given twice. fix: keep one, a .cfg describes one network")
+        raise repeated[0].error("appears twice. fix: keep one, because a .cfg describes one network")
     if len(layers := sections[1:]) > MAX_LAYERS:
-        raise layers[MAX_LAYERS].error(f"is one more than the {MAX_LAYERS:,} layers that may be. fix: check the file")
+        raise layers[MAX_LAYERS].error(f"exceeds the limit of {MAX_LAYERS:,} layers. fix: check the file")
     return Cfg(text, source, net=sections[0], layers=layers)
 
 
@@ -153,7 +161,7 @@ def zoo_cfg(name: str) -> Path:
     path = ZOO / f"{name}.cfg"
     names = sorted(path.stem for path in ZOO.glob("*.cfg"))
     if name not in names:
-        raise ModelError(f"no model is called '{name}'. fix: use one of {', '.join(names)}, or give the path of a .cfg")
+        raise ModelError(f"there is no model '{name}'. fix: use one of {', '.join(names)}, or the path of a .cfg")
     return path
 
 
@@ -171,7 +179,7 @@ def _start_section(content: str, source: str, line: int) -> Section:
         raise ModelError(f"{source}:{line}: [{name}] {REFUSED_SECTIONS[kind]}")
     if not content.endswith("]") or kind not in SECTION_KEYS:
         known = nearest_name(kind, SECTION_KEYS)
-        raise ModelError(f"{source}:{line}: no layer is written {_shortened(content)}; {known}")
+        raise ModelError(f"{source}:{line}: there is no layer {_shortened(content)}; {known}")
     return Section(kind, source, line)
 
 
@@ -189,8 +197,8 @@ def _add_option(section: Section, content: str, line: int) -> None:
         raise ModelError(f"{section.source}:{line}: [{section.kind}] has no option {_shortened(key)}; {nearest}")
     if key in keys.unbuilt and value != "0":
         raise ModelError(
-            f"{section.source}:{line}: [{section.kind}] has {key}={_shortened(value)}, which this project does not"
-            " build. fix: use a .cfg without it"
+            f"{section.source}:{line}: [{section.kind}] has {key}={_shortened(value)}, which is not supported."
+            " fix: use a .cfg without it"
         )
     # Of two equal keys the first counts, as in Darknet.
     section.options.setdefault(key, value)

@@ -1,1 +1,1 @@
-"""How is a network exported to ONNX and torch.export?"""
+"""How a network is exported to ONNX and torch.export."""

@@ -15,7 +15,7 @@ from models.export.graph import DetectorGraph, FixedSuppression
 from models.network.darknet import Darknet
 
 CLASSES_IN_USE = 4  # of the invented boxes: few, so that many share a class and overlap
-FIX = "fix: another opset or format"
+FIX = "fix: use another opset or format"
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,9 @@ def check_onnx(
 def check_torch(
     path: Path, model: Darknet, graph: DetectorGraph, batches: Sequence[Tensor], tolerance: float
 ) -> Comparison:
-    """The same for a torch.export archive.
+    """Like check_onnx, for a torch.export archive.
 
-    It runs the operators of `graph`, so the graph's boxes and scores before suppression are its
-    own.
+    The archive runs the operators of `graph`, so their boxes and scores before suppression agree.
     """
     run = run_torch(path)
     if graph.suppression is None:
@@ -108,7 +107,7 @@ def _compare(
 
 
 def _count_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
-    """The number of detections in two outputs, which must be equal: both had the same boxes."""
+    """The number of detections in two outputs of the same boxes; ModelError if they differ."""
     for one, other in zip(found, expected, strict=True):
         if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-6, atol=1e-6):
             raise ModelError(f"the export differs from the network in its non-maximum suppression. {FIX}")

@@ -69,7 +69,7 @@ def write_torch(
 ) -> None:
     """Write a torch.export archive. Shapes as in write_onnx; metadata.json holds the metadata."""
     exported = _exported(graph, example, dynamic)
-    exported.example_inputs = None  # would add hundreds of megabytes to the file for a large batch
+    exported.example_inputs = None  # a large batch would add hundreds of megabytes to the file
     # An open file, because torch stores the name of a path in the archive.
     with _quiet(), path.open("wb") as file:
         torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
@@ -133,11 +133,11 @@ def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> to
             exported = torch.export.export(graph, (example,), dynamic_shapes={"images": axes or None})
         except torch._dynamo.exc.UserError as error:
             raise ModelError(
-                f"torch cannot leave {', '.join(dynamic.values())} of this network open ({_root(error)})."
+                f"torch cannot make {', '.join(dynamic.values())} of this network dynamic ({_root(error)})."
                 " fix: dynamic_size=false; debug=true shows more"
             ) from error
     for node in exported.graph.nodes:
-        node.meta.pop("stack_trace", None)  # would write file names of this machine into the file
+        node.meta.pop("stack_trace", None)  # it holds file names of this machine
     return exported
 
 
@@ -197,15 +197,12 @@ def _running(images: Tensor) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters' warnings about their internals. Errors still pass."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnx_ir", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """Silence the exporters' warnings about their internals, but not their errors."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(disabled)

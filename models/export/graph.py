@@ -8,6 +8,7 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchvision.ops import nms
 
 from models.decode import decode
@@ -25,7 +26,7 @@ class FixedSuppression(nn.Module):
     candidates: the best-scored boxes of each image that enter suppression, each with its best
     class.
 
-    Two things differ from Postprocess, both for overlaps only. Boxes are clipped REACH image sides
+    The overlaps differ from those of Postprocess in two ways. Boxes are clipped REACH image sides
     outside the image. They are offset by class and image, which rounds corners: by up to 1e-6 of
     the image side with 80 classes and boxes near the image, and up to 1e-5 in a batch of 64.
     """
@@ -110,29 +111,20 @@ class DetectorGraph(nn.Module):
         return (*detections, boxes_xyxy, scores) if self.show_candidates else detections
 
 
+@torch.no_grad()
 def fuse_batch_norm(model: Darknet) -> Darknet:
     """A copy with batch normalisation, in evaluation, folded into the convolutions.
 
-    gamma * (conv(x) - mean) / sqrt(var + eps) + beta is a convolution with scaled kernels and a
-    bias; both are computed in float64, so that only the result is rounded. Binary (xnor)
-    convolutions keep their batch normalisation.
+    It is computed in float64, so that only the result is rounded. Binary (xnor) convolutions keep
+    their batch normalisation.
     """
     fused = copy.deepcopy(model).eval()
     for layer in fused.layers:
         if isinstance(layer, Convolution) and layer.norm is not None and not layer.xnor:
-            _fuse(layer, layer.norm)
+            dtype = layer.conv.weight.dtype
+            layer.conv = fuse_conv_bn_eval(layer.conv.double(), layer.norm.double()).to(dtype)
+            layer.norm = None
     return fused
-
-
-@torch.no_grad()
-def _fuse(layer: Convolution, norm: nn.BatchNorm2d) -> None:
-    assert norm.running_mean is not None and norm.running_var is not None
-    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    weight = layer.conv.weight.double() * scale[:, None, None, None]
-    bias = norm.bias.double() - norm.running_mean.double() * scale
-    layer.conv.weight = nn.Parameter(weight.to(layer.conv.weight.dtype))
-    layer.conv.bias = nn.Parameter(bias.to(layer.conv.weight.dtype))
-    layer.norm = None
 
 
 def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

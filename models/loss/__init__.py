@@ -1,1 +1,1 @@
-"""How far are the raw maps from the targets?"""
+"""How far the raw maps are from the targets."""

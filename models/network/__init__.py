@@ -1,1 +1,1 @@
-"""How does a .cfg become a network?"""
+"""How a .cfg becomes a network."""

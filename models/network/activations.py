@@ -1,8 +1,7 @@
-"""The activation functions that a .cfg can name, by Darknet's names and with Darknet's
-constants.
-"""
+"""The activation functions that a .cfg can name, with Darknet's names and constants."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 NORMALISER_EPS = 1e-4  # Darknet's; keeps channel normalisation finite if nothing is positive
 
 
-class Elementwise(nn.Module):
+class Functional(nn.Module):
     """An activation without parameters, from a function of tensors."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -73,6 +72,8 @@ def normalize_channels_softmax_maxval(x: Tensor) -> Tensor:
     return normalize_channels_softmax(x - x.amax(1, keepdim=True))
 
 
+POINTWISE = (loggy, ramp, plse, lhtan, stair, hard_mish)
+OVER_CHANNELS = (normalize_channels, normalize_channels_softmax, normalize_channels_softmax_maxval)
 # In-place where the output alone gives the gradient: backward then keeps one map fewer.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "linear": nn.Identity,
@@ -83,19 +84,11 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "logistic": nn.Sigmoid,
     "mish": nn.Mish,
     "swish": nn.SiLU,
-    "hard_mish": lambda: Elementwise(hard_mish),
     "elu": nn.ELU,
     "selu": nn.SELU,
     "gelu": lambda: nn.GELU(approximate="tanh"),
     "tanh": nn.Tanh,
     "hardtan": nn.Hardtanh,
     "relie": lambda: nn.LeakyReLU(0.01, inplace=True),
-    "ramp": lambda: Elementwise(ramp),
-    "loggy": lambda: Elementwise(loggy),
-    "plse": lambda: Elementwise(plse),
-    "lhtan": lambda: Elementwise(lhtan),
-    "stair": lambda: Elementwise(stair),
-    "normalize_channels": lambda: Elementwise(normalize_channels),
-    "normalize_channels_softmax": lambda: Elementwise(normalize_channels_softmax),
-    "normalize_channels_softmax_maxval": lambda: Elementwise(normalize_channels_softmax_maxval),
+    **{function.__name__: partial(Functional, function) for function in (*POINTWISE, *OVER_CHANNELS)},
 }

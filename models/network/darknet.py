@@ -34,7 +34,7 @@ class Darknet(nn.Module):
         shapes, sources: for every layer its map's channels and strides, and the layers it reads.
         max_stride: image rows and columns must be multiples of this.
         in_channels: channels of an image.
-        notes: oddities of the .cfg that the user should know, one sentence each.
+        notes: oddities of the .cfg that the user should know about, one sentence each.
         seen, weights_version: the header of a .weights file: how many images the weights were
             trained on, and (major, minor, revision).
 
@@ -94,13 +94,17 @@ class Darknet(nn.Module):
                 f"{self.cfg.source} is for images of {self.in_channels} channels, these have {channels}."
                 f" fix: channels={channels} in its [net] section"
             )
-        step = self.max_stride
-        if height % step or width % step or not height or not width:
-            valid = [max(step, round(side / step) * step) for side in (height, width)]
+        rows, columns = self.nearest_size(height, width)
+        if (rows, columns) != (height, width):
             raise ModelError(
-                f"image size {height}x{width} is not a multiple of the network's stride {step}."
-                f" fix: the nearest is {valid[0]}x{valid[1]}"
+                f"image size {height}x{width} is not a multiple of the network's stride {self.max_stride}."
+                f" fix: the nearest is {rows}x{columns}"
             )
+
+    def nearest_size(self, height: int, width: int) -> tuple[int, int]:
+        """The (height, width) of images, in pixels, nearest to these that the network accepts."""
+        step = self.max_stride
+        return max(step, round(height / step) * step), max(step, round(width / step) * step)
 
     def train(self, mode: bool = True) -> "Darknet":
         """Switch the mode. Frozen layers stay in evaluation, so their statistics do not move."""
@@ -126,8 +130,7 @@ class Darknet(nn.Module):
 
     @torch.no_grad()
     def init_head_biases(self) -> None:
-        """Start an untrained network with a realistic prior: few objects, all classes equally
-        likely.
+        """Start untrained heads with a realistic prior: few objects, all classes equally likely.
 
         Otherwise the first epochs only unlearn false objects, since sigmoids start at 0.5. The
         offsets are those of the published YOLOv3-SPP recipe: -4.5 for objectness, log(0.6 /
@@ -183,7 +186,7 @@ def _build(cfg: Cfg, options: BuildOptions) -> Graph:
                     build_graph(cfg, replace(options, width=width))
                     break
         raise ModelError(
-            f"model.width={options.width:g} makes no network of this .cfg ({error}). fix: model.width={width:g}"
+            f"model.width={options.width:g} does not suit this .cfg ({error}). fix: model.width={width:g}"
         ) from error
 
 

@@ -27,18 +27,16 @@ Stride = tuple[Fraction, Fraction]  # pixels per (row, column)
 
 @dataclass(frozen=True)
 class Shape:
-    """What is known of a map before any image: its channels, and its stride in image pixels.
+    """The channels of a map and its stride in image pixels, known before any image.
 
-    stride None: one row and one column for any image.
+    stride None: the map has one row and one column for any image.
     """
 
     channels: int
     stride: Stride | None
 
     def scaled(self, channels: int, factor: Fraction | int | tuple[int, int]) -> "Shape":
-        """The shape after a layer that gives `channels` and divides rows and columns by
-        `factor`.
-        """
+        """The shape behind a layer with `channels` outputs and a stride of `factor`."""
         rows, columns = factor if isinstance(factor, tuple) else (factor, factor)
         stride = None if self.stride is None else (self.stride[0] * rows, self.stride[1] * columns)
         return Shape(channels, stride)
@@ -58,7 +56,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Node:
-    """One layer in the network: its module, the layers it reads, and its map's shape."""
+    """One layer of the network: its module, the layers it reads, and the shape of its map."""
 
     module: nn.Module
     sources: tuple[int, ...]
@@ -67,7 +65,7 @@ class Node:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """The arguments of Darknet: what overrides the .cfg, and what a .cfg does not say."""
+    """The arguments of Darknet that override the .cfg or add what a .cfg does not hold."""
 
     num_classes: int | None
     width: float
@@ -90,7 +88,7 @@ class Graph:
         self.notes: list[str] = []  # as Darknet.notes, with file and line
 
     def add(self, section: Section, node: Node) -> None:
-        """Append a layer. Raises ModelError if no image of sensible size suits it."""
+        """Append a layer. Raises ModelError if its map or the image it needs would be too large."""
         channels, stride = node.shape.channels, node.shape.stride
         if channels > MAX_CHANNELS:
             raise section.error(f"makes a map of {channels:,} channels, more than {MAX_CHANNELS:,}")
@@ -112,16 +110,15 @@ class Graph:
         """Keep a sentence for the user, with the file and the line of `key`."""
         self.notes.append(str(section.error(sentence, key)))
 
-    def previous(self, section: Section) -> int:
-        """The layer before the one being built, IMAGES for the first."""
+    def previous(self, section: Section) -> tuple[int, Shape]:
+        """The layer before the one being built (IMAGES for the first) and the shape of its map."""
         if not self.nodes:
-            return IMAGES
-        return self._checked(section, len(self.nodes) - 1, key=None)
+            return IMAGES, self.image
+        source = self._checked(section, len(self.nodes) - 1, key=None)
+        return source, self.nodes[source].shape
 
     def resolve(self, section: Section, key: str, reference: int) -> int:
-        """The layer that `reference` names: from the start of the file, or backwards if
-        negative.
-        """
+        """The layer that `reference` names, counted backwards from here if it is negative."""
         source = reference if reference >= 0 else len(self.nodes) + reference
         if not 0 <= source < len(self.nodes):
             raise section.error(
@@ -142,10 +139,10 @@ class Graph:
         shapes = {source: self.shape(source) for source in sources}
         if len({shape.stride for shape in shapes.values()}) > 1:
             listed = ", ".join(f"layer {source} at {shape}" for source, shape in shapes.items())
-            raise section.error(f"joins maps of different sizes: {listed}. fix: use sources of one stride")
+            raise section.error(f"joins maps of different sizes: {listed}. fix: use sources of equal stride")
 
     def reserve(self, section: Section, num_values: int) -> None:
-        """Count the values of a layer before it is made. Refuse an implausibly large network."""
+        """Count the values of a layer before it is allocated. Refuse an implausible total."""
         self.num_values += num_values
         if self.num_values > MAX_VALUES:
             raise section.error(

@@ -58,15 +58,12 @@ class Head:
 def read_head(section: Section, layer: int, stride: int, num_classes: int) -> Head:
     """The head of a [yolo] section. Raises ModelError with file and line for bad values."""
     all_anchors, mask = read_anchors(section)
-    scale_x_y = section.number("scale_x_y", 1.0)
-    if not 1 <= scale_x_y <= MAX_SCALE_X_Y:
-        raise section.error(f"scale_x_y must lie in 1..{MAX_SCALE_X_Y}, got {scale_x_y:g}", "scale_x_y")
     return Head(
         layer=layer,
         stride=stride,
         anchors=tuple(all_anchors[index] for index in mask),
         num_classes=num_classes,
-        scale_x_y=scale_x_y,
+        scale_x_y=section.number("scale_x_y", 1.0, minimum=1, maximum=MAX_SCALE_X_Y),
         new_coords=section.integer("new_coords", 0) != 0,
         all_anchors=all_anchors,
         mask=mask,
@@ -101,22 +98,7 @@ def read_anchors(section: Section) -> tuple[Anchors, tuple[int, ...]]:
 
 
 def _loss_keys(section: Section) -> DarknetLossKeys:
-    default = DarknetLossKeys()
     kind = section.choice("iou_loss", "mse", ("mse", *IouKind.__members__))
-    return DarknetLossKeys(
-        iou_loss=None if kind == "mse" else IouKind[kind],
-        iou_normalizer=_weight(section, "iou_normalizer", default.iou_normalizer),
-        cls_normalizer=_weight(section, "cls_normalizer", default.cls_normalizer),
-        obj_normalizer=_weight(section, "obj_normalizer", default.obj_normalizer),
-        ignore_thresh=_weight(section, "ignore_thresh", default.ignore_thresh),
-        truth_thresh=_weight(section, "truth_thresh", default.truth_thresh),
-        iou_thresh=_weight(section, "iou_thresh", default.iou_thresh),
-        label_smooth_eps=_weight(section, "label_smooth_eps", default.label_smooth_eps),
-    )
-
-
-def _weight(section: Section, key: str, default: float) -> float:
-    value = section.number(key, default)
-    if value < 0:
-        raise section.error(f"{key} must be 0 or more, got {value:g}", key)
-    return value
+    numbers = {key: value for key, value in vars(DarknetLossKeys()).items() if key != "iou_loss"}
+    weights = {key: section.number(key, default, minimum=0) for key, default in numbers.items()}
+    return DarknetLossKeys(None if kind == "mse" else IouKind[kind], **weights)

@@ -62,8 +62,7 @@ class Convolution(nn.Module):
 
 
 class SharedConvolution(nn.Module):
-    """A convolution with the kernels, biases and batch normalisation of another one (Darknet's
-    share_index).
+    """A convolution with the weights and batch normalisation of another one (share_index).
 
     It has its own stride, padding, dilation and activation. The other layer is not a submodule, so
     its tensors appear once in parameters and state. A deep copy of the network refers to the copy.

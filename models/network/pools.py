@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.overrides import wrap_torch_function
 from torchvision.ops import drop_block2d
 
-# Like torch's own functions, it lets a caller run a batch image by image, each with its own blocks.
+# Wrapped like torch's own functions, so that a caller can run a batch image by image, each with
+# its own blocks.
 _drop_blocks = wrap_torch_function(lambda x, *_, **__: (x,))(drop_block2d)
 
 
@@ -15,7 +16,7 @@ class MaxPool(nn.Module):
 
     The input's rows and columns must be multiples of the stride (rows, columns); the network checks
     that. Then the windows reach only `size - stride - padding // 2` past the far edge, and no
-    padding is made beyond. 2x2/2 pooling, the most frequent case, therefore needs no copy.
+    padding is added beyond. So 2x2/2 pooling, the most frequent case, needs no copy.
     """
 
     def __init__(self, size: int, stride: tuple[int, int], padding: int) -> None:
@@ -46,9 +47,7 @@ class LocalAvgPool(MaxPool):
 
 
 class ChannelMaxPool(nn.Module):
-    """Largest of the channels k, k + out_channels, k + 2 out_channels ... for each k below
-    out_channels.
-    """
+    """For each k below out_channels, the largest of the channels k, k + out_channels, ..."""
 
     def __init__(self, out_channels: int) -> None:
         super().__init__()
@@ -57,13 +56,6 @@ class ChannelMaxPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         split: Tensor = x.unflatten(1, (-1, self.out_channels))
         return split.amax(1)
-
-
-class GlobalAvgPool(nn.Module):
-    """Mean of every channel: one row and one column."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(dim=(2, 3), keepdim=True)
 
 
 class Upsample(nn.Module):
@@ -108,16 +100,12 @@ class Reorg(nn.Module):
         return blocks.permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
 
 
-class ScrambledReorg(nn.Module):
+class ScrambledReorg(Reorg):
     """[reorg] of YOLOv2: sizes as in Reorg, values in the order of Darknet's index arithmetic.
 
     It reads the map as if it had 1 / stride^2 of its channels and `stride` times its rows and
     columns.
     """
-
-    def __init__(self, stride: int) -> None:
-        super().__init__()
-        self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
         batch, channels, rows, columns = x.shape

@@ -7,7 +7,7 @@ from torch import nn
 from models.network.darknet import Darknet
 from models.network.graph import IMAGES
 from models.network.layers import Convolution, SharedConvolution
-from models.network.pools import Blur, GlobalAvgPool, MaxPool, Reorg, ScrambledReorg, SumPool
+from models.network.pools import Blur, MaxPool, Reorg, ScrambledReorg, SumPool
 
 Field = tuple[Fraction, Fraction] | None  # (rows, columns) in pixels; None: the whole image
 
@@ -24,7 +24,7 @@ def receptive_fields(model: Darknet) -> list[Field]:
         sources = model.sources[index]
         known = [field for source in sources if (field := fields[source]) is not None]
         stride = (Fraction(1), Fraction(1)) if sources[0] == IMAGES else model.shapes[sources[0]].stride
-        if len(known) < len(sources) or stride is None or isinstance(layer, GlobalAvgPool | ScrambledReorg):
+        if len(known) < len(sources) or stride is None or isinstance(layer, nn.AdaptiveAvgPool2d | ScrambledReorg):
             fields[index] = None
             continue
         reach = _window(layer) - 1

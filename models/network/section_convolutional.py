@@ -10,14 +10,14 @@ CHANNEL_STEP = 8  # scaled filter counts are multiples of this
 
 
 def convolutional(graph: Graph, section: Section) -> Node:
-    source = graph.previous(section)
-    shape = graph.shape(source)
+    """[convolutional]: a convolution with its own weights, or with those of share_index."""
+    source, shape = graph.previous(section)
     declared = section.integer("filters", 1, minimum=1)
     filters = _num_filters(graph, declared)
     xnor = section.integer("xnor", 0) != 0
     groups = section.integer("groups", 1, minimum=1)
     if xnor and groups > 1:
-        graph.note(section, "has groups, which xnor=1 puts out of force, as in Darknet", "groups")
+        graph.note(section, "has groups, which xnor=1 disables, as in Darknet", "groups")
         groups = 1
     if groups == declared > 1:
         groups = filters  # depthwise convolutions stay depthwise at any width
@@ -36,10 +36,13 @@ def convolutional(graph: Graph, section: Section) -> Node:
     batch_norm = _has_batch_norm(section)
     if "share_index" in section.options:
         if xnor or blur is not None:
-            raise section.error("shares its weights, which is not built with xnor or antialiasing", "share_index")
+            raise section.error(
+                "has share_index together with xnor or antialiasing, which is not supported. fix: drop one of them",
+                "share_index",
+            )
         owner = _shared_owner(graph, section, (shape.channels, filters, size, groups))
-        layer = SharedConvolution(owner, stride, padding * dilation, dilation, activation)
-        return Node(layer, (source,), node_shape)
+        shared = SharedConvolution(owner, stride, padding * dilation, dilation, activation)
+        return Node(shared, (source,), node_shape)
     graph.reserve(section, filters * (shape.channels // groups * size * size + (4 if batch_norm else 1)))
     module = Convolution(
         shape.channels,
@@ -72,7 +75,7 @@ def _num_filters(graph: Graph, declared: int) -> int:
 
 
 def _has_batch_norm(section: Section) -> bool:
-    """cbn differs from batch_normalize only in Darknet's training."""
+    """Whether it has batch norm. Only in Darknet's training cbn differs from batch_normalize."""
     return section.integer("batch_normalize", 0) != 0 or section.integer("cbn", 0) != 0
 
 
@@ -88,23 +91,24 @@ def _activation(graph: Graph, section: Section) -> str:
     if activation not in ("logistic", "linear"):
         raise section.error("needs activation=logistic in front of a [yolo] with new_coords=1", "activation")
     if activation == "linear":
-        # Such files come from programs that apply the logistic when they decode.
-        graph.note(section, "is linear in front of a [yolo] with new_coords=1: read as logistic", "activation")
+        # Such files come from programs that apply the logistic while decoding.
+        graph.note(section, "is linear in front of a [yolo] with new_coords=1, read as logistic", "activation")
     return "linear"
 
 
 def _shared_owner(graph: Graph, section: Section, needed: tuple[int, int, int, int]) -> Convolution:
-    """The convolution whose tensors this one uses; `needed` is (input channels, filters, size,
-    groups).
+    """The convolution that share_index names.
+
+    needed: (input channels, filters, size, groups). Raises ModelError if it has others.
     """
     index = graph.resolve(section, "share_index", section.integer("share_index"))
     owner = graph.nodes[index].module
     if isinstance(owner, SharedConvolution):
         owner = owner.source
     if not isinstance(owner, Convolution):
-        raise section.error(f"share_index names layer {index}, which is no convolution", "share_index")
+        raise section.error(f"share_index names layer {index}, which is not a convolution", "share_index")
     conv = owner.conv
     has = (conv.in_channels, conv.out_channels, conv.kernel_size[0], conv.groups)
     if has != needed or _has_batch_norm(section) != (owner.norm is not None):
-        raise section.error(f"shares the weights of layer {index}, which has other shapes", "share_index")
+        raise section.error(f"shares the weights of layer {index}, whose shapes differ", "share_index")
     return owner

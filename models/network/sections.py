@@ -14,7 +14,6 @@ from models.network.pools import (
     Blur,
     ChannelMaxPool,
     Dropout,
-    GlobalAvgPool,
     LocalAvgPool,
     MaxPool,
     Reorg,
@@ -27,22 +26,22 @@ from models.network.section_options import check_divisible, check_grid, read_act
 
 
 def build_graph(cfg: Cfg, options: BuildOptions) -> Graph:
-    """The graph of all sections. Raises ModelError with file and line for an invalid one."""
+    """Build the graph of all sections. Raises ModelError with file and line for an invalid one."""
     graph = Graph(cfg, options)
     for key in ("width", "height"):  # unused here, but a wrong value should fail early
         cfg.net.integer(key, 1, minimum=1)
     for section in cfg.layers:
         graph.add(section, BUILDERS[section.kind](graph, section))
     if not graph.heads:
-        raise cfg.net.error("is not followed by any [yolo] section, so this is no detector. fix: use another .cfg")
+        raise cfg.net.error("is not followed by any [yolo] section, so this is not a detector. fix: use another .cfg")
     return graph
 
 
 def shortcut(graph: Graph, section: Section) -> Node:
-    others = tuple(graph.resolve(section, "from", reference) for reference in section.integers("from"))
-    sources = (graph.previous(section), *others)
+    """[shortcut]: the previous map plus those of `from`."""
+    source, shape = graph.previous(section)
+    sources = (source, *(graph.resolve(section, "from", reference) for reference in section.integers("from")))
     graph.check_same_size(section, sources)
-    shape = graph.shape(sources[0])
     weights_type = section.choice("weights_type", "none", ("none", "per_feature", "per_layer", "per_channel"))
     per_source = {"none": 0, "per_channel": shape.channels}.get(weights_type, 1)
     named = section.choice("weights_normalization", "none", ("none", "relu", "avg_relu", "softmax"))
@@ -53,6 +52,7 @@ def shortcut(graph: Graph, section: Section) -> Node:
 
 
 def route(graph: Graph, section: Section) -> Node:
+    """[route]: the maps of `layers`, or one group of their channels, concatenated."""
     sources = tuple(graph.resolve(section, "layers", reference) for reference in section.integers("layers"))
     graph.check_same_size(section, sources)
     groups = section.integer("groups", 1, minimum=1)
@@ -67,9 +67,9 @@ def route(graph: Graph, section: Section) -> Node:
 
 def product(graph: Graph, section: Section) -> Node:
     """[sam], [scale_channels]: the map of `from` times the previous one (same size or 1x1)."""
-    source = graph.previous(section)
+    source, factors = graph.previous(section)
     other = graph.resolve(section, "from", section.integer("from"))
-    factors, shape = graph.shape(source), graph.shape(other)
+    shape = graph.shape(other)
     if factors.channels != shape.channels:
         raise section.error(f"multiplies maps of {factors.channels} and {shape.channels} channels", "from")
     if section.kind == "sam" or factors.stride is not None:
@@ -78,8 +78,8 @@ def product(graph: Graph, section: Section) -> Node:
 
 
 def maxpool(graph: Graph, section: Section) -> Node:
-    source = graph.previous(section)
-    shape = graph.shape(source)
+    """[maxpool], over windows or over channels, and [local_avgpool]."""
+    source, shape = graph.previous(section)
     if section.integer("maxpool_depth", 0):
         out_channels = section.integer("out_channels", 1, minimum=1)
         if shape.channels % out_channels:
@@ -91,28 +91,27 @@ def maxpool(graph: Graph, section: Section) -> Node:
     blur = read_blur(section, stride)
     check_grid(section, shape, size, stride, padding, blurred=blur is not None)
     kind = LocalAvgPool if section.kind == "local_avgpool" else MaxPool
+    module: nn.Module = kind(size, stride if blur is None else (1, 1), padding)
     if blur is not None:
-        module: nn.Module = nn.Sequential(kind(size, (1, 1), padding), Blur(blur, stride))
-    else:
-        module = kind(size, stride, padding)
+        module = nn.Sequential(module, Blur(blur, stride))
     return Node(module, (source,), shape.scaled(shape.channels, stride))
 
 
 def avgpool(graph: Graph, section: Section) -> Node:
-    source = graph.previous(section)
-    channels = graph.shape(source).channels
-    return Node(GlobalAvgPool(), (source,), Shape(channels, None))
+    """[avgpool]: the mean of each channel over the whole map."""
+    source, shape = graph.previous(section)
+    return Node(nn.AdaptiveAvgPool2d(1), (source,), Shape(shape.channels, None))
 
 
 def upsample(graph: Graph, section: Section) -> Node:
-    source = graph.previous(section)
-    shape = graph.shape(source)
+    """[upsample], which sums over blocks if its stride is negative."""
+    source, shape = graph.previous(section)
     stride = section.integer("stride", 2)
     scale = section.number("scale", 1.0)
     if stride == 0:
         raise section.error("stride must not be 0", "stride")
     if shape.stride is None:
-        raise section.error("enlarges a map of one pixel, which has no place in the image")
+        raise section.error("enlarges a map of one pixel, whose stride is unknown. fix: no [upsample] behind [avgpool]")
     if stride < 0:
         return Node(SumPool(-stride, scale), (source,), shape.scaled(shape.channels, -stride))
     return Node(Upsample(stride, scale), (source,), shape.scaled(shape.channels, Fraction(1, stride)))
@@ -120,8 +119,7 @@ def upsample(graph: Graph, section: Section) -> Node:
 
 def reorg(graph: Graph, section: Section) -> Node:
     """[reorg3d], and [reorg], which orders the values differently."""
-    source = graph.previous(section)
-    shape = graph.shape(source)
+    source, shape = graph.previous(section)
     stride = section.integer("stride", 1, minimum=1)
     check_divisible(section, shape, stride)
     if section.kind == "reorg" and shape.channels % stride**2:
@@ -131,41 +129,45 @@ def reorg(graph: Graph, section: Section) -> Node:
 
 
 def dropout(graph: Graph, section: Section) -> Node:
-    source = graph.previous(section)
+    """[dropout], of single values or of blocks."""
+    source, shape = graph.previous(section)
     probability = section.number("probability", 0.2)
     if not 0 <= probability < 1:
         raise section.error(f"probability must be 0 or more and below 1, got {probability:g}", "probability")
     block_size = section.integer("dropblock_size_abs", 7, minimum=1) if section.integer("dropblock", 0) else None
-    return Node(Dropout(probability, block_size), (source,), graph.shape(source))
+    return Node(Dropout(probability, block_size), (source,), shape)
 
 
 def yolo(graph: Graph, section: Section) -> Node:
-    source = graph.previous(section)
+    """[yolo]: a raw map and its head."""
+    source, shape = graph.previous(section)
     if source == IMAGES or not isinstance(graph.nodes[source].module, Convolution):
-        raise section.error("must follow a [convolutional] layer that makes its map with weights of its own")
-    shape = graph.shape(source)
+        raise section.error("must follow a [convolutional] layer that does not share the weights of another")
     if shape.stride is None or shape.stride[0] != shape.stride[1] or shape.stride[0].denominator != 1:
-        raise section.error(f"lies on a map of {shape}, but needs one of whole, equal strides in rows and columns")
+        raise section.error(f"reads a map of {shape}, but needs one whole stride for rows and columns")
     num_classes = section.integer("classes", 20, minimum=1)  # 20 is Darknet's default
     if graph.options.num_classes is not None:
         num_classes = graph.options.num_classes
     if graph.heads and graph.heads[0].num_classes != num_classes:
         other = graph.heads[0]
         raise section.error(
-            f"has classes={num_classes}, but the [yolo] layer {other.layer} has {other.num_classes}. fix: use one",
+            f"has classes={num_classes}, but the [yolo] layer {other.layer} has {other.num_classes}."
+            " fix: give both the same",
             "classes",
         )
     head = read_head(section, len(graph.nodes), shape.stride[0].numerator, num_classes)
     if shape.channels != (needed := len(head.anchors) * (5 + num_classes)):
         raise section.error(
             f"with {len(head.anchors)} anchors and {num_classes} classes needs filters={needed} in the convolution"
-            f" before it, which has {shape.channels}. fix: correct one of them, or give the model its class count"
+            f" before it, which has {shape.channels}. fix: correct one of them, or set the class count of the model"
         )
     if len(section.numbers("anchors")) % 2:
         last = "{:g},{:g}".format(*head.all_anchors[-1])
-        graph.note(section, f"anchors make no whole pairs, a comma may be missing; the last is {last}", "anchors")
+        graph.note(
+            section, f"the number of anchor values is odd, a comma may be missing; the last pair is {last}", "anchors"
+        )
     if "num" in section.options and max(head.mask) >= (num := section.integer("num")):
-        graph.note(section, f"mask names anchor {max(head.mask)} though num={num}; the list has it", "mask")
+        graph.note(section, f"mask names anchor {max(head.mask)}, beyond num={num}; the list has it", "mask")
     graph.heads.append(head)
     return Node(YoloMap(len(head.anchors)), (source,), shape)
 

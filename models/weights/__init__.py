@@ -1,1 +1,1 @@
-"""How are weights read and written?"""
+"""How weights are read and written."""

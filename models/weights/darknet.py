@@ -5,7 +5,8 @@ mean and running variance, then the kernels as (filters, channels, rows, columns
 shortcut has its weights. file.py handles the header.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,9 +22,7 @@ from models.weights.report import WeightsReport, plural
 
 
 class WeightTensor(NamedTuple):
-    """One stored tensor: the index of its layer, its name in the state dict, and the model's own
-    tensor.
-    """
+    """A tensor of the model that is stored, with its layer and its name in the state dict."""
 
     layer: int
     name: str
@@ -58,8 +57,8 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
     if extent.num_classes not in (None, model.num_classes) and not fresh_heads:
         raise ModelError(
             f"{path} holds {file.held()} for {plural(extent.num_classes or 0, 'class')}, this model with"
-            f" {model.num_classes} needs {_num_values(model, model.num_classes):,}. fix: use data of as many classes,"
-            " or model.fresh_heads=true, which loads everything but the heads"
+            f" {model.num_classes} needs {sum(own.tensor.numel() for own in tensors):,}."
+            " fix: use data with this many classes, or model.fresh_heads=true, which loads everything but the heads"
         )
     loads: list[tuple[WeightTensor, Values]] = []
     start = 0
@@ -74,27 +73,15 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
         if fresh_heads and own.layer in heads:
             continue
         if not np.isfinite(stored).all():
-            raise ModelError(f"{path} is damaged: values for {own.name} are not finite. fix: get the file again")
+            raise ModelError(f"{path} is damaged: values for {own.name} are not finite. fix: download it again")
         loads.append((own, stored))
     with torch.no_grad():
         for own, stored in loads:
             own.tensor.copy_(torch.from_numpy(stored.copy()).view_as(own.tensor))  # the memory map is read-only
     model.seen, model.weights_version = file.seen, file.version
-    loaded = {own.layer for own, _ in loads}
-    return WeightsReport(
-        path=file.path,
-        layers_loaded=len(loaded),
-        layers_total=len({own.layer for own in tensors}),
-        values_loaded=sum(own.tensor.numel() for own, _ in loads),
-        values_total=sum(own.tensor.numel() for own in tensors),
-        heads_loaded=heads <= loaded,
-        heads_left_out=fresh_heads and (extent.cut is None or min(heads) <= extent.cut),
-        num_classes=extent.num_classes,
-        model_classes=model.num_classes,
-        cut=extent.cut,
-        version=file.version,
-        seen=file.seen,
-    )
+    report = make_report(model, file.path, [own for own, _ in loads], extent.num_classes)
+    left_out = fresh_heads and (extent.cut is None or min(heads) <= extent.cut)
+    return replace(report, heads_left_out=left_out, cut=extent.cut, version=file.version, seen=file.seen)
 
 
 def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | None = None) -> int:
@@ -118,6 +105,25 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
     return write_weights(Path(path), model.weights_version, model.seen, parts)
 
 
+def make_report(
+    model: Darknet, path: Path, loaded: Collection[WeightTensor], num_classes: int | None, note: str = ""
+) -> WeightsReport:
+    """The report for tensors of `model` loaded from a file; the rest counts as heads left out."""
+    tensors, layers = list(weight_tensors(model)), {own.layer for own in loaded}
+    return WeightsReport(
+        path=path,
+        layers_loaded=len(layers),
+        layers_total=len({own.layer for own in tensors}),
+        values_loaded=sum(own.tensor.numel() for own in loaded),
+        values_total=sum(own.tensor.numel() for own in tensors),
+        heads_loaded=head_layers(model) <= layers,
+        heads_left_out=len(loaded) < len(tensors),
+        num_classes=num_classes,
+        model_classes=model.num_classes,
+        note=note,
+    )
+
+
 def head_layers(model: Darknet) -> set[int]:
     """The layers whose filters depend on the class count: the convolutions in front of [yolo]."""
     return {head.layer - 1 for head in model.heads}
@@ -125,20 +131,24 @@ def head_layers(model: Darknet) -> set[int]:
 
 def _extent(model: Darknet, file: WeightsFile) -> _Extent:
     """The part of this network in the file, by its number of values. ModelError if none fits."""
-    count = len(file.values)
-    needed = _num_values(model, model.num_classes)
-    ends = _values_up_to_layers(model)
+    count, heads = len(file.values), head_layers(model)
+    ends: dict[int, int] = {}  # by layer: how many values a file cut behind it holds
+    needed = of_heads = 0
+    for own in weight_tensors(model):
+        needed += own.tensor.numel()
+        of_heads += own.tensor.numel() if own.layer in heads else 0
+        ends[own.layer] = needed
     if not file.extra_bytes:
         if count == needed:
             return _Extent(model.num_classes, None)
         cuts = [layer for layer, end in ends.items() if end == count]
-        extra_classes, rest = divmod(count - needed, _num_values(model, model.num_classes + 1) - needed)
+        extra_classes, rest = divmod(count - needed, of_heads // (5 + model.num_classes))
         num_classes = model.num_classes + extra_classes if rest == 0 and model.num_classes + extra_classes > 0 else None
         if cuts and num_classes is not None:
             raise ModelError(
-                f"{file.path} holds {file.held()}, which is a whole file for {plural(num_classes, 'class')} as well as"
-                f" one for {model.num_classes} cut behind layer {cuts[0]}. fix: give the model"
-                f" {plural(num_classes, 'class')} if it is the former, else cut it elsewhere"
+                f"{file.path} holds {file.held()}: that fits a whole file for {plural(num_classes, 'class')} as well as"
+                f" one for {model.num_classes} cut behind layer {cuts[0]}. fix: for the whole file build the model for"
+                f" {plural(num_classes, 'class')}, otherwise cut the file behind another layer"
             )
         if cuts or num_classes is not None:
             return _Extent(num_classes, cuts[0] if cuts else None)
@@ -146,25 +156,6 @@ def _extent(model: Darknet, file: WeightsFile) -> _Extent:
     cut = "" if ends[nearest] == needed else f"; a file cut behind layer {nearest} has {ends[nearest]:,}"
     raise ModelError(
         f"{file.path} holds {file.held()}, this network with {plural(model.num_classes, 'class')} and width"
-        f" {model.width:g} needs {needed:,}{cut}. fix: set model.cfg and model.width as the file was made, or get the"
-        " file again"
-    )
-
-
-def _values_up_to_layers(model: Darknet) -> dict[int, int]:
-    """For each layer with weights the number of values up to its end."""
-    end = 0
-    ends = {}
-    for own in weight_tensors(model):
-        end += own.tensor.numel()
-        ends[own.layer] = end
-    return ends
-
-
-def _num_values(model: Darknet, num_classes: int) -> int:
-    """Number of values in a whole .weights file of this network for `num_classes` classes."""
-    heads = head_layers(model)
-    return sum(
-        own.tensor.numel() // (5 + model.num_classes) * (5 + num_classes) if own.layer in heads else own.tensor.numel()
-        for own in weight_tensors(model)
+        f" {model.width:g} needs {needed:,}{cut}. fix: set model.cfg and model.width as when the file was made, or"
+        " download it again"
     )

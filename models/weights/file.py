@@ -24,7 +24,7 @@ VERSION_BYTES, LONGEST_HEADER = 12, 20
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """An open .weights file: `values` mapped read-only, `extra_bytes` after the last value."""
+    """An open .weights file: `values` mapped read-only, then `extra_bytes` that fill no value."""
 
     path: Path
     version: Version
@@ -33,7 +33,7 @@ class WeightsFile:
     extra_bytes: int
 
     def held(self) -> str:
-        """How much the file holds, for messages."""
+        """The number of values in the file, for messages."""
         extra = f" and {self.extra_bytes}/4 of another" if self.extra_bytes else ""
         return f"{len(self.values):,} values{extra}"
 
@@ -47,7 +47,7 @@ def open_weights(path: Path) -> WeightsFile:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(
-                f"{path} is {'a folder' if path.is_dir() else 'no file'}. fix: give a .weights or .pt file"
+                f"{path} is {'a folder' if path.is_dir() else 'not a file'}. fix: give a .weights or .pt file"
             )
         with path.open("rb") as file:
             header = file.read(LONGEST_HEADER)
@@ -55,19 +55,19 @@ def open_weights(path: Path) -> WeightsFile:
         message = f"cannot read the weights {path} ({error.strerror}). fix: set model.weights to a file"
         raise ModelError(message) from error
     if foreign := _other_format(header):
-        raise ModelError(f"{path} is no Darknet .weights file but {foreign}")
+        raise ModelError(f"{path} is not a Darknet .weights file but {foreign}")
     if len(header) < VERSION_BYTES:
-        raise ModelError(f"{path} has {len(header)} bytes, too few for a Darknet .weights file. fix: get it again")
+        raise ModelError(f"{path} has {len(header)} bytes, too few for a Darknet .weights file. fix: download it again")
     major, minor, revision = (int(number) for number in np.frombuffer(header, "<i4", count=3))
     if not (0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0):
         version = f"{major}.{minor}.{revision}"
         raise ModelError(
-            f"{path} begins with version {version}, so it is no Darknet .weights file. fix: check the path"
+            f"{path} begins with version {version}, so it is not a Darknet .weights file. fix: check the path"
         )
     kind = _seen_type((major, minor, revision))
     start = VERSION_BYTES + kind.itemsize
     if len(header) < start or status.st_size - start < 4:
-        raise ModelError(f"{path} has {status.st_size} bytes, a header of {start} and not one value. fix: get it again")
+        raise ModelError(f"{path} has {status.st_size} bytes, a header without values. fix: download it again")
     count, extra = divmod(status.st_size - start, 4)
     seen = int(np.frombuffer(header, kind, count=1, offset=VERSION_BYTES)[0])
     values = np.memmap(path, "<f4", mode="r", offset=start, shape=(count,))
@@ -101,7 +101,9 @@ def write_weights(path: Path, version: Version, seen: int, parts: Iterable[Value
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise ModelError(f"cannot write {path} ({error.strerror}). fix: choose a file in a folder of yours") from error
+        raise ModelError(
+            f"cannot write {path} ({error.strerror}). fix: choose a file in a folder that you may write to"
+        ) from error
     return count
 
 
@@ -111,10 +113,10 @@ def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
 
 
 def _other_format(header: bytes) -> str | None:
-    """The format of a file often mistaken for .weights, with the fix; None for all others."""
+    """The format, and the fix, of files often mistaken for .weights; None for all others."""
     if header.startswith(b"PK\x03\x04"):
-        return "a zip archive, as torch.save writes. fix: if it holds weights of torch, let its name end in .pt"
+        return "a zip archive, as torch.save writes. fix: if it holds weights of torch, rename it to end in .pt"
     text = " ".join(header.decode("ascii", errors="replace").split())
     if len(header) >= VERSION_BYTES and header.isascii() and text.isprintable():
-        return f"text: '{text}...'. fix: get it again, this may be a web page or a pointer of git-lfs"
+        return f"text: '{text}...'. fix: download it again, this may be a web page or a git-lfs pointer"
     return None

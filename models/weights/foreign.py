@@ -53,7 +53,9 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
     own = list(weight_tensors(model))
     ours = _sort(((tensor.name, tensor.tensor) for tensor in own), model.cfg.source)
     heads = {tensor.name.rpartition(".")[0] for tensor in own if tensor.layer in head_layers(model)}
-    num_classes = _class_count(model, ours, theirs)
+    first_head = [module.name for module in ours.convolutions].index(f"layers.{model.heads[0].layer - 1}.conv")
+    kernels = next((module.tensors["weight"] for module in theirs.convolutions[first_head:]), None)
+    num_classes = class_count(model, kernels)
     _check_same(ours, theirs, path, heads, fresh_heads, other_classes(num_classes, model.num_classes))
 
     loads: list[tuple[Tensor, str, Tensor]] = []
@@ -67,36 +69,25 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
 
     note = f"state dict{key} of another system, matched by order and shape"
     if norm := next((module for module in model.modules() if isinstance(module, nn.BatchNorm2d)), None):
-        note += f", with model.bn_eps={norm.eps:g}, which such files do not say"
+        note += f", with model.bn_eps={norm.eps:g}, which such files do not hold"
     return report_of_state_dict(model, path, fresh_heads, num_classes, note)
 
 
 def _state_dict(content: Any, path: Path) -> tuple[Mapping[str, Tensor], str]:
     """The state dict in a file's content, and its key, for messages."""
-    if _is_state_dict(content):
-        return content, ""
-    if isinstance(content, Mapping):
-        for key in CONTAINERS:
-            if _is_state_dict(content.get(key)):
-                return content[key], f" '{key}'"
+    nested = [(content.get(key), f" '{key}'") for key in CONTAINERS] if isinstance(content, Mapping) else []
+    for state, key in [(content, ""), *nested]:
+        items = state.items() if isinstance(state, Mapping) else ()
+        if items and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in items):
+            return state, key
     raise ModelError(
-        f"{path} holds no state dict, neither by itself nor as {', '.join(CONTAINERS)}."
+        f"{path} holds no state dict, neither at the top level nor under {', '.join(CONTAINERS)}."
         " fix: torch.save(model.state_dict(), 'weights.pt') in the system that wrote it"
     )
 
 
-def _is_state_dict(content: Any) -> bool:
-    return (
-        isinstance(content, Mapping)
-        and len(content) > 0
-        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items())
-    )
-
-
 def _sort(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> Modules:
-    """Group tensors into convolutions and batch norms. Raises ModelError for one that belongs to
-    neither.
-    """
+    """Group tensors into convolutions and batch norms. Raises ModelError for any other tensor."""
     modules: dict[str, Module] = {}
     for full_name, tensor in tensors:
         prefix, _, name = full_name.rpartition(".")
@@ -111,27 +102,18 @@ def _sort(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> Modules:
             found.norms.append(module)
         else:
             raise ModelError(
-                f"{source} holds {module}, which is neither convolution nor batch norm: only those can be matched with"
-                " another system's. fix: use the .weights file of this network"
+                f"{source} holds {module}, which is neither a convolution nor a batch norm: only those can be matched"
+                " with another system's. fix: use the .weights file of this network"
             )
     return found
-
-
-def _class_count(model: Darknet, ours: Modules, theirs: Modules) -> int | None:
-    """The class count of the file, from the convolution at our first head's position."""
-    position = [module.name for module in ours.convolutions].index(f"layers.{model.heads[0].layer - 1}.conv")
-    if position >= len(theirs.convolutions):
-        return None
-    return class_count(model, theirs.convolutions[position].tensors["weight"])
 
 
 def _check_same(
     ours: Modules, theirs: Modules, path: Path, heads: set[str], fresh_heads: bool, other_count: str
 ) -> None:
-    """Raise ModelError for the first module, in the order of our layers, whose tensors or shapes
-    differ.
+    """Raise ModelError for the first module, in our order, whose tensors or shapes differ.
 
-    `other_count` ends the message where only the class count differs.
+    `other_count` ends the message if only the class count differs.
     """
     differences: list[tuple[float, str]] = []  # (our layer, message)
     for kind, own, other in zip(("convolution", "batch norm"), ours, theirs, strict=True):
@@ -139,7 +121,7 @@ def _check_same(
             is_head = mine is not None and mine.name in heads
             if _shapes(mine, fresh_heads and is_head) == _shapes(their, fresh_heads and is_head):
                 continue
-            hint = ". fix: set model.cfg and model.width as the file was made"
+            hint = ". fix: set model.cfg and model.width as when the file was made"
             if is_head and _shapes(mine, True) == _shapes(their, True):
                 hint = other_count
             layer = float("inf") if mine is None else int(mine.name.split(".")[1])

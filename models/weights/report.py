@@ -10,12 +10,15 @@ from models.weights.file import Version
 class WeightsReport:
     """What a network loaded from a file of weights.
 
-    layers_loaded of layers_total: layers that have weights, convolutions above all; values_loaded
-    of values_total in them; heads_loaded: whether the convolutions in front of all [yolo] sections
-    were among them; heads_left_out: whether the file's were passed over; cut: a partial file's last
-    layer with weights, None for a whole file; num_classes: the file's class count, None for a
-    partial file; model_classes: the network's own; version, seen: the header of a .weights file;
-    note: what else is to be known.
+    layers_loaded of layers_total: layers that have weights, above all convolutions.
+    values_loaded of values_total: the values in them.
+    heads_loaded: whether the convolutions in front of all [yolo] sections were among them.
+    heads_left_out: whether the file has such convolutions that were not loaded.
+    num_classes: the file's class count, None for a partial file.
+    model_classes: the network's class count.
+    cut: the last layer with weights of a partial file, None for a whole file.
+    version, seen: the header of a .weights file.
+    note: anything else that the user should know.
     """
 
     path: Path
@@ -48,7 +51,7 @@ class WeightsReport:
             )
         rest = []
         if self.cut is not None:
-            rest.append(f"the file ends behind layer {self.cut} and the layers after it start fresh")
+            rest.append(f"the file ends behind layer {self.cut}, later layers start fresh")
         if self.heads_left_out:
             theirs = f" for {plural(self.num_classes, 'class')}" if self.num_classes is not None else ""
             rest.append(
@@ -61,6 +64,6 @@ class WeightsReport:
 
 
 def plural(count: int, noun: str) -> str:
-    """`count` and the noun, in the plural unless one, for messages."""
+    """`count` and the noun, in the plural unless count is 1, for messages."""
     ending = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun if count == 1 else noun + ending}"

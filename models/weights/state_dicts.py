@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.errors import ModelError
 from models.network.darknet import Darknet
-from models.weights.darknet import head_layers, weight_tensors
+from models.weights.darknet import head_layers, make_report, weight_tensors
 from models.weights.report import WeightsReport, plural
 
 
@@ -29,10 +29,9 @@ def read_tensor_file(path: Path) -> Any:
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise ModelError(f"{path} {problem}. fix: set model.weights to a .weights or .pt file")
     try:
-        with path.open("rb"):
-            pass
+        path.open("rb").close()
     except OSError as error:
-        raise ModelError(f"cannot read {path} ({error.strerror}). fix: look at its permissions") from error
+        raise ModelError(f"cannot read {path} ({error.strerror}). fix: check its permissions") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, about its own classes in files of old versions
@@ -41,9 +40,9 @@ def read_tensor_file(path: Path) -> Any:
     except Exception as error:  # damaged bytes can break any step of reading, with any error
         held = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if held is None:
-            raise ModelError(f"{path} is damaged, or torch.save did not write it. fix: get the file again") from error
+            raise ModelError(f"{path} is damaged, or torch.save did not write it. fix: download it again") from error
         raise ModelError(
-            f"{path} holds pickled objects ({held[1]}), which are not opened because that would run code of the file."
+            f"{path} holds pickled objects ({held[1]}), which are not read because that would run code of the file."
             " fix: in the system that wrote it, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
         ) from error
 
@@ -61,7 +60,7 @@ def load_weights_of_checkpoint(
     wanted = [name for name in own if not (fresh_heads and name.startswith(heads))]
     num_classes = class_count(model, weights.get(f"layers.{model.heads[0].layer - 1}.conv.weight"))
     for name in dict.fromkeys([*wanted, *(name for name in weights if name not in own)]):
-        ours, theirs = (describe_shape(state.get(name)) for state in (own, weights))
+        ours, theirs = (f"shape {tuple(state[name].shape)}" if name in state else "none" for state in (own, weights))
         if ours != theirs:
             hint = ". fix: use the model=, model.cfg= and model.width= that the checkpoint was trained with"
             if name.startswith(heads):
@@ -77,7 +76,7 @@ def check_values(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
         plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
         if not plain or tensor.device.type != "cpu":
-            raise ModelError(f"{path}: {name} is no plain tensor. fix: save the weights as float32")
+            raise ModelError(f"{path}: {name} is not a plain tensor. fix: save the weights as float32")
         if not tensor.float().isfinite().all():
             raise ModelError(f"{path}: {name} has values that are not finite. fix: use other weights")
 
@@ -94,30 +93,15 @@ def other_classes(theirs: int | None, ours: int) -> str:
     """The end of a message about heads of other shapes: the reason and the fix."""
     reason = "" if theirs in (None, ours) else f": the file is for {plural(theirs or 0, 'class')}, the model for {ours}"
     return (
-        f"{reason}. fix: use data of as many classes, or model.fresh_heads=true, which loads everything but the heads"
+        f"{reason}. fix: use data with this many classes, or model.fresh_heads=true, which loads everything but the"
+        " heads"
     )
-
-
-def describe_shape(tensor: Tensor | None) -> str:
-    """The shape of a tensor for messages, "none" without one."""
-    return "none" if tensor is None else f"shape {tuple(tensor.shape)}"
 
 
 def report_of_state_dict(
     model: Darknet, path: Path, fresh_heads: bool, num_classes: int | None, note: str = ""
 ) -> WeightsReport:
     """The report for a state dict that filled all of `model`, or all but its heads."""
-    tensors, heads = list(weight_tensors(model)), head_layers(model)
-    loads = [own for own in tensors if not (fresh_heads and own.layer in heads)]
-    return WeightsReport(
-        path=path,
-        layers_loaded=len({own.layer for own in loads}),
-        layers_total=len({own.layer for own in tensors}),
-        values_loaded=sum(own.tensor.numel() for own in loads),
-        values_total=sum(own.tensor.numel() for own in tensors),
-        heads_loaded=not fresh_heads,
-        heads_left_out=fresh_heads,
-        num_classes=num_classes,
-        model_classes=model.num_classes,
-        note=note,
-    )
+    heads = head_layers(model)
+    loaded = [own for own in weight_tensors(model) if not (fresh_heads and own.layer in heads)]
+    return make_report(model, path, loaded, num_classes, note)

@@ -1,4 +1,4 @@
-"""Writes small .cfg files for tests."""
+"""Write small .cfg files for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def section(kind: str, **options: object) -> str:
 
 
 def conv(filters: int, size: int = 1, stride: int = 1, activation: str = "leaky", **more: object) -> str:
-    """A convolution with batch normalisation, or with batch_normalize=0 without."""
+    """A convolution, with batch normalisation unless batch_normalize=0."""
     options = {"batch_normalize": 1, "filters": filters, "size": size, "stride": stride, "pad": 1} | more
     return section("convolutional", **options, activation=activation)
 

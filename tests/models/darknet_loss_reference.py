@@ -1,8 +1,8 @@
-"""Darknet's loss in plain Python and double precision, one cell and one object at a time: what
-models/loss/darknet.py must equal.
+"""Darknet's loss in plain Python and double precision, the reference for models/loss/darknet.py.
 
-Written from what Darknet computes, gradients first ("delta", what it adds to the raw values), with
-none of the code under test. Overlaps are differentiated numerically.
+It visits one cell and one object at a time. It follows what Darknet computes, gradients first
+("delta", what Darknet adds to the raw values), and uses none of the code under test. Overlaps are
+differentiated numerically.
 """
 
 import math
@@ -28,8 +28,10 @@ class Outcome(NamedTuple):
 def darknet(
     raw_maps: list[np.ndarray], targets: list[list[float]], heads: list[Head], image_size: tuple[int, int]
 ) -> Outcome:
-    """Maps (images, anchors, rows, columns, values), targets (image, class, cx, cy, w, h), size
-    (height, width).
+    """The deltas, losses and applied rules of all heads.
+
+    raw_maps: (images, anchors, rows, columns, values) each. targets: (image, class, cx, cy, w, h).
+    image_size: (height, width).
     """
     seen: Counter[str] = Counter()
     deltas, losses = [], np.zeros(3)
@@ -108,7 +110,7 @@ def _one_head(raw: np.ndarray, targets: list, head: Head, image_size: tuple[int,
 
 
 def _box(values: np.ndarray, cell: Cell, head: Head, shape: tuple, image_size: tuple[int, int]) -> Box:
-    """cx, cy, w, h in units of the image."""
+    """The predicted cx, cy, w, h in units of the image."""
     (_, anchor, row, column), (height, width) = cell, image_size
     grow = (lambda v: 4 * v * v) if head.new_coords else (lambda v: min(math.exp(v), 1e3))
     anchor_w, anchor_h = head.anchors[anchor]
@@ -147,7 +149,7 @@ def _box_delta(
 
 
 def _overlap_gradient(predicted: Box, truth: Box, kind: str) -> np.ndarray:
-    """Of the overlap by the predicted cx, cy, w, h; CIoU's alpha is a constant."""
+    """The gradient of the overlap by the predicted cx, cy, w, h; CIoU's alpha is a constant."""
 
     def aspect(box: Box) -> float:
         return 4 / math.pi**2 * (math.atan(truth[2] / truth[3]) - math.atan(box[2] / box[3])) ** 2

@@ -1,7 +1,7 @@
-"""The loss in plain Python, one target and one cell at a time, in double precision, for
-models/loss/yolo.py.
+"""The YOLOv3-SPP loss in plain Python and double precision, the reference for models/loss/yolo.py.
 
-Written from the formulation alone (reference.md section 2), with none of the code under test.
+It visits one target and one cell at a time. It follows the formulation in the docstring of that
+file and uses none of the code under test.
 """
 
 import math
@@ -49,9 +49,7 @@ def cross_entropy(logit: float, target: float, positive_weight: float, gamma: fl
 def yolo_loss(
     raw_maps: list[list], targets: list[list[float]], heads: list[Head], config: LossConfig, ratio: float = 1.0
 ) -> tuple[float, float, float]:
-    """Weighted box, objectness and class terms; raw_maps nested lists (image, anchor, row, column,
-    value).
-    """
+    """Weighted box, objectness and class terms of maps[image][anchor][row][column][value]."""
     box_sum = objectness_sum = class_sum = 0.0
     for raw, head in zip(raw_maps, heads, strict=True):
         rows, columns = len(raw[0][0]), len(raw[0][0][0])

@@ -10,7 +10,7 @@ from models import Darknet, parse_cfg
 
 
 def cfg_text(num_classes: int = 2) -> str:
-    """Layers 5 and 11 feed the heads; one anchor each."""
+    """The .cfg; layers 5 and 11 feed the heads, with one anchor each."""
     filters = 5 + num_classes
     return f"""[net]
 width=32
@@ -86,9 +86,7 @@ num=2
 
 
 def small(num_classes: int = 2, width: float = 1.0) -> Darknet:
-    """The network with random values everywhere, running statistics included, in evaluation
-    mode.
-    """
+    """The network in evaluation mode, with random values, also in the running statistics."""
     return randomise(Darknet(parse_cfg(cfg_text(2), "small.cfg"), num_classes, width)).eval()
 
 
@@ -103,8 +101,10 @@ def randomise(model: Darknet) -> Darknet:
 
 
 class PlainNetwork(nn.Module):
-    """The network of cfg_text without this project; `names` are those of a convolution and its
-    batch norm in the Sequential of each layer, with {n} for a running number.
+    """The network of cfg_text without this project.
+
+    names: those of a convolution and of its batch norm in the Sequential of each layer, with {n}
+    for a running number.
     """
 
     def __init__(self, container: str, names: tuple[str, str], norm_first: bool = False, num_classes: int = 2) -> None:
@@ -134,7 +134,7 @@ class PlainNetwork(nn.Module):
         return F.leaky_relu(norms[0](x), 0.1) if norms else x
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """What the two heads read: (batch, 5 + classes, rows, columns)."""
+        """The inputs of the two heads: (batch, 5 + classes, rows, columns)."""
         first = self.layer(0, images)
         down = self.layer(1, first)
         joined = down + self.layer(3, self.layer(2, down))

@@ -112,7 +112,7 @@ def test_the_best_detections_are_kept() -> None:
     everything = postprocess()(maps)[0]
     assert (everything[:, 4].diff() <= 0).all()
     assert postprocess(max_detections=7)(maps)[0].equal(everything[:7])
-    # The best candidates decide about each other alone, so a cap takes nothing but the tail.
+    # The best candidates depend on each other only, so a cap removes nothing but the tail.
     few = postprocess(candidates=40)(maps)[0]
     assert 0 < len(few) <= 40 and few.equal(everything[: len(few)])
 

@@ -24,7 +24,7 @@ def described(capsys: pytest.CaptureFixture[str], *overrides: str) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-# reference.md section 4: layers, convolutions, parameters, bytes of .weights, GFLOPs at 608 pixels.
+# Published: layers, convolutions, parameters, bytes of .weights, GFLOPs at 608 pixels.
 @pytest.mark.parametrize(
     ("name", "published"),
     [
@@ -96,7 +96,8 @@ def test_notes_of_the_cfg_are_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "odd.cfg").write_text(cfg(conv(8, 3, 2), head(0, anchors="4,6, 10")))
     lines = described(capsys, f"model.cfg={tmp_path}/odd.cfg")
     shown = " ".join(" ".join(lines[lines.index("notes") + 1 :]).split())
-    assert "odd.cfg:21: [yolo] anchors make no whole pairs, a comma may be missing; the last is 10,0.5" in shown
+    said = "the number of anchor values is odd, a comma may be missing; the last pair is 10,0.5"
+    assert f"odd.cfg:21: [yolo] {said}" in shown
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_notes_of_the_cfg_are_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["image_size=100"], ConfigError, r"cannot take 100x100 pixels, only multiples of 32\. fix: image_size=96"),
         (["model.freeze=3"], ConfigError, r"model\.freeze says nothing about a \.cfg"),
         (["num_classes=0"], ConfigError, r"num_classes must be 1 or more, or null, got 0"),
-        (["model.cfg=yolov33"], ModelError, r"no model is called 'yolov33'\. fix: use one of yolov3, "),
+        (["model.cfg=yolov33"], ModelError, r"there is no model 'yolov33'\. fix: use one of yolov3, "),
     ],
 )
 def test_mistakes(overrides: list[str], kind: type[Exception], message: str) -> None:

@@ -207,7 +207,7 @@ def test_a_cfg_that_leaves_filters_to_their_default_is_completed(tmp_path: Path)
         (["weights=a.weights", "model=yolov3-tiny", "out=b.pt"], "a.weights holds 3,238 values, this network with 80"),
         (["weights=none.weights", "model=yolov3-tiny", "out=b.pt"], "cannot read the weights none.weights"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=three.names"], "a.weights knows 2 classes"),
-        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "image_size=33"], "image_size=33 is no multiple"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "image_size=33"], "image_size=33 is not a multiple"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b.pt"], "cannot write /proc/b.pt"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b", "up_to_layer=3"], "cannot write /proc/b"),
         (["ckpt=a.pt", "out=b.pt"], "ckpt=a.pt is a checkpoint already. fix: let out= end in .weights"),
@@ -238,7 +238,7 @@ def test_nonsense_is_refused_in_one_sentence(
 
 @pytest.mark.slow
 def test_training_and_evaluation_with_converted_weights(command: Command, tmp_path: Path) -> None:
-    """Figures survive both conversions; trainings from them count on, but none resumes."""
+    """Scores survive both conversions. Training starts from them, but cannot resume."""
     ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0))
     data = [
         "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",

@@ -1,4 +1,4 @@
-"""Damaged .cfg files: each runs or is refused in one sentence, in little time and memory."""
+"""Damaged .cfg files: each runs or is refused in one sentence, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -51,22 +51,20 @@ EVERY_KIND = cfg(
 
 
 def thin(text: str) -> str:
-    """The .cfg with a sixteenth of its filters, the heads' left alone, so that hundreds can be
-    built.
-    """
+    """The .cfg with a sixteenth of its filters except before heads, which makes building cheap."""
     return re.sub(r"filters=(?!255)(\d+)", lambda found: f"filters={max(8, int(found[1]) // 16)}", text)
 
 
 @pytest.fixture(scope="module")
 def originals() -> list[str]:
-    """Files to damage; half of the draws take the one with every kind of layer."""
+    """Files to damage; half of the draws pick the one with every kind of layer."""
     zoo = [thin(path.read_text()) for path in sorted(ZOO.glob("*.cfg"))]
     return zoo + [EVERY_KIND] * len(zoo)
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """On maps this small, threads only wait for each other."""
+    """Use one thread, because on such small maps threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -127,7 +125,7 @@ def damaged(text: str, rng: random.Random) -> str:
 
 
 def run(model: Darknet) -> None:
-    """One image of the smallest size; without values where it would take seconds."""
+    """Run one image of the smallest size, or only build shapes if it would take seconds."""
     side = model.max_stride
     largest = max(shape.channels * shape.size((side, side))[0] * shape.size((side, side))[1] for shape in model.shapes)
     device = "cpu" if count_flops(model, (side, side)) < 5e8 and largest < 2e6 else "meta"

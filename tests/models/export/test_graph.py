@@ -1,4 +1,4 @@
-"""Exported graphs: fusing and suppression against the originals, files against the network."""
+"""Exported graphs: fusion and suppression against the originals, files against the network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIDE = 160
 
 
 def random_network(cfg: Cfg | Path, width: float = 0.25, bn_eps: float = 1e-6) -> Darknet:
-    """A network with random statistics, and heads scaled so that many boxes have a good score."""
+    """A network with random statistics, and heads scaled so that many boxes score well."""
     model = Darknet(cfg, width=width, bn_eps=bn_eps).eval()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -73,9 +73,7 @@ def random_maps(batch: int) -> list[Tensor]:
 
 
 def assert_same_detections(outputs: tuple[Tensor, ...], expected: list[Tensor]) -> None:
-    """Outputs of fixed shape against Postprocess, to the last bit, with nothing but zeros behind
-    the last.
-    """
+    """Outputs of fixed shape equal Postprocess to the last bit and end in zeros."""
     boxes, scores, classes, counts = outputs
     assert classes.dtype == counts.dtype == torch.int64
     assert counts.tolist() == [len(detections) for detections in expected]
@@ -112,9 +110,7 @@ def test_suppression_equals_postprocess(changes: dict[str, Any]) -> None:
 
 
 def test_images_and_classes_do_not_suppress_one_another_however_many_there_are() -> None:
-    """The same boxes in every class of every image, some larger than the image, others beyond its
-    edges.
-    """
+    """The same boxes in all classes and images, some larger than the image or outside it."""
     images, classes, side = 6, 300, 64
     boxes = torch.tensor([[0, 0, 64, 64], [-500, -500, 600, 600], [-60, 10, -20, 50], [63, 63, 100, 100]]).float()
     boxes = boxes.repeat(images, classes, 1)
@@ -189,7 +185,7 @@ def small() -> Darknet:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, small: Darknet) -> Written:
-    """With suppression, for any batch and image size."""
+    """A file with suppression, for any batch and image size."""
     return write(tmp_path_factory.mktemp("onnx"), small, True, torch.rand(1, 3, 16, 24), ANY_SHAPE, 20)
 
 
@@ -200,9 +196,10 @@ def assert_equals_network(written: Written, images: Tensor) -> None:
 
 
 def assert_detects_as_network(written: Written, images: Tensor) -> None:
-    """By the check of export.py, which looks at the boxes in front of suppression too, and against
-    Postprocess. There a few detections may differ: where an overlap is the threshold but for the
-    last digit, or two scores are equal.
+    """The file agrees by the check of export.py and with Postprocess.
+
+    The check also covers the boxes before suppression. Against Postprocess a few detections may
+    differ, where an overlap is within rounding of the threshold or two scores are equal.
     """
     comparison = check_onnx(written.path, written.model, written.graph, [images], 1e-4)
     assert comparison.boxes < 1e-5 and comparison.scores < 1e-5 and comparison.invented > 20 * len(images)
@@ -230,8 +227,9 @@ def test_an_open_file_takes_every_batch_and_image_size(written: Written, shape: 
     [("yolov3-tiny", 20), ("yolov4-tiny", 18), pytest.param("yolov3-spp", 25, marks=pytest.mark.slow)],
 )
 def test_onnx_equals_the_network(name: str, opset: int, tmp_path: Path) -> None:
-    """With suppression for one image, which compares all boxes as well, and without for two of
-    another size.
+    """With suppression for one image, and without for two of another size.
+
+    With suppression the check compares all boxes, too.
     """
     model = random_network(zoo_cfg(name))
     single, double = torch.rand(1, 3, 96, 128), torch.rand(2, 3, 64, 96)

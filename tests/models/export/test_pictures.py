@@ -1,4 +1,4 @@
-"""Exported files find what Postprocess finds, on pictures with none to hundreds of boxes."""
+"""Exported files find what Postprocess finds, in pictures with none to hundreds of boxes."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def cell_detector() -> Darknet:
 
 
 def picture(height: int, width: int, bright: int | str) -> Tensor:
-    """(3, height, width): a level of grey, noise, or black with so many bright cells of various
-    colours.
-    """
+    """(3, height, width): a grey level, noise, or black with this many bright cells in colours."""
     if bright == "noise":
         return torch.rand(3, height, width, generator=torch.Generator().manual_seed(3))
     if isinstance(bright, str):
@@ -82,7 +80,7 @@ def picture(height: int, width: int, bright: int | str) -> Tensor:
 
 
 def assert_found(run: Found, network: Darknet, images: Tensor, room: FixedSuppression) -> list[int]:
-    """What a file gives for a batch is what Postprocess makes of the network; the counts."""
+    """What a file finds in a batch equals Postprocess of the network; returns the counts."""
     postprocess = Postprocess(
         network.heads, room.confidence, room.nms_iou, room.max_detections, multi_label=False, candidates=room.candidates
     )
@@ -94,7 +92,7 @@ def assert_found(run: Found, network: Darknet, images: Tensor, room: FixedSuppre
         count, side = len(rows), max(images.shape[2:])
         assert not boxes[image, count:].any() and not scores[image, count:].any() and not classes[image, count:].any()
         ours = torch.cat((boxes[image], scores[image, :, None], classes[image, :, None].float()), dim=1)[:count]
-        # Scores that are equal but for the last digit may stand in another order.
+        # Scores that differ in the last digit only may be in another order.
         assert (ours[:, 4] - rows[:, 4]).abs().le(1e-5).all()
         alike = ((ours[:, None] - rows) / torch.tensor([side, side, side, side, 1, 1])).abs().amax(-1) < 1e-5
         assert not count or (alike.any(0).all() and alike.any(1).all())
@@ -103,7 +101,7 @@ def assert_found(run: Found, network: Darknet, images: Tensor, room: FixedSuppre
 
 
 def write(folder: Path, file_format: str, model: Darknet, example: Tensor, open_axes: bool, confidence: float) -> Found:
-    """A file with suppression, opened."""
+    """Write a file with suppression and open it."""
     graph = DetectorGraph(model, FixedSuppression(confidence, **ROOM))
     path, axes = folder / f"file.{file_format}", ANY_SHAPE if open_axes else {}
     if file_format == "onnx":
@@ -119,8 +117,9 @@ def write(folder: Path, file_format: str, model: Darknet, example: Tensor, open_
     + [("onnx", False, 0.25), ("onnx", True, 0.25), ("onnx", True, 0.0)],
 )
 def test_any_number_of_boxes(file_format: str, open_axes: bool, confidence: float, tmp_path: Path) -> None:
-    """Batches of one and of three in a file of that shape; where shapes are open, down to images of
-    one stride.
+    """Batches of one and of three in files of that shape and in files with dynamic shapes.
+
+    With dynamic shapes the images go down to one stride.
     """
     model = cell_detector()
     height, width = 9 * CELL, 13 * CELL
@@ -154,9 +153,7 @@ def test_suppression_at_the_ends_of_its_options(confidence: float, nms_iou: floa
 def test_any_number_of_boxes_of_trained_weights(
     file_format: str, open_axes: bool, confidence: float, shared_dir: Path, tmp_path: Path
 ) -> None:
-    """By the program, whose own comparison has to pass as well, on photographs with no, one, two
-    and many objects.
-    """
+    """The program and its own comparison, on photographs with none to many objects."""
     network = shared_dir / "darknet" / "yolo-fastest-1.1"
     options = [
         f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", f"model.weights={network / 'yolo-fastest-1.1.weights'}",

@@ -1,4 +1,4 @@
-"""The parts of an assignment against torchvision's IoU and loops."""
+"""The steps of an assignment against torchvision's IoU and plain loops."""
 
 import pytest
 import torch

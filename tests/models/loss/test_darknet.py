@@ -1,4 +1,4 @@
-"""Darknet's loss against a plain-Python reference of its gradients, and what must not change it."""
+"""Darknet's loss against a plain-Python reference of its gradients, and its invariances."""
 
 from dataclasses import replace
 from typing import Any
@@ -39,7 +39,7 @@ def make_heads(scale_x_y: float = 1.0, new_coords: bool = False, **keys: Any) ->
     ]
 
 
-# As the .cfg files of these networks have it, but for thresholds that random maps reach.
+# As in the .cfg files of these networks, with thresholds that random maps reach.
 CASES: dict[str, list[Head]] = {
     "yolov3": make_heads(ignore_thresh=0.4),
     "yolov3-giou": make_heads(iou_loss=IouKind.giou, iou_normalizer=0.5, ignore_thresh=0.4),
@@ -64,9 +64,7 @@ def random_maps(batch: int, heads: list[Head]) -> list[Tensor]:
 
 
 def random_targets(count: int, batch: int) -> Tensor:
-    """Targets of all sizes: some that meet in one cell, one with its centre on the far edge of the
-    image.
-    """
+    """Targets of all sizes, some meeting in one cell, one centred on the far edge of the image."""
     targets = torch.rand(count, 6) * torch.tensor([batch, 3, SIZE[1], SIZE[0], 90, 80]) + torch.tensor(
         [0, 0, 0, 0, 4, 4]
     )
@@ -146,7 +144,7 @@ def test_the_ranks_shares_add_up_to_the_whole_batch(name: str) -> None:
 
     def all_reduce(count: Tensor) -> Tensor:
         counts.append(count)
-        return count * 2  # both ranks hold as many images
+        return count * 2  # both ranks hold equally many images
 
     totals = [loss(*share, sum_over_ranks=all_reduce, world_size=2).total for share in shares]
     assert [count.tolist() for count in counts] == [[2], [2]]  # one call each
@@ -223,9 +221,7 @@ def test_config_ranges_name_the_key(key: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["yolov3", "yolov4", "yolov4-csp"])
 def test_training_on_drawn_rectangles_finds_them(name: str) -> None:
-    """Forty steps on one batch: the loss falls and the boxes of the positives move onto the
-    objects.
-    """
+    """In forty steps on one batch the loss falls and the positives' boxes move onto the objects."""
     images, targets = drawn_rectangles()
     model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=3, width=0.125).train()
     model.init_head_biases()

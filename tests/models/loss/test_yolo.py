@@ -1,6 +1,4 @@
-"""The loss against a plain-Python reference, and what must not change it: order, ranks, number
-format.
-"""
+"""The loss against a plain-Python reference, and its invariance to order, ranks and dtype."""
 
 from dataclasses import replace
 
@@ -39,9 +37,7 @@ def random_maps(batch: int, heads: list[Head] = HEADS) -> list[Tensor]:
 
 
 def random_targets(count: int, batch: int) -> Tensor:
-    """Targets of all sizes: two that meet in one cell, and one with its centre on the far edge of
-    the image.
-    """
+    """Targets of all sizes, two meeting in one cell, one centred on the far edge of the image."""
     targets = torch.rand(count, 6) * torch.tensor([batch, 3, SIZE[1], SIZE[0], 90, 80]) + torch.tensor(
         [0, 0, 0, 0, 4, 4]
     )

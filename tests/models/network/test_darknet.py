@@ -11,9 +11,9 @@ from models.network.layers import Convolution
 from models.weights.darknet import weight_tensors
 from tests.models import cfg_writer
 
-# reference.md section 4: parameters at 80, 20, 1 classes; GFLOPs at 416, 512, 608, 640 pixels and
-# 80 classes; bytes of the .weights file at 80 classes; layers, convolutions, Darknet indices of the
-# [yolo] layers.
+# Published: parameters at 80, 20, 1 classes; GFLOPs at 416, 512, 608, 640 pixels and 80 classes;
+# bytes of the .weights file at 80 classes; layers, convolutions, Darknet indices of the [yolo]
+# layers.
 PUBLISHED = {
     "yolov3": ((61949149, 61626049, 61523734), (65.86, 99.77, 140.69, 155.89), 248007048, 107, 75, [82, 94, 106]),
     "yolov3-spp": ((62998749, 62675649, 62573334), (66.22, 100.31, 141.45, 156.73), 252209544, 114, 76, [89, 101, 113]),
@@ -33,7 +33,7 @@ PUBLISHED = {
 
 
 def on_meta(name: str, num_classes: int | None = None) -> Darknet:
-    """A network without memory for its values: shapes only."""
+    """A network of shapes only, without memory for its values."""
     with torch.device("meta"):
         return Darknet(zoo_cfg(name), num_classes)
 
@@ -125,7 +125,7 @@ def test_width_scales_in_steps_of_eight(width: float, expected: list[int]) -> No
 def test_a_width_that_makes_no_network_is_named_with_one_that_does(layers: tuple[str, ...], fault: str) -> None:
     text = cfg_writer.cfg(cfg_writer.conv(48), *layers, cfg_writer.head(0))
     assert Darknet(parse_cfg(text, "wide.cfg")).width == 1
-    with pytest.raises(ModelError, match=rf"model\.width=0\.25 makes no network .* \({fault}.*\)\. fix: ") as error:
+    with pytest.raises(ModelError, match=rf"model\.width=0\.25 does not suit .* \({fault}.*\)\. fix: ") as error:
         Darknet(parse_cfg(text, "wide.cfg"), width=0.25)
     assert Darknet(parse_cfg(text, "wide.cfg"), width=float(str(error.value).split("=")[-1])).width == 0.5
     with pytest.raises(ModelError, match=r"^wide\.cfg:1"):

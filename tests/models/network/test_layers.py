@@ -25,9 +25,7 @@ def network(layers: str, head_reads: int = -1) -> Darknet:
 
 
 def convolved(x: Array, weight: Array, strides: tuple[int, int], padding: int, dilation: int, rim: float) -> Array:
-    """One image (channels, rows, columns) by loops; the padding has the value `rim`. Groups as the
-    shapes say.
-    """
+    """Convolve one image (channels, rows, columns) by loops, padded with the value `rim`."""
     filters, per_group, size, _ = weight.shape
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding)), constant_values=rim)
     reach = dilation * (size - 1) + 1
@@ -58,7 +56,7 @@ def convolved(x: Array, weight: Array, strides: tuple[int, int], padding: int, d
 def test_convolution_by_loops(options: str, strides: tuple[int, int], padding: int, dilation: int) -> None:
     model = network(
         f"[convolutional]\nfilters=4\nactivation=linear\n[convolutional]\nfilters=8\nactivation=tanh\n{options}",
-        head_reads=0,  # heads lie on maps of equal strides
+        head_reads=0,  # a head needs equal strides for rows and columns
     )
     x = torch.randn(1, 4, 6, 8)
     conv = model.layers[1].conv

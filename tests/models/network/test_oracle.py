@@ -1,5 +1,6 @@
-"""Raw maps against OpenCV's Darknet importer on seeded random weights
-(shared_dir/darknet/oracle).
+"""Raw maps against OpenCV's Darknet importer on seeded random weights.
+
+They lie in shared_dir/darknet/oracle.
 """
 
 import importlib.util
@@ -85,9 +86,7 @@ def test_a_published_network_sees_what_opencv_sees(shared_dir: Path) -> None:
 
 
 def assert_equal_map(raw: Tensor, head: Head, reference: Tensor, tolerance: float = 1e-5) -> None:
-    """Our raw map against what feeds the [yolo] layer: after the logistic where the .cfg puts one
-    in front of it.
-    """
+    """Our raw map equals what feeds the [yolo] layer, after the logistic if the .cfg has one."""
     ours = raw.permute(0, 1, 4, 2, 3).flatten(1, 2)  # back to (batch, anchors * (5 + classes), rows, columns)
     if head.new_coords:
         ours = ours.sigmoid()

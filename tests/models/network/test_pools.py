@@ -1,4 +1,4 @@
-"""Layers that change a map's size against loops over Darknet's index arithmetic."""
+"""Layers that change a map's size, against loops over Darknet's index arithmetic."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,6 @@ from models.network.pools import (
     Blur,
     ChannelMaxPool,
     Dropout,
-    GlobalAvgPool,
     LocalAvgPool,
     MaxPool,
     Reorg,
@@ -28,9 +27,7 @@ Array = npt.NDArray[np.float64]
 def darknet_pool(
     x: Array, size: int, strides: tuple[int, int], padding: int, reduce: Callable[[Array], float]
 ) -> Array:
-    """maxpool_layer.c: windows begin at i * stride - padding // 2, only what lies on the map
-    counts.
-    """
+    """Pool as maxpool_layer.c: window i begins at i * stride - padding // 2, clipped to the map."""
     channels, rows, columns = x.shape
     out_rows, out_columns = ((n + padding - size) // s + 1 for n, s in zip((rows, columns), strides, strict=True))
     out = np.zeros((channels, out_rows, out_columns))
@@ -70,12 +67,6 @@ def test_pooling_over_channels() -> None:
         assert out[:, channel].equal(torch.stack([x[:, k] for k in range(channel, 6, 2)]).amax(0))
 
 
-def test_global_pooling() -> None:
-    x = torch.randn(2, 3, 4, 5)
-    expected = x.double().flatten(2).mean(2)[:, :, None, None]
-    torch.testing.assert_close(GlobalAvgPool()(x).double(), expected, rtol=1e-6, atol=1e-7)
-
-
 @pytest.mark.parametrize(("stride", "scale"), [(2, 1.0), (4, 1.0), (3, 0.25), (1, 2.0)])
 def test_upsampling_repeats_pixels(stride: int, scale: float) -> None:
     x = torch.randn(1, 2, 3, 2)
@@ -94,7 +85,7 @@ def test_upsampling_by_a_negative_stride_adds_blocks() -> None:
 
 
 def reorg_cpu(x: Array, rows: int, columns: int, channels: int, stride: int) -> Array:
-    """Darknet's reorg_cpu, not forward; the sizes are those it is called with."""
+    """Darknet's reorg_cpu with forward=0, for the sizes that the caller passes."""
     flat, out = x.ravel(), np.zeros(x.size)
     few = channels // stride**2
     for k, j, i in np.ndindex(channels, rows, columns):
@@ -109,7 +100,7 @@ def test_reorgs_order_values_as_darknet(channels: int, stride: int) -> None:
     rows, columns = 2 * stride, 3 * stride
     x = torch.randn(2, channels, rows, columns, dtype=torch.float64)
     shape = (2, channels * stride**2, 2, 3)
-    # reorg_layer.c hands over the sizes of the result, reorg_old_layer.c those of the input.
+    # reorg_layer.c passes the sizes of the result, reorg_old_layer.c those of the input.
     proper = [reorg_cpu(image.numpy(), 2, 3, shape[1], stride) for image in x]
     old = [reorg_cpu(image.numpy(), rows, columns, channels, stride) for image in x]
     assert Reorg(stride)(x).equal(torch.from_numpy(np.stack(proper)).view(shape))
@@ -123,9 +114,7 @@ def test_reorg_keeps_every_value_once() -> None:
 
 
 def blurred(x: Tensor, size: int, strides: tuple[int, int]) -> Tensor:
-    """Loops over the low-pass filter's windows: [1 2 1] x [1 2 1] / 16 with a rim of zeros, or
-    means of 2x2.
-    """
+    """Loops over the windows of the filter: [1 2 1] x [1 2 1] / 16 in a rim of zeros, or means."""
     line = torch.tensor([1.0, 2.0, 1.0] if size == 3 else [1.0, 1.0], dtype=x.dtype)
     kernel = line[:, None] * line / line.sum() ** 2
     rim = 1 if size == 3 else 0

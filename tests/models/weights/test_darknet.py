@@ -24,9 +24,7 @@ def tiny(num_classes: int = 3, width: float = 0.1) -> Darknet:
 
 
 def values_of(model: Darknet) -> list[Tensor]:
-    """The values of a .weights file in Darknet's order, found by walking the torch modules of each
-    layer.
-    """
+    """The values of a .weights file in Darknet's order, from the torch modules of each layer."""
     found = []
     for layer in model.layers:
         for convolution in (module for module in layer.modules() if isinstance(module, nn.Conv2d)):
@@ -151,12 +149,12 @@ def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) ->
         ),
         "long by one value": (good + b"\0\0\0\0", r"holds [\d,]+ values, this network"),
         "cut within a value": (good[:-3], r"holds 86,247 values and 1/4 of another, .* needs 86,248\. fix:"),
-        "header only": (good[:20], "has 20 bytes, a header of 20 and not one value"),
+        "header only": (good[:20], "has 20 bytes, a header without values"),
         "empty": (b"", "has 0 bytes"),
         "not finite": (bytes(infinite), r"damaged: values for layers\.22\.conv\.weight are not finite"),
         "another format": (b"\x89PNG" + good[4:], "begins with version"),
         "a checkpoint": (b"PK\x03\x04" + good[4:], r"a zip archive, as torch\.save writes\. fix: .* end in \.pt"),
-        "a web page": (b"<!DOCTYPE html>\n<html>", "no Darknet .weights file but text: '<!DOCTYPE html> <htm"),
+        "a web page": (b"<!DOCTYPE html>\n<html>", "not a Darknet .weights file but text: '<!DOCTYPE html> <htm"),
     }
     for name, (content, message) in cases.items():
         path = tmp_path / f"{name}.weights"
@@ -206,12 +204,12 @@ def test_a_file_cut_behind_any_layer_is_a_beginning_of_the_whole_and_loads(tmp_p
             assert tensor.equal(theirs[name] if layer < end else before[name]), (end, name)
     assert "13 of 13" not in str(report) and "all" in str(report)
     report = load_darknet_weights(tiny(), tmp_path / "tiny.conv.18", fresh_heads=True)
-    ends = "the file ends behind layer 15 and the layers after it start fresh"
+    ends = "the file ends behind layer 15, later layers start fresh"
     assert f"{ends}; its heads were left out and those for 3 classes start fresh" in str(report)
 
 
-# Bytes of published files, whose names count as Darknet's `partial` does. Sizes as downloads report
-# them.
+# Sizes of published files in bytes, as downloads report them. Their names count layers like
+# Darknet's `partial`.
 @pytest.mark.parametrize(
     ("name", "end", "size"),
     [("yolov4-tiny", 29, 19_789_716), ("yolov3", 74, 162_482_580), ("yolov4", 137, 170_038_676)],
@@ -226,16 +224,16 @@ def test_cut_files_have_the_size_of_the_published_ones(name: str, end: int, size
 
 
 def test_a_count_that_means_two_things_is_refused(tmp_path: Path) -> None:
-    """Two heads of (8 + 1) * 26 values: without the second they are as many as both have for 8
-    classes.
-    """
+    """The first of two heads has as many values as both would have for 8 classes."""
     head = "[convolutional]\nfilters=26\nactivation=linear\n[yolo]\nanchors=1,1\nclasses=21\n"
     text = f"[net]\n[convolutional]\nfilters=8\nactivation=linear\n{head}[route]\nlayers=0\n{head}"
     model, path = Darknet(parse_cfg(text, "two.cfg")), tmp_path / "two.conv.3"
     count = save_darknet_weights(model, path, up_to_layer=3)
     assert count == sum(tensor.numel() for _, _, tensor in weight_tensors(Darknet(model.cfg, num_classes=8)))
     for fresh_heads in (False, True):
-        with pytest.raises(ModelError, match="a whole file for 8 classes as well as one for 21 cut behind layer 1"):
+        with pytest.raises(
+            ModelError, match="fits a whole file for 8 classes as well as one for 21 cut behind layer 1"
+        ):
             load_darknet_weights(model, path, fresh_heads)
     load_darknet_weights(Darknet(model.cfg, num_classes=8), path)
 

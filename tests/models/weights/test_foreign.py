@@ -1,4 +1,4 @@
-"""State dicts of other systems: each value in its place, nothing loaded from a misfit."""
+"""State dicts of other systems: every value in its place, and nothing loaded if one misfits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMES = {
 
 
 class Unknown:
-    """Something whose pickle needs code."""
+    """A class whose pickle runs code."""
 
 
 def load(model: Darknet, path: Path, content: Any, fresh_heads: bool = False) -> str:
@@ -104,14 +104,20 @@ KERNELS, SHAPE = "module_list.3.Conv2d.weight", (16, 8, 3, 3)
         (without("module_list.8.Conv2d.weight"), r"convolution 6 is module_list\.11\..*here it is layers\.8\.conv"),
         (without("module_list.11.Conv2d.bias"), r"convolution 7 is module_list\.11\.Conv2d with weight"),
         (instead("extra.weight", torch.ones(1, 1, 1, 1)), r"convolution 8 is extra with .*here it is none"),
-        (instead("fc.weight", torch.ones(4, 4)), r"fc with weight \(4, 4\), which is neither convolution nor batch"),
+        (
+            instead("fc.weight", torch.ones(4, 4)),
+            r"fc with weight \(4, 4\), which is neither a convolution nor a batch",
+        ),
         (without("module_list.3.BatchNorm2d.running_var"), r"module_list\.3\.BatchNorm2d with bias .* neither"),
         (instead(KERNELS, torch.full(SHAPE, float("nan"))), r"module_list\.3\.Conv2d\.weight has values .* not finite"),
         (instead(KERNELS, torch.full(SHAPE, 1e300, dtype=torch.float64)), r"not finite"),
-        (instead(KERNELS, torch.ones(SHAPE).to_sparse()), r"no plain tensor"),
+        (instead(KERNELS, torch.ones(SHAPE).to_sparse()), r"not a plain tensor"),
         (lambda state: {}, "holds no state dict"),
         (lambda state: [1, 2], "holds no state dict"),
-        (lambda state: {"weights": state}, r"holds no state dict, neither by itself nor as model, state_dict"),
+        (
+            lambda state: {"weights": state},
+            r"holds no state dict, neither at the top level nor under model, state_dict",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_and_changes_nothing(change: Any, said: str, tmp_path: Path) -> None:

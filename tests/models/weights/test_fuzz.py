@@ -1,4 +1,4 @@
-"""Damaged files of weights: each one loads, or is refused in one sentence and changes nothing."""
+"""Damaged files of weights: each loads, or is refused in one sentence and changes nothing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def state_of(model: Darknet) -> tuple[str, int, tuple[int, int, int]]:
 
 
 def try_all(good: bytes, path: Path, mutations: list[Mutation], rounds: int) -> Counter[str]:
-    """Run every mutation `rounds` times; count the files loaded, and those refused by error."""
+    """Run every mutation `rounds` times; count the loaded files and the refused ones by error."""
     outcomes: Counter[str] = Counter()
     model = small()
     before = state_of(model)
