@@ -114,7 +114,7 @@ def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> Weigh
     theirs = state["network"]["bn_eps"]
     ours = next((module.eps for module in model.modules() if isinstance(module, BatchNorm2d)), theirs)
     if theirs != ours:
-        report = replace(report, note=f"it was trained with model.bn_eps={theirs:g}, here that is {ours:g}")
+        report = replace(report, note=f"it was trained with model.bn_eps={theirs:g}, here it is {ours:g}")
     return report
 
 

@@ -206,7 +206,7 @@ def test_a_cfg_that_leaves_filters_to_their_default_is_completed(tmp_path: Path)
         (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "model.freeze=3"], "model.freeze is for training"),
         (["weights=a.weights", "model=yolov3-tiny", "out=b.pt"], "a.weights holds 3,238 values, this network with 80"),
         (["weights=none.weights", "model=yolov3-tiny", "out=b.pt"], "cannot read the weights none.weights"),
-        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=three.names"], "a.weights knows 2 classes"),
+        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=three.names"], "a.weights has 2 classes"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "image_size=33"], "image_size=33 is not a multiple"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b.pt"], "cannot write /proc/b.pt"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b", "up_to_layer=3"], "cannot write /proc/b"),
