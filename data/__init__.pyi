@@ -6,7 +6,6 @@ from .batches.frame_batches import FrameBatches as FrameBatches
 from .batches.loader import make_loader as make_loader
 from .batches.multi_scale import MultiScale as MultiScale
 from .batches.orders import repeat_factors as repeat_factors
-from .batches.samplers import EvalBatchSampler as EvalBatchSampler
 from .batches.samplers import TrainBatchSampler as TrainBatchSampler
 from .batches.samplers import eval_batches as eval_batches
 from .batches.samplers import fitting_device_batch_size as fitting_device_batch_size

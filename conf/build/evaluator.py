@@ -14,7 +14,6 @@ from data import (
     Annotations,
     Batch,
     DataConfig,
-    EvalBatchSampler,
     EvalDataset,
     Letterbox,
     Request,
@@ -80,12 +79,12 @@ class Evaluator:
         self.image_size, self.stride = image_size, model.max_stride
         assert len(annotations.names) <= MAX_CLASSES, "classes travel in two bytes"
         self.ground_truth = ground_truth_of(annotations)
-        sampler = EvalBatchSampler(self.batches(config.batch_size), world.rank, world.world_size)
+        batches = self.batches(config.batch_size)[world.rank :: world.world_size]
         images = open_images(annotations, data, world)
         self.dataset = EvalDataset(annotations, images, config.upscale, config.resize)
-        self.num_images = sum(len(batch) for batch in sampler)
+        self.num_images = sum(len(batch) for batch in batches)
         cuda = world.device.type == "cuda"
-        self.loader = make_loader(self.dataset, sampler, data.workers, cuda, timeout_seconds)
+        self.loader = make_loader(self.dataset, batches, data.workers, cuda, timeout_seconds)
         self.postprocess = Postprocess(
             model.heads,
             confidence=config.confidence,

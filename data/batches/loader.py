@@ -6,17 +6,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cv2
 import torch
 from torch.utils.data import DataLoader
 
-from data.batches.samplers import EvalBatchSampler, TrainBatchSampler
+from data.batches.samplers import TrainBatchSampler
 from data.errors import DataError
 from data.samples.batch import Batch
 from data.samples.dataset import EvalDataset, TrainDataset
+from data.samples.plan import Request
 
 # Forked workers share the pages of the index, start in milliseconds and never touch CUDA. The
 # system libraries of macOS do not survive a fork.
@@ -50,7 +51,7 @@ class BatchLoader(DataLoader[Batch]):
 
 def make_loader(
     dataset: TrainDataset | EvalDataset,
-    batch_sampler: TrainBatchSampler | EvalBatchSampler,
+    batch_sampler: TrainBatchSampler | Sequence[list[Request]],
     workers: int,
     pin_memory: bool,
     timeout_seconds: float = 0.0,

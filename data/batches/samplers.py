@@ -143,21 +143,6 @@ def _check_batch_sizes(batch_size: int, device_batch_size: int, world_size: int)
         )
 
 
-class EvalBatchSampler(Sampler[list[Request]]):
-    """Every ``world_size``-th of the batches from ``eval_batches``: each image exactly once over
-    all ranks.
-    """
-
-    def __init__(self, batches: list[list[Request]], rank: int, world_size: int) -> None:
-        self.batches = batches[rank::world_size]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[Request]]:
-        return iter(self.batches)
-
-
 def input_shape(
     size: tuple[int, int],
     image_size: int,
@@ -196,7 +181,7 @@ def eval_batches(
 
     ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. As only images of
     equal shape share a batch, an image's input depends neither on ``batch_size`` nor on its
-    neighbours.
+    neighbours. Rank r of n takes every n-th batch, from number r on.
     """
     shapes = [
         input_shape((height, width), image_size, stride, rect, upscale, pad, resize) for height, width in sizes.tolist()

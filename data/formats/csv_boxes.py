@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,13 @@ def read_csv(path: Path, corners_in_bbox: bool = False) -> list[Row]:
     delimiter = max(",;\t|", key=first.count)
     if delimiter not in first:
         raise DataError(f"csv={path} has no columns in its first line. fix: name a CSV file with {KNOWN}")
-    reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-    table = _numbered(reader, path)
-    header = next(table)[1]
+    table = _numbered(csv.reader(lines, delimiter=delimiter, skipinitialspace=True), path)
+    first_row = next(table)
+    header = first_row[1]
     columns = {re.sub("[^a-z0-9]", "", name.lower()): at for at, name in reversed(list(enumerate(header)))}
-    if len(header) == len(RETINANET) and _numeric(header[1:5]):
+    if len(header) == len(RETINANET) and all(not cell or re.fullmatch(r"-?[0-9.]+", cell) for cell in header[1:5]):
         columns = {name: at for at, name in enumerate(RETINANET)}
-        table = _numbered(csv.reader(lines, delimiter=delimiter, skipinitialspace=True), path)
+        table = chain([first_row], table)
     parser = _Parser(path, columns, corners_in_bbox)
     return [parser.row(number, cells) for number, cells in table]
 
@@ -81,10 +82,6 @@ def _numbered(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, [cell.strip() for cell in cells]
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num} is no CSV ({error}). fix: correct the row") from error
-
-
-def _numeric(cells: list[str]) -> bool:
-    return all(not cell or re.fullmatch(r"-?[0-9.]+", cell) for cell in cells)
 
 
 class _Parser:

@@ -98,20 +98,26 @@ def class_order(found: Sequence[str], names: Path | None) -> dict[str, tuple[int
     """
     if names is None:
         ordered = sorted(set(found), key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name))
-        return {name: (number, name) for number, name in enumerate(ordered, start=1)}
-    if names.suffix.lower() != ".csv":
-        return {name: (number, name) for number, name in enumerate(read_names(names)[0], start=1)}
+    elif names.suffix.lower() != ".csv":
+        ordered, _ = read_names(names)
+    else:
+        pairs = _pairs_of(names)
+        if not all(second.strip().isdecimal() for _, second in pairs):
+            occurring = [(label, name) for label, name in pairs if label in set(found)]
+            return {label: (number, name) for number, (label, name) in enumerate(occurring, start=1)}
+        ordered = [name for name, _ in sorted(pairs, key=lambda pair: int(pair[1]))]
+    return {name: (number, name) for number, name in enumerate(ordered, start=1)}
+
+
+def _pairs_of(names: Path) -> list[list[str]]:
+    """The rows of a CSV of two columns."""
     try:
         pairs = [cells for cells in csv.reader(names.read_text(encoding="utf-8-sig").splitlines()) if cells]
     except OSError as error:
         raise DataError(f"names={names} cannot be read ({error.strerror}). fix: name a file of classes") from error
     if not pairs or any(len(cells) != 2 for cells in pairs):
         raise DataError(f"names={names} has no two columns: name,number or label,name. fix: correct it")
-    if all(second.strip().isdecimal() for _, second in pairs):
-        ordered = [name for name, _ in sorted(pairs, key=lambda pair: int(pair[1]))]
-        return {name: (number, name) for number, name in enumerate(ordered, start=1)}
-    occurring = [(label, name) for label, name in pairs if label in set(found)]
-    return {label: (number, name) for number, (label, name) in enumerate(occurring, start=1)}
+    return pairs
 
 
 class _Images:

@@ -77,7 +77,7 @@ def _continue(url: str, part: Path, timeout: float, report: Report) -> None:
     """Append the missing bytes to ``part``. Raises ``OSError`` if the connection ends early."""
     start = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
-    with urllib.request.build_opener(_Http, _Https).open(request, timeout=timeout) as answer:
+    with urllib.request.build_opener(_Open).open(request, timeout=timeout) as answer:
         if answer.status != 206:
             start = 0  # the server sends the whole file
         length = int(answer.headers.get("Content-Length", 0))
@@ -92,32 +92,26 @@ def _continue(url: str, part: Path, timeout: float, report: Report) -> None:
         raise OSError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
-def _connect_soon(connection: HTTPConnection, connect: Callable[[], None]) -> None:
-    """Use a short time-out to connect, in case of a firewall, and the full one to read."""
-    reading = connection.timeout
-    connection.timeout = min(reading or CONNECT_SECONDS, CONNECT_SECONDS)
-    connect()
-    connection.sock.settimeout(reading)
+class _Connection(HTTPConnection):
+    """A short time-out to connect, in case of a firewall, and the full one to read."""
 
-
-class _HttpConnection(HTTPConnection):
     def connect(self) -> None:
-        _connect_soon(self, super().connect)
+        reading = self.timeout
+        self.timeout = min(reading or CONNECT_SECONDS, CONNECT_SECONDS)
+        super().connect()
+        self.sock.settimeout(reading)
 
 
-class _HttpsConnection(HTTPSConnection):
-    def connect(self) -> None:
-        _connect_soon(self, super().connect)
+class _SecureConnection(_Connection, HTTPSConnection):
+    pass
 
 
-class _Http(urllib.request.HTTPHandler):
+class _Open(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     def http_open(self, req: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(_HttpConnection, req)
+        return self.do_open(_Connection, req)
 
-
-class _Https(urllib.request.HTTPSHandler):
     def https_open(self, req: urllib.request.Request) -> HTTPResponse:
-        return self.do_open(_HttpsConnection, req)
+        return self.do_open(_SecureConnection, req)
 
 
 def unpack(archive: Path, folder: Path, report: Report) -> None:

@@ -129,13 +129,15 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     assert names is not None  # by DataConfig.__post_init__
     category_ids = {name: number for number, name in enumerate(names, start=1)}
     findings = Findings()
-    image_names = {folder: _names_in(folder) for folder in {folder for item in listed for folder in item.image_folders}}
+    folders = {folder for item in listed for folder in item.image_folders if os.path.isdir(folder)}
+    image_names = {folder: frozenset(os.listdir(folder)) for folder in folders}
     file_names: list[str] = []
     sizes: list[tuple[int, int]] = []
     image_ids: list[int] = []
     boxes: list[tuple[float, float, float, float]] = []
     labels: list[tuple[int, int, int]] = []  # of each box: image id, category id, number within its file
-    annotations = (annotation for chunk in in_chunks(_parse_all, listed, "reading labels") for annotation in chunk)
+    chunks = in_chunks(lambda items: [_parse(item) for item in items], listed, "reading labels")
+    annotations = (annotation for chunk in chunks for annotation in chunk)
     for image_id, (item, annotation) in enumerate(zip(listed, annotations, strict=True), start=1):
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
@@ -170,10 +172,6 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     )
 
 
-def _names_in(folder: str) -> frozenset[str]:
-    return frozenset(os.listdir(folder)) if os.path.isdir(folder) else frozenset()
-
-
 def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]]) -> str:
     """The image of an xml file: by its own name, ``<filename>``, or its own name and any suffix.
 
@@ -182,7 +180,7 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]])
     base = os.path.basename(file_name.replace("\\", "/"))
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")
     names = (first, base, *(item.stem + form for known in _SUFFIXES for form in (known, known.upper())))
-    found = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present[folder])
+    found = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
     return next(found, f"{item.image_folders[-1]}/{first}")
 
 
@@ -196,12 +194,8 @@ def _where(xml: str, number: int) -> str:
     return f"{xml}: object {number} of {os.path.basename(xml)}"
 
 
-def _parse_all(listed: Sequence[_Listed]) -> list[_Annotation | str]:
-    """The content of each xml file, or a sentence on why it is unusable."""
-    return [_parse(item) for item in listed]
-
-
 def _parse(item: _Listed) -> _Annotation | str:
+    """Return the content of an xml file, or a sentence on why it is unusable."""
     if not item.found:
         return f"an image list names {item.stem}, but there is no {item.xml}{NearFiles().hint(item.xml, False)}"
     parser = ElementTree.XMLParser(target=_NoDoctype())
@@ -222,16 +216,9 @@ def _parse(item: _Listed) -> _Annotation | str:
 
 
 def _object(element: ElementTree.Element) -> _Object:
-    corners = [_number(element.findtext(f"bndbox/{corner}", default="")) for corner in CORNERS]
     name = element.findtext("name", default="").strip()
-    if None in corners:
-        return _Object(name, None)
-    left, top, right, bottom = (corner or 0.0 for corner in corners)
-    return _Object(name, (left, top, right - left, bottom - top))
-
-
-def _number(text: str) -> float | None:
     try:
-        return float(text)
+        left, top, right, bottom = (float(element.findtext(f"bndbox/{corner}", default="")) for corner in CORNERS)
     except ValueError:
-        return None
+        return _Object(name, None)
+    return _Object(name, (left, top, right - left, bottom - top))

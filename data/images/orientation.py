@@ -42,9 +42,6 @@ class TurnRule(NamedTuple):
         return header.orientation if turned else 1
 
 
-UPRIGHT = TurnRule(Exif.apply, unclear=True)
-
-
 def turn_decoded(image: Image, header: Header, orientation: int) -> Image:
     """Turn an image (h, w, 3), decoded with IGNORE_ORIENTATION, by an EXIF ``orientation``."""
     if header.kind == "TIFF":  # OpenCV always applies its tag

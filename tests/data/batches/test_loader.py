@@ -23,7 +23,6 @@ from data import (
     Batch,
     CachedImages,
     DataError,
-    EvalBatchSampler,
     EvalDataset,
     ImageCache,
     ImageSource,
@@ -96,7 +95,7 @@ def test_evaluation_loads_every_image_once(coco_set) -> None:
     source = coco_set.source()
     batches = eval_batches(source.annotations.sizes, 64, 3, 32, rect=True)
     dataset = EvalDataset(source.annotations, source)
-    loader = make_loader(dataset, EvalBatchSampler(batches, 0, 1), 2, pin_memory=False)
+    loader = make_loader(dataset, batches, 2, pin_memory=False)
     for _ in range(2):
         seen = [index for batch in loader for index in batch.indices.tolist()]
         assert sorted(seen) == list(range(7))
