@@ -1,11 +1,12 @@
 """Score a checkpoint by COCO's figures, or time it.
 
-    python eval.py ckpt=runs/quickstart/.../checkpoints/best.pt python eval.py ckpt=runs/coco/...
-    data=bccd data.root=../other evaluate.image_size=416 torchrun --nproc-per-node=2 eval.py
-    ckpt=runs/coco/... out=results python eval.py ckpt=runs/coco/... task=speed python eval.py
-    detections=results.json data=coco    # of any system, exactly as pycocotools scores the file
+    python eval.py ckpt=runs/quickstart/.../checkpoints/best.pt
+    python eval.py ckpt=runs/coco/... data=bccd data.root=../other evaluate.image_size=416
+    torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/... out=results
+    python eval.py ckpt=runs/coco/... task=speed
+    python eval.py detections=results.json data=coco    # any system's, scored as by pycocotools
 
-The figures are the same to the last bit on any number of processes.
+The figures are the same to the last bit on any number of ranks.
 """
 
 from __future__ import annotations
@@ -26,10 +27,7 @@ from conf.build.evaluator import Evaluation, Evaluator, ground_truth_of
 from conf.build.network import build_model, image_size_of, model_from_checkpoint
 from conf.failures import ConfigError
 from conf.schema import EvalConfig, EvalTask
-from data import (
-    Annotations,
-    Request,
-)
+from data import Annotations, Request
 from models import Darknet
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.pictures.charts import draw_class_curves
@@ -43,11 +41,10 @@ from train_utils.scores.speed import measure_speed
 
 
 def evaluate(config: EvalConfig) -> dict[str, float]:
-    """Score ``config.ckpt`` (or Darknet weights of ``config.model``), or time it with
-    ``task=speed``; the figures on the first process, else {}.
+    """Score ``config.ckpt``, or Darknet weights of ``config.model``; time it with ``task=speed``.
 
-    Raises the errors of the parts: a checkpoint or weights that do not fit, data that cannot be
-    read.
+    Returns the figures on rank 0, else {}. Raises the errors of the parts: a checkpoint or weights
+    that do not fit, data that cannot be read.
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
     if config.task == EvalTask.speed and world.world_size > 1:
@@ -75,8 +72,9 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
 
 
 def score_file(path: Path, config: EvalConfig, annotations: Annotations, out: Path | None) -> dict[str, float]:
-    """The figures of a COCO results file, with the very numbers that stand in it. Raises TrainError
-    where they make no detections on these images.
+    """Score a COCO results file with its numbers unrounded.
+
+    Raises TrainError if it cannot be read or holds no detections on these images.
     """
     detections, notes = read_results(path, annotations.image_ids, annotations.category_ids)
     print("\n".join([f"{path}: {len(detections)} detections", *notes]))
@@ -99,11 +97,12 @@ def report(evaluation: Evaluation, truth: GroundTruth, out: Path | None) -> dict
 
 
 def load_model(config: EvalConfig, annotations: Annotations, world: World) -> Darknet:
-    """The network that ``config`` names. Raises ConfigError where it knows other classes than the
-    data.
+    """Build the network that ``config`` names.
+
+    Raises ConfigError if the checkpoint's classes are not those of the data.
     """
     if config.ckpt is None:
-        assert config.model is not None  # only detections= goes without
+        assert config.model is not None  # only detections= needs no model
         model, note = build_model(config.model, len(annotations.names), whole=True)
         if world.is_main:
             print(note)
@@ -120,9 +119,7 @@ def load_model(config: EvalConfig, annotations: Annotations, world: World) -> Da
 
 
 def time_stages(evaluator: Evaluator, model: torch.nn.Module, batch_size: int) -> dict[str, float]:
-    """Print and return ms an image for preprocessing, network and suppression, one image at a time
-    and in batches.
-    """
+    """Print and return ms per image of each stage, for single images and for batches."""
     device = evaluator.world.device
 
     def prepare(requests: list[Request]) -> Tensor:

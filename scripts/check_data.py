@@ -1,10 +1,10 @@
-"""Look a data set over before a training on it costs anything; nothing of it is changed.
+"""Check a data set before a training on it costs anything; the data set is only read.
 
     python -m scripts.check_data data=bccd model=yolov3-tiny image_size=320
     python -m scripts.check_data --config-dir ~/mine data=cats out=report
 
 Prints the report and writes it to a folder: report.html (one page with all pictures), report.json,
-report.txt. Exit code 0: no problems, 1: some, 2: there is no such data set or option.
+report.txt. Exit code 0: no problems, 1: some, 2: no such data set or option.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from train_utils.pictures.sheets import Cell, Group, draw_targets, save_sheet
 from train_utils.run.log import Progress
 
 COLUMNS = 4  # of a sheet
-PAIRS = 8  # of images that are twice or alike, on their sheet
+PAIRS = 8  # of duplicate or similar images on their sheet
 
 
 def check(config: CheckDataConfig) -> dict[str, Any]:
-    """Prints the report, writes it with its pictures, and returns what report.json holds."""
+    """Print the report, write it with its pictures, and return what report.json holds."""
     network = network_of(config)
     out = open_out(config)
 
@@ -62,7 +62,7 @@ def check(config: CheckDataConfig) -> dict[str, Any]:
 
 
 def network_of(config: CheckDataConfig) -> Network:
-    """What the check must know of the network. Raises ModelError."""
+    """Strides and anchors of the network. Raises ModelError."""
     with torch.device("meta"):  # neither memory nor random numbers
         model = Darknet(load_network(config.model), width=config.model.width)
     strides = sorted({head.stride for head in model.heads})
@@ -72,18 +72,18 @@ def network_of(config: CheckDataConfig) -> Network:
 
 
 def open_out(config: CheckDataConfig) -> Path:
-    """The folder for the report, made before anything is read."""
+    """Create the folder for the report before anything is read. Raises ConfigError."""
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     out = Path(config.out) if config.out is not None else Path("runs", "check_data", f"{config.data.name}_{stamp}")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"out={out} cannot be made ({error.strerror}). fix: name another folder") from error
+        raise ConfigError(f"out={out} cannot be created ({error.strerror}). fix: name another folder") from error
     return out
 
 
 def draw(config: CheckDataConfig, checked: CheckedSet, network: Network, out: Path) -> list[tuple[str, Path]]:
-    """Draws all pictures into ``out``; returns captions and files."""
+    """Draw all pictures into ``out``; return captions and files."""
     splits = checked.splits
     classes, sizes = out / "classes.png", out / "box_sizes.png"
     draw_classes({split: part["classes"] for split, part in checked.report["splits"].items()}, classes)
@@ -105,12 +105,12 @@ def draw(config: CheckDataConfig, checked: CheckedSet, network: Network, out: Pa
         path = out / "pairs.jpg"
         pairs = [Group([labelled(checked, *place) for place in pair]) for pair in checked.pairs[:PAIRS]]
         save_sheet(pairs, COLUMNS // 2, path)
-        found.append(("Images given twice or alike, in pairs", path))
+        found.append(("Duplicate or similar images, in pairs", path))
     return found
 
 
 def pick(positions: list[int], count: int, generator: np.random.Generator) -> list[int]:
-    """Up to ``count`` of the positions, at random, in ascending order."""
+    """Choose up to ``count`` positions at random; return them in ascending order."""
     return sorted(generator.choice(positions, min(count, len(positions)), replace=False).tolist() if positions else [])
 
 
@@ -124,12 +124,9 @@ def labelled(checked: CheckedSet, split: str, index: int) -> Cell:
 
 
 def draw_augmented(config: CheckDataConfig, checked: CheckedSet, indices: list[int], out: Path) -> None:
-    """Saves training samples of these images as ``augment`` makes them, from images that can be
-    read.
-    """
+    """Save training samples of these images, as ``augment`` makes them."""
     annotations = checked.splits["train"]
-    # The other images of mosaics come from a pool, since those that cannot be read would leave
-    # holes.
+    # Mosaics take their other images from a pool of readable ones: unreadable ones leave holes.
     pool = tuple(pick(checked.readable["train"], 100, np.random.default_rng(config.seed)))
     dataset = TrainDataset(annotations, config.augment, config.seed, 10**6, ImageSource(annotations, OnError.stop))
     side = config.image_size
@@ -139,6 +136,6 @@ def draw_augmented(config: CheckDataConfig, checked: CheckedSet, indices: list[i
 
 
 def main(config: CheckDataConfig) -> None:
-    """The program: the exit code tells whether there were problems."""
+    """Check the data set; exit with code 1 if there are problems."""
     if check(config)["num_problems"]:
         sys.exit(1)

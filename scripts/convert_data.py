@@ -1,10 +1,9 @@
 """Turn boxes in a CSV file into a COCO json.
 
-    python -m scripts.convert_data csv=boxes.csv images=pictures out=boxes.json python -m
-    scripts.convert_data csv=open-images.csv images=train names=class-descriptions-boxable.csv
-    out=train.json
+    python -m scripts.convert_data csv=boxes.csv images=pictures out=boxes.json
+    python -m scripts.convert_data csv=open-images.csv images=train names=classes.csv out=train.json
 
-An annotation of the json has the number of its row as id, so that later messages name the row.
+The id of an annotation is the number of its row, so that later messages name the row.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from train_utils.shell import option
 
 
 def convert(config: ConvertDataConfig) -> Path:
-    """Write the json; returns its path."""
+    """Write the json and return its path. Raises ConfigError if ``out`` exists, or DataError."""
     path, out = Path(config.csv), Path(config.out)
     images = Path(config.images) if config.images is not None else path.parent
     if not images.is_dir():
-        raise ConfigError(f"images={images} is no folder. fix: name the one that the images are in")
+        raise ConfigError(f"images={images} is no folder. fix: name the folder of the images")
     if out.exists():
         raise ConfigError(f"out={out} exists. fix: name another file")
     names = Path(config.names) if config.names is not None else None

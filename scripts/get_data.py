@@ -3,7 +3,7 @@
     python -m scripts.get_data coco2017 root=datasets/coco
     python -m scripts.get_data voc2007
 
-Downloads go on where they stopped, are checked, and are unpacked once.
+An interrupted download continues where it stopped. Archives are checked and unpacked once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("get_data")
     raise SystemExit
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -25,25 +27,28 @@ from data.formats.download import UnreachableError, download, unpack
 
 
 def get_data(config: GetDataConfig) -> Path:
-    """Fetch and unpack the archives of ``config.name``; returns the folder that they are in."""
+    """Fetch and unpack the archives of ``config.name``; return their folder.
+
+    Raises ConfigError for an unknown name, UnreachableError without a network.
+    """
     if config.name not in config.sets:
         raise ConfigError(f"no data set is called {config.name!r}. fix: one of {', '.join(sorted(config.sets))}")
     chosen = config.sets[config.name]
     root = Path(config.root or chosen.root)
     for archive in chosen.archives:
-        file_name = PurePosixPath(urlsplit(archive.url).path).name
+        file_name = _file_name(archive.url)
         done = root / ".archives" / f"{file_name}.unpacked"  # holds the sum of what was unpacked
         if done.is_file() and done.read_text() == archive.md5:
             print(f"{file_name}: unpacked already")
             continue
         path = done.with_name(file_name)
         try:
-            with _Bar(file_name, "B") as bar:
-                download(archive.url, path, archive.md5, config.attempts, config.timeout_seconds, bar.report)
+            with _bar(file_name, "B") as report:
+                download(archive.url, path, archive.md5, config.attempts, config.timeout_seconds, report)
         except UnreachableError as error:
             raise UnreachableError(f"{str(error).partition(' fix: ')[0]} fix: {by_hand(chosen, root)}") from error
-        with _Bar(f"unpack {file_name}", " files") as bar:
-            unpack(path, root, bar.report)
+        with _bar(f"unpack {file_name}", " files") as report:
+            unpack(path, root, report)
         done.write_text(archive.md5)
         if not config.keep_archives:
             path.unlink()
@@ -54,31 +59,28 @@ def get_data(config: GetDataConfig) -> Path:
 def by_hand(chosen: PublicSetConfig, root: Path) -> str:
     """How to fetch the archives of a set on another machine, as the rest of a sentence."""
     folder = (root / ".archives").absolute()
-    absent = [url for url in (archive.url for archive in chosen.archives) if not _is_there(url, folder)]
+    absent = [
+        archive.url
+        for archive in chosen.archives
+        if not any((folder / f"{_file_name(archive.url)}{end}").exists() for end in ("", ".unpacked"))
+    ]
     return (
         f"where there is a network, wget {' '.join(absent)}, copy what it fetched into {folder} and run this command "
         "again, which checks and unpacks it"
     )
 
 
-def _is_there(url: str, folder: Path) -> bool:
-    name = PurePosixPath(urlsplit(url).path).name
-    return (folder / name).exists() or (folder / f"{name}.unpacked").exists()
+def _file_name(url: str) -> str:
+    return PurePosixPath(urlsplit(url).path).name
 
 
-class _Bar:
-    """A progress bar that is told totals, not steps."""
+@contextmanager
+def _bar(name: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar: call its function with units done and in total, 0 if that is unknown."""
+    with tqdm(desc=name, unit=unit, unit_scale=True, mininterval=1.0) as bar:
 
-    def __init__(self, name: str, unit: str) -> None:
-        self._bar = tqdm(desc=name, unit=unit, unit_scale=True, mininterval=1.0)
+        def report(done: int, total: int) -> None:
+            bar.total = total or None
+            bar.update(done - bar.n)
 
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def report(self, done: int, total: int) -> None:
-        """``done`` of ``total`` units are finished; a total of 0 is unknown."""
-        self._bar.total = total or None
-        self._bar.update(done - self._bar.n)
+        yield report

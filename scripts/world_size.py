@@ -1,18 +1,17 @@
-"""Train the same few steps on 1, 2 and 4 processes and print by how much the weights differ.
+"""Train the same few steps on 1, 2 and 4 ranks and print by how much the weights differ.
 
     python -m scripts.world_size [key=value ...]
 
 Each training is `train.py` under torchrun: yolov3-spp at width 0.125 on drawn shapes, 20 steps of 8
-mosaics of changing sizes, in float64 and float32, as one pass and as two accumulated passes a step.
-The epoch has images left that fill no step. What is named on the command line is handed on to
-train.py, after the options below; train.precision=float32 leaves float64 out.
+mosaics of changing sizes. Precision is float64 or float32, with one pass or two accumulated passes
+per step. The last images of the epoch fill no step. Options on the command line go to train.py
+after those below; train.precision=float32 leaves out float64.
 
-All begin with the weights of 40 steps on one process. Float32 is that of train.deterministic=true;
-without it rounding depends on how the images are dealt, and so deep a network multiplies that
-(docs/results/).
+All start with the weights of 40 steps on one rank. Float32 uses train.deterministic=true: without
+it, rounding depends on how the images are dealt, and a deep network amplifies that (docs/results/).
 
-The difference of two tensors is max |a - b| / max |a|, the figure that of the tensor where it is
-largest.
+The difference of two tensors is max |a - b| / max |a|. Each figure is that of the tensor with the
+largest difference.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from train_utils.run.checkpoint import load_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRECISIONS = {"float64": (), "float32": ("train.deterministic=true",)}
-PASSES = (1, 2)  # of one step
+PASSES = (1, 2)  # per step
 PROCESSES = (1, 2, 4)
 BATCH_SIZE = 8
 OPTIONS = (
@@ -44,7 +43,7 @@ HEADER = ("precision", "passes", "processes", "parameters", "average", "batch no
 
 
 def largest_difference(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
-    """Of tensors by name, the largest max |a - b| / max |a|; 0 for tensors that are 0 in both."""
+    """The largest max |a - b| / max |a| of tensors with equal names; 0 if both are 0."""
     assert some.keys() == others.keys()
     return max(
         float((one - others[name]).abs().max() / one.abs().max().clamp(min=1e-300))
@@ -53,7 +52,7 @@ def largest_difference(some: dict[str, Tensor], others: dict[str, Tensor]) -> fl
 
 
 def parts_of(state: dict[str, object]) -> dict[str, dict[str, Tensor]]:
-    """What is compared of a checkpoint: tensors by name, by the columns of the table."""
+    """The compared parts of a checkpoint: tensors by name, for each column of the table."""
     model, average, optimizer = state["model"], state["ema"], state["optimizer"]
     assert isinstance(model, dict) and isinstance(average, dict) and isinstance(optimizer, dict)
     return {
@@ -65,10 +64,9 @@ def parts_of(state: dict[str, object]) -> dict[str, dict[str, Tensor]]:
 
 
 def train(folder: Path, name: str, processes: int, options: Sequence[str]) -> tuple[Path, float]:
-    """Train once below ``folder``: the checkpoint, and the seconds that it took."""
+    """Train once in ``folder``; return the checkpoint and the seconds."""
     places = (f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", f"run_dir={folder / name}")
-    # One process alone would take all cores, and the last bits of a convolution depend on the
-    # number of its threads.
+    # Rounding of a convolution depends on its threads, and a single rank would use all cores.
     launch = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "torch.distributed.run"]
     launch += ["--standalone", f"--nproc-per-node={processes}"]
     command = [*launch, str(REPOSITORY / "train.py"), *OPTIONS, *places, *options]
@@ -80,7 +78,7 @@ def train(folder: Path, name: str, processes: int, options: Sequence[str]) -> tu
 
 
 def rows(folder: Path, options: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """The rows of the table, each as soon as it is known."""
+    """Train and yield the rows of the table one by one."""
     keys = [option.split("=", 1) for option in options]
     start, _ = train(folder, "start", 1, (*options, *START))
     for precision in [key[1] for key in keys if key[0] == "train.precision"] or PRECISIONS:
@@ -102,7 +100,7 @@ def rows(folder: Path, options: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def main(options: Sequence[str]) -> None:
-    """Print the table: how far each training is from that on one process."""
+    """Print the table: the difference of each training from that on one rank."""
     if wrong := [option for option in options if "=" not in option]:
         sys.exit(f"{' '.join(wrong)}: options are key=value, those of train.py. {__doc__}")
     print(f"| {' | '.join(HEADER)} |\n|{'---|' * len(HEADER)}", flush=True)

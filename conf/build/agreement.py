@@ -1,4 +1,4 @@
-"""What all processes of a training must have in common."""
+"""What all ranks of a training must have in common."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PROGRAM = ("conf", "data", "models", "train_utils")  # the packages that a train
 def check_agreement(
     world: World, config: TrainConfig, saved: dict[str, Any] | None, train_set: Annotations, val_set: Annotations
 ) -> None:
-    """Raise TrainError, on all processes, where one has other options, data, checkpoint, torch or
-    program than rank 0.
+    """Raise TrainError on all ranks if one differs from rank 0 in options, data or program.
 
-    ``saved`` is the checkpoint from which the run goes on. All processes must call it.
+    ``saved`` is the checkpoint of a resumed run, compared by its step. The program includes the
+    version of torch. All ranks must call this.
     """
     options = {key: value for key, value in flat(to_dictionary(config)).items() if key not in MAY_DIFFER}
     sets: dict[str, Any] = {}
@@ -44,9 +44,7 @@ def check_agreement(
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """A digest of the entry points and packages below ``root``: it changes with every change of the
-    program.
-    """
+    """Sha256, shortened, over every file of the entry points and packages below ``root``."""
     digest = hashlib.sha256()
     packages = (path for part in PROGRAM for path in (root / part).rglob("*.py"))
     for path in sorted((*root.glob("*.py"), *packages)):

@@ -1,6 +1,4 @@
-"""From the configuration to data: the splits, their images, and the training batches of each
-process.
-"""
+"""From options to data: the splits, their images, and the training batches of each rank."""
 
 from __future__ import annotations
 
@@ -36,8 +34,9 @@ MEMORY_FILES = Path("/dev/shm")
 
 
 def open_split(config: DataConfig, split: str, world: World) -> Annotations:
-    """The index of one split; one process for each disk builds it if need be, the others wait and
-    map the same.
+    """Open the index of a split; if it is missing, one rank for each disk builds it.
+
+    The other ranks wait and map the same file.
     """
     written = [Path(config.index_dir)] + ([Path(config.root)] if config.format == DataFormat.shapes else [])
     with torch_distributed_zero_first(world, *written):
@@ -45,12 +44,11 @@ def open_split(config: DataConfig, split: str, world: World) -> Annotations:
 
 
 def open_images(annotations: Annotations, config: DataConfig, world: World) -> ImageSource:
-    """The images of a split, read from their files, or with ``data.cache`` decoded once for all
-    processes of a node.
+    """Open the images of a split: files or, with ``data.cache``, images decoded once for all ranks.
 
-    In memory the cache's file has a name of this run's own and is unlinked as soon as everyone has
-    it open, so that nothing stays when the run ends in whatever way. On a disk it stays for the
-    next run.
+    A cache in memory is a file that only this run knows. It is unlinked once all ranks of the node
+    have it open, so nothing is left however the run ends. A cache on a disk stays for the next run.
+    Raises DataError if this system has no memory file system.
     """
     images = ImageSource(annotations, config.on_error)
     if config.cache == ImageCache.none:
@@ -78,12 +76,11 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
 def make_sampler(
     config: TrainConfig, train_set: Annotations, stride: int, world: World, micro_batch: int | None = None
 ) -> TrainBatchSampler:
-    """The images of each step of this process. The global batch is decided first, then dealt to the
-    processes.
+    """Choose this rank's images of each step: the global batch is formed first, then dealt.
 
-    ``micro_batch`` is the number of images in one forward pass over all processes of a run that
-    goes on, or what auto_batch.probed_micro_batch found: it is kept where
-    ``train.device_batch_size`` leaves a choice, since batch norm depends on it.
+    ``micro_batch`` is the number of images in one forward pass over all ranks, if a resumed run or
+    device_batch.probed_micro_batch gives one. It is kept if ``train.device_batch_size`` leaves a
+    choice, since batch norm depends on it.
     """
     device_batch_size = config.train.device_batch_size
     if device_batch_size in (None, AUTO):
@@ -108,16 +105,17 @@ def make_sampler(
 
 
 def _micro_batch_of_any_world(config: TrainConfig, world: World) -> int:
-    """The images of a forward pass over all processes as one process alone would choose them, since
-    the weights follow from it. Raises DataError where the processes cannot share so many.
+    """The micro-batch that one rank alone would choose, since the weights depend on it.
+
+    Raises DataError if this many images do not divide by the number of ranks.
     """
     images = fitting_device_batch_size(config.train.batch_size, 1, config.train.max_device_batch_size)
     if images % world.world_size:
         fitting = fitting_device_batch_size(config.train.batch_size, world.world_size, config.train.batch_size)
         raise DataError(
-            f"train.deterministic=true puts {images} images into a pass over all processes, whatever their number, and "
-            f"{world.world_size} cannot share them. fix: a number of processes that divides {images}, or another "
-            f"training: train.device_batch_size={fitting} (images of one process) or a divisor"
+            f"train.deterministic=true puts {images} images into a forward pass over all ranks, however many there "
+            f"are, and {world.world_size} ranks cannot share them equally. fix: a number of ranks that divides "
+            f"{images}, or another training: train.device_batch_size={fitting} (images per rank) or a divisor of it"
         )
     return images
 
@@ -131,7 +129,7 @@ def training_sizes(config: TrainConfig, stride: int) -> MultiScale:
 def make_train_loader(
     config: TrainConfig, train_set: Annotations, stride: int, world: World, micro_batch: int | None = None
 ) -> tuple[TrainDataset, TrainBatchSampler, DataLoader[Batch]]:
-    """The training batches of this process, as ``make_sampler`` deals them."""
+    """The training batches of this rank, as ``make_sampler`` deals them."""
     sampler = make_sampler(config, train_set, stride, world, micro_batch)
     images = open_images(train_set, config.data, world)
     dataset = TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images)

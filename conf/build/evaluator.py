@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -31,31 +31,22 @@ from train_utils.scores.detections import MAX_CLASSES, Detections, GroundTruth, 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one evaluation gave on the first process."""
+    """The result of one evaluation, on rank 0."""
 
     scores: CocoResult
     detections: Detections
 
 
 def ground_truth_of(annotations: Annotations) -> GroundTruth:
-    """What is scored against."""
-    return GroundTruth(
-        image_ids=annotations.image_ids,
-        sizes=annotations.sizes,
-        offsets=annotations.offsets,
-        boxes_xywh=annotations.boxes_xywh,
-        classes=annotations.classes,
-        crowd=annotations.crowd,
-        areas=annotations.areas,
-        names=annotations.names,
-    )
+    """The part of an index that detections are scored against."""
+    return GroundTruth(**{field.name: getattr(annotations, field.name) for field in fields(GroundTruth)})
 
 
 class Evaluator:
-    """Scores any model of one shape on one data set; made once, called after every epoch.
+    """Score any model of one shape on one data set; made once, called after every epoch.
 
-    Batches are formed before they are dealt to the processes, and none is padded, so that each
-    image is computed once and in the same company whatever the number of processes.
+    Batches are formed before they are dealt to the ranks, and none is padded. So each image is
+    computed once and in the same batch, whatever the number of ranks.
     """
 
     def __init__(
@@ -72,12 +63,12 @@ class Evaluator:
         if image_size % model.max_stride:
             nearest = max(1, round(image_size / model.max_stride)) * model.max_stride
             raise ConfigError(
-                f"evaluate.image_size={image_size} is no multiple of the network's largest stride "
+                f"evaluate.image_size={image_size} is not a multiple of the network's largest stride "
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
         self.annotations, self.world, self.lines, self.config = annotations, world, lines, config
         self.image_size, self.stride = image_size, model.max_stride
-        assert len(annotations.names) <= MAX_CLASSES, "classes travel in two bytes"
+        assert len(annotations.names) <= MAX_CLASSES, "a packed detection has two bytes for its class"
         self.ground_truth = ground_truth_of(annotations)
         batches = self.batches(config.batch_size)[world.rank :: world.world_size]
         images = open_images(annotations, data, world)
@@ -109,7 +100,7 @@ class Evaluator:
         )
 
     def __call__(self, model: torch.nn.Module) -> Evaluation | None:
-        """Scores of ``model`` on the first process, None on the others."""
+        """Score ``model``; None on all ranks but 0."""
         progress = Progress(self.num_images, "evaluate", self.world.is_main, self.lines)
         found = detect(model, self.loader, self.postprocess, self.to_original, self.world.device, progress)
         gathered = gather_arrays(pack(found))

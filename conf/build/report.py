@@ -1,4 +1,4 @@
-"""What a training says before it begins and shows when it is over."""
+"""What a training reports before it starts and shows at its end."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ def announce(
     sampler: TrainBatchSampler,
     heads: Sequence[Head],
 ) -> None:
-    """Say what is about to happen: the facts that follow from the configuration."""
+    """Log what is about to happen: data, ranks, precision, length and folder of the run."""
     anchors = np.array(sorted({anchor for head in heads for anchor in head.anchors}))
-    # Darknet's loss gives every box its best anchor, so there is no overlap below which one is
-    # lost.
+    # Darknet's loss gives every box its best anchor, so no overlap is too small.
     min_iou = config.loss.anchor_iou if isinstance(config.loss, LossConfig) else None
     for split, part in (("train", train_set), ("val", val_set)):
         summary = summarise(part, config.train.image_size, anchors, min_iou)
@@ -61,9 +60,7 @@ def announce(
 def tell_places(
     config: TrainConfig, world: World, train_set: Annotations, val_set: Annotations, sampler: TrainBatchSampler
 ) -> None:
-    """For ``dry_run``: one line of every process, in the order of their ranks, printed by the
-    first.
-    """
+    """Print one line per rank, on rank 0, for ``dry_run``."""
     gpu = f" {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
     line = (
         f"{describe_place()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
@@ -108,9 +105,7 @@ def finish(
     scores: CocoResult,
     detections: Detections,
 ) -> None:
-    """Show what the training gave: the table of the last evaluation, the curves, detections beside
-    the labels.
-    """
+    """Log the figures of the last evaluation; draw the curves, and detections beside labels."""
     log.line(format_table(scores))
     log.line(f"{state.best_sentence()}: python eval.py {option('ckpt', folder / 'checkpoints' / 'best.pt')}")
     if config.logger.pictures:
@@ -120,21 +115,12 @@ def finish(
 
 def detection_pairs(
     config: TrainConfig, val_set: Annotations, detections: Detections, count: int = 8
-) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-    """The first images of the validation set with labels and detections, as sheets.draw_detections
-    takes them.
-    """
+) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray, Detections]]:
+    """The first validation images with labels and detections, for sheets.draw_detections."""
     images = ImageSource(val_set, config.data.on_error)
     for i in range(min(count, len(val_set))):
         image = images.read(i)
-        if image is None:  # left out by data.on_error=skip
-            continue
-        classes, boxes_xyxy = val_set.training_boxes(i)
-        found = detections[detections["image_id"] == val_set.image_ids[i]]
-        boxes = np.concatenate([found["box_xywh"][:, :2], found["box_xywh"][:, :2] + found["box_xywh"][:, 2:]], axis=1)
-        yield (
-            val_set.file_name(i),
-            image,
-            np.concatenate([boxes_xyxy, classes[:, None]], axis=1),
-            np.concatenate([boxes, found["score"][:, None], found["class"][:, None]], axis=1),
-        )
+        if image is not None:  # else left out by data.on_error=skip
+            classes, boxes_xyxy = val_set.training_boxes(i)
+            found = detections[detections["image_id"] == val_set.image_ids[i]]
+            yield val_set.file_name(i), image, classes, boxes_xyxy, found

@@ -11,6 +11,7 @@ import numpy as np
 
 from train_utils.errors import TrainError
 from train_utils.pictures.boxes import DARK, draw_boxes
+from train_utils.scores.detections import Detections, boxes_xyxy_of
 
 PAGE, GROUP = (255, 255, 255), (222, 226, 232)  # RGB of the page, and of the plate behind a group
 MARGIN, GAP = 14, 6  # pixels between groups, and between cells of a group
@@ -84,23 +85,23 @@ def draw_targets(images: np.ndarray, targets: np.ndarray, names: Sequence[str], 
 
 
 def draw_detections(
-    pairs: Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray]],
+    pairs: Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray, Detections]],
     names: Sequence[str],
     out: Path,
     confidence: float = 0.3,
 ) -> None:
     """Save pairs of pictures: labels on the left, detections above ``confidence`` on the right.
 
-    Each pair is (file name, image uint8 RGB, labels (n, 5) x1, y1, x2, y2, class, detections (m, 6)
-    x1, y1, x2, y2, score, class).
+    Each pair is (file name, image uint8 RGB, classes (n,) and boxes_xyxy (n, 4) of its labels,
+    detections), with boxes in pixels of the image.
     """
+    above = f"above {confidence:g}"
     groups = []
-    for name, image, labels, detections in pairs:
-        shown = detections[detections[:, 4] > confidence]
-        above = f"above {confidence:g}"
-        left = Cell(image, labels[:, :4], labels[:, 4], names, None, f"labels: {len(labels)}", "no label")
+    for name, image, classes, boxes_xyxy, detections in pairs:
+        shown = detections[detections["score"] > confidence]
+        left = Cell(image, boxes_xyxy, classes, names, None, f"labels: {len(classes)}", "no label")
         right = Cell(
-            image, shown[:, :4], shown[:, 5], names, shown[:, 4],
+            image, boxes_xyxy_of(shown), shown["class"], names, shown["score"],
             title=f"detections {above}: {len(shown)}", empty=f"no detection {above}",
         )  # fmt: skip
         groups.append(Group([left, right], name))

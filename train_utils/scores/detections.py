@@ -50,6 +50,12 @@ def make_detections(image_id: int, classes: np.ndarray, scores: np.ndarray, boxe
     return detections
 
 
+def boxes_xyxy_of(detections: Detections) -> np.ndarray:
+    """Corners of the boxes, float (n, 4) in pixels."""
+    boxes = detections["box_xywh"]
+    return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+
+
 def pack(detections: Detections) -> np.ndarray:
     """Convert to dtype PACKED; here ``image_id`` holds positions in the data set, not ids."""
     packed = np.empty(len(detections), dtype=PACKED)

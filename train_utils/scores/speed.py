@@ -28,7 +28,7 @@ class Speed:
         """One sentence with all figures."""
         parts = ", ".join(f"{stage} {value:.2f}" for stage, value in self.milliseconds.items())
         total = sum(self.milliseconds.values())
-        return f"batch {self.batch_size}: {parts}, together {total:.2f} ms an image (median of {self.batches} batches)"
+        return f"batch {self.batch_size}: {parts}, together {total:.2f} ms per image (median of {self.batches} batches)"
 
 
 @torch.inference_mode()

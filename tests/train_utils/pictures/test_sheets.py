@@ -20,6 +20,7 @@ from train_utils.pictures.sheets import (
     draw_targets,
     save_sheet,
 )  # fmt: skip
+from train_utils.scores.detections import make_detections
 
 NO_BOXES = (np.zeros((0, 4)), np.zeros(0, int))
 
@@ -66,16 +67,17 @@ def test_names_are_drawn_at_the_size_of_the_page_whatever_that_of_the_image(tmp_
 
 def test_detections_stand_beside_the_labels_of_their_picture_and_none_is_said(tmp_path: Path) -> None:
     image = np.full((440, 440, 3), 90, np.uint8)
-    labels, weak = np.array([[100, 100, 200, 200, 0]]), np.array([[100, 100, 200, 200, 0.3, 0]])
+    classes, box = np.array([0]), np.array([[100, 100, 200, 200]])
     sheets = []
-    for detections in (weak, np.array([[100, 100, 200, 200, 0.9, 0]])):
-        draw_detections([("a.jpg", image, labels, detections)], ["cat"], tmp_path / "pairs.png")
+    for score in (0.25, 0.75):
+        found = make_detections(7, classes, np.array([score]), box)
+        draw_detections([("a.jpg", image, classes, box, found)], ["cat"], tmp_path / "pairs.png", confidence=0.25)
         sheets.append(sheet_of(tmp_path / "pairs.png"))
     top, left, right = MARGIN + 2 * LINE + GAP, MARGIN + GAP, MARGIN + 2 * GAP + 440
     for sheet in sheets:
         assert tuple(sheet[top + 150, left + 200]) == class_color(0), "the label"
     assert tuple(sheets[1][top + 150, right + 200]) == class_color(0), "the detection"
-    assert (sheets[0][top + 150, right + 200] == 90).all(), "it is not above 0.3"
+    assert (sheets[0][top + 150, right + 200] == 90).all(), "it is not above 0.25"
     said = sheets[0][top + 190 : top + 250, right + 100 : right + 340]
     assert (said == PAGE).all(-1).any() and (said == 0).all(-1).any(), "nothing is said on the empty side"
 
