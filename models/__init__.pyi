@@ -10,8 +10,8 @@ from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection
 from .decode import Postprocess as Postprocess
 from .errors import ModelError as ModelError
+from .loss.base import LossParts as LossParts
 from .loss.darknet import DarknetLoss as DarknetLoss
-from .loss.yolo import LossParts as LossParts
 from .loss.yolo import YoloLoss as YoloLoss
 from .network.darknet import Darknet as Darknet
 from .network.darknet import count_flops as count_flops

@@ -10,7 +10,7 @@ from torch import Tensor
 from models.boxes import cxcywh_to_xyxy
 from models.decode import decode
 from models.errors import ModelError
-from models.export.files import OnnxFile, Run, run_torch
+from models.export.files import CANDIDATES, DETECTIONS, Run, run_onnx, run_onnx_part, run_torch
 from models.export.graph import DetectorGraph, FixedSuppression
 from models.network.darknet import Darknet
 
@@ -43,18 +43,18 @@ def check_onnx(
     detections with a suppression of its own boxes. Images may show nothing, so its suppression also
     runs on invented boxes. Raises ModelError if a measure of Comparison exceeds `tolerance`.
     """
-    file = OnnxFile(path)
+    run = run_onnx(path)
     if graph.suppression is None:
-        return _compare(file.run, model, None, batches, tolerance)
-    with_candidates = file.with_candidates()
+        return _compare(run, model, None, batches, tolerance)
+    detect = run_onnx_part(path, ["images"], [*DETECTIONS, *CANDIDATES])
 
-    def run(images: Tensor) -> tuple[Tensor, ...]:
-        outputs = with_candidates(images)
-        _count_equal(file.run(images), outputs[:4])  # the file as it will be used
+    def run_both(images: Tensor) -> tuple[Tensor, ...]:
+        outputs = detect(images)
+        _count_equal(run(images), outputs[:4])  # the file as it will be used
         return outputs
 
-    measured = _compare(run, model, graph.suppression, batches, tolerance)
-    suppress, invented = file.suppression(), 0
+    measured = _compare(run_both, model, graph.suppression, batches, tolerance)
+    suppress, invented = run_onnx_part(path, ["images", *CANDIDATES], DETECTIONS), 0
     generator = torch.Generator().manual_seed(0)
     for images in batches:
         boxes, scores = _invented_boxes(model, images, generator)

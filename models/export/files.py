@@ -3,7 +3,7 @@
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def write_onnx(
     """Write an ONNX file with one input, ``images``, and the graph's outputs under their names.
 
     The shapes are those of ``example`` except for the axes in ``dynamic``. Candidates that the
-    graph shows are not outputs of the file, but OnnxFile finds them inside by name. Raises
+    graph shows are not outputs of the file, but run_onnx_part finds them inside by name. Raises
     ModelError if an exporter fails.
     """
     exported = _exported(graph, example, dynamic)
@@ -75,35 +75,27 @@ def write_torch(
         torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
 
 
-class OnnxFile:
-    """A file of write_onnx, validated by ONNX's checker and run by onnxruntime."""
+def run_onnx(path: Path) -> Run:
+    """A function that runs a file of write_onnx in onnxruntime, after ONNX's checker passed it."""
+    import onnx
 
-    def __init__(self, path: Path) -> None:
-        import onnx
+    onnx.checker.check_model(str(path), full_check=True)
+    return _session(str(path))
 
-        onnx.checker.check_model(str(path), full_check=True)
-        self._path = path
-        self.run: Run = _session(str(path))
 
-    def with_candidates(self) -> Run:
-        """Like run, with the values called CANDIDATES after the file's own outputs."""
-        import onnx
+def run_onnx_part(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Callable[..., tuple[Tensor, ...]]:
+    """A function that runs an ONNX file from and to values of these names, CANDIDATES included.
 
-        proto = onnx.load(self._path)
-        proto.graph.output.extend(_candidates())
-        return _session(proto.SerializeToString())
+    The part of a file from the images and CANDIDATES to DETECTIONS is its suppression, in which
+    only the shape of the images matters.
+    """
+    import onnx
 
-    def suppression(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]:
-        """The part after the candidates: (images, boxes_xyxy, scores) -> detections.
-
-        Only the shape of the images matters.
-        """
-        import onnx
-
-        proto = onnx.load(self._path)
-        proto.graph.value_info.extend(_candidates())
-        part = onnx.utils.Extractor(proto).extract_model(["images", *CANDIDATES], list(DETECTIONS))
-        return _session(part.SerializeToString())
+    proto = onnx.load(path)
+    # The extractor needs the types of the values at which it cuts.
+    types = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in CANDIDATES)
+    proto.graph.value_info.extend(types)
+    return _session(onnx.utils.Extractor(proto).extract_model([*inputs], [*outputs]).SerializeToString())
 
 
 def run_torch(path: Path) -> Run:
@@ -156,12 +148,6 @@ def _session(model: str | bytes) -> Callable[..., tuple[Tensor, ...]]:
             return tuple(torch.from_numpy(output) for output in session.run(None, given))
 
     return run
-
-
-def _candidates() -> list[Any]:
-    import onnx
-
-    return [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in CANDIDATES]
 
 
 def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:

@@ -28,7 +28,7 @@ iou_thresh_kind.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -40,14 +40,13 @@ from models.config import BoxLoss, DarknetLossConfig, IouKind
 from models.decode import MAX_LOG_SIZE, box_sizes, cell_offsets, decode_boxes
 from models.loss.assignment import (
     Anchors,
-    HeadAnchors,
     Positives,
     best_overlaps,
     merge_classes,
     positives_by_overlap,
     positives_by_shape,
 )
-from models.loss.yolo import LossParts, identity
+from models.loss.base import HeadLoss, HeadMap, SumOverRanks, Terms
 from models.network.heads import DarknetLossKeys, Head
 
 RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability above which a box may be ignored
@@ -61,37 +60,27 @@ def overridden(keys: DarknetLossKeys, config: DarknetLossConfig) -> DarknetLossK
     return keys
 
 
-class DarknetLoss:
-    """The loss of raw maps against targets that the .cfg of a network specifies."""
+class DarknetLoss(HeadLoss):
+    """The loss that the .cfg of a network specifies, averaged over the images of all ranks.
+
+    It uses neither objectness_ratio nor world_size: the objectness target of a positive is 1.
+    """
 
     def __init__(self, heads: Sequence[Head], config: DarknetLossConfig) -> None:
-        self.heads = [replace(head, darknet_loss=overridden(head.darknet_loss, config)) for head in heads]
-        self._anchors = HeadAnchors(self.heads)
+        super().__init__([replace(head, darknet_loss=overridden(head.darknet_loss, config)) for head in heads])
 
-    def __call__(
+    def _terms(
         self,
-        raw_maps: Sequence[Tensor],
+        maps: list[HeadMap],
         targets: Tensor,
-        objectness_ratio: float = 1.0,
-        sum_over_ranks: Callable[[Tensor], Tensor] = identity,
-        world_size: int = 1,
-    ) -> LossParts:
-        """The loss of one micro-batch; arguments as for YoloLoss.
+        objectness_ratio: float,
+        sum_over_ranks: SumOverRanks,
+        world_size: int,
+    ) -> tuple[list[Terms], Sequence[float | Tensor]]:
+        images = sum_over_ranks(targets.new_full((1,), len(maps[0].raw)))
+        return [self._head_terms(*each, targets) for each in maps], [1 / images[0]] * 3
 
-        objectness_ratio and world_size are not used: Darknet's objectness target of a positive is
-        1, and sum_over_ranks, called exactly once, gives the number of images that divides all
-        sums.
-        """
-        with torch.autocast(device_type=targets.device.type, enabled=False):
-            images = sum_over_ranks(targets.new_full((1,), len(raw_maps[0]), dtype=torch.float32))
-            terms = [
-                self._head_terms(head, anchors, raw, targets.float())
-                for head, anchors, raw in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)
-            ]
-            share = 1 / images[0]
-            return LossParts.of(*(torch.stack(parts).sum() * share for parts in zip(*terms, strict=True)))
-
-    def _head_terms(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _head_terms(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> Terms:
         """The weighted terms of one head, summed over the images."""
         keys = head.darknet_loss
         boxes = decode_boxes(at_least_float32(raw[..., :4].detach()), anchors.own, head).flatten(1, 3)

@@ -6,7 +6,7 @@ arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on 
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,24 +16,11 @@ from torch import Tensor
 from models.boxes import at_least_float32, box_iou_aligned, cxcywh_to_xyxy, wh_iou
 from models.config import LossConfig
 from models.decode import box_sizes, cell_offsets
-from models.loss.assignment import Cells, HeadAnchors, centre_cells
+from models.loss.assignment import Cells, centre_cells
+from models.loss.base import HeadLoss, HeadMap, SumOverRanks, Terms
 from models.network.heads import Head
 
 FOCAL_ALPHA = 0.25  # weight of positives in the focal loss (Lin et al. 2017), their best value
-
-
-class LossParts(NamedTuple):
-    """Scalars: `total` for backward, and its three weighted summands, detached, for the log."""
-
-    total: Tensor
-    box: Tensor
-    objectness: Tensor
-    classification: Tensor
-
-    @classmethod
-    def of(cls, box: Tensor, objectness: Tensor, classification: Tensor) -> "LossParts":
-        """Add up the weighted summands."""
-        return cls(box + objectness + classification, box.detach(), objectness.detach(), classification.detach())
 
 
 class _Assignment(NamedTuple):
@@ -46,51 +33,30 @@ class _Assignment(NamedTuple):
     classes: Tensor  # (t, 1) int64
 
 
-def identity(tensor: Tensor) -> Tensor:
-    """Sum over a single rank."""
-    return tensor
-
-
-class YoloLoss:
-    """The loss of raw maps against targets, for the heads of one network."""
+class YoloLoss(HeadLoss):
+    """The loss that `config` describes, averaged over the positives of the global micro-batch."""
 
     def __init__(self, heads: Sequence[Head], config: LossConfig) -> None:
-        self.heads = list(heads)
+        super().__init__(heads)
         self.config = config
-        self._anchors = HeadAnchors(heads)
 
-    def __call__(
+    def _terms(
         self,
-        raw_maps: Sequence[Tensor],
+        maps: list[HeadMap],
         targets: Tensor,
-        objectness_ratio: float = 1.0,
-        sum_over_ranks: Callable[[Tensor], Tensor] = identity,
-        world_size: int = 1,
-    ) -> LossParts:
-        """The loss of one micro-batch.
-
-        raw_maps: as Darknet returns them, any float type. targets: float32 (t, 6): image index in
-        the batch, class, cx, cy, w, h in pixels of the batch's images. objectness_ratio: blends the
-        objectness target of a positive from 1 (at 0) to its IoU (at 1). sum_over_ranks: sums a
-        tensor over all ranks. It is called exactly once, with or without
-            targets, so that ranks stay in step. Positives are averaged over the global micro-batch,
-            so each weighs the same as in a run on one rank. The losses of all ranks add up.
-        world_size: the number of ranks, all with equally many images. It divides means over cells.
-        """
-        with torch.autocast(device_type=targets.device.type, enabled=False):
-            assigned = [
-                self._assign(head, anchors.own, raw, targets.float())
-                for head, anchors, raw in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)
-            ]
-            counts = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
-            shares = 1 / counts.clamp(min=1)  # without positives the terms are 0, not 0 / 0
-            terms = [
-                self._head_terms(head, raw, assignment, share, objectness_ratio, world_size)
-                for head, raw, assignment, share in zip(self.heads, raw_maps, assigned, shares, strict=True)
-            ]
-        box, objectness, classification = (torch.stack(summands).sum() for summands in zip(*terms, strict=True))
-        gain = self.config.classification * self.heads[0].num_classes / 80
-        return LossParts.of(box * self.config.box, objectness * self.config.objectness, classification * gain)
+        objectness_ratio: float,
+        sum_over_ranks: SumOverRanks,
+        world_size: int,
+    ) -> tuple[list[Terms], Sequence[float | Tensor]]:
+        assigned = [self._assign(head, anchors.own, raw, targets) for head, anchors, raw in maps]
+        counts = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
+        shares = 1 / counts.clamp(min=1)  # without positives the terms are 0, not 0 / 0
+        terms = [
+            self._head_terms(head, raw, assignment, share, objectness_ratio, world_size)
+            for (head, _, raw), assignment, share in zip(maps, assigned, shares, strict=True)
+        ]
+        config = self.config
+        return terms, (config.box, config.objectness, config.classification * self.heads[0].num_classes / 80)
 
     def _assign(self, head: Head, anchors: Tensor, raw: Tensor, targets: Tensor) -> _Assignment:
         """Match targets with the anchors of one head, by shape, in the cell of the centre."""
@@ -107,8 +73,8 @@ class YoloLoss:
 
     def _head_terms(
         self, head: Head, raw: Tensor, assigned: _Assignment, share: Tensor, objectness_ratio: float, world_size: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The unweighted terms of one head. `share` is the weight of one positive."""
+    ) -> Terms:
+        """The terms of one head, without gains. `share` is the weight of one positive."""
         config = self.config
         # (t, a, 5 + classes), one row for each pair, matched or not
         predicted = at_least_float32(raw[tuple(assigned.cells)])
@@ -125,8 +91,7 @@ class YoloLoss:
         objectness = self._cross_entropy(logits, targets, config.objectness_positive_weight).sum()
         objectness = objectness / (logits.numel() * world_size)
 
-        # Even a single class is learnt, because decoding multiplies by its probability, as in
-        # Darknet.
+        # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
         wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
         smoothed = wanted.to(class_logits.dtype) * (1 - config.label_smoothing) + config.label_smoothing / 2
         losses = self._cross_entropy(class_logits, smoothed.expand_as(class_logits), config.class_positive_weight)
@@ -147,12 +112,10 @@ class YoloLoss:
 
 
 def _objectness_targets(raw: Tensor, assigned: _Assignment, quality: Tensor) -> Tensor:
-    """Objectness targets (batch, anchors, rows, columns): the quality (t, a) of positives, 0
-    elsewhere.
+    """Objectness targets (batch, anchors, rows, columns): the quality (t, a) of positives, or 0.
 
-    If several targets claim one anchor of one cell, the largest quality counts. This does not
-    depend on the order of the targets, so it is deterministic. The box and class terms count each
-    target.
+    If several targets claim one anchor of one cell, the largest quality counts, whatever the order
+    of the targets. The box and class terms count each target.
     """
     position = assigned.cells.flat(raw.shape)  # (t, a)
     targets = quality.new_zeros(raw.shape[:4])

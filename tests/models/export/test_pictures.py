@@ -16,7 +16,7 @@ from conf.entry import compose
 from conf.schema_inference import ExportConfig
 from export import export
 from models import Darknet, Postprocess, load_darknet_weights, parse_cfg
-from models.export.files import OnnxFile, run_torch, write_onnx, write_torch
+from models.export.files import run_onnx, run_torch, write_onnx, write_torch
 from models.export.graph import DetectorGraph, FixedSuppression
 
 CELL = 16
@@ -106,7 +106,7 @@ def write(folder: Path, file_format: str, model: Darknet, example: Tensor, open_
     path, axes = folder / f"file.{file_format}", ANY_SHAPE if open_axes else {}
     if file_format == "onnx":
         write_onnx(graph, example, axes, 20, {}, path)
-        return OnnxFile(path).run
+        return run_onnx(path)
     write_torch(graph, example, axes, {}, path)
     return run_torch(path)
 
@@ -162,7 +162,7 @@ def test_any_number_of_boxes_of_trained_weights(
         "max_detections=300",
     ]  # fmt: skip
     path = export(compose("export", ExportConfig, options, model_or_checkpoint))
-    run = OnnxFile(path).run if file_format == "onnx" else run_torch(path)
+    run = run_onnx(path) if file_format == "onnx" else run_torch(path)
     model = Darknet(network / "yolo-fastest-1.1.cfg").eval()
     load_darknet_weights(model, network / "yolo-fastest-1.1.weights")
     photographs = [shared_dir / "darknet" / "dog.jpg"]
