@@ -33,13 +33,14 @@ from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, check_same_classes
 from models import Darknet
 from train_utils.config import OnNonFinite
-from train_utils.distributed import World, init_distributed_mode, wrap_model
+from train_utils.distributed import World, init_distributed_mode
 from train_utils.launch.environment import fix_cublas_workspace
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import StepDecisions, StopRequest
 from train_utils.numerics import autocast_dtype
 from train_utils.optim import Schedule
+from train_utils.parallel.wrap import wrap_model
 from train_utils.run.log import RunLog, log_warnings
 from train_utils.run.run_folder import RunFolder, on_main, open_run_folder
 from train_utils.run.run_state import continue_from

@@ -16,7 +16,7 @@ from conf.completion import config_of_checkpoint
 from conf.entry import layered, plain
 from conf.failures import ConfigError
 from conf.schema import CHOICES
-from train_utils.launch.environment import allowed_restarts, job_folder_name, read_job_place
+from train_utils.launch.environment import allowed_restarts, job_folder_name, read_job
 from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.same_training import changed_values, is_covered
 
@@ -108,7 +108,7 @@ def _with_restarts(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     ConfigError where torchrun was given no id.
     """
     restarts = allowed_restarts()
-    if "resume" in named or given.get("resume") is not None or (restarts == 0 and read_job_place().restarts == 0):
+    if "resume" in named or given.get("resume") is not None or (restarts == 0 and read_job().restarts == 0):
         return given
     if given.get("run_dir") is None and job_folder_name() is None:
         raise ConfigError(

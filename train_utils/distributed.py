@@ -1,8 +1,9 @@
 """The door to multi-process training: how ranks meet, wait, share numbers and end together.
 
-It fronts launch/, processes/ and parallel/. In a single process each function does nothing or
-returns its input, so callers need no second path. What must answer before torch is imported is in
-launch/environment.py (launcher and job) and processes/ending.py (who reports an error).
+It fronts launch/ and processes/; parallel/ builds on it. In a single process each function does
+nothing or returns its input, so callers need no second path. What must answer before torch is
+imported is in launch/environment.py (launcher and job) and processes/ending.py (who reports an
+error).
 """
 
 from __future__ import annotations
@@ -17,26 +18,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train_utils.launch.environment import agent_holds_store, has_agent, node_name, read_launch
-from train_utils.parallel import wrap as data_parallel
-from train_utils.parallel.wrap import gradient_exchange, loss_factor, unwrap
-from train_utils.processes import store
 from train_utils.processes.ending import ending
 from train_utils.processes.orphans import watch_parent
-from train_utils.processes.process_group import Group, launch_of_group, meeting_point
-from train_utils.processes.shared_disks import place_on_disk
+from train_utils.processes.process_group import Group, launch_of_group, store_name
+from train_utils.processes.shared_disks import find_builders
 from train_utils.processes.world import World
+from train_utils.processes.zero_first import leaders_first
 
 __all__ = [
-    "World", "barrier", "broadcast_module", "broadcast_text", "convert_sync_batchnorm", "describe_place",
-    "gather_arrays", "gradient_exchange", "init_distributed_mode", "loss_factor", "max_over_ranks", "stack_over_ranks",
-    "sum_over_ranks", "torch_distributed_zero_first", "unwrap", "wrap_model",
+    "World", "barrier", "broadcast_module", "broadcast_text", "describe_rank", "gather_arrays", "init_distributed_mode",
+    "max_over_ranks", "stack_over_ranks", "sum_over_ranks", "torch_distributed_zero_first",
 ]  # fmt: skip
 
 _group = Group()
-_description = ""  # of this rank's place
+_description = ""  # of this rank
 
 
-def describe_place() -> str:
+def describe_rank() -> str:
     """Rank, local rank, node and rendezvous in one line; after ``init_distributed_mode``."""
     return _description
 
@@ -58,7 +56,7 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     launch, host = launch_of_group() if foreign else read_launch(), node_name()
     world = _group.enter(launch, agent_holds_store(), host, device, timeout_seconds)
     _description = f"rank {world.rank} of {world.world_size}: local rank {world.local_rank}, node {host}" + (
-        f", meets at {meeting_point(launch)} ({launch.launcher})" if world.world_size > 1 else ""
+        f", rendezvous through {store_name(launch)} ({launch.launcher})" if world.world_size > 1 else ""
     )
     return world
 
@@ -70,13 +68,13 @@ def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContex
     the same folders share one leader; probe files tell. The others wait on the store, not in a
     collective, so a leader may take hours. No rank leaves before all leaders are done. If a leader
     raises, every other rank raises DistributedError with its sentence. They also raise it if a
-    leader is silent for store.DEAD_SECONDS or the store is lost. All ranks must enter in the same
-    order.
+    leader is silent for zero_first.DEAD_SECONDS or the store is lost. All ranks must enter in the
+    same order.
     """
     if world.world_size == 1:
         return nullcontext()
-    place = store.Place(world.rank, world.world_size, world.node_rank, world.num_nodes, world.is_local_main)
-    return store.leaders_first(_group.shared_store(), place_on_disk(_group.shared_store(), place, folders))
+    store = _group.shared_store()
+    return leaders_first(store, world, find_builders(store, world, folders))
 
 
 def barrier() -> None:
@@ -110,20 +108,6 @@ def stack_over_ranks(tensor: Tensor) -> Tensor:
     stacked = tensor.new_empty(dist.get_world_size() * tensor.numel())  # gloo wants a flat output
     dist.all_gather_into_tensor(stacked, tensor.flatten(), group=_group.of(tensor))
     return stacked.view(-1, *tensor.shape)
-
-
-def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:
-    """Change batch norm in place to statistics over all ranks; call before ``wrap_model``."""
-    return data_parallel.convert_sync_batchnorm(model, world, stack_over_ranks)
-
-
-def wrap_model(model: nn.Module, world: World, seed: int | None = None) -> nn.Module:
-    """Wrap the model so that ranks sync gradients; a single rank keeps the plain model.
-
-    With a ``seed`` on a CPU, gradients have the same bits at any number of ranks (image_sums.py),
-    and layers draw their random numbers from it.
-    """
-    return data_parallel.wrap_model(model, world, seed, sum_over_ranks)
 
 
 def broadcast_text(text: str | None) -> str:

@@ -12,7 +12,7 @@ from conf.entry import to_yaml
 from conf.schema import TrainConfig
 from data import Annotations, ImageSource, TrainBatchSampler, TrainDataset, summarise
 from models import Head, LossConfig
-from train_utils.distributed import World, describe_place, gather_arrays
+from train_utils.distributed import World, describe_rank, gather_arrays
 from train_utils.errors import TrainError
 from train_utils.numerics import weights_dtype
 from train_utils.pictures.charts import draw_curves
@@ -63,7 +63,7 @@ def tell_places(
     """Print one line per rank, on rank 0, for ``dry_run``."""
     gpu = f" {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
     line = (
-        f"{describe_place()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
+        f"{describe_rank()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
         f"{len(train_set.names)} classes, {len(val_set)} validation images), batch of {config.train.batch_size} images "
         f"= {world.world_size} processes x {sampler.device_batch_size} images x {sampler.accumulate} passes"
     )

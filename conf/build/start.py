@@ -9,7 +9,7 @@ from conf.schema import TrainConfig
 from data import Annotations, TrainBatchSampler
 from models import Darknet
 from train_utils.config import AUTO
-from train_utils.distributed import World, broadcast_module, convert_sync_batchnorm
+from train_utils.distributed import World, broadcast_module
 from train_utils.numerics import (
     check_same_bits,
     choose_benchmark,
@@ -18,6 +18,7 @@ from train_utils.numerics import (
     weights_dtype,
 )
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
+from train_utils.parallel.wrap import convert_sync_batchnorm
 from train_utils.run.run_state import RunState
 
 

@@ -18,10 +18,11 @@ from torch import nn
 
 from models import Darknet, IouKind, LossConfig, YoloLoss, zoo_cfg
 from scripts.bench.rounds import in_fresh_process, medians, take_turns
-from train_utils.distributed import convert_sync_batchnorm, gradient_exchange, init_distributed_mode, wrap_model
+from train_utils.distributed import init_distributed_mode
 from train_utils.loop.interfaces import Loss
 from train_utils.numerics import has_native_bfloat16, keep_freed_memory
 from train_utils.parallel.image_sums import ImagewiseLoss
+from train_utils.parallel.wrap import convert_sync_batchnorm, gradient_sync, wrap_model
 
 
 class Variant(NamedTuple):
@@ -72,7 +73,7 @@ def measure(variant: str, model_name: str, image_size: int, batch_size: int) -> 
     seconds = []
     for _ in range(WARM_UP + COUNTED):
         started = time.perf_counter()
-        with gradient_exchange(model, last=True):
+        with gradient_sync(model, last=True):
             with torch.autocast("cpu", torch.bfloat16, enabled=chosen.bfloat16):
                 raw_maps = model(images)
             parts = loss(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=lambda counts: counts, world_size=1)

@@ -27,9 +27,10 @@ from tests.models.cfg_writer import cfg, conv, head, route, section, shortcut
 from tests.runs.process_group import run_group
 from tests.train_utils.small_training import CONFIG, Batch, new_state, train_epoch
 from train_utils.config import OptimConfig, Precision, TrainSection
-from train_utils.distributed import convert_sync_batchnorm, init_distributed_mode, wrap_model
+from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.optim import Schedule
+from train_utils.parallel.wrap import convert_sync_batchnorm, wrap_model
 from train_utils.processes.world import World
 from train_utils.run.checkpoint import load_checkpoint
 from train_utils.run.same_training import WITHOUT_EFFECT

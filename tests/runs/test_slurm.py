@@ -272,7 +272,8 @@ def test_dry_run_tells_the_place_of_every_rank_and_leaves_nothing(folder: Path) 
     lines = [line for line in job.output.splitlines() if line.startswith("rank ")]
     port = 20000 + int(job.number) % 10000
     assert [line.split(", device")[0] for line in lines] == [
-        f"rank {rank} of 4: local rank {rank % 2}, node node{rank // 2 + 1}, meets at node1:{port} (srun)"
+        f"rank {rank} of 4: local rank {rank % 2}, node node{rank // 2 + 1}, "
+        f"rendezvous through the store at node1:{port} (srun)"
         for rank in range(4)
     ], job.output
     assert all("device cpu" in line and "384 training images" in line for line in lines)

@@ -170,7 +170,7 @@ def test_two_nodes_and_a_killed_leader(tmp_path: Path) -> None:
     reports = run_together("killed_leader", tmp_path, environments)
     assert list(reports) == [0, 2]
     for report in reports.values():
-        assert "first process of node 1 gave no sign of life" in report["error"]
+        assert "local rank 0 of node 1 gave no sign of life" in report["error"]
         assert report["seconds"] < 30  # about 4, more on a busy machine
     assert len({report["error"] for report in reports.values()}) == 1
 

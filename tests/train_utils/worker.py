@@ -24,20 +24,16 @@ from train_utils.distributed import (
     barrier,
     broadcast_module,
     broadcast_text,
-    convert_sync_batchnorm,
     gather_arrays,
-    gradient_exchange,
     init_distributed_mode,
     sum_over_ranks,
     torch_distributed_zero_first,
-    unwrap,
-    wrap_model,
 )
 from train_utils.errors import DistributedError
 from train_utils.launch.environment import peek_rank, peek_world_size, strip_local_rank
 from train_utils.parallel.wait_clock import WaitClock
-from train_utils.parallel.wrap import time_waiting
-from train_utils.processes import store
+from train_utils.parallel.wrap import convert_sync_batchnorm, gradient_sync, time_waiting, wrap_model
+from train_utils.processes import zero_first as guard
 from train_utils.processes.ending import should_report_error, shutdown
 from train_utils.scores.detections import make_detections
 
@@ -102,14 +98,13 @@ def train(world: World, timed: bool) -> list[list[float]]:
     broadcast_module(model)
     before = numbers()
     wrapped = wrap_model(model, world)
-    assert unwrap(wrapped) is model
     clock = WaitClock(world.device)
     if timed:
         time_waiting(wrapped, clock)
     inputs = torch.linspace(-1, 1, IMAGES * 3, dtype=torch.float64).reshape(MICRO_BATCHES, -1, 3)
     for _ in range(2):
         for number, micro_batch in enumerate(inputs):
-            with gradient_exchange(wrapped, last=number == MICRO_BATCHES - 1):
+            with gradient_sync(wrapped, last=number == MICRO_BATCHES - 1):
                 wrapped(micro_batch[world.rank :: world.world_size]).square().mean().backward()
                 clock.end()
         with torch.no_grad():
@@ -133,7 +128,7 @@ def failure(world: World) -> list[Any]:
 
 def killed_leader(world: World, folder: Path) -> dict[str, Any]:
     """Rank 1, leader of node 1, is killed in its section; rank 0 holds the store."""
-    store.DEAD_SECONDS, store.BEAT_SECONDS = 4.0, 0.2
+    guard.DEAD_SECONDS, guard.BEAT_SECONDS = 4.0, 0.2
     started = time.monotonic()
     try:
         with torch_distributed_zero_first(world):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from train_utils.launch.seats import Member
+from train_utils.launch.nodes import Peer
 from train_utils.processes.store import Store
 
 
-def choose_device(requested: str, me: Member) -> tuple[torch.device, str | None]:
+def choose_device(requested: str, me: Peer) -> tuple[torch.device, str | None]:
     """The device of this rank, and a problem with it. ``requested``: "auto", "cpu" or "cuda"."""
     if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu"), None
@@ -21,7 +21,7 @@ def choose_device(requested: str, me: Member) -> tuple[torch.device, str | None]
     return torch.device("cuda", me.local_rank % torch.cuda.device_count()), None
 
 
-def device_conflict(store: Store, me: Member, device: torch.device) -> str | None:
+def device_conflict(store: Store, me: Peer, device: torch.device) -> str | None:
     """Why this rank cannot work with its peers on its device; None if it can."""
     first = store.compare_set("device", "", device.type).decode()
     if first != device.type:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train_utils.errors import DistributedError
+from train_utils.launch.launch import ALONE, Launch, checked, integer, integer_or_none
 from train_utils.launch.mpi import Names, mpi_names, read_mpi, refuse_unknown_mpi
-from train_utils.launch.place import ALONE, Launch, checked, integer, integer_or_none
 from train_utils.launch.slurm import is_srun_task, read_srun, refuse_shell_of_many_tasks
 
 
@@ -65,7 +65,7 @@ def slurm_job_name(environment: Mapping[str, str]) -> str | None:
     return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
 
 
-class JobPlace(NamedTuple):
+class Job(NamedTuple):
     """The job and restart a process belongs to; "" and 0 where there is none."""
 
     job: str  # slurm_job_name
@@ -75,10 +75,10 @@ class JobPlace(NamedTuple):
     run_restarts: int  # by torchrun; on a node that lost no process it may stay behind
 
 
-def read_job_place(environment: Mapping[str, str] = os.environ) -> JobPlace:
+def read_job(environment: Mapping[str, str] = os.environ) -> Job:
     """The job that ``environment`` describes."""
     job = slurm_job_name(environment) or ""
-    return JobPlace(
+    return Job(
         job,
         environment.get("SLURM_STEP_ID", "") if job else "",
         integer(environment, "SLURM_RESTART_COUNT", default=0) if job else 0,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from train_utils.errors import DistributedError
-from train_utils.launch.place import FIRST_PORT, PORTS, Launch, integer, integer_or_none
+from train_utils.launch.launch import FIRST_PORT, PORTS, Launch, integer, integer_or_none
 
 TORCH_PORT = 29500  # torch's default
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train_utils.distributed import World, gradient_exchange, loss_factor, max_over_ranks, sum_over_ranks
+from train_utils.distributed import World, max_over_ranks, sum_over_ranks
 from train_utils.loop.interfaces import ImageBatch, Loss
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.stop_and_save import Decision, StepDecisions
@@ -19,7 +19,7 @@ from train_utils.memory.out_of_memory import training_pass
 from train_utils.optim import Schedule
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
 from train_utils.parallel.wait_clock import WaitClock
-from train_utils.parallel.wrap import time_waiting
+from train_utils.parallel.wrap import gradient_sync, loss_factor, time_waiting
 from train_utils.run.run_state import LOSS_NAMES, RunState
 
 
@@ -72,8 +72,8 @@ class OptimiserStep:
             self.schedule.apply(state.optimizer, state.step)
         batch = on_host.to(self.world.device, non_blocking=True)
         self.batches.append(batch)
-        exchange = gradient_exchange(self.model, self.full, state.step, on_host.indices.tolist())
-        with training_pass(self.world.device, batch.images.shape, self.accumulate), exchange:
+        sync = gradient_sync(self.model, self.full, state.step, on_host.indices.tolist())
+        with training_pass(self.world.device, batch.images.shape, self.accumulate), sync:
             parts = self.loss(
                 self.forward(self.model, self.to_input(batch)),
                 batch.targets,

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from train_utils.distributed import stack_over_ranks, sum_over_ranks
+from train_utils.loop.interfaces import SumOverRanks
 from train_utils.parallel.image_sums import ImageSummed
 from train_utils.parallel.sync_batchnorm import GlobalBatchNorm2d, Stack
 from train_utils.parallel.wait_clock import WaitClock
 from train_utils.processes.world import World
 
 
-def convert_sync_batchnorm(model: nn.Module, world: World, stack_over_ranks: Stack) -> nn.Module:
+def convert_sync_batchnorm(model: nn.Module, world: World, stack: Stack = stack_over_ranks) -> nn.Module:
     """Change batch norm in place to statistics over all ranks; names and state dict are kept.
 
-    On CUDA this is torch's SyncBatchNorm, which exists there only, else GlobalBatchNorm2d with
-    ``stack_over_ranks``. On a CPU a single rank needs it too: the statistics of torch's kernel are
-    off by 1e-5 (docs/results/), the network amplifies that, and one rank would train another model
-    than two.
+    Call it before ``wrap_model``. On CUDA this is torch's SyncBatchNorm, which exists there only,
+    else GlobalBatchNorm2d, which calls ``stack``. On a CPU a single rank needs it too: the
+    statistics of torch's kernel are off by 1e-5 (docs/results/), the network amplifies that, and
+    one rank would train another model than two.
     """
     if world.device.type == "cuda" and world.world_size == 1:
         return model
@@ -29,9 +31,9 @@ def convert_sync_batchnorm(model: nn.Module, world: World, stack_over_ranks: Sta
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
     if type(model) is nn.BatchNorm2d:
-        return GlobalBatchNorm2d(model, stack_over_ranks)
+        return GlobalBatchNorm2d(model, stack)
     for name, child in model.named_children():
-        setattr(model, name, convert_sync_batchnorm(child, world, stack_over_ranks))
+        setattr(model, name, convert_sync_batchnorm(child, world, stack))
     return model
 
 
@@ -46,11 +48,15 @@ def own_statistics(model: nn.Module) -> set[str]:
 
 
 def wrap_model(
-    model: nn.Module, world: World, seed: int | None, sum_over_ranks: Callable[[Tensor], Tensor]
+    model: nn.Module, world: World, seed: int | None = None, add: SumOverRanks = sum_over_ranks
 ) -> nn.Module:
-    """Sync gradients over ranks; with ``seed`` on a CPU, the same bits at any rank count."""
+    """Wrap the model so that ranks sync gradients; a single rank keeps the plain model.
+
+    With a ``seed`` on a CPU, gradients have the same bits at any number of ranks (image_sums.py),
+    and layers draw their random numbers from it.
+    """
     if seed is not None and world.device.type == "cpu":
-        return ImageSummed(model, sum_over_ranks, seed)
+        return ImageSummed(model, add, seed)
     if world.world_size == 1:
         return model
     wrapped = DistributedDataParallel(
@@ -100,18 +106,13 @@ def _time_layer(layer: nn.Module, clock: WaitClock) -> None:
     layer.register_forward_hook(after)
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside ``wrap_model``, without ``module.`` in its state dict's names."""
-    return model.module if isinstance(model, (DistributedDataParallel, ImageSummed)) else model
-
-
 def loss_factor(model: nn.Module, world: World) -> int:
     """Factor for a rank's share of the loss before backward, because DDP averages over ranks."""
     return world.world_size if isinstance(model, DistributedDataParallel) else 1
 
 
 @contextmanager
-def gradient_exchange(model: nn.Module, last: bool, step: int = 0, indices: Sequence[int] = ()) -> Iterator[None]:
+def gradient_sync(model: nn.Module, last: bool, step: int = 0, indices: Sequence[int] = ()) -> Iterator[None]:
     """Run one micro-batch's forward and backward; sync gradients only for a step's ``last`` one.
 
     An ImageSummed model draws random numbers from ``step`` and ``indices``, the positions of the

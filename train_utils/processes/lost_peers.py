@@ -22,8 +22,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from train_utils.errors import DistributedError
-from train_utils.processes.node_claim import NodeClaim
 from train_utils.processes.rendezvous import Rendezvous, describe
+from train_utils.processes.reporter_lock import ReporterLock
 from train_utils.processes.store import Store, claim_report
 
 LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2  # polling interval; the quick one after an error
@@ -41,8 +41,8 @@ def collective_seconds(timeout_seconds: float) -> float:
 class Lookout:
     """Watches the store of one start on behalf of ``rank``.
 
-    ``store`` is a separate connection, with separate keys for each start. ``node`` decides who
-    reports if the store is lost. ``place`` is the store's address ("10.0.0.1:29500");
+    ``store`` is a separate connection, with separate keys for each start. ``lock`` decides who
+    reports if the store is lost. ``store_name`` is for messages ("the store at 10.0.0.1:29500");
     ``rank_0_holds_it`` if it ends with rank 0. ``seconds`` is the collective time-out. The thread
     calls ``end`` if this process still runs END_SECONDS after a peer reported an error.
     """
@@ -52,14 +52,14 @@ class Lookout:
         store: Store,
         rank: int,
         rendezvous: Rendezvous,
-        node: NodeClaim,
-        place: str,
+        lock: ReporterLock,
+        store_name: str,
         rank_0_holds_it: bool,
         seconds: float,
         end: Callable[[], None] | None = None,  # end_now
     ) -> None:
         self._store, self._rank, self._rendezvous, self._seconds = store, rank, rendezvous, seconds
-        self._node, self._place, self._rank_0_holds_it = node, place, rank_0_holds_it
+        self._lock, self._store_name, self._rank_0_holds_it = lock, store_name, rank_0_holds_it
         self._end = end or end_now
         self._reporter: int | None = None  # the rank that reports the error
         self._answered: set[int] = set()  # ranks that answered it
@@ -79,7 +79,7 @@ class Lookout:
             self._ended = True
             self._changed.notify_all()
         self._thread.join(2 * LOOK_SECONDS)
-        self._node.close()
+        self._lock.close()
 
     def claim(self) -> bool:
         """Whether this rank reports its error to the user; every call gives the same answer.
@@ -96,7 +96,7 @@ class Lookout:
             self._changed.notify_all()
             self._wait(lambda: self._reporter is not None)
             if self._reporter is None:
-                self._reporter = self._rank if self._node.is_first() else -1
+                self._reporter = self._rank if self._lock.is_first() else -1
             return self._reporter == self._rank
 
     def let_others_hear(self) -> None:
@@ -106,7 +106,7 @@ class Lookout:
         """
         if self._counts(self._reporter):
             with self._changed:
-                self._wait(lambda: len(self._answered) == len(self._rendezvous.members))
+                self._wait(lambda: len(self._answered) == len(self._rendezvous.peers))
 
     def explain(self, error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException:
         """Turn a loss (see ``loss_in``) into an error that names the ranks; return others as is."""
@@ -119,28 +119,28 @@ class Lookout:
 
     def _name_missing(self, reason: str) -> str:
         with self._changed:
-            self._wait(lambda: len(self._failed) == len(self._rendezvous.members))
+            self._wait(lambda: len(self._failed) == len(self._rendezvous.peers))
             answered, failed = set(self._answered), set(self._failed)
-        members, me = self._rendezvous.members, self._rendezvous.members[self._rank]
-        if not answered and self._rank_0_holds_it and me.node_rank == members[0].node_rank:  # no link is cut in a node
-            return f"lost {describe([0], members)}, which held the meeting point {self._place} ({reason}). {FIX}"
+        peers, me = self._rendezvous.peers, self._rendezvous.peers[self._rank]
+        if not answered and self._rank_0_holds_it and me.node_rank == peers[0].node_rank:  # no link is cut in a node
+            return f"lost {describe([0], peers)}, which held {self._store_name} ({reason}). {FIX}"
         if not answered:  # the store is out of reach
-            elsewhere = [m.rank for m in members if m.node_rank != me.node_rank]
-            others = elsewhere or [m.rank for m in members if m.rank != self._rank]
+            elsewhere = [peer.rank for peer in peers if peer.node_rank != me.node_rank]
+            others = elsewhere or [peer.rank for peer in peers if peer.rank != self._rank]
             return (
-                f"{describe([self._rank], members)} can reach neither the meeting point {self._place} nor "
-                f"{describe(others, members)} ({reason}). {FIX}"
+                f"{describe([self._rank], peers)} can reach neither {self._store_name} nor "
+                f"{describe(others, peers)} ({reason}). {FIX}"
             )
-        missing = [m.rank for m in members if m.rank not in answered]
+        missing = [peer.rank for peer in peers if peer.rank not in answered]
         if missing:
-            return f"lost {describe(missing, members)}: no sign of life after a collective failed ({reason}). {FIX}"
-        late = [m.rank for m in members if m.rank not in failed]
+            return f"lost {describe(missing, peers)}: no sign of life after a collective failed ({reason}). {FIX}"
+        late = [peer.rank for peer in peers if peer.rank not in failed]
         if late:
             return (
-                f"{describe(late, members)} did not come to a collective within {self._seconds:g} s, though alive "
+                f"{describe(late, peers)} did not come to a collective within {self._seconds:g} s, though alive "
                 f"({reason}). fix: look at what hangs or is slow there, or set a longer train.timeout_seconds"
             )
-        return f"{describe([self._rank], members)} lost its connection to another rank, which lives ({reason}). {FIX}"
+        return f"{describe([self._rank], peers)} lost its connection to another rank, which lives ({reason}). {FIX}"
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         assert self._until is not None
@@ -180,7 +180,7 @@ class Lookout:
         return reporter is not None and self._rank in (0, reporter)
 
     def _who(self, key: str) -> set[int]:
-        ranks = range(len(self._rendezvous.members))
+        ranks = range(len(self._rendezvous.peers))
         if self._store.check([f"{key}/{rank}" for rank in ranks]):
             return set(ranks)
         return {rank for rank in ranks if self._store.check([f"{key}/{rank}"])}

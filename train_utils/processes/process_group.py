@@ -12,14 +12,14 @@ from torch import Tensor
 
 from train_utils.errors import DistributedError, SharedError
 from train_utils.launch.devices import choose_device, device_conflict
-from train_utils.launch.place import Launch
-from train_utils.launch.seats import Claim, Member, this_machine
+from train_utils.launch.launch import Launch
+from train_utils.launch.nodes import Arrival, Peer, this_machine
 from train_utils.processes import store
+from train_utils.processes.connect import Deadline, in_time, listen, resolve, wait_for_listener, without_native_output
 from train_utils.processes.ending import ending
 from train_utils.processes.lost_peers import Lookout, collective_seconds, first_line
-from train_utils.processes.node_claim import NodeClaim
-from train_utils.processes.reaching import Deadline, in_time, listen, resolve, wait_for_listener, without_native_output
 from train_utils.processes.rendezvous import meet
+from train_utils.processes.reporter_lock import ReporterLock
 from train_utils.processes.world import World
 
 JOIN_SECONDS = 120.0  # for the rendezvous; torch's 30 minutes only delay the error
@@ -42,13 +42,13 @@ class Group:
         return self.store
 
     def enter(self, launch: Launch, agent_holds_store: bool, host: str, device: str, timeout_seconds: float) -> World:
-        """Choose the device and join the others, if there are any; the place of this process."""
+        """Choose the device and join the peers, if there are any."""
         num_nodes, backend = 1, "none"
         if launch.world_size > 1 or dist.is_initialized():
             me, chosen, num_nodes = self.join(launch, agent_holds_store, host, device, timeout_seconds)
             backend = "nccl" if "nccl" in dist.get_backend_config() else "gloo"
         else:
-            me = Member(0, launch.node_rank or 0, host, launch.local_rank or 0, 1)
+            me = Peer(0, launch.node_rank or 0, host, launch.local_rank or 0, 1)
             chosen, problem = choose_device(device, me)
             if problem is not None:
                 raise DistributedError(problem)
@@ -69,24 +69,24 @@ class Group:
 
     def join(
         self, launch: Launch, agent_holds_store: bool, host: str, device: str, timeout_seconds: float
-    ) -> tuple[Member, torch.device, int]:
-        """Meet all ranks and open the group; return this member, its device and node count."""
+    ) -> tuple[Peer, torch.device, int]:
+        """Meet all ranks and open the group; return this rank, its device and the node count."""
         deadline, seconds = Deadline(min(timeout_seconds, JOIN_SECONDS)), collective_seconds(timeout_seconds)
         reached = _default_store() if dist.is_initialized() else _reach_store(launch, agent_holds_store, deadline)
-        place = (launch.local_rank, launch.local_world_size, launch.node_rank)
+        on_node = (launch.local_rank, launch.local_world_size, launch.node_rank)
         try:
-            found = meet(reached, Claim(launch.rank, launch.world_size, host, this_machine(), *place), deadline)
-            me = found.members[launch.rank]
+            found = meet(reached, Arrival(launch.rank, launch.world_size, host, this_machine(), *on_node), deadline)
+            me = found.peers[launch.rank]
             # After a restart torchrun may hand out the old store, with the keys of dead processes.
             started = dist.PrefixStore(f"start/{found.number}", reached)
             chosen, problem = choose_device(device, me)
             with store.lost_store_as_error():
                 problem = problem or device_conflict(started, me, chosen)
-            node = NodeClaim(found.token)
+            lock = ReporterLock(found.token)
             try:
                 num_nodes = store.agree(started, me.rank, launch.world_size, me.local_rank == 0, problem, deadline)
             finally:
-                node.settle()
+                lock.settle()
         except SharedError:
             ending.joining = False
             raise
@@ -103,7 +103,7 @@ class Group:
         self.store = dist.PrefixStore("train_utils", started)
         ending.losses = (dist.DistError,)
         ending.lookout = Lookout(
-            self.store.clone(), me.rank, found, node, meeting_point(launch), not agent_holds_store, seconds
+            self.store.clone(), me.rank, found, lock, store_name(launch), not agent_holds_store, seconds
         )
         return me, chosen, num_nodes
 
@@ -120,7 +120,7 @@ def _open_group(launch: Launch, started: dist.Store, device: torch.device, secon
         )
     except RuntimeError as error:
         raise DistributedError(
-            f"rank {launch.rank} met the others at {meeting_point(launch)}, but cannot connect to them "
+            f"rank {launch.rank} met its peers through {store_name(launch)}, but cannot connect to them "
             f"({first_line(error)}). fix: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts>"
         ) from error
 
@@ -147,8 +147,8 @@ def _reach_store(launch: Launch, agent_holds_it: bool, deadline: Deadline) -> di
             reached = in_time(connect, deadline)
     except (dist.DistError, OSError) as error:
         raise DistributedError(
-            f"rank {launch.rank} reached {meeting_point(launch)}, but what answers there is no store of this training "
-            f"({first_line(error)}). fix: MASTER_PORT=<a port that no other program uses>, the same for all processes"
+            f"rank {launch.rank} reached {launch.address}:{launch.port}, but what answers there is no store of this "
+            f"training ({first_line(error)}). fix: MASTER_PORT=<a port that is free there>, the same for all processes"
         ) from error
     reached.set_timeout(timeout)
     return reached
@@ -159,9 +159,9 @@ def launch_of_group() -> Launch:
     return Launch("group", dist.get_rank(), dist.get_world_size(), None, None, None, address="", port=0)
 
 
-def meeting_point(launch: Launch) -> str:
-    """The address of the rendezvous store, for messages."""
-    return f"{launch.address}:{launch.port}" if launch.port else "of the process group that was there"
+def store_name(launch: Launch) -> str:
+    """The rendezvous store, for messages."""
+    return f"the store at {launch.address}:{launch.port}" if launch.port else "the store of the existing process group"
 
 
 def _default_store() -> dist.Store:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from train_utils.errors import TrainError
-from train_utils.launch.environment import JobPlace
+from train_utils.launch.environment import Job
 from train_utils.run.whole_files import whole_file
 
 BEAT_SECONDS = 5.0  # between two touches of a claim
@@ -69,7 +69,7 @@ class Claim:
             self._lost = self._lost or _highest(self.folder) > self._number
 
 
-def claim_folder(folder: Path, job: JobPlace, patient: bool) -> Claim | str:
+def claim_folder(folder: Path, job: Job, patient: bool) -> Claim | str:
     """Claim an existing folder for a run of ``job``, or return a description of its holder.
 
     A holder on this machine is looked up in the process table. A job that SLURM or torchrun
@@ -99,7 +99,7 @@ def claim_folder(folder: Path, job: JobPlace, patient: bool) -> Claim | str:
         return Claim(folder, number + 1, content, before)
 
 
-def newest_claim(folder: Path, job: JobPlace) -> tuple[dict[str, Any], bool | None]:
+def newest_claim(folder: Path, job: Job) -> tuple[dict[str, Any], bool | None]:
     """Content of a folder's newest claim, {} without one, and whether a run holds the folder.
 
     None instead of the latter means that only waiting could tell.
@@ -118,7 +118,7 @@ def _highest(folder: Path) -> int:
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def _make(path: Path, job: JobPlace) -> dict[str, Any] | None:
+def _make(path: Path, job: Job) -> dict[str, Any] | None:
     """Make a claim and return its content, or None if the file exists."""
     with suppress(FileExistsError), path.open("x") as file:
         content = {
@@ -147,7 +147,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else {}
 
 
-def _is_held(path: Path, content: dict[str, Any], job: JobPlace) -> bool | None:
+def _is_held(path: Path, content: dict[str, Any], job: Job) -> bool | None:
     if "released" in content:
         return False
     if job.job and content.get("job") == job.job and content["restarts"] < job.restarts:

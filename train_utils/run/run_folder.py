@@ -12,7 +12,7 @@ from typing import Any
 
 from train_utils.distributed import World, broadcast_text
 from train_utils.errors import CheckpointError, TrainError
-from train_utils.launch.environment import JobPlace, job_folder_name, read_job_place
+from train_utils.launch.environment import Job, job_folder_name, read_job
 from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.run_claim import Claim, claim_folder, newest_claim
 from train_utils.run.whole_files import keep_copy
@@ -94,7 +94,7 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
     if run_dir is not None:
         own = Path(run_dir).resolve()
         return own if _config(own).is_file() else None
-    base, place = _job_folder(name), read_job_place()
+    base, place = _job_folder(name), read_job()
     if base is None:
         runs = [run for run in Path("runs", name).resolve().glob("*/") if _config(run).is_file() and _checkpoints(run)]
         return max(runs, key=lambda run: _config(run).stat().st_mtime, default=None)
@@ -155,12 +155,12 @@ def _claim(folder: Path, key: str, patient: bool) -> Claim | str:
     """Create a folder if needed and claim it, or return a description of its holder."""
     _check_writable(folder / FOLDER, key)
     try:
-        return claim_folder(folder, read_job_place(), patient)
+        return claim_folder(folder, read_job(), patient)
     except OSError as error:
         raise _not_writable(folder, key, error) from error
 
 
-def _is_of(claim: dict[str, Any], place: JobPlace, count: int) -> bool:
+def _is_of(claim: dict[str, Any], place: Job, count: int) -> bool:
     """Whether this job and step made the claim and, if ``count`` is 3, this torchrun run."""
     own = (place.job, place.step, place.run)
     return (claim.get("job"), claim.get("step"), claim.get("run"))[:count] == own[:count]

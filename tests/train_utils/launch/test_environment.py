@@ -20,8 +20,8 @@ from train_utils.launch.environment import (
     slurm_job_name,
     strip_local_rank,
 )
-from train_utils.launch.place import ALONE
-from train_utils.launch.slurm import expand_hostlist, expand_tasks_per_node
+from train_utils.launch.launch import ALONE
+from train_utils.launch.slurm import first_host
 
 TORCHRUN = {
     "RANK": "5",
@@ -108,7 +108,7 @@ def test_every_wrong_or_missing_variable_is_refused_by_name(name: str, value: st
         read_launch(given)
 
 
-def test_one_process_needs_no_meeting_point() -> None:
+def test_one_process_needs_no_rendezvous() -> None:
     launch = read_launch({"RANK": "0", "WORLD_SIZE": "1"})
     assert (launch.world_size, launch.local_rank, launch.local_world_size, launch.node_rank) == (1, 0, 1, 0)
     with pytest.raises(DistributedError, match="contradict"):
@@ -211,7 +211,7 @@ def test_mpi_launchers_never_start_lone_trainings(environment: dict[str, str], n
 def test_srun_reads_the_step_not_the_job() -> None:
     launch = read_launch(SRUN)
     assert (launch.launcher, launch.rank, launch.world_size) == ("srun", 2, 3)
-    assert (launch.local_rank, launch.local_world_size, launch.node_rank) == (0, 1, 1)
+    assert (launch.local_rank, launch.local_world_size, launch.node_rank) == (0, None, 1), "known at rendezvous"
     assert (launch.address, launch.port) == ("gpu08", 20000 + 123456 % 10000)
     assert (peek_rank(SRUN), peek_world_size(SRUN)) == (2, 3)
 
@@ -271,7 +271,6 @@ def test_a_plain_process_in_a_job_of_one_task_is_alone() -> None:
         (TORCHRUN | {"RANK": "8"}, "contradict"),
         (TORCHRUN | {"LOCAL_RANK": "4"}, "contradict"),
         (SRUN | {"SLURM_PROCID": "3"}, "contradict"),
-        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2*3"}, "tasks per node"),
         (SRUN | {"SLURM_STEP_NODELIST": "a[1-"}, "node list"),
         ({name: v for name, v in SRUN.items() if "NODELIST" not in name}, "SLURM_STEP_NODELIST"),
     ],
@@ -288,22 +287,24 @@ def test_peeking_never_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "hosts"),
+    ("nodes", "host"),
     [
-        ("node1", ["node1"]),
-        ("a[1-3,7],b", ["a1", "a2", "a3", "a7", "b"]),
-        ("gpu[008-011]", ["gpu008", "gpu009", "gpu010", "gpu011"]),
-        ("gpu[98-101].cluster", ["gpu98.cluster", "gpu99.cluster", "gpu100.cluster", "gpu101.cluster"]),
-        ("r[1-2]n[01-02],x-y.z", ["r1n01", "r1n02", "r2n01", "r2n02", "x-y.z"]),
+        ("node1", "node1"),
+        ("a[1-3,7],b", "a1"),
+        ("a7,b[1-3]", "a7"),
+        ("gpu[008-011]", "gpu008"),
+        ("gpu[98-101].cluster", "gpu98.cluster"),
+        ("r[1-2]n[01-02],x-y.z", "r1n01"),
     ],
 )
-def test_hostlist(text: str, hosts: list[str]) -> None:
-    assert expand_hostlist(text) == hosts
+def test_first_host_of_a_node_list(nodes: str, host: str) -> None:
+    assert first_host(nodes) == host
 
 
-def test_tasks_per_node() -> None:
-    assert expand_tasks_per_node("2(x3),1") == [2, 2, 2, 1]
-    assert expand_tasks_per_node("4") == [4]
+@pytest.mark.parametrize("nodes", ["", "a[1-", "a[x-y]", ",b"])
+def test_a_node_list_without_a_first_host(nodes: str) -> None:
+    with pytest.raises(DistributedError, match=r"node list.*fix: "):
+        first_host(nodes)
 
 
 def test_job_name() -> None:

@@ -10,9 +10,10 @@ from conf.entry import compose
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from tests.runs.process_group import run_group
-from train_utils.distributed import convert_sync_batchnorm, init_distributed_mode
+from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.loop.same_weights import check_in_sync, fingerprint
+from train_utils.parallel.wrap import convert_sync_batchnorm
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])

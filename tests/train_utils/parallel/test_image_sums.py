@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from models import Darknet, DarknetLoss, DarknetLossConfig, IouKind, LossConfig, YoloLoss, zoo_cfg
 from train_utils.parallel.by_image import Images
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
-from train_utils.parallel.wrap import convert_sync_batchnorm, gradient_exchange, wrap_model
+from train_utils.parallel.wrap import convert_sync_batchnorm, gradient_sync, wrap_model
 from train_utils.processes.world import World
 
 CPU = torch.device("cpu")
@@ -142,7 +142,7 @@ def test_drawn_numbers_are_those_of_seed_step_and_image() -> None:
     def masks(seed: int, step: int, indices: list[int]) -> dict[int, Tensor]:
         wrapped = wrap_model(nn.Sequential(dropout, nn.Identity(), dropout), ALONE, seed, lambda total: total)
         before = torch.get_rng_state()
-        with gradient_exchange(wrapped, False, step, indices):
+        with gradient_sync(wrapped, False, step, indices):
             maps = wrapped(x[: len(indices)])
         assert torch.equal(torch.get_rng_state(), before)
         return dict(zip(indices, maps.each, strict=True))

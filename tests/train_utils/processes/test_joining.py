@@ -15,8 +15,8 @@ from tests.runs.process_group import free_port
 from train_utils.distributed import init_distributed_mode
 from train_utils.errors import DistributedError
 from train_utils.launch.environment import read_launch
+from train_utils.processes.connect import listen
 from train_utils.processes.ending import should_report_error, shutdown
-from train_utils.processes.reaching import listen
 
 SECONDS = 1.0
 

@@ -19,13 +19,13 @@ import torch
 from tests.runs.process_group import fork_context, free_port
 from tests.train_utils.processes.test_rendezvous import MemoryStore
 from train_utils.errors import DistributedError
-from train_utils.launch.seats import Member
+from train_utils.launch.nodes import Peer
 from train_utils.processes import lost_peers
 from train_utils.processes.lost_peers import Lookout, loss_in
-from train_utils.processes.node_claim import NodeClaim
 from train_utils.processes.rendezvous import Rendezvous
+from train_utils.processes.reporter_lock import ReporterLock
 
-RENDEZVOUS = Rendezvous(1, "token", tuple(Member(rank, rank // 2, "ab"[rank // 2], rank % 2, 2) for rank in range(4)))
+RENDEZVOUS = Rendezvous(1, "token", tuple(Peer(rank, rank // 2, "ab"[rank // 2], rank % 2, 2) for rank in range(4)))
 RESET = RuntimeError("[/x/gloo/transport/tcp/pair.cc:1] Read error [::1]:5: Connection reset by peer. This is. More\nx")
 REASON = "Read error [::1]:5: Connection reset by peer"
 
@@ -42,12 +42,12 @@ def fast(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def lookouts(store: MemoryStore, *ranks: int, end: Any = None) -> list[Lookout]:
-    claims = [NodeClaim(RENDEZVOUS.token) for _ in ranks]
-    for node in claims:
-        node.settle()
+    locks = [ReporterLock(RENDEZVOUS.token) for _ in ranks]
+    for lock in locks:
+        lock.settle()
     return [
-        Lookout(store, rank, RENDEZVOUS, node, "10.0.0.1:5", True, 30, end or (lambda: None))
-        for rank, node in zip(ranks, claims, strict=True)
+        Lookout(store, rank, RENDEZVOUS, lock, "the store at 10.0.0.1:5", True, 30, end or (lambda: None))
+        for rank, lock in zip(ranks, locks, strict=True)
     ]
 
 
@@ -112,7 +112,7 @@ def test_without_the_store_one_process_of_each_node_names_the_other_node(tmp_pat
     store.blocked.set()
     said = explain_all(watching)
     assert said[0] == (
-        f"rank 2 (node 1, b) can reach neither the meeting point 10.0.0.1:5 nor ranks 0, 1 (node 0, a) ({REASON}). "
+        f"rank 2 (node 1, b) can reach neither the store at 10.0.0.1:5 nor ranks 0, 1 (node 0, a) ({REASON}). "
         f"{lost_peers.FIX}"
     )
     assert said[1].startswith("lost another process")
@@ -137,7 +137,7 @@ def test_a_temporary_folder_that_cannot_be_written_does_not_silence_anyone(
     time.sleep(0.1)
     store.blocked.set()
     said = explain_all(watching)
-    assert all("can reach neither the meeting point" in sentence for sentence in said)
+    assert all("can reach neither the store" in sentence for sentence in said)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
@@ -147,7 +147,7 @@ def test_the_loss_of_the_store_within_a_node_is_that_of_the_rank_that_held_it() 
     time.sleep(0.1)
     store.blocked.set()
     (sentence,) = explain_all(watching)
-    assert sentence.startswith(f"lost rank 0 (node 0, a), which held the meeting point 10.0.0.1:5 ({REASON}). fix:")
+    assert sentence.startswith(f"lost rank 0 (node 0, a), which held the store at 10.0.0.1:5 ({REASON}). fix:")
 
 
 def test_a_process_that_stays_behind_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_survivors_name_the_rank_once_and_end(how: str, tmp_path: Path) -> None:
     if how == "error":
         assert (rank, sentence) == (2, "ValueError: a bad image")
     elif how == "holder":
-        assert sentence.startswith("DistributedError: lost rank 0 (node 0, ") and "which held the meeting" in sentence
+        assert sentence.startswith("DistributedError: lost rank 0 (node 0, ") and "which held the store at" in sentence
     else:
         assert rank in (0, 1) and sentence.startswith("DistributedError: lost rank 2 (node 0, "), sentence
         assert seconds < 30  # 4 for the time-out, 4 for answers, more on a busy machine

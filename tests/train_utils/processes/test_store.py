@@ -7,29 +7,36 @@ import time
 from collections.abc import Callable
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from train_utils.errors import DistributedError, SharedError
-from train_utils.processes import store
-from train_utils.processes.reaching import Deadline
-from train_utils.processes.store import Place, agree, claim_report, leaders_first
+from train_utils.processes import zero_first
+from train_utils.processes.connect import Deadline
+from train_utils.processes.store import agree, claim_report
+from train_utils.processes.world import World
+from train_utils.processes.zero_first import leaders_first
 
 NODES = (0, 0, 0, 1, 1)  # of five ranks
-PLACES = [Place(rank, 5, node, 2, leads=rank in (0, 3)) for rank, node in enumerate(NODES)]
+WORLDS = [
+    World(rank, rank - NODES.index(node), 5, NODES.count(node), node, 2, torch.device("cpu"), "none", "gloo")
+    for rank, node in enumerate(NODES)
+]
+BUILDERS = [0, 1]  # each node builds for itself
 
 
-def run_all(body: Callable[[Place, dist.Store], object]) -> list[object]:
+def run_all(body: Callable[[World, dist.Store], object]) -> list[object]:
     """What ``body`` returns or raises on each of five ranks that share a store."""
     shared = dist.HashStore()
-    outcomes: list[object] = [None] * len(PLACES)
+    outcomes: list[object] = [None] * len(WORLDS)
 
-    def run(place: Place) -> None:
+    def run(world: World) -> None:
         try:
-            outcomes[place.rank] = body(place, shared)
+            outcomes[world.rank] = body(world, shared)
         except BaseException as error:
-            outcomes[place.rank] = error
+            outcomes[world.rank] = error
 
-    threads = [threading.Thread(target=run, args=(place,)) for place in PLACES]
+    threads = [threading.Thread(target=run, args=(world,)) for world in WORLDS]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -41,12 +48,12 @@ def run_all(body: Callable[[Place, dist.Store], object]) -> list[object]:
 def test_leaders_of_all_nodes_come_before_all_others() -> None:
     order: list[tuple[int, int]] = []
 
-    def body(place: Place, shared: dist.Store) -> None:
+    def body(world: World, shared: dist.Store) -> None:
         for section in range(3):
-            with leaders_first(shared, place):
-                if place.rank == 3:
+            with leaders_first(shared, world, BUILDERS):
+                if world.rank == 3:
                     time.sleep(0.2)  # everyone waits for the slow leader of another node too
-                order.append((section, place.rank))
+                order.append((section, world.rank))
 
     assert run_all(body) == [None] * 5
     for section in range(3):
@@ -57,10 +64,10 @@ def test_leaders_of_all_nodes_come_before_all_others() -> None:
 
 @pytest.mark.parametrize("failing", [0, 3])
 def test_a_failing_leader_fails_everybody_with_one_sentence(failing: int) -> None:
-    def body(place: Place, shared: dist.Store) -> None:
-        with leaders_first(shared, place):
-            assert place.leads, "nobody else may come here"
-            if place.rank == failing:
+    def body(world: World, shared: dist.Store) -> None:
+        with leaders_first(shared, world, BUILDERS):
+            assert world.is_local_main, "nobody else may come here"
+            if world.rank == failing:
                 raise OSError("data.root=/x is missing. fix: set it")
 
     outcomes = run_all(body)
@@ -71,47 +78,49 @@ def test_a_failing_leader_fails_everybody_with_one_sentence(failing: int) -> Non
 
 
 def test_a_failing_leader_has_the_report() -> None:
-    def body(place: Place, shared: dist.Store) -> bool:
+    def body(world: World, shared: dist.Store) -> bool:
         try:
-            with leaders_first(shared, place):
+            with leaders_first(shared, world, BUILDERS):
                 time.sleep(0.05)
                 raise KeyError("x")
         except (KeyError, DistributedError):
-            if place.leads:
+            if world.is_local_main:
                 time.sleep(0.2)  # even if the others ask earlier
-            return claim_report(shared, place.rank)
+            return claim_report(shared, world.rank)
 
     assert sum(map(bool, run_all(body))) == 1
 
 
 def test_a_dead_leader_ends_the_wait_and_a_slow_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "BEAT_SECONDS", 0.05)
-    monkeypatch.setattr(store, "DEAD_SECONDS", 0.5)
+    monkeypatch.setattr(zero_first, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(zero_first, "DEAD_SECONDS", 0.5)
 
-    def slow(place: Place, shared: dist.Store) -> None:
-        with leaders_first(shared, place):
-            time.sleep({0: 0.1, 3: 1.5}.get(place.rank, 0))  # node 0 waits for node 1, which is slow
+    def slow(world: World, shared: dist.Store) -> None:
+        with leaders_first(shared, world, BUILDERS):
+            time.sleep({0: 0.1, 3: 1.5}.get(world.rank, 0))  # node 0 waits for node 1, which is slow
 
     assert run_all(slow) == [None] * 5
 
-    def dead(place: Place, shared: dist.Store) -> None:
-        if place.rank == 3:  # never arrives, as if killed before
+    def dead(world: World, shared: dist.Store) -> None:
+        if world.rank == 3:  # never arrives, as if killed before
             return
-        with leaders_first(shared, place):
-            assert place.leads
+        with leaders_first(shared, world, BUILDERS):
+            assert world.is_local_main
 
     outcomes = run_all(dead)
     assert {str(outcome) for rank, outcome in enumerate(outcomes) if rank != 3} == {
-        "the first process of node 1 gave no sign of life for 0.5 s while others waited for it. "
+        "local rank 0 of node 1 gave no sign of life for 0.5 s while others waited for it. "
         "fix: look at its output, and for a lack of memory on its node"
     }
 
 
 def test_agree_counts_nodes_and_shares_a_problem() -> None:
-    assert run_all(lambda place, shared: agree(shared, place.rank, 5, place.leads, None, Deadline(10))) == [2] * 5
+    assert (
+        run_all(lambda world, shared: agree(shared, world.rank, 5, world.is_local_main, None, Deadline(10))) == [2] * 5
+    )
     problems = {1: "rank 1 has no GPU", 4: "rank 4 has no GPU"}
     outcomes = run_all(
-        lambda place, shared: agree(shared, place.rank, 5, place.leads, problems.get(place.rank), Deadline(10))
+        lambda world, shared: agree(shared, world.rank, 5, world.is_local_main, problems.get(world.rank), Deadline(10))
     )
     assert {type(outcome) for outcome in outcomes} == {SharedError}
     assert len({str(outcome) for outcome in outcomes}) == 1
@@ -119,7 +128,7 @@ def test_agree_counts_nodes_and_shares_a_problem() -> None:
 
 
 def test_agree_does_not_wait_for_ever() -> None:
-    with pytest.raises(DistributedError, match=r"only 1 of 2 processes were ready within 0\.1 s"):
+    with pytest.raises(DistributedError, match=r"only 1 of 2 ranks were ready within 0\.1 s"):
         agree(dist.HashStore(), 0, 2, True, None, Deadline(0.1))
 
 
@@ -129,5 +138,5 @@ def test_a_lost_store_is_one_sentence() -> None:
             raise dist.DistNetworkError("Connection reset by peer\nException raised from sendBytes")
 
     with pytest.raises(DistributedError, match=r"lost the other processes \(Connection reset by peer\)\. fix: "):
-        with leaders_first(Lost(), Place(rank=1, world_size=2, node_rank=0, num_nodes=1, leads=False)):
+        with leaders_first(Lost(), WORLDS[1], BUILDERS):
             pass

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 
 from train_utils.errors import TrainError
-from train_utils.launch.environment import JobPlace
+from train_utils.launch.environment import Job
 from train_utils.run import run_claim
 from train_utils.run.run_claim import Claim, claim_folder, newest_claim
 
-ALONE = JobPlace("", "", 0, "", 0)
+ALONE = Job("", "", 0, "", 0)
 HOLDER = """
 import sys, time
 from pathlib import Path
-from train_utils.launch.environment import JobPlace
+from train_utils.launch.environment import Job
 from train_utils.run.run_claim import claim_folder
 while time.time() < float(sys.argv[2]):
     pass
-claim = claim_folder(Path(sys.argv[1]), JobPlace("", "", 0, "", 0), False)
+claim = claim_folder(Path(sys.argv[1]), Job("", "", 0, "", 0), False)
 print(claim if isinstance(claim, str) else "mine", flush=True)
 sys.stdin.read()
 """
@@ -136,18 +136,18 @@ def test_a_copied_folder_is_not_held_by_the_run_that_it_was_copied_from(held: tu
     ("before", "now", "expected"),
     [
         (ALONE, ALONE, None),
-        (JobPlace("41", "0", 0, "", 0), JobPlace("41", "0", 1, "", 0), False),  # requeued
-        (JobPlace("41", "3", 0, "", 0), JobPlace("41", "0", 1, "", 0), False),
-        (JobPlace("41", "0", 0, "", 0), JobPlace("41", "1", 0, "", 0), None),  # another step, which may run beside it
-        (JobPlace("41", "0", 0, "", 0), JobPlace("42", "0", 1, "", 0), None),
-        (JobPlace("41_1", "0", 0, "", 0), JobPlace("41_2", "0", 1, "", 0), None),
-        (JobPlace("", "", 0, "id", 0), JobPlace("", "", 0, "id", 1), False),  # torchrun started it again
-        (JobPlace("", "", 0, "id", 0), JobPlace("", "", 0, "other", 1), None),
-        (JobPlace("", "", 0, "", 0), JobPlace("", "", 0, "", 1), None),
-        (JobPlace("", "", 0, "id", 1), JobPlace("", "", 0, "id", 0), None),
+        (Job("41", "0", 0, "", 0), Job("41", "0", 1, "", 0), False),  # requeued
+        (Job("41", "3", 0, "", 0), Job("41", "0", 1, "", 0), False),
+        (Job("41", "0", 0, "", 0), Job("41", "1", 0, "", 0), None),  # another step, which may run beside it
+        (Job("41", "0", 0, "", 0), Job("42", "0", 1, "", 0), None),
+        (Job("41_1", "0", 0, "", 0), Job("41_2", "0", 1, "", 0), None),
+        (Job("", "", 0, "id", 0), Job("", "", 0, "id", 1), False),  # torchrun started it again
+        (Job("", "", 0, "id", 0), Job("", "", 0, "other", 1), None),
+        (Job("", "", 0, "", 0), Job("", "", 0, "", 1), None),
+        (Job("", "", 0, "id", 1), Job("", "", 0, "id", 0), None),
     ],
 )
-def test_a_holder_on_another_machine(before: JobPlace, now: JobPlace, expected: bool | None, tmp_path: Path) -> None:
+def test_a_holder_on_another_machine(before: Job, now: Job, expected: bool | None, tmp_path: Path) -> None:
     claim = claim_folder(tmp_path, before, patient=False)
     assert isinstance(claim, Claim)
     from_elsewhere(tmp_path)

@@ -1,4 +1,4 @@
-"""Reach the rendezvous store, with a clear error for each step: resolve, listen, connect.
+"""Connect to the rendezvous store, with a clear error for each step: resolve, listen, connect.
 
 torch's store retries every failure alike until its time-out, twice, and prints a C++ stack. It
 waits forever for another program that never answers.
@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import errno
 import os
-import queue
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
 from train_utils.errors import DistributedError
 
 NAME_SECONDS = 5.0  # for a name server that says "try again"; an unknown name fails at once
-PAUSE_SECONDS = 0.2  # between attempts
+PAUSE_SECONDS = 0.2  # between attempts to connect
+POLL_SECONDS = 0.02  # between looks at a condition
 BACKLOG = 4096  # pending connections, as in torch
 
 Result = TypeVar("Result")
@@ -40,6 +41,14 @@ class Deadline:
     def is_over(self) -> bool:
         """Whether the time has passed."""
         return time.monotonic() >= self._end
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Poll until ``condition`` holds; False if it does not by the deadline."""
+        while not condition():
+            if self.is_over():
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
 
 
 def resolve(address: str, port: int, rank: int, deadline: Deadline) -> list[str]:
@@ -98,22 +107,16 @@ def wait_for_listener(address: str, port: int, rank: int, deadline: Deadline) ->
 
 def in_time(function: Callable[[], Result], deadline: Deadline) -> Result:
     """Call ``function`` in a thread; raise TimeoutError at the deadline and leave it running."""
-    outcome: queue.SimpleQueue[tuple[Result | None, Exception | None]] = queue.SimpleQueue()
+    outcome: Future[Result] = Future()
 
     def call() -> None:
         try:
-            outcome.put((function(), None))
+            outcome.set_result(function())
         except Exception as error:  # raised in the caller's thread
-            outcome.put((None, error))
+            outcome.set_exception(error)
 
     threading.Thread(target=call, name="join", daemon=True).start()
-    try:
-        result, failure = outcome.get(timeout=deadline.left() + PAUSE_SECONDS)
-    except queue.Empty:
-        raise TimeoutError("no answer") from None
-    if failure is not None:
-        raise failure
-    return result  # type: ignore[return-value]  # no failure means a result
+    return outcome.result(deadline.left() + PAUSE_SECONDS)
 
 
 @contextmanager

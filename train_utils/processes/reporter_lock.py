@@ -8,7 +8,7 @@ import tempfile
 from contextlib import suppress
 
 
-class NodeClaim:
+class ReporterLock:
     """An unlinked file that all ranks of a node hold open, so it vanishes with them.
 
     ``token`` is unique to the start. Each rank opens the file; ``settle`` unlinks it once all have.
