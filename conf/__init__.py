@@ -1,10 +1,11 @@
-"""Configuration: the YAML tree, its types (schema.py) and the border where it becomes plain objects
-(entry.py).
+"""The options there are, and how a command line becomes the options of a program.
+
+The import refuses Windows: the rest of the project needs POSIX signals.
 """
 
 import sys
 
-if sys.platform == "win32":  # before anything else of this project, which needs POSIX signals, is imported
+if sys.platform == "win32":
     print(
         "error: this program runs on Linux and macOS, not on Windows. fix: run it in WSL 2 (wsl --install) or in a "
         "Linux container",

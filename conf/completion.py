@@ -1,4 +1,4 @@
-"""What completes a command line: the network that is named, or the values of a checkpoint."""
+"""What a command line leaves open: the network, and the values of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from train_utils.run.checkpoint_files import find_checkpoint
 
 
 def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The configuration with the checkpoint's values where neither YAML nor the command line gives
-    one.
-    """
+    """The options of eval.py; the checkpoint fills in what YAML and command line leave open."""
     given = model_or_checkpoint(given, named)
     if given.get("detections") is not None:
         if given.get("ckpt") is not None or given["model"] is not None or given["task"] != EvalTask.score.value:
@@ -37,10 +35,9 @@ def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dic
 
 
 def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The configuration with ``model`` null where no network is named, since ``ckpt`` holds its
-    own.
+    """The options with ``model`` null if no network is named: then ``ckpt`` holds one.
 
-    Raises ConfigError where options of a network stand beside ``ckpt``, or alone.
+    Raises ConfigError if options of a network are given beside ``ckpt``, or without a network.
     """
     model = given.get("model") or {}
     keys = [key for key in named if key.split(".")[0] == "model"]
@@ -57,8 +54,9 @@ def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str
 
 
 def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
-    """``given`` laid over the named sections of the checkpoint's configuration; the image size is
-    the one it was evaluated with where ``given`` has none.
+    """``given`` over the named sections of the checkpoint's options.
+
+    Without an image size in ``given`` it is that of the checkpoint's evaluation.
     """
     saved = config_of_checkpoint(given["ckpt"])
     image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
@@ -66,7 +64,7 @@ def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
     for section in sections:
         if section not in saved and section not in given:
             raise ConfigError(f"ckpt={given['ckpt']} was converted and names no {section}. fix: add {section}=...")
-    if "data" in saved:  # keys that an earlier version of the program did not know have today's values
+    if "data" in saved:  # keys that an older version lacked have today's defaults
         today = yaml.safe_load((CONF_DIR / "data" / "coco.yaml").read_text(encoding="utf-8"))
         saved["data"] = layered(today, saved["data"])
     return layered({section: saved[section] for section in sections if section in saved}, given)

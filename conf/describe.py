@@ -1,4 +1,4 @@
-"""What each option means, read from the comments beside the fields of the option dataclasses."""
+"""The meaning of each option, read from the comments beside the fields of the dataclasses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Option:
     """One key as typed on the command line."""
 
     key: str
-    kind: str  # its type in words, or the names it may have
-    meaning: str  # one or two sentences; empty where the name says it all
+    kind: str  # its type in words, or its possible values
+    meaning: str  # a sentence or two; empty if the name is enough
 
 
 def options_of(schema: type, prefix: str = "") -> list[Option]:
-    """The options of a dataclass, in order, without those of the sections below it."""
+    """The options of a dataclass in order, without those of its sections."""
     kinds, meanings = get_type_hints(schema), comments_of(schema)
     return [
         Option(prefix + field.name, kind_in_words(kinds[field.name]), meanings.get(field.name, ""))
@@ -52,9 +52,7 @@ def comments_of(schema: type) -> dict[str, str]:
 
 
 def kind_in_words(kind: Any) -> str:
-    """A type hint as a reader of the documentation wants it: ``float or null``, ``auto, cpu,
-    cuda``.
-    """
+    """A type hint in words: ``number or null``, ``auto, cpu, cuda``."""
     if kind is Any:
         return "any"
     if get_origin(kind) is UnionType or type(None) in get_args(kind):

@@ -23,25 +23,21 @@ CONF_DIR = Path(__file__).parent
 
 
 def compose(name: str, schema: type[Config], overrides: list[str], complete: Complete | None = None) -> Config:
-    """The configuration that ``python <name>.py <overrides>`` would get, for tests, notebooks and
-    other programs.
-    """
+    """The options of ``python <name>.py <overrides>``, for tests, notebooks and other programs."""
     register(name, schema)
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         return to_plain(hydra.compose(name, overrides), schema, complete, keys_of(overrides))
 
 
 def defaults(name: str, schema: type) -> dict[str, Any]:
-    """The values of ``conf/<name>.yaml`` alone, interpolations as written and ``???`` where nobody
-    gives one.
-    """
+    """The values of ``conf/<name>.yaml``: interpolations unresolved, missing values as ``???``."""
     register(name, schema)
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         return to_dictionary(hydra.compose(name))
 
 
 def keys_of(overrides: Sequence[str]) -> list[str]:
-    """The keys and groups that overrides of a command line name."""
+    """The keys and groups that overrides name."""
     return [override.partition("=")[0].lstrip("+~") for override in overrides]
 
 
@@ -51,52 +47,51 @@ def to_plain(
     complete: Complete | None = None,
     named: Sequence[str] = (),
 ) -> Config:
-    """The composed tree as an instance of ``schema``, with no OmegaConf object left in it.
+    """Turn the composed tree into an instance of ``schema`` without OmegaConf objects.
 
-    Raises ConfigError naming the full key for a missing value, a stray key or a value its section
-    refuses.
+    ``complete`` takes what is composed, as nested dictionaries, and the keys and groups that the
+    command line names. It returns the whole configuration, with values of a checkpoint or an
+    earlier run. Raises ConfigError with the full key for a missing value, an unknown key or a value
+    that its section refuses.
     """
     try:
         _check_choices(cfg)
         given = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
         completed = complete(given, named) if complete is not None else given
-        # Merged into a fresh schema, a key that Hydra let in by `+section.key=1` is an error
-        # instead of an attribute that nobody reads.
+        # In a fresh schema, a key that Hydra accepted as `+section.key=1` is an error.
         whole = OmegaConf.to_object(OmegaConf.merge(_structured(schema, completed), completed))
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, schema)) from error
-    except ValueError as error:  # raised by the __post_init__ of a section, whose message names its key
+    except ValueError as error:  # of a section's __post_init__; it names the key
         raise ConfigError(str(error)) from error
     assert isinstance(whole, schema)
     return whole
 
 
 def layered(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries with the values of ``above``, and of ``below`` where it has none."""
+    """Merge nested dictionaries; values of ``above`` win."""
     return plain(OmegaConf.merge(below, above))
 
 
 def to_yaml(config: Any) -> str:
-    """A plain configuration as YAML text, which a later command line can read back."""
+    """Write plain options as YAML, which a later command line can read."""
     return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
 def to_dictionary(config: Any) -> dict[str, Any]:
-    """A plain configuration as nested dictionaries of numbers and strings (enums by name), as
-    checkpoints keep it.
-    """
+    """Plain options as nested dictionaries of numbers and strings, as checkpoints keep them."""
     return plain(OmegaConf.structured(config))
 
 
 def plain(tree: Any) -> dict[str, Any]:
-    """An OmegaConf tree as nested dictionaries of numbers and strings (enums by name)."""
+    """An OmegaConf tree as nested dictionaries of numbers and strings; enums by name."""
     container = OmegaConf.to_container(tree, enum_to_str=True)
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}
 
 
 def register(name: str, schema: type) -> None:
-    """Make the types known to Hydra under the names by which the YAML files ask for them."""
+    """Register the dataclasses under the names that the YAML files use."""
     store = ConfigStore.instance()
     store.store(name=f"{name}_schema", node=_with_sections(schema))
     for section, choices in CHOICES.items():
@@ -105,9 +100,7 @@ def register(name: str, schema: type) -> None:
 
 
 def _with_sections(schema: type) -> DictConfig:
-    """The empty typed tree with all its sections, so that a key can be given where its section is a
-    checkpoint's.
-    """
+    """The empty typed tree with all sections, also those that a checkpoint may fill."""
     tree: DictConfig = OmegaConf.structured(schema)
     for key, kind in get_type_hints(schema).items():
         if is_dataclass(kind) and key not in CHOICES:
@@ -117,9 +110,7 @@ def _with_sections(schema: type) -> DictConfig:
 
 
 def _check_choices(cfg: DictConfig) -> None:
-    """Raise ConfigError where the command line changed the name of a section's choice instead of
-    the choice.
-    """
+    """Raise ConfigError if ``<section>.name`` was changed instead of ``<section>=<choice>``."""
     for section, choices in CHOICES.items():
         kind = OmegaConf.get_type(cfg, section) if section in cfg else None
         if kind in choices.values() and choices.get(cfg[section].name) is not kind:
@@ -127,9 +118,7 @@ def _check_choices(cfg: DictConfig) -> None:
 
 
 def _structured(schema: type, given: dict[str, Any]) -> DictConfig:
-    """The empty typed tree of ``schema``, with the class of the choice that ``given`` makes in each
-    of CHOICES.
-    """
+    """The empty typed tree of ``schema``, with the class of each section that ``given`` chooses."""
     tree: DictConfig = OmegaConf.structured(schema)
     for section, choices in CHOICES.items():
         if section in given:
@@ -143,9 +132,7 @@ def _structured(schema: type, given: dict[str, Any]) -> DictConfig:
 
 
 def _drop_missing(tree: Any) -> Any:
-    """The tree without the values that nobody gave, and without the sections that held nothing
-    else.
-    """
+    """The tree without missing values, and without the sections that this empties."""
     if isinstance(tree, dict):
         kept = {key: _drop_missing(value) for key, value in tree.items() if value != "???"}
         return {key: value for key, value in kept.items() if value != {} or tree[key] == {}}

@@ -1,8 +1,7 @@
-"""How a program fails: with one sentence, told by one process, and code 2 after a user's error or 1
-after a bug.
+"""How a program fails: one rank prints one sentence, and the exit code is 2, or 1 after a bug.
 
-A job of a multirun (`-m`) may run in a process or on a machine of its own. Its failure is told
-there, and reaches the launcher as JobError.
+A job of a multirun (`-m`) may run in another process or on another machine. It reports its failure
+there, and the launcher receives a JobError.
 """
 
 from __future__ import annotations
@@ -32,12 +31,10 @@ class ConfigError(ValueError):
 
 
 class JobError(Exception):
-    """A job of a multirun failed. Launchers pickle it, so it holds plain values only."""
+    """A job of a multirun failed; plain values only, since launchers pickle it."""
 
     def __init__(self, job: str, reason: str, code: int) -> None:
-        """``job`` is its number and options, ``code`` what a program of its own would have ended
-        with.
-        """
+        """``job``: its number and options; ``code``: the exit code of the job as a program."""
         super().__init__(job, reason, code)
         self.code = code
 
@@ -50,10 +47,9 @@ USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedE
 
 
 def report(error: BaseException, schema: type, debug: bool) -> int:
-    """Print a sentence, or the traceback of a bug, on one process only; the exit code. ``debug``:
-    always a traceback.
+    """Print a sentence, or the traceback of a bug, on one rank only; return the exit code.
 
-    ``schema`` is that of the program, whose keys the sentence may name.
+    With ``debug`` there is always a traceback. ``schema`` has the keys that the sentence may name.
     """
     reason = _reason(error, schema)
     _print_once(reason and f"error: {reason}", error if debug or reason is None else None)
@@ -61,23 +57,19 @@ def report(error: BaseException, schema: type, debug: bool) -> int:
 
 
 def report_interrupt() -> int:
-    """Say that Ctrl-C ended the program, on one process; others then do not count it as lost. Gives
-    the exit code.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it at once
+    """Report Ctrl-C on one rank, so that peers do not count it as lost; return the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it at once
     _print_once("stopped by Ctrl-C", None)
     return INTERRUPT_EXIT_CODE
 
 
 def is_job_of_multirun() -> bool:
-    """Whether Hydra runs this program as one of several jobs; only to be asked inside a job."""
+    """Whether Hydra runs this program as one of several jobs; call it inside a job only."""
     return HydraConfig.get().mode is RunMode.MULTIRUN
 
 
 def job_failure(error: BaseException, schema: type, debug: bool) -> JobError:
-    """What the launcher is to get for ``error``, which is told here as well: a log of its own may
-    be all a job has.
-    """
+    """Report ``error`` in the log of this job, and return what the launcher receives for it."""
     hydra = HydraConfig.get()
     job = f"job {hydra.job.num} ({' '.join(hydra.overrides.task)})"
     reason = _reason(error, schema)
@@ -91,9 +83,7 @@ def job_failure(error: BaseException, schema: type, debug: bool) -> JobError:
 
 
 def report_failed_jobs(failures: Sequence[JobError]) -> int:
-    """Print all that is known at the end of a multirun of jobs that failed, in one line; the exit
-    code.
-    """
+    """Print in one line which jobs of a multirun failed; return the exit code."""
     print(f"error: {'; '.join(map(str, failures))}", file=sys.stderr, flush=True)
     return min(failure.code for failure in failures)
 

@@ -1,6 +1,4 @@
-"""What people are told: one sentence for what Hydra, OmegaConf or a part of the program found
-wrong.
-"""
+"""One sentence for what Hydra, OmegaConf or a part of the program found wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.schema import CHOICES
 from train_utils.shell import option
 
-# Flags of other YOLO programs, and the keys that do the same here.
+# Flags of other YOLO programs, and the same options here.
 FOREIGN_FLAGS = {
     "--epochs": "train.epochs",
     "--batch-size": "train.batch_size",
@@ -39,7 +37,7 @@ FOREIGN_FLAGS = {
     "--single-cls": "data.single_class",
     "--name": "name",
 }
-# By the suffixes of files, the keys that they are for where a group takes names of choices.
+# Groups take names of choices. These keys take files, by their suffixes.
 KEYS_OF_FILES = {
     "model": {".cfg": "model.cfg", ".weights": "model.weights", ".pt": "model.weights", ".pth": "model.weights"},
     "data": dict.fromkeys((".yaml", ".yml", ".data"), "data.root"),  # of a YOLO set
@@ -51,20 +49,18 @@ HYDRA_FLAGS = (
 
 
 def is_foreign_flag(flag: str) -> bool:
-    """Whether ``--flag`` is none of Hydra's, nor an abbreviation of one."""
+    """Whether ``--flag`` is neither a flag of Hydra nor an abbreviation of one."""
     return flag.startswith("--") and not any(known.startswith(flag) for known in HYDRA_FLAGS)
 
 
 def foreign_flag_message(flag: str) -> str:
-    """What to type instead of a flag of another program."""
+    """The sentence with what to type instead of a flag of another program."""
     key = FOREIGN_FLAGS.get(flag, flag.strip("-").replace("-", "_"))
     return f"{flag} is no option: options are key=value here. fix: {key}=..."
 
 
 def full_keys(schema: Any, prefix: str = "") -> list[str]:
-    """Every key of a schema with its sections, as typed on a command line; of a section with
-    choices those of all.
-    """
+    """Every key of a schema as typed on a command line, with the keys of all choices."""
     keys = []
     for name, kind in get_type_hints(schema).items():
         keys.append(prefix + name)
@@ -75,7 +71,7 @@ def full_keys(schema: Any, prefix: str = "") -> list[str]:
 
 
 def suggest(key: str, schema: Any) -> str:
-    """A sentence with the nearest existing keys, or one that says where all stand."""
+    """A sentence with the nearest known keys, or with the way to list all."""
     keys = full_keys(schema)
     same_last_word = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
     near = same_last_word or difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
@@ -83,7 +79,7 @@ def suggest(key: str, schema: Any) -> str:
 
 
 def _with_choice(key: str) -> str:
-    """The key, with the choices of its section that have it where others have not."""
+    """The key, with the choices of its section that have it, unless all do."""
     section, _, name = key.rpartition(".")
     choices = CHOICES.get(section, {})
     having = [f"{section}={choice}" for choice, kind in choices.items() if name in get_type_hints(kind)]
@@ -91,9 +87,7 @@ def _with_choice(key: str) -> str:
 
 
 def key_of_file(group: str, value: str) -> str | None:
-    """The key that a file is for where it was given as ``group=<file>``; None where it is no such
-    file.
-    """
+    """The key that takes the file of ``group=<file>``; None if there is none."""
     return KEYS_OF_FILES.get(group, {}).get(os.path.splitext(value)[1])
 
 
@@ -156,9 +150,7 @@ def _optional_sections(schema: Any, prefix: str = "") -> list[str]:
 
 
 def sentence(error: Exception) -> str:
-    """The message of a user error, also where a loader's worker raised it and torch put the
-    traceback in front.
-    """
+    """The message of a user error, without the traceback that torch adds in a loader worker."""
     text = str(error)
     if "in DataLoader worker process" in text:
         text = text[text.rindex(f"{type(error).__name__}: ") :].partition(": ")[2].strip()

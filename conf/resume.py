@@ -1,6 +1,4 @@
-"""The options of a run that goes on: which run is meant, and what the command line changes in
-it.
-"""
+"""The options of a resumed run: which run it is, and what the command line changes in it."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from train_utils.launch.environment import allowed_restarts, job_folder_name, re
 from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.same_training import changed_values, is_covered
 
-# Options that may be others when a job is started again: on another node, say.
+# Options that may differ when a job is requeued, for example to another node.
 OF_THE_MACHINE = (
     "debug", "dry_run", "data.root", "data.index_dir", "data.workers", "data.cache", "logger", "train.device",
     "train.timeout_seconds",
@@ -28,9 +26,9 @@ OF_THE_MACHINE = (
 
 
 def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The options of a training: with ``resume`` those of that run, with absolute folders.
+    """The options of train.py: with ``resume`` those of that run.
 
-    So they hold in another working folder, too.
+    Folders become absolute, so that the saved options hold in another working folder.
     """
     whole = continue_run(given, named)
     folders = [key for key in ("root", "index_dir") if key in whole["data"]]
@@ -38,12 +36,11 @@ def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, 
 
 
 def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """With ``resume=<run folder>`` the configuration of that run, but for what the command line
-    names; else ``given``.
+    """With ``resume`` the options of that run, except what the command line names; else ``given``.
 
-    ``resume=auto`` stands for the folder of ``run_dir``, for that of the SLURM job or torchrun's
-    run that has these options, or for the newest one of this name; where there is none, a run
-    begins. Raises ConfigError where a folder holds no run.
+    ``resume=auto`` means the folder ``run_dir``, or that of this SLURM job or torchrun run with
+    these options, or the newest run of this name. If there is none, a new run starts. Raises
+    ConfigError if the folder holds no run.
     """
     given = _with_restarts(given, named)
     if given.get("resume") == "auto":
@@ -55,8 +52,8 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
         if found is None:
             return given
     if given.get("resume") is None or "experiment" in named or "run_dir" in named:
-        return given  # resume with run_dir is refused by the schema
-    # Keys that the run's version of the program did not know have today's values.
+        return given  # the schema refuses resume with run_dir
+    # Keys that an older version lacked have today's values.
     before = read_config(Path(given["resume"]))
     today = {key: value for key, value in given.items() if not _is_other_choice(key, value, before.get(key))}
     saved = OmegaConf.merge(today, before)
@@ -68,9 +65,9 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a run folder; without a config.yaml that of its checkpoint.
+    """The options of a run folder; without a config.yaml, those of its checkpoint.
 
-    Raises ConfigError where there is neither, or the file is damaged.
+    Raises ConfigError if there is neither, or if the file is damaged.
     """
     path = folder / "config.yaml"
     if not path.exists():
@@ -92,20 +89,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _has_options(folder: Path, given: Mapping[str, Any]) -> bool:
-    """Whether a run of the same job was started with these options, but for those of the
-    machine.
-    """
+    """Whether the run in ``folder`` has these options, apart from those of the machine."""
     changed = changed_values(read_config(folder), plain(OmegaConf.create(dict(given))))
     return all(is_covered(key, OF_THE_MACHINE) for key in changed)
 
 
 def _with_restarts(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """``given`` with ``resume=auto`` where SLURM started the job again or torchrun may start the
-    run again, and the user did not say otherwise.
+    """Add ``resume=auto`` if SLURM requeued the job or torchrun may restart the run.
 
-    Not only when torchrun does: on other nodes than that of the failure, its count of restarts may
-    still be 0. The run's id names its folder, so nothing foreign can be taken up. Raises
-    ConfigError where torchrun was given no id.
+    What the user says about ``resume`` wins. Torchrun's count of restarts is not used: on nodes
+    without the failure it may still be 0. The run's id names its folder, so no other run can be
+    resumed. Raises ConfigError if torchrun has no id.
     """
     restarts = allowed_restarts()
     if "resume" in named or given.get("resume") is not None or (restarts == 0 and read_job().restarts == 0):
@@ -119,5 +113,5 @@ def _with_restarts(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any
 
 
 def _is_other_choice(section: str, today: Any, before: Any) -> bool:
-    """Whether an earlier run chose otherwise in a section whose keys follow from the choice."""
+    """Whether an earlier run made another choice in a section of CHOICES."""
     return section in CHOICES and before is not None and before.get("name", today["name"]) != today["name"]

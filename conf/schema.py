@@ -1,9 +1,8 @@
-"""Types of the whole configuration: the root of each entry point, and the sections that belong to
-no other part.
+"""Types of all options of train.py and eval.py.
 
-Fields carry no defaults: YAML holds every value, once, so an absent key fails by its full name. A
-part's own section stands beside its consumer (data/config.py, models/loss/yolo.py,
-train_utils/optim.py) and is only put together here.
+Fields have no defaults: YAML holds every value once, so a missing key fails by its full name. Each
+package has its own sections (data/config.py, models/config.py, train_utils/config.py); this file
+puts them together. None of these imports torch.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ class EvaluateConfig:
     """How a model is scored (keys ``evaluate.*``)."""
 
     image_size: int | None  # longest side in pixels; null: as trained
-    batch_size: int  # images in one forward pass of one process; figures do not depend on it
-    resize: Resize  # letterbox: keep the aspect and pad; stretch: fill the square, as Darknet does
-    rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into the square
-    rect_pad: float  # grey around that rectangle, in strides of the network over both sides together
-    upscale: bool  # the letterbox enlarges images that are smaller
-    confidence: float  # detections at or below this score are dropped
-    nms_iou: float
-    merge_nms: bool  # a box that stays becomes the mean of those that it suppresses and itself, weighted by score
-    max_detections: int  # kept for each image
-    multi_label: bool  # one box may be reported with several classes
-    clip: bool  # cut boxes at the edges of their image
-    round_boxes: bool  # corners to whole pixels of the image
-    backend: str  # library that scores, a name in scores/coco_backends.py; auto: the fastest installed
-    every: int  # epochs between evaluations in training; 0: only after the last
+    batch_size: int  # images in one forward pass of one rank; the scores do not depend on it
+    resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill the square, as Darknet does
+    rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into a square
+    rect_pad: float  # grey border of that rectangle, both sides together, in strides of the network
+    upscale: bool  # letterbox enlarges smaller images
+    confidence: float  # drop detections with this score or less
+    nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
+    merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score
+    max_detections: int  # per image
+    multi_label: bool  # report a box once for each class above confidence
+    clip: bool  # cut boxes at the image edges
+    round_boxes: bool  # round corners to whole pixels of the image
+    backend: str  # scores by pycocotools, faster-coco-eval or hotcoco; auto: the fastest installed
+    every: int  # epochs between evaluations in training; 0: only after the last epoch
 
     def __post_init__(self) -> None:
         if self.image_size is not None and self.image_size < 1:
@@ -48,7 +47,7 @@ class EvaluateConfig:
                 raise ValueError(f"evaluate.{key} must lie in 0..1, got {getattr(self, key)}")
         if not 0 <= self.rect_pad <= 8:
             raise ValueError(f"evaluate.rect_pad must lie in 0..8 strides, got {self.rect_pad}")
-        choose_backend(self.backend)  # here, since the end of an epoch is late to learn that a library is absent
+        choose_backend(self.backend)  # now: at the end of an epoch it would cost an epoch
         if self.every < 0:
             raise ValueError(f"evaluate.every must be 0 or more epochs, got {self.every}")
 
@@ -61,12 +60,14 @@ class EvaluateConfig:
 class TrainConfig:
     """Everything that train.py reads."""
 
-    name: str  # first folder below runs/
-    run_dir: str | None  # null: runs/<name>/<date_time>, or under SLURM runs/<name>/slurm-<job id>[-<number>]
-    resume: str | None  # run folder to continue; auto: of run_dir, this SLURM or torchrun job, or the name's newest
-    resume_force: bool  # continue even where other options or data make it another training
-    dry_run: bool  # say what each process found out: its place, device, data and share of a step; then end
-    debug: bool  # show tracebacks of user errors too
+    name: str  # folder below runs/
+    run_dir: (
+        str | None
+    )  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
+    resume: str | None  # run folder to continue; auto: run_dir, else this job's (SLURM, torchrun), else the newest
+    resume_force: bool  # continue even if other options or data make it another training
+    dry_run: bool  # print the node, device, data and share of a step of each rank, then exit
+    debug: bool  # show tracebacks of user errors, too
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig
@@ -83,13 +84,12 @@ class TrainConfig:
             raise ValueError("augment.copy_paste needs the outlines of objects. fix: data.outlines=true")
 
 
-# Sections whose keys follow from a choice: the class of each choice, by the `name` that its YAML
-# gives.
+# Sections whose keys depend on a choice: the class of each choice by the `name` in its YAML.
 CHOICES: dict[str, dict[str, type]] = {"loss": {"yolov3": LossConfig, "darknet": DarknetLossConfig}}
 
 
 class EvalTask(StrEnum):
-    """What eval.py measures: ``score`` by COCO's figures, ``speed`` in ms an image."""
+    """What eval.py measures: ``score``, COCO's figures; ``speed``, ms per image."""
 
     score = "score"
     speed = "speed"
@@ -97,17 +97,15 @@ class EvalTask(StrEnum):
 
 @dataclass
 class EvalConfig:
-    """Everything that eval.py reads; ``data`` and ``model`` come from the checkpoint where they are
-    not given.
-    """
+    """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
-    detections: str | None  # a COCO results file of any system, to be scored instead of a network
-    task: EvalTask
-    out: str | None  # folder for figures and detections as JSON, and a picture of the curves; null: print only
-    device: Device
-    timeout_seconds: float
-    debug: bool
+    detections: str | None  # a COCO results file of any system, scored instead of a network
+    task: EvalTask  # score: COCO's figures; speed: ms per image
+    out: str | None  # folder for scores and detections as JSON, and a picture of the curves; null: print only
+    device: Device  # auto: CUDA if there is a GPU
+    timeout_seconds: float  # as train.timeout_seconds
+    debug: bool  # show tracebacks of user errors, too
     data: DataConfig
     model: ModelConfig | None
     evaluate: EvaluateConfig

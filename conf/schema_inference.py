@@ -1,6 +1,4 @@
-"""Types of the configurations of predict.py and export.py (see conf/schema.py, which holds those of
-training).
-"""
+"""Types of the options of predict.py and export.py; see conf/schema.py for those of training."""
 
 from __future__ import annotations
 
@@ -15,31 +13,29 @@ from train_utils.config import Device
 
 @dataclass
 class PredictConfig:
-    """Everything that predict.py reads; either ``ckpt``, or ``model`` with its weights and
-    ``names``.
-    """
+    """Everything that predict.py reads: ``ckpt``, or ``model`` with its weights and ``names``."""
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     model: ModelConfig | None
-    names: str | None  # class names of Darknet weights: a text file, one a line, or a COCO json with categories
-    source: str  # a picture, a video, a folder, a pattern in quotes, or a .txt that lists pictures and videos
+    names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json
+    source: str  # an image, a video, a folder, a quoted pattern, or a .txt that lists images and videos
     out: str | None  # folder for the results; null: runs/predict/<date_time>
-    exif: Exif  # turn pictures upright as their EXIF tag says, as data.exif does
-    on_error: OnBadFile  # of a picture or video that cannot be read
+    exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
+    on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
     image_size: int | None  # longest side in pixels; null: that of the checkpoint or of the .cfg
     resize: Resize  # as evaluate.resize
     rect: bool  # as evaluate.rect
-    batch_size: int | None  # pictures in one forward pass, results do not depend on it; null: 8 on a GPU, else 1
-    confidence: float  # detections at or below this score are dropped
-    nms_iou: float
-    max_detections: int  # kept for each picture
-    multi_label: bool  # one box may be reported with several classes
-    draw: bool  # copies of the pictures and videos with boxes
-    save_json: bool  # detections.json (COCO results) and images.json
-    save_txt: bool  # labels/*.txt of pictures (YOLO)
-    device: Device
-    workers: int  # threads that read, and as many that draw and write
-    debug: bool
+    batch_size: int | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
+    confidence: float  # drop detections with this score or less
+    nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
+    max_detections: int  # per image
+    multi_label: bool  # report a box once for each class above confidence
+    draw: bool  # write copies of the images and videos with boxes
+    save_json: bool  # write detections.json (COCO results) and images.json
+    save_txt: bool  # write labels/*.txt of images (YOLO)
+    device: Device  # auto: CUDA if there is a GPU
+    workers: int  # threads that read, and the same number that draw and write
+    debug: bool  # show tracebacks of user errors, too
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and self.model is not None:
@@ -58,7 +54,7 @@ class PredictConfig:
 
 
 class ExportFormat(StrEnum):
-    """Files that export.py writes: ONNX, or an archive of torch.export."""
+    """The file that export.py writes: ONNX, or an archive of torch.export."""
 
     onnx = "onnx"
     torch = "torch"
@@ -66,25 +62,25 @@ class ExportFormat(StrEnum):
 
 @dataclass
 class ExportConfig:
-    """Everything that export.py reads; ``model`` is None with a checkpoint, which holds its own."""
+    """Everything that export.py reads: ``ckpt``, or ``model`` with its weights."""
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     model: ModelConfig | None  # with model.weights, instead of ckpt
-    names: str | None  # text file of class names, one a line, for Darknet weights
+    names: str | None  # class names for Darknet weights: a text file with one per line
     format: ExportFormat
     out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2
     image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
-    batch_size: int
-    dynamic_batch: bool  # the file takes any batch size
-    dynamic_size: bool  # the file takes any multiples of the network's stride as height and width
-    opset: int  # of ONNX
-    nms: bool  # detections instead of all boxes and scores
-    confidence: float  # with nms: only scores above it are detections
-    nms_iou: float
-    max_detections: int  # room for each image
-    candidates: int  # best-scored boxes of each image that enter suppression
-    tolerance: float  # largest difference between file and network, of scores and of corners as a share of the image
-    debug: bool
+    batch_size: int  # images in one call of the exported network
+    dynamic_batch: bool  # accept any batch size
+    dynamic_size: bool  # accept any height and width that are multiples of the network's stride
+    opset: int  # version of the ONNX operators
+    nms: bool  # output detections instead of all boxes and scores
+    confidence: float  # with nms: drop detections with this score or less
+    nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
+    max_detections: int  # per image, with nms
+    candidates: int  # boxes per image, the best-scored, that enter suppression
+    tolerance: float  # largest allowed difference to the network: of scores, and of corners as a share of the image
+    debug: bool  # show tracebacks of user errors, too
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and (self.model is not None or self.names is not None):

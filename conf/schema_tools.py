@@ -1,6 +1,4 @@
-"""Types of the configurations of the tools in scripts/ (see conf/schema.py, which holds those of
-the programs).
-"""
+"""Types of the options of the tools in scripts/; see conf/schema.py for those of training."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ from models.config import ModelConfig
 class CheckDataConfig:
     """Everything that scripts/check_data.py reads."""
 
-    image_size: int  # side in pixels that the network will be trained at
-    min_iou: float  # recall counts boxes that overlap an anchor by more, as loss.anchor_iou
-    threads: int | None  # that decode images; null: one for each core
-    pictures: int  # images of each sheet; 0: draw nothing
-    seed: int  # of the images on the sheets
+    image_size: int  # side of the network's input in training, in pixels
+    min_iou: float  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
+    threads: int | None  # number of threads that decode images; null: one per core
+    pictures: int  # images on each contact sheet; 0: draw nothing
+    seed: int  # of the choice of images on the sheets
     out: str | None  # folder for the report; null: runs/check_data/<name>_<date_time>
-    debug: bool
+    debug: bool  # show tracebacks of user errors, too
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig
@@ -40,19 +38,17 @@ class CheckDataConfig:
 
 @dataclass
 class ConvertConfig:
-    """Everything that scripts/convert_weights.py reads; the direction follows from ``weights`` or
-    ``ckpt``.
-    """
+    """Everything that scripts/convert_weights.py reads; ``weights`` or ``ckpt`` is the source."""
 
     weights: str | None  # Darknet .weights, or a .pt state dict of another system, for the network of ``model``
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     out: str  # from weights: a .pt checkpoint; from ckpt, or with up_to_layer: Darknet .weights
-    names: str | None  # class names of weights: a text file, one a line, or a COCO json; null: numbers
-    image_size: int | None  # side in pixels that the checkpoint is used with; null: that of the .cfg
-    up_to_layer: int | None  # write layers 0 .. up_to_layer - 1 only, counted as Darknet's partial command does
-    seen: int | None  # images trained on, for the header of the .weights file; null: as it was
-    cfg: str | None  # write the .cfg that fits the .weights file, too
-    debug: bool
+    names: str | None  # class names for weights: a text file with one per line, or a COCO json; null: numbers
+    image_size: int | None  # side in pixels that the checkpoint is for; null: that of the .cfg
+    up_to_layer: int | None  # write only layers 0 to up_to_layer - 1, as Darknet's partial command counts
+    seen: int | None  # images seen in training, for the header of the .weights file; null: unchanged
+    cfg: str | None  # also write the .cfg that fits the .weights file
+    debug: bool  # show tracebacks of user errors, too
     model: ModelConfig  # the network of ``weights``; a checkpoint holds its own
 
     def __post_init__(self) -> None:
@@ -66,13 +62,13 @@ class ConvertConfig:
 class ConvertDataConfig:
     """Everything that scripts/convert_data.py reads."""
 
-    csv: str  # one row for each box, with a header that data/formats/csv_boxes.py knows
-    images: str | None  # folder of the images; null: that of the CSV file
-    out: str  # the COCO json
-    names: str | None  # file that gives the order of the classes, or their names; null: sorted
-    corners_in_bbox: bool  # a column bbox holds x1, y1, x2, y2; false: x, y, width, height
-    empty: bool  # images of the folder that no row names are part of the set, too
-    debug: bool
+    csv: str  # one row per box, under a header that data/formats/csv_boxes.py knows
+    images: str | None  # image folder; null: that of the CSV file
+    out: str  # the COCO json to write
+    names: str | None  # file with the names or the order of the classes; null: sorted
+    corners_in_bbox: bool  # the column bbox holds x1, y1, x2, y2; false: x, y, width, height
+    empty: bool  # include images of the folder without a row
+    debug: bool  # show tracebacks of user errors, too
 
 
 @dataclass
@@ -81,7 +77,7 @@ class CfgInfoConfig:
 
     num_classes: int | None  # null: that of the .cfg
     image_size: int | None  # side in pixels; null: height and width of the .cfg
-    debug: bool
+    debug: bool  # show tracebacks of user errors, too
     model: ModelConfig
 
     def __post_init__(self) -> None:
@@ -94,13 +90,13 @@ class CfgInfoConfig:
 class AnchorsConfig:
     """Everything that scripts/anchors.py reads."""
 
-    image_size: int  # side in pixels that the network will be trained at
-    rounds: int  # of random refinement after k-means
-    sample: int  # boxes that the search looks at, drawn at random; the figures are for all
-    min_iou: float  # recall counts boxes that overlap an anchor by more, as loss.anchor_iou
+    image_size: int  # side of the network's input in training, in pixels
+    rounds: int  # number of rounds of random refinement after k-means
+    sample: int  # number of boxes, drawn at random, that the search uses; the figures are for all boxes
+    min_iou: float  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
     seed: int
-    out: str | None  # a .yaml for the group model, and a picture beside it; null: print only
-    debug: bool
+    out: str | None  # a .yaml for the group model, with a picture beside it; null: print only
+    debug: bool  # show tracebacks of user errors, too
     data: DataConfig
     model: ModelConfig
 
@@ -118,7 +114,7 @@ class AnchorsConfig:
 
 @dataclass
 class ArchiveConfig:
-    """A file to fetch and unpack."""
+    """An archive to download and unpack."""
 
     url: str
     md5: str
@@ -126,7 +122,7 @@ class ArchiveConfig:
 
 @dataclass
 class PublicSetConfig:
-    """A public data set: where it goes, and its archives in order."""
+    """A public data set: its folder, and its archives in order."""
 
     root: str
     archives: list[ArchiveConfig]
@@ -136,12 +132,12 @@ class PublicSetConfig:
 class GetDataConfig:
     """Everything that scripts/get_data.py reads."""
 
-    name: str  # one of sets
-    root: str | None  # folder that the archives are unpacked into; null: that of the set
-    keep_archives: bool
-    attempts: int  # in a row without a new byte
-    timeout_seconds: float  # without a byte
-    debug: bool
+    name: str  # a key of sets
+    root: str | None  # folder to unpack into; null: that of the set
+    keep_archives: bool  # keep the downloaded files
+    attempts: int  # give up after this many in a row without a new byte
+    timeout_seconds: float  # an attempt ends after this long without a byte
+    debug: bool  # show tracebacks of user errors, too
     sets: dict[str, PublicSetConfig]
 
     def __post_init__(self) -> None:

@@ -36,13 +36,13 @@ class ModelConfig:
     """Which network (keys ``model.*``)."""
 
     cfg: str  # a name of models/zoo, or the path of a Darknet .cfg
-    width: float  # factor on the filters of every convolution but the heads'
-    anchors: list[Any] | None  # pairs [width, height] in pixels for all [yolo] sections; null: those of the .cfg
-    weights: str | None  # initial: Darknet .weights (whole or cut), a run folder, or .pt: a checkpoint, a state dict
-    fresh_heads: bool  # leave the convolutions before [yolo] at random: for weights of another class count
-    bn_eps: float
-    bn_momentum: float
-    freeze: int  # this many first layers keep their initial weights and statistics
+    width: float  # factor on the filters of each convolution except the heads'
+    anchors: list[Any] | None  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the .cfg
+    weights: str | None  # to start from: Darknet .weights (whole or cut), a run folder, a checkpoint, a .pt state dict
+    fresh_heads: bool  # keep the convolutions before [yolo] random, for weights with another number of classes
+    bn_eps: float  # added to the variance in batch norm; 1e-6 suits Darknet's weights
+    bn_momentum: float  # share of a batch in the running statistics of batch norm
+    freeze: int  # number of layers, from the first, that keep their initial weights and statistics
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= 8:
@@ -65,28 +65,22 @@ def _is_size(pair: Any) -> bool:
 class LossSection:
     """The option common to all losses: the name that selects one."""
 
-    name: str
+    name: str  # follows from loss=<choice>
 
 
 @dataclass
 class LossConfig(LossSection):
-    """Weights and options of YoloLoss.
+    """Weights and options of the YOLOv3-SPP loss (keys ``loss.*``)."""
 
-    classification is the gain for 80 classes, scaled by classes / 80. A target matches an anchor if
-    their shapes overlap by more than anchor_iou. *_positive_weight multiply the cross-entropy of
-    positives. label_smoothing moves class targets from 0 and 1 by half its value. focal_gamma 0 is
-    plain cross-entropy.
-    """
-
-    box: float
-    objectness: float
-    classification: float
-    iou: IouKind
-    anchor_iou: float
-    objectness_positive_weight: float
-    class_positive_weight: float
-    focal_gamma: float
-    label_smoothing: float
+    box: float  # weight of the box term
+    objectness: float  # weight of the objectness term
+    classification: float  # weight of the class term at 80 classes; scaled by classes / 80
+    iou: IouKind  # overlap measure of the box term
+    anchor_iou: float  # a box matches an anchor if the IoU of their shapes is higher
+    objectness_positive_weight: float  # factor on the objectness of cells with an object
+    class_positive_weight: float  # factor on the class term of the true class
+    focal_gamma: float  # exponent of the focal loss; 0: plain cross-entropy
+    label_smoothing: float  # class targets move from 0 and 1 by half of this
 
     def __post_init__(self) -> None:
         for key in ("box", "objectness", "classification", "focal_gamma"):
@@ -102,16 +96,16 @@ class LossConfig(LossSection):
 
 @dataclass
 class DarknetLossConfig(LossSection):
-    """Overrides for every [yolo] section; None keeps its value. `iou` is Darknet's iou_loss."""
+    """Overrides for every [yolo] section of the .cfg (keys ``loss.*``); null keeps its value."""
 
-    iou: BoxLoss | None
-    iou_normalizer: float | None
-    cls_normalizer: float | None
-    obj_normalizer: float | None
-    ignore_thresh: float | None
-    truth_thresh: float | None
-    iou_thresh: float | None
-    label_smooth_eps: float | None
+    iou: BoxLoss | None  # iou_loss of the .cfg: the measure of the box term
+    iou_normalizer: float | None  # weight of the box term
+    cls_normalizer: float | None  # weight of the class term
+    obj_normalizer: float | None  # weight of the objectness term
+    ignore_thresh: float | None  # no objectness loss where a predicted box overlaps an object by more than this IoU
+    truth_thresh: float | None  # a predicted box that overlaps an object by more is positive, too; 1: none
+    iou_thresh: float | None  # an anchor whose shape overlaps an object by more is positive, too; 1: the best alone
+    label_smooth_eps: float | None  # label smoothing of the class targets
 
     def __post_init__(self) -> None:
         for key, value in self.numbers().items():

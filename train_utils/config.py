@@ -21,7 +21,7 @@ BACKENDS = {  # of evaluate.backend, the fastest first, with their modules
 
 
 class Device(StrEnum):
-    """Where to compute: ``auto`` is CUDA where there is a GPU, else the CPU."""
+    """Where to compute: ``auto`` is CUDA if there is a GPU, else the CPU."""
 
     auto = "auto"
     cpu = "cpu"
@@ -31,8 +31,8 @@ class Device(StrEnum):
 class Precision(StrEnum):
     """Number format of the forward pass in training; weights, loss and evaluation stay float32.
 
-    ``auto`` is bfloat16 where the hardware multiplies it natively, else float32. ``float64`` holds
-    for weights, loss and evaluation too, to compare trainings to more digits.
+    ``auto`` is bfloat16 if the hardware multiplies it natively, else float32. ``float64`` is for
+    comparisons of trainings: weights, loss and evaluation have it, too.
     """
 
     auto = "auto"
@@ -43,10 +43,10 @@ class Precision(StrEnum):
 
 
 class OnNonFinite(StrEnum):
-    """What to do when too many steps in a row had a loss or gradient that is not finite.
+    """What to do after too many steps in a row without a finite loss and gradient.
 
-    ``rollback`` takes weights and optimiser from the last checkpoint and goes on with the next
-    images, once in a row.
+    ``rollback`` loads weights and optimiser from the last checkpoint and continues with the next
+    images; a second failure in a row stops the training.
     """
 
     stop = "stop"
@@ -57,32 +57,32 @@ class OnNonFinite(StrEnum):
 class TrainSection:
     """The training loop (keys ``train.*``)."""
 
-    epochs: int
-    batch_size: int  # images in one optimiser step, over all processes
-    device_batch_size: Any  # images in one forward pass of one process, a number that divides the step evenly; the rest
-    # of a step is accumulated. null: the most up to max_device_batch_size; auto: the most that the
-    # memory holds
-    max_device_batch_size: int
-    image_size: int  # side in pixels of the square that training images fill
-    multi_scale: list[float]  # [low, high]: each step's size is drawn from image_size times this range, the first
-    # step has the largest
-    rect: bool  # the images of a step are of like aspect and fill a rectangle of it instead of a square
-    repeat_threshold: float  # images of classes that fewer than this share of the images show come more often; 0: none
-    seed: int
-    device: Device
-    precision: Precision
-    channels_last: bool
-    sync_bn: bool  # batch-norm statistics over all processes
-    cudnn_benchmark: bool  # cuDNN times its algorithms; off by itself with deterministic, rect or multi_scale
-    deterministic: bool  # the same bits again; on a CPU at any number of processes
-    best_only: bool  # write checkpoints/best.pt only, not last.pt in every epoch
-    save_every_steps: int  # write last.pt within an epoch, too: after so many steps each time; 0: no such rule
-    save_every_minutes: float  # the same by the clock
-    max_nonfinite_steps: int  # so many steps in a row may be skipped because loss or gradient is not finite,
-    on_nonfinite: OnNonFinite  # what happens then
-    patience: int  # stop after so many epochs without a better AP; 0: never
-    timeout_seconds: float  # within which a process that waits for lost ones gives up, tells it and ends
-    check_sync_every: int  # steps between comparisons of all processes' weights; 0: never
+    epochs: int  # passes over the training set
+    batch_size: int  # images in one optimiser step, over all ranks
+    device_batch_size: Any  # images in one forward pass of one rank; must divide the rank's share of a step, which
+    # gradient accumulation completes. null: the most up to max_device_batch_size; auto: the most
+    # that the memory holds
+    max_device_batch_size: int  # upper limit of device_batch_size=null
+    image_size: int  # side of the square training images, in pixels
+    multi_scale: list[float]  # [low, high]: range of image_size multiples from which each step draws its size; the
+    # first step has the largest
+    rect: bool  # group images of like aspect ratio and fill a rectangle instead of a square
+    repeat_threshold: float  # repeat images of classes that fewer than this share of the images show; 0: none
+    seed: int  # of the initial weights, the order of the images and their augmentation
+    device: Device  # auto: CUDA if there is a GPU
+    precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float32
+    channels_last: bool  # memory layout NHWC, which is faster on most hardware
+    sync_bn: bool  # batch-norm statistics over all ranks
+    cudnn_benchmark: bool  # let cuDNN time its algorithms; ignored with deterministic, rect or multi_scale
+    deterministic: bool  # same bits in every run; on CPUs at any number of ranks
+    best_only: bool  # write only checkpoints/best.pt, not last.pt after each epoch
+    save_every_steps: int  # also write last.pt within an epoch, after this many steps; 0: not by steps
+    save_every_minutes: float  # also write last.pt within an epoch, after this many minutes; 0: not by time
+    max_nonfinite_steps: int  # number of steps in a row that may be skipped because loss or gradient is not finite
+    on_nonfinite: OnNonFinite  # what to do after more: stop, or rollback to the last checkpoint
+    patience: int  # stop after this many epochs without a better AP; 0: never
+    timeout_seconds: float  # limit within which a rank notices lost peers, reports them and exits
+    check_sync_every: int  # steps between comparisons of the weights of all ranks; 0: never
 
     def __post_init__(self) -> None:
         if self.check_sync_every < 0:
@@ -121,20 +121,20 @@ class Decay(StrEnum):
 class OptimConfig:
     """Settings of the optimiser, its schedule and the weight average (keys ``optim.*``)."""
 
-    lr: float  # after burn-in, for a loss averaged over the global batch
-    final_lr_ratio: float  # rate of the last step / lr
-    decay: Decay
-    momentum: float
+    lr: float  # learning rate after burn-in, for a loss averaged over the global batch
+    final_lr_ratio: float  # learning rate of the last step / lr
+    decay: Decay  # how the learning rate falls after burn-in
+    momentum: float  # of SGD with Nesterov momentum
     weight_decay: float  # on convolution weights only
-    burn_in_epochs: float  # burn-in lasts this many epochs,
-    burn_in_min_steps: int  # but at least this many steps,
-    burn_in_max_fraction: float  # and at most this fraction of the training
-    burn_in_bias_lr: float  # biases fall from here to lr; all other weights rise from 0
-    burn_in_momentum: float
+    burn_in_epochs: float  # length of the burn-in in epochs
+    burn_in_min_steps: int  # lower limit of the burn-in in steps
+    burn_in_max_fraction: float  # upper limit of the burn-in as a share of the training; it wins
+    burn_in_bias_lr: float  # initial learning rate of biases, which falls to lr; that of other weights rises from 0
+    burn_in_momentum: float  # initial momentum
     clip_norm: float | None  # largest gradient norm; null: no clipping
-    ema_decay: float
-    ema_ramp_steps: float  # the average's decay is ema_decay * (1 - exp(-steps / this))
-    ema_max_fraction: float  # and the ramp is at most this fraction of the training
+    ema_decay: float  # final decay of the weight average in each step
+    ema_ramp_steps: float  # the decay in a step is ema_decay * (1 - exp(-step / ema_ramp_steps))
+    ema_max_fraction: float  # upper limit of ema_ramp_steps as a share of the training
 
     def __post_init__(self) -> None:
         for key in ("lr", "ema_ramp_steps"):
@@ -156,7 +156,7 @@ class OptimConfig:
 class LoggerConfig:
     """What a run shows and draws (keys ``logger.*``)."""
 
-    lines_per_epoch: int  # progress lines where the output is no terminal
+    lines_per_epoch: int  # progress lines per epoch if the output is not a terminal
     pictures: bool  # draw the first training batch, the curves and detections into the run folder
 
 
