@@ -24,11 +24,13 @@ USER root
 WORKDIR /app
 ARG UV_DEFAULT_INDEX
 # cpu, cu130, rocm6.4 ..., see `uv pip install --help`; without it the index decides: CUDA on x86-64.
+# Other wheels need other CUDA libraries than those that are pinned for the index's torch.
 ARG UV_TORCH_BACKEND
 ARG PACKAGES="--all-extras --group dev"
 COPY pyproject.toml ./
 RUN --mount=type=cache,target=/tmp/uv \
-    uv venv --no-cache /opt/venv \
+    if [ -n "${UV_TORCH_BACKEND}" ]; then sed -Ei '/^ *"(cuda|nvidia|triton)-?.*==/d' pyproject.toml; fi \
+ && uv venv --no-cache /opt/venv \
  && UV_CACHE_DIR=/tmp/uv uv pip install --python /opt/venv -r pyproject.toml ${PACKAGES}
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 
@@ -38,5 +40,7 @@ COPY --chown=yolo:yolo . ./
 RUN --mount=type=cache,target=/tmp/uv \
     UV_CACHE_DIR=/tmp/uv uv pip install --no-deps --editable . \
  && chmod -R a+rX . && install -d -m 1777 . runs datasets
+# torchrun kills processes 30 s after it has told them to stop; what stops it has its own limit.
+ENV TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110
 USER yolo
 CMD ["python", "train.py", "--help"]

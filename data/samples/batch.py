@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from data.errors import DataError
 from data.geometry import Boxes
 from data.samples.colour import network_input
 from data.samples.plan import Request
@@ -56,7 +57,7 @@ def _receive(images: Tensor, *small: np.ndarray) -> Batch:
 
 def empty_images(requests: Sequence[Request]) -> Tensor:
     """Memory for the images of a batch, uint8 (B, H, W, 3); in a worker it is shared with the
-    training process.
+    training process. Raises DataError if there is no more of it.
     """
     height, width = requests[0].height, requests[0].width
     assert all((request.height, request.width) == (height, width) for request in requests), "one size per batch"
@@ -65,7 +66,13 @@ def empty_images(requests: Sequence[Request]) -> Tensor:
         return torch.empty(shape, dtype=torch.uint8)
     # As torch's own collate function does: a tensor that is not shared yet would be copied when it
     # is sent.
-    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape))
+    try:
+        storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape))
+    except RuntimeError as error:
+        raise DataError(
+            f"no shared memory for a batch of {math.prod(shape) / 1e6:.0f} MB ({error}). fix: make /dev/shm larger (in "
+            "a container: --shm-size=8g), or lower data.workers; 0 does without"
+        ) from error
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 
