@@ -32,7 +32,7 @@ from data import Frame, FrameBatch, FrameBatches, Medium, cut_at_edges, find_med
 from models import Postprocess
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.launch.environment import peek_world_size
-from train_utils.loop.detect import forward_all
+from train_utils.loop.detect import detect_batches
 from train_utils.pictures.boxes import DrawnFiles
 from train_utils.run.log import Progress
 from train_utils.run.run_folder import dated_folder, open_folder
@@ -74,7 +74,7 @@ def predict(config: PredictConfig) -> Path:
     network = Timed(make_network(config, detector, world))
     started = time.perf_counter()
     with writer.drawn:
-        for batch, detections in forward_all(network, frames, list, world.device, "batch_size"):
+        for batch, detections in detect_batches(network, frames, list, world.device, "batch_size"):
             for frame, found in found_on_frames(batch, detections):
                 writer.add(frame, found)
             progress.advance(len(batch.frames))

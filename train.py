@@ -23,7 +23,7 @@ import torch
 from conf.build.agreement import check_agreement
 from conf.build.batches import make_sampler, make_train_loader, open_split
 from conf.build.checkpoints import Checkpoints
-from conf.build.device_batch import probed_micro_batch
+from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, build_resumed_model, make_loss
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
@@ -76,7 +76,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
         else build_resumed_model(config.model, num_classes, saved)
     )
     saved_micro_batch = saved.get("micro_batch") if saved is not None else None
-    micro_batch, batch_note = probed_micro_batch(config, model, world, dtype, saved_micro_batch)
+    micro_batch, batch_note = probe_micro_batch(config, model, world, dtype, saved_micro_batch)
     if config.dry_run:
         sampler = make_sampler(config, train_set, model.max_stride, world, micro_batch)
         tell_places(config, world, train_set, val_set, sampler)

@@ -79,7 +79,7 @@ def make_sampler(
     """Choose this rank's images of each step: the global batch is formed first, then dealt.
 
     ``micro_batch`` is the number of images in one forward pass over all ranks, if a resumed run or
-    device_batch.probed_micro_batch gives one. It is kept if ``train.device_batch_size`` leaves a
+    device_batch.probe_micro_batch gives one. It is kept if ``train.device_batch_size`` leaves a
     choice, since batch norm depends on it.
     """
     device_batch_size = config.train.device_batch_size

@@ -1,6 +1,4 @@
-"""What ``train.device_batch_size=auto`` stands for: the most images for which this node's memory
-suffices.
-"""
+"""Find the number of images for ``train.device_batch_size=auto``: the most that memory allows."""
 
 from __future__ import annotations
 
@@ -19,16 +17,15 @@ from train_utils.memory.probe import CPU_SHARE, CpuProbe, GpuProbe, TrainingPass
 from train_utils.numerics import weights_dtype
 
 
-def probed_micro_batch(
+def probe_micro_batch(
     config: TrainConfig, model: Darknet, world: World, dtype: torch.dtype | None, saved: int | None
 ) -> tuple[int | None, str | None]:
-    """The images of one forward pass over all processes with ``auto``, and one line about it; else
-    ``saved``, None.
+    """With ``auto``, the images of one forward pass over all ranks and a line for the log.
 
-    ``saved``, of a run that goes on, is kept without a look at the memory where the processes can
-    share it. ``dtype`` is that of autocast. All processes call this together and get the same;
-    ``model`` is left as it is. Raises TrainError where not even one image fits, DataError where the
-    processes cannot share a step.
+    Otherwise ``saved`` and None. ``saved`` is the number of a resumed run; it is kept without
+    looking at the memory if the ranks can share it. ``dtype`` is that of autocast. All ranks call
+    this together and get the same; ``model`` is unchanged. Raises TrainError if not even one image
+    fits, and DataError if the ranks cannot share a step.
     """
     if config.train.device_batch_size != AUTO:
         return saved, None
@@ -43,7 +40,7 @@ def probed_micro_batch(
         budget = f"the {gib(choice.available)} of a GPU"
     else:
         budget = (
-            f"the {gib(choice.available)} that a process may take ({CPU_SHARE:.0%} of what is available, "
+            f"the {gib(choice.available)} that a process may use ({CPU_SHARE:.0%} of what is available, "
             f"{world.local_world_size} process(es) on a node)"
         )
     if choice.images == 0:

@@ -1,1 +1,1 @@
-"""How was this process launched, and which rank, node and device does it have?"""
+"""How this process was launched, and which rank, node and device it has."""

@@ -13,7 +13,7 @@ LARGEST_PORT = 65535
 
 @dataclass(frozen=True)
 class Launch:
-    """This process's ranks and rendezvous as its launcher gave them; ``local``: on the same node.
+    """Ranks and rendezvous as the launcher gave them to this process; ``local``: on the same node.
 
     What the launcher does not say about the node is None and follows from the hosts at rendezvous.
     """

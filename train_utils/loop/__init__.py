@@ -1,3 +1,1 @@
-"""What happens in an epoch: its steps, what the ranks decide together after each, and what guards
-them?
-"""
+"""What happens in an epoch: its steps, what guards them, what ranks decide together after each."""

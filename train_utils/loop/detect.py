@@ -1,4 +1,4 @@
-"""Detections of every image of a loader: evaluation and prediction."""
+"""Detections for every image of a loader, for evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ def detect(
 ) -> Detections:
     """Detections of ``model`` on every image of ``loader``, in original pixels.
 
-    ``postprocess`` turns raw maps into one (n, 6) tensor for each image (x1, y1, x2, y2, score,
-    class at network scale); ``to_original(batch, i, boxes_xyxy)`` takes float64 boxes of the
-    batch's i-th image back to its pixels. The image field of the result holds positions in the data
-    set. An image's detections do not depend on the number of processes or threads that share the
-    work.
+    ``postprocess`` turns raw maps into one (n, 6) tensor per image: x1, y1, x2, y2, score, class,
+    at network scale. ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the batch's i-th
+    image to its original pixels. The result's image ids are positions in the data set. An image's
+    detections do not depend on the number of ranks or threads.
     """
     was_training = model.training
     model.eval()
     found = []
-    for batch, detections in forward_all(model, loader, postprocess, device):
+    for batch, detections in detect_batches(model, loader, postprocess, device):
         for i, rows in enumerate(detections):
             table = rows.double().cpu().numpy()
             boxes_xyxy = to_original(batch, i, table[:, :4])
@@ -51,21 +50,18 @@ def detect(
     return np.concatenate(found) if found else make_detections(0, np.zeros(0, int), np.zeros(0), np.zeros((0, 4)))
 
 
-def forward_all(
+def detect_batches(
     model: Callable[[Tensor], list[Tensor]],
     loader: Iterable[InputType],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
     batch_key: str = "evaluate.batch_size",
 ) -> Iterator[tuple[InputType, list[Tensor]]]:
-    """Each batch with its detections, in order; ``model`` is on ``device`` and in evaluation mode.
+    """Yield each batch with its detections, in order; ``model`` is on ``device``, in eval mode.
 
-    On a CPU a convolution's last bits depend on the number of threads that share it. So there each
-    batch is computed by one thread, and the threads work on different batches side by side: the
-    same figures on any number of cores.
-
-    Raises TrainError where memory runs out; ``batch_key`` is the option that it names beside the
-    image size.
+    On a CPU the last bits of a convolution depend on how many threads share it. So there one thread
+    computes a batch, while others compute other batches: any number of cores gives the same result.
+    Raises TrainError if memory runs out; it names ``batch_key``, the option of the batch size.
     """
 
     def forward(batch: InputType) -> tuple[InputType, list[Tensor]]:
@@ -75,7 +71,7 @@ def forward_all(
             return batch, postprocess(model(images))
 
     if device.type != "cpu":
-        # A benchmark would choose algorithms by speed, other ones in each process.
+        # A benchmark would choose algorithms by speed, different ones on each rank.
         cudnn = torch.backends.cudnn
         with cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32):
             yield from map(forward, loader)

@@ -1,6 +1,4 @@
-"""What happens to a step whose loss or gradient is not finite: it leaves no trace in the model, but
-one on the disk.
-"""
+"""A step whose loss or gradient is not finite: undone in the model, kept on disk for a look."""
 
 from __future__ import annotations
 
@@ -15,18 +13,18 @@ from torch import Tensor, nn
 from train_utils.distributed import World, max_over_ranks
 from train_utils.errors import TrainError
 
-MAX_DUMPS = 5  # batches that are kept for a look, of one run
+MAX_DUMPS = 5  # steps of one run whose batches are kept
 FOLDER = "nonfinite"
 HELP = "a lower optim.lr, a longer optim.burn_in_epochs, optim.clip_norm=10, or train.precision=float32"
 
 
 class NonFiniteGuard:
-    """Takes back what a bad step did to batch-norm statistics, keeps its batch, and gives up after
-    too many in a row.
+    """Undoes what a bad step did to batch-norm statistics, keeps its batch, and limits bad steps.
 
-    ``folder`` is the run folder; ``limit`` steps in a row may be skipped (0: none), then
-    ``roll_back`` is called, which takes up the last checkpoint and says so, or TrainError is raised
-    where there is none.
+    ``folder`` is the run folder. ``limit`` steps in a row may be skipped (0: none). After that
+    ``roll_back`` restores the last checkpoint and returns a line for the log; without it, or if it
+    does not help, the guard raises TrainError. ``say`` gets lines for the log, and ``file_name``
+    names an image by its position in the data set.
     """
 
     def __init__(
@@ -47,7 +45,7 @@ class NonFiniteGuard:
         self._told_overflow = False
 
     def begin_step(self, model: nn.Module) -> None:
-        """Note the buffers of the plain model before the step."""
+        """Copy the buffers of the plain model before the step."""
         buffers = list(model.buffers())
         if not self._before:
             self._before = [buffer.clone() for buffer in buffers]
@@ -62,11 +60,10 @@ class NonFiniteGuard:
         losses: dict[str, float],
         forward: Callable[[Any], object],
     ) -> None:
-        """Undo step ``step`` (from 0) in the plain model's buffers and record it; all processes
-        call this together.
+        """Undo step ``step`` (from 0) in the plain model's buffers and record it.
 
-        ``forward`` runs the network on a batch, to find the layer. Raises TrainError after more
-        than ``limit`` such steps in a row.
+        All ranks call this together. ``forward`` runs the network on a batch, to find the first
+        layer that is not finite. Raises TrainError after more than ``limit`` such steps in a row.
         """
         layer = None
         if self._dumps < MAX_DUMPS:
@@ -91,15 +88,15 @@ class NonFiniteGuard:
         self._say(self._roll_back())
 
     def overflow(self, model: nn.Module, step: int, scale: float) -> None:
-        """Undo step ``step`` (from 0), whose gradients overflowed at float16's loss scale
-        ``scale``: it has been made smaller, which is all there is to do. Told once and never
-        counted.
+        """Undo step ``step`` (from 0), whose gradients overflowed at float16's loss ``scale``.
+
+        The scale has been lowered already. This is logged once and never counted.
         """
         self._undo(model)
         if not self._told_overflow:
             self._say(
                 f"step {step}: a gradient overflows at a loss scale of {scale:g}: update skipped, the scale falls. "
-                "float16 does this in its first steps and now and then later; it counts once the scale is at 1"
+                "float16 does this in its first steps and sometimes later; it counts once the scale is at 1"
             )
         self._told_overflow = True
 
@@ -109,23 +106,19 @@ class NonFiniteGuard:
             buffer.copy_(before)
 
     def _culprits(self, losses: dict[str, float]) -> str:
-        """The ranks whose own losses are not finite, and whose losses follow; all processes call
-        this together.
-        """
+        """The ranks whose own losses are not finite; all ranks call this together."""
         rank, world_size = self._world.rank, self._world.world_size
+        if world_size == 1:
+            return ""
         bad = not all(map(math.isfinite, losses.values()))
         flags = max_over_ranks([int(bad and number == rank) for number in range(world_size)])
         ranks = ", ".join(str(number) for number in range(world_size) if flags[number])
-        if world_size == 1:
-            return ""
         return f" on rank {ranks}; losses of rank {rank}" if ranks else f" (a gradient of all); losses of rank {rank}"
 
     def _dump(
         self, model: nn.Module, step: int, batches: Sequence[Any], losses: dict[str, float], layer: str | None
     ) -> None:
-        """Write this process's batches with all that may explain them, as plain data for
-        torch.load.
-        """
+        """Write this rank's batches and what may explain them, as plain data for torch.load."""
         if self._folder is None:
             return
         norms = {
@@ -152,10 +145,9 @@ class NonFiniteGuard:
 
 @torch.no_grad()
 def first_nonfinite_layer(model: nn.Module, batches: Sequence[Any], forward: Callable[[Any], object]) -> str | None:
-    """The name of the first module in a forward pass that gives a value that is not finite; None:
-    only gradients do.
+    """The first module whose output is not finite in a forward pass; None if all outputs are.
 
-    All batches are run whatever is found, since synchronised batch norms need every process.
+    All batches are run in any case, because synchronised batch norms need every rank.
     """
     found: list[str] = []
 

@@ -1,6 +1,4 @@
-"""Whether all processes still train one and the same model: fingerprints of what must be equal,
-compared.
-"""
+"""Check that all ranks still train the same model, by comparing fingerprints of its tensors."""
 
 from __future__ import annotations
 
@@ -16,17 +14,16 @@ from train_utils.parallel.wrap import own_statistics
 from train_utils.processes.world import World
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
-ROW_FACTOR = 0x1E3779B97F4A7C15  # odd and without pattern, so that the factors of different rows have little in common
+ROW_FACTOR = 0x1E3779B97F4A7C15  # odd and without pattern: makes factors of different rows unrelated
 
 
 def check_in_sync(model: nn.Module, world: World, step: int, lr: float, every: int) -> None:
-    """Every ``every`` steps (0: never) compare the training of all ranks after optimiser step
-    ``step``.
+    """Compare the training of all ranks after optimiser step ``step``, every ``every`` steps.
 
-    ``model`` is the plain model in training mode. Compared are step, learning rate, parameters and
-    buffers, without batch-norm statistics where each rank has its own. Must be called by all ranks
-    alike. Raises TrainError, on all ranks with the same sentence, that names the first tensor that
-    differs and the ranks where it does from rank 0.
+    ``every`` 0 means never. ``model`` is the plain model in training mode. The check covers step,
+    learning rate ``lr``, parameters and buffers, but not batch-norm statistics that each rank keeps
+    for itself. All ranks call this together. Raises TrainError with the same sentence on all ranks;
+    it names the first tensor that differs and the ranks on which it differs from rank 0.
     """
     if world.world_size == 1 or every == 0 or step % every:
         return
@@ -44,18 +41,17 @@ def check_in_sync(model: nn.Module, world: World, step: int, lr: float, every: i
     what = ("the step count", "the learning rate", *tensors)[first]
     where = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
     raise TrainError(
-        f"after step {int(of_ranks[0, 0])} the processes no longer train the same model: {what} differs on {where} "
-        "from rank 0. fix: resume the run from its last checkpoint; if it comes back, look for a faulty or "
-        "different device, torch version or data on these ranks"
+        f"after step {int(of_ranks[0, 0])} the ranks no longer train the same model: {what} differs on {where} "
+        "from rank 0. fix: resume the run from its last checkpoint; if the error returns, look for a faulty "
+        "device, another torch version or other data on these ranks"
     )
 
 
 def fingerprint(tensor: Tensor) -> Tensor:
-    """A number (int64, on the tensor's device) that follows from the bits of a tensor, the same on
-    any device.
+    """A number (int64, on the tensor's device) computed from a tensor's bits, equal on any device.
 
-    The sum of the elements' bits as integers, row by row (first dimension) with a factor for each
-    row, modulo 2**64. One element that differs always shows; several could only cancel by chance.
+    It sums the elements' bits as integers modulo 2**64, each row (first dimension) times its own
+    factor. One differing element always shows; several could only cancel by chance.
     """
     bits = tensor.detach().view(INTEGERS[tensor.element_size()])
     rows = bits.sum(dim=tuple(range(1, bits.ndim)), dtype=torch.int64) if bits.ndim > 1 else bits.long()

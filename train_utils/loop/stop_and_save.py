@@ -1,7 +1,7 @@
-"""What all processes decide together once in every optimiser step, and who asks for it.
+"""What all ranks decide together in every optimiser step, and the signals that ask for a stop.
 
-A signal, a clock or a bad batch concerns one process first. Acting on it alone would leave the
-others waiting in a collective, so each step ends with one small exchange, and all act alike.
+A signal, a clock or a bad batch concerns one rank first. If it acted alone, its peers would wait in
+a collective. So each step ends with one small exchange, and all ranks act alike.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ SECONDS_BEFORE_RETRY = 30.0  # after a checkpoint that could not be written
 
 
 class StopRequest:
-    """Whether a signal asked this process to stop: USR1 and TERM as SLURM sends them, USR2 as
-    submitit has them sent, HUP as a terminal does that closes (not under nohup), or Ctrl-C.
+    """Whether a signal asked this process to stop.
 
-    As a context it takes over the signals, in the main thread, where alone that is possible. The
-    handlers set a flag and nothing else. A second Ctrl-C ends the program at once. Where the
-    program around had a handler of its own for the signal that came, as submitit has to requeue its
-    job, that one is called when the body is over.
+    SLURM sends USR1 and TERM, submitit USR2, a closing terminal HUP (ignored under nohup), Ctrl-C
+    INT. The context handles these signals while its body runs; outside the main thread it cannot.
+    A handler only sets a flag. A second Ctrl-C ends the program at once. If the signal had a
+    handler before, e.g. submitit's, which requeues its job, that one is called after the body.
     """
 
     def __init__(self) -> None:
@@ -56,10 +55,9 @@ class StopRequest:
 
 
 def ask_for_requeue(world: World, stopped_by: signal.Signals) -> None:
-    """Tell the SLURM job script, by the file it named, that this run has more to do; Ctrl-C is no
-    such request.
+    """Ask the SLURM job script, through the file it named, to requeue; not after Ctrl-C.
 
-    To be called last of all, when the checkpoint is on the disk: the requeue ends the job.
+    Call this last, when the checkpoint is on disk: the requeue ends the job.
     """
     path = requeue_file()
     if world.is_main and path is not None and stopped_by != signal.SIGINT:
@@ -67,19 +65,18 @@ def ask_for_requeue(world: World, stopped_by: signal.Signals) -> None:
 
 
 class Decision(NamedTuple):
-    """What all processes do in this step."""
+    """What all ranks do about this step."""
 
-    skip: bool  # its update, since a loss or a gradient is not finite on one of them
-    stop: signal.Signals | None  # after it
-    save: bool  # a checkpoint after it
+    skip: bool  # leave out the update, because a loss or gradient of some rank is not finite
+    stop: signal.Signals | None  # after this step, for this signal
+    save: bool  # write a checkpoint after this step
 
 
 class StepDecisions:
     """Finds the common decision of each step.
 
-    ``save_every_steps`` and ``save_every_minutes`` space the checkpoints (0: no such rule);
-    ``retry`` says whether the last one could not be written. Both clocks are those of the first
-    process.
+    ``save_every_steps`` and ``save_every_minutes`` space the checkpoints (0: no such rule).
+    ``retry`` returns whether the last one could not be written.
     """
 
     def __init__(
@@ -95,12 +92,13 @@ class StepDecisions:
         self._last_save = time.monotonic()
 
     def saved(self) -> None:
-        """A checkpoint has just been asked for."""
+        """Restart the clock: a checkpoint has just been queued."""
         self._last_save = time.monotonic()
 
     def decide(self, finite: bool, steps_done: int) -> Decision:
-        """The decision of the step that makes ``steps_done`` steps in all; every process must call
-        it alike.
+        """The decision about the step after which ``steps_done`` steps are done.
+
+        All ranks call this together. ``finite``: loss and gradients of this rank are.
         """
         due = self._every_steps > 0 and steps_done % self._every_steps == 0
         skip, stop, save = max_over_ranks([not finite, self._stop.signal or 0, due or self._is_time()])

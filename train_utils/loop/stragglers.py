@@ -1,4 +1,4 @@
-"""What each process spends an epoch on, and which one the others wait for."""
+"""What each rank spends an epoch on, and which rank the others wait for."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from train_utils.run.log import MetricsCsv
 
 COLUMNS = ("epoch", "rank", "node", "seconds", "data", "compute", "wait")  # of ranks.csv; the last three are shares
 COSTLY = 0.1  # share of the time that the slowest rank may cost before it is named
-ENOUGH_STEPS = 20  # to judge a rank by: in fewer, the start of loaders and threads and mere chance weigh as much
+ENOUGH_STEPS = 20  # to judge a rank by; in fewer, starting loaders and chance weigh as much
 RECORD = np.dtype(
     [("seconds", "f8"), ("data", "f8"), ("wait", "f8"), ("node", "S64"), ("steps", "i8")]
 )  # as it travels
 
 
 class RankTimes(NamedTuple):
-    """Seconds of one process in the steps of an epoch or several; the rest of ``seconds`` is its
-    own compute.
-    """
+    """Seconds of one rank in the steps of one or more epochs."""
 
     seconds: float  # of all steps
     data: float  # waiting for batches
@@ -33,20 +31,18 @@ class RankTimes(NamedTuple):
     steps: int = 0
 
     def plus(self, other: RankTimes) -> RankTimes:
-        """Those of the same rank in these steps and in ``other``."""
-        spans = [one + more for one, more in zip(self[:3], other[:3], strict=True)]
-        return RankTimes(spans[0], spans[1], spans[2], self.node, self.steps + other.steps)
+        """The sum of both."""
+        seconds, data, wait = self.seconds + other.seconds, self.data + other.data, self.wait + other.wait
+        return RankTimes(seconds, data, wait, self.node, self.steps + other.steps)
 
     @property
     def compute(self) -> float:
-        """Seconds of its own work. Not below 0: on CUDA device and host may wait at one time for
-        different things.
-        """
+        """Seconds of its own work; 0 if device and host waited for different things at once."""
         return max(0.0, self.seconds - self.data - self.wait)
 
     @property
     def own(self) -> float:
-        """Seconds until it is where the others are waiting for it, or it waits for them."""
+        """Seconds in which this rank does not wait for others."""
         return self.data + self.compute
 
     def shares(self) -> dict[str, float]:
@@ -59,13 +55,14 @@ class Straggler(NamedTuple):
     """The slowest rank."""
 
     rank: int
-    cost: float  # share of the time that a rank like the others would save
-    by_data: bool  # more of that is lost in waiting for batches than in computing
+    cost: float  # share of the time that a rank as fast as the others would save
+    by_data: bool  # waiting for batches costs more than computing
 
 
 def slowest_rank(times: Sequence[RankTimes]) -> Straggler | None:
-    """The rank with the longest own time, and what it costs beyond the median of the others; None
-    for one rank.
+    """The rank with the longest own time, compared with the median of the others.
+
+    None for a single rank.
     """
     if len(times) < 2:
         return None
@@ -78,9 +75,7 @@ def slowest_rank(times: Sequence[RankTimes]) -> Straggler | None:
 
 
 def straggler_sentence(times: Sequence[RankTimes]) -> str | None:
-    """One line that names the slowest rank where it costs more than COSTLY of the time, else
-    None.
-    """
+    """A line that names the slowest rank if it costs more than COSTLY of the time, else None."""
     straggler = slowest_rank(times)
     if straggler is None or straggler.cost <= COSTLY:
         return None
@@ -101,20 +96,17 @@ def straggler_sentence(times: Sequence[RankTimes]) -> str | None:
 
 
 class RankTable:
-    """``ranks.csv``: a row for each rank and epoch, and a line where a rank holds up the others.
+    """``ranks.csv``: a row for each rank and epoch; ``say`` gets a line about a straggler.
 
-    Epochs of fewer than ENOUGH_STEPS steps are judged together, so many that they have as many.
+    Short epochs are judged together until they have ENOUGH_STEPS steps.
     """
 
     def __init__(self, path: Path, is_main: bool, epochs_done: int, say: Callable[[str | None], None]) -> None:
-        """As MetricsCsv; ``say`` gets the line."""
         self._table, self._say = MetricsCsv(path, COLUMNS, is_main, epochs_done), say
         self._unjudged: list[RankTimes] = []  # of each rank
 
     def write(self, epoch: int, times: RankTimes) -> None:
-        """Collect the times of all ranks, which all call this, and write them on the first
-        process.
-        """
+        """Collect the times of all ranks, which call this together; rank 0 writes them."""
         gathered = gather_times(times)
         for rank, found in enumerate(gathered):
             shares = {key: round(value, 4) for key, value in found.shares().items()}
@@ -128,9 +120,7 @@ class RankTable:
 
 
 def gather_times(times: RankTimes) -> list[RankTimes]:
-    """The times of all ranks in their order on the first process, with the name of each one's node;
-    [] elsewhere.
-    """
+    """The times of all ranks in rank order, each with the name of its node; [] off rank 0."""
     node = platform.node().encode()[:64]
     record = np.array([(times.seconds, times.data, times.wait, node, times.steps)], RECORD)
     gathered = gather_arrays(record)

@@ -1,1 +1,1 @@
-"""How many images fit into memory, and what does the user read if they do not?"""
+"""How many images fit into memory, and what the user reads if they do not fit."""

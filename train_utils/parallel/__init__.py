@@ -1,1 +1,1 @@
-"""How do ranks train one model: gradient sync, batch statistics, time spent waiting?"""
+"""How ranks train one model: gradient sync, batch statistics, time spent waiting."""

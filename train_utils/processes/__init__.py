@@ -1,1 +1,1 @@
-"""How do the ranks of a run find each other, what do they share, and what if one is lost?"""
+"""How the ranks of a run find each other, what they share, and what happens if one is lost."""

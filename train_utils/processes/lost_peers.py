@@ -161,7 +161,7 @@ class Lookout:
                     self._changed.wait(QUICK_LOOK_SECONDS if self._raised else LOOK_SECONDS)
 
     def _look(self) -> None:
-        """Poll the store once: who reports an error, who answered, who hit an error too?"""
+        """Poll the store once: who reports an error, who answered, who hit an error too."""
         raised, reporter = self._raised, self._reporter
         if raised:
             claim_report(self._store, self._rank)

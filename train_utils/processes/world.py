@@ -1,4 +1,4 @@
-"""This process's rank, node and device in the run."""
+"""Rank, node and device of this process."""
 
 from __future__ import annotations
 

@@ -81,9 +81,7 @@ def test_ranks_that_differ_are_named_with_the_first_tensor_by_all_ranks() -> Non
     assert reports[0] == reports[1] == reports[2]
     plain, weight, not_due, never, step, lr, own, frozen, synchronised = reports[0]
     assert plain is not_due is never is own is None
-    assert weight.startswith(
-        "after step 6 the processes no longer train the same model: 2.weight differs on rank 1 from"
-    )
+    assert weight.startswith("after step 6 the ranks no longer train the same model: 2.weight differs on rank 1 from")
     assert "fix:" in weight and "\n" not in weight
     assert "the step count differs on rank 2" in step and "the learning rate differs on rank 2" in lr
     assert "1.running_mean differs on ranks 1, 2" in frozen and "1.running_mean differs on ranks 1, 2" in synchronised
