@@ -61,9 +61,7 @@ class TrainConfig:
     """Everything that train.py reads."""
 
     name: str  # folder below runs/
-    run_dir: (
-        str | None
-    )  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
+    run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
     resume: str | None  # run folder to continue; auto: run_dir, else this job's (SLURM, torchrun), else the newest
     resume_force: bool  # continue even if other options or data make it another training
     dry_run: bool  # print the node, device, data and share of a step of each rank, then exit
