@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser
 from conf.entry import CONF_DIR, compose, defaults
 from conf.failures import ConfigError
 from conf.programs import PROGRAMS, prepare_arguments
-from tests.test_house import all_sources
+from tests.test_house import all_sources, tracked
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -193,3 +193,11 @@ def test_a_stale_sentence_is_found() -> None:
     assert parts == [["lost", "rank"], ["ranks", "in", "all"]]
     assert is_said("in a training pass of".split(), [f"out of memory in a {GAP} pass of {GAP} images".split()])
     assert not is_said("worker process(es) gave no parcel for".split(), source_texts())
+
+
+def test_programs_and_modules_that_pages_name_exist() -> None:
+    """A quoted path is the end of a file's path here."""
+    files = [f"/{path.relative_to(REPOSITORY)}" for path in [*tracked("*.py"), *tracked("*.sbatch")]]
+    for page in PAGES:
+        for name in re.findall(r"`([\w/]+\.(?:py|sbatch))(?:: \w+)?`", page.read_text()):
+            assert any(path.endswith(f"/{name}") for path in files), f"{page} names {name}, which is not there"
