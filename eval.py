@@ -52,8 +52,8 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
     out = open_folder(world, Path(config.out), "out") if config.out is not None else None
     annotations = open_split(config.data, "val", world)
     if world.is_main:
-        for said in (*annotations.skipped, *annotations.notes):
-            print(f"val: {said}", flush=True)
+        for note in (*annotations.skipped, *annotations.notes):
+            print(f"val: {note}", flush=True)
     if config.detections is not None:
         return score_file(Path(config.detections), config, annotations, out) if world.is_main else {}
     model = load_model(config, annotations, world).to(world.device)

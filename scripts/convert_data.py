@@ -29,7 +29,7 @@ def convert(config: ConvertDataConfig) -> Path:
     path, out = Path(config.csv), Path(config.out)
     images = Path(config.images) if config.images is not None else path.parent
     if not images.is_dir():
-        raise ConfigError(f"images={images} is no folder. fix: name the folder of the images")
+        raise ConfigError(f"images={images} is not a folder. fix: name the folder of the images")
     if out.exists():
         raise ConfigError(f"out={out} exists. fix: name another file")
     names = Path(config.names) if config.names is not None else None

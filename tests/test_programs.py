@@ -102,7 +102,7 @@ def test_training_on_two_processes_leaves_one_whole_run_folder(folder: Path, tra
     table = rows(run / "metrics.csv")
     assert tuple(table[0]) == COLUMNS and {"epoch", "step", "lr", "AP", "AP50"} < set(COLUMNS)
     assert [(row["epoch"], row["step"]) for row in table] == [("1", "4"), ("2", "8")]
-    assert trained.out.count("2 processes x 2 images x 2 passes") == 1, "more than one process printed"
+    assert trained.out.count("2 ranks x 2 images x 2 passes") == 1, "more than one process printed"
     assert "APm" in trained.out, "no table at the end"
 
 

@@ -147,7 +147,7 @@ def test_a_dry_run_says_what_it_found_and_leaves_nothing(
         "rank 0 of 1",
         "device cpu",
         "18 training images",
-        "batch of 8 images = 1 processes x 4 images x 2 pass",
+        "batch of 8 images = 1 ranks x 4 images x 2 pass",
     ):
         assert text in line
     assert not (tmp_path / "run").exists()

@@ -44,15 +44,15 @@ def announce(
         summary = summarise(part, config.train.image_size, anchors, min_iou)
         log.line(f"{split}: {summary.line()}")
         log.line(summary.warning() if split == "train" else None)
-        for said in (*part.skipped, *part.notes):
-            log.line(f"{split}: {said}")
+        for note in (*part.skipped, *part.notes):
+            log.line(f"{split}: {note}")
     log.line(
         f"{world.world_size} process(es) on {world.device.type} ({world.launcher}, {world.backend}), forward pass in "
         f"{str(dtype or weights_dtype(config.train.precision.value)).removeprefix('torch.')}"
     )
     log.line(
         f"{config.train.epochs} epochs x {sampler.steps_per_epoch} steps x {config.train.batch_size} images "
-        f"({world.world_size} processes x {sampler.device_batch_size} images x {sampler.accumulate} passes), "
+        f"({world.world_size} ranks x {sampler.device_batch_size} images x {sampler.accumulate} passes), "
         f"run folder {folder}"
     )
 
@@ -65,7 +65,7 @@ def tell_places(
     line = (
         f"{describe_rank()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
         f"{len(train_set.names)} classes, {len(val_set)} validation images), batch of {config.train.batch_size} images "
-        f"= {world.world_size} processes x {sampler.device_batch_size} images x {sampler.accumulate} passes"
+        f"= {world.world_size} ranks x {sampler.device_batch_size} images x {sampler.accumulate} passes"
     )
     lines = gather_arrays(np.frombuffer(line.encode(), np.uint8))
     for each in lines or ():

@@ -86,7 +86,7 @@ def load(bench: Bench, workers: int, step_seconds: float) -> tuple[float, float]
         batch = next(batches)
         waited += time.perf_counter() - asked
         time.sleep(step_seconds)
-        del batch  # freeing its pages is no waiting: it is part of a training's step, too
+        del batch  # freeing its pages is not waiting: a training's step does it, too
     return (time.perf_counter() - started) / LOADED_BATCHES, waited / LOADED_BATCHES
 
 

@@ -123,7 +123,7 @@ def private_bytes() -> int:
 def main(arguments: list[str]) -> None:
     """Measure and print."""
     if not MEMORY_ROWS.exists():
-        sys.exit(f"error: there is no {MEMORY_ROWS} to tell the memory of workers. fix: measure on Linux")
+        sys.exit(f"error: there is no {MEMORY_ROWS} to read the memory of workers from. fix: measure on Linux")
     values = dict(argument.split("=", 1) for argument in arguments)
     folder, images, boxes = Path(values["folder"]), int(values["images"]), int(values["boxes"])
     if not folder.exists():

@@ -19,7 +19,7 @@ if [[ -f $site ]]; then
     source "$site" || fail "$site ended with an error. fix: correct it, or SITE=<another file> sbatch ..."
     set -u
 elif [[ ${SITE:-} ]]; then
-    fail "SITE=$SITE is no file. fix: correct its path"
+    fail "SITE=$SITE is not a file. fix: correct its path"
 fi
 
 # Parallel tasks must not use `uv run`: on a shared disk they would change the environment at once.

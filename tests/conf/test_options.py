@@ -90,7 +90,7 @@ def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: 
         (["train.batch_size=9", "train.device_batch_size=2"], "train.batch_size=9 is not a multiple"),
         (["train.batch_size=64"], "fewer than train.batch_size=64"),
         (["train.image_size=50"], "train.image_size=50 is not a multiple"),
-        (["evaluate.image_size=50"], "evaluate.image_size=50 is no multiple"),
+        (["evaluate.image_size=50"], "evaluate.image_size=50 is not a multiple"),
         (["model.weights=nothing.weights"], "nothing.weights"),
         (["model.weights=nothing.pt"], "nothing.pt"),
         (["model.cfg=nothing.cfg"], "nothing.cfg"),

@@ -1,4 +1,4 @@
-"""Plant one fault in one rank of a training on two ranks, and report what became of both.
+"""Plant one fault in one rank of a training on two ranks, and report how both ended.
 
     python -m tests.runs.planted_faults [name ...]
 
@@ -42,7 +42,7 @@ CHAINED = re.compile(r"^(During handling of the above|The above exception was th
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the two ranks; ``seconds`` from the fault to the end of the last one."""
+    """How the two ranks ended; ``seconds`` from the fault to the end of the last one."""
 
     seconds: float
     codes: list[int | None]  # None: it had to be killed

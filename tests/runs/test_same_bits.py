@@ -198,7 +198,7 @@ def alternatives(section: str, kind: type) -> Iterator[tuple[str, list[Any]]]:
 
 
 def option_lists() -> list[list[str]]:
-    """Command lines, each with other values of every option as long as there are any."""
+    """Command lines that together use all values of each option."""
     found: list[list[str]] = []
     for loss in ("yolov3", "yolov3", "darknet"):
         table = dict(alternatives("loss", LOSSES[loss]))

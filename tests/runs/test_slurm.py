@@ -59,7 +59,7 @@ def whole(folder: Path) -> Path:
     """The run of an undisturbed job."""
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder))
     assert job.end() == "COMPLETED", job.output
-    assert job.output.count("4 processes x 2 images x 1 passes") == 1, "the processes did not form one run"
+    assert job.output.count("4 ranks x 2 images x 1 passes") == 1, "the processes did not form one run"
     assert job.fact("Restarts") == "0" and f"epoch 2  step {STEPS}" in job.output
     return run_of(job)
 
@@ -277,5 +277,5 @@ def test_dry_run_tells_the_place_of_every_rank_and_leaves_nothing(folder: Path) 
         for rank in range(4)
     ], job.output
     assert all("device cpu" in line and "384 training images" in line for line in lines)
-    assert all("batch of 8 images = 4 processes x 2 images x 1 passes" in line for line in lines)
+    assert all("batch of 8 images = 4 ranks x 2 images x 1 passes" in line for line in lines)
     assert not (folder / "runs" / "dry").exists()

@@ -30,7 +30,7 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True)
 class Machine:
-    """One of the two."""
+    """One of the two machines."""
 
     name: str
     address: str
@@ -42,7 +42,7 @@ class Machine:
 
 @contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
-    """Create and join both; remove them afterwards with everything that still runs on them."""
+    """Create both and join them; afterwards remove them and all that still runs there."""
     machines = tuple(Machine(f"yolo-{os.getpid()}-{n}", address) for n, address in enumerate(ADDRESSES))
     first, second = machines
     try:

@@ -159,7 +159,7 @@ def test_wrong_rows_are_named(
 
 def test_what_is_not_there_or_in_the_way(folder: Path) -> None:
     for overrides, said in (
-        (["images=nowhere"], r"images=nowhere is no folder"),
+        (["images=nowhere"], r"images=nowhere is not a folder"),
         (["csv=nowhere.csv"], r"csv=nowhere\.csv cannot be read"),
         (["names=nowhere.names"], r"nowhere\.names cannot be read"),
         (["out=in.csv"], r"out=in\.csv exists"),

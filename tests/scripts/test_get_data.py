@@ -58,7 +58,7 @@ def test_names() -> None:
 def test_without_a_network_it_says_at_once_how_to_fetch_by_hand(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The host is unknown, nobody listens, or nobody answers, as behind a firewall."""
+    """The host is unknown, refuses connections, or does not answer, as behind a firewall."""
     monkeypatch.setattr(download_module, "CONNECT_SECONDS", 0.2)
     monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it tries again"))
     root = tmp_path / "root"

@@ -106,7 +106,7 @@ def test_a_site_file_comes_before_python_and_a_prefix_in_front_of_it(tmp_path: P
     done = start(TORCHRUN, tmp_path, {"SITE": str(site)})
     assert done.returncode == 1 and "ended with an error. fix:" in done.stderr
     done = start(TORCHRUN, tmp_path, {"SITE": "nowhere"})
-    assert done.returncode == 1 and done.stderr == "SITE=nowhere is no file. fix: correct its path\n"
+    assert done.returncode == 1 and done.stderr == "SITE=nowhere is not a file. fix: correct its path\n"
     done = start(TORCHRUN, tmp_path, {"PYTHON": "nowhere"})
     assert done.returncode == 1 and "no nowhere. fix: 'uv sync'" in done.stderr
 

@@ -115,7 +115,7 @@ def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
     content = _read(file, mapped)
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("state"), dict):
         raise CheckpointError(
-            f"{file} is no checkpoint of this project. fix: give one that train.py wrote; Darknet .weights go to "
+            f"{file} is not a checkpoint of this project. fix: give one that train.py wrote; Darknet .weights go to "
             "model.weights"
         )
     if content.get("version") != VERSION:
@@ -139,7 +139,7 @@ def _read(file: Path, mapped: bool) -> Any:
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
         # data, torch advises to load it anyway.
         raise CheckpointError(
-            f"{file} is damaged, or no checkpoint of this project. fix: {other_files(file)}"
+            f"{file} is damaged, or not a checkpoint of this project. fix: {other_files(file)}"
         ) from error
 
 

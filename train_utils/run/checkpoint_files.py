@@ -16,7 +16,7 @@ def find_checkpoint(path: Path, which: str) -> Path:
     """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
     if path.suffix in OTHER_FORMATS:
         raise CheckpointError(
-            f"{path} is no checkpoint: run folders and their .pt files are read here, {OTHER_FORMATS[path.suffix]}"
+            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, {OTHER_FORMATS[path.suffix]}"
         )
     if path.is_file():
         return path

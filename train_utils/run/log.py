@@ -68,7 +68,7 @@ def log_warnings(log: RunLog, about: str) -> None:
 
 
 class MetricsCsv:
-    """``metrics.csv``: one row per epoch, which rank 0 writes as soon as it is known."""
+    """``metrics.csv``: one row per epoch, which rank 0 appends at once."""
 
     def __init__(self, path: Path, columns: Sequence[str], is_main: bool, epochs_done: int = 0) -> None:
         """Start the file, or keep its rows up to ``epochs_done`` if a run resumes there.

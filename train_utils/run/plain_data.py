@@ -14,7 +14,7 @@ from train_utils.errors import CheckpointError
 def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
     """Plain data with tensors detached, contiguous, on the CPU and without unused storage.
 
-    With ``copied`` the result shares no memory with ``value``, which training goes on changing.
+    With ``copied`` the result shares no memory with ``value``, which training keeps changing.
     Raises CheckpointError that names the entry, below ``key``, that is not plain data.
     """
     if isinstance(value, Tensor):

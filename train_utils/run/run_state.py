@@ -126,7 +126,7 @@ class RunState:
         self.restore_weights(state)
         self.epoch, self.step, self.seen = state["epoch"], self._same_place(state, folder), images_seen(state)
         self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
-        self.evaluated_epoch = state.get("evaluated_epoch", 0)  # earlier versions did not say
+        self.evaluated_epoch = state.get("evaluated_epoch", 0)  # absent in earlier versions
         self.loss_steps = state.get("loss_steps", 0)
         sums = state.get("loss_sums", torch.zeros(1, len(LOSS_NAMES), dtype=torch.float64))
         same_ranks = state["world_size"] == world.world_size
@@ -144,12 +144,12 @@ class RunState:
     def _same_place(self, state: dict[str, Any], folder: Path) -> int:
         """Convert a checkpoint's step to today's epoch length, which a forced resume may change."""
         now = self.description["steps_per_epoch"]
-        before = state.get("steps_per_epoch", now)  # earlier versions did not say
+        before = state.get("steps_per_epoch", now)  # absent in earlier versions
         done = state["step"] - state["epoch"] * before
         if not 0 <= done <= before:
             raise CheckpointError(
-                f"resume={folder}: an earlier version of this program wrote its checkpoint, which does not say how "
-                "many steps an epoch had. fix: train.batch_size and data as in that run"
+                f"resume={folder}: its checkpoint, of an earlier version of this program, does not say how many steps "
+                "an epoch had. fix: train.batch_size and data as in that run"
             )
         return int(state["epoch"] * now + done * now // before)
 

@@ -78,9 +78,9 @@ def read_results(
     except OSError as error:
         raise TrainError(f"cannot read detections={path} ({error.strerror}). fix: a COCO results file") from error
     except (ValueError, RecursionError) as error:
-        raise TrainError(f"detections={path} is no JSON ({error}). fix: a COCO results file") from error
+        raise TrainError(f"detections={path} is not JSON ({error}). fix: a COCO results file") from error
     if not isinstance(content, list):
-        raise TrainError(f"detections={path} is no list. fix: a COCO results file: {RESULTS}")
+        raise TrainError(f"detections={path} is not a list. fix: a COCO results file: {RESULTS}")
     images = set(image_ids.tolist())
     classes = {category: number for number, category in enumerate(np.asarray(category_ids).tolist())}
     rows, unknown = [], Counter[int]()
@@ -139,7 +139,7 @@ def file_names(names: Sequence[str], suffix: str) -> dict[str, str]:
 def _result(entry: Any, place: str) -> tuple[int, int, float, tuple[float, ...]]:
     """Image id, category id, score and box of one row. Raises TrainError."""
     if not isinstance(entry, dict):
-        raise TrainError(f"{place} is no object. fix: {RESULTS}")
+        raise TrainError(f"{place} is not an object. fix: {RESULTS}")
     for key in RESULT_KEYS:
         if key not in entry:
             raise TrainError(f"{place} has no {key}. fix: {RESULTS}")

@@ -83,7 +83,7 @@ def test_all_of_a_step_where_memory_abounds_and_no_training_where_it_lacks(
     config = options(shapes, tmp_path / "run", "dry_run=true")
     has_memory(monkeypatch, 2**50)
     train(config)
-    assert "batch of 8 images = 1 processes x 8 images x 1 passes" in capsys.readouterr().out
+    assert "batch of 8 images = 1 ranks x 8 images x 1 passes" in capsys.readouterr().out
     has_memory(monkeypatch, 2**20)
     with pytest.raises(
         TrainError, match=r"1 x 96 x 96 in a pass .* needs 0\.\d\d GiB of the 0.00 GiB .*fix: a smaller"

@@ -27,7 +27,7 @@ class Color(enum.StrEnum):
 
 
 def sample_state() -> dict[str, Any]:
-    """Something of every kind that a training holds."""
+    """A value of every kind that a training holds."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -162,7 +162,7 @@ class Malicious:
 def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path) -> None:
     path, canary = tmp_path / "a.pt", tmp_path / "canary"
     torch.save({"model": nn.Linear(1, 1).state_dict(), "epoch": 3}, path)
-    with pytest.raises(CheckpointError, match=r"no checkpoint of this project\. fix: .*model\.weights"):
+    with pytest.raises(CheckpointError, match=r"not a checkpoint of this project\. fix: .*model\.weights"):
         load_checkpoint(path)
     torch.save({"format": "hydra-yolov3-spp checkpoint", "version": 99, "state": {}}, path)
     with pytest.raises(CheckpointError, match="format version 99, this program reads 1"):
@@ -172,7 +172,7 @@ def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError) as caught:
             load_checkpoint(path)
         assert str(caught.value) == (
-            f"{path} is damaged, or no checkpoint of this project. fix: give a run folder or a .pt file of train.py"
+            f"{path} is damaged, or not a checkpoint of this project. fix: give a run folder or a .pt file of train.py"
         )
     with path.open("wb") as file:
         pickle.dump(Malicious(canary), file)
@@ -191,7 +191,7 @@ NAMES = ("last", "last.previous", "best")
 def test_the_most_steps_that_can_be_read_win(
     steps: tuple[int | None, ...], damaged: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Among equals last.pt; the line says what is odd, and nothing where nothing is."""
+    """On a tie last.pt wins; the message names what is unusual and is None otherwise."""
     folder, good = tmp_path / "checkpoints", []
     for name, step in zip(NAMES, steps, strict=True):
         if step is None:

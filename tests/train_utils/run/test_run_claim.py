@@ -1,4 +1,4 @@
-"""A run folder has one holder: in races, after deaths of every kind, across machines."""
+"""A run folder has one holder: in races, after crashes of every kind, across machines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sys.stdin.read()
 
 
 def start(folder: Path, at: float = 0.0) -> subprocess.Popen[str]:
-    """A process that claims the folder at a moment and holds it until its input ends."""
+    """A process that claims the folder on a signal and holds it until its input ends."""
     arguments = [sys.executable, "-c", HOLDER, str(folder), str(at)]
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -61,7 +61,7 @@ def held(tmp_path: Path) -> Iterator[tuple[Path, Claim]]:
 
 
 def from_elsewhere(folder: Path, **changes: Any) -> None:
-    """Let the folder's claim be one of another machine."""
+    """Make the folder's claim look like another machine's."""
     (path,) = folder.glob(".claim-*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "elsewhere", "host": "elsewhere"} | changes))
 
@@ -116,7 +116,7 @@ def test_a_stopped_process_lives(tmp_path: Path) -> None:
 
 
 def test_a_process_number_that_was_given_again_is_no_holder(held: tuple[Path, Claim]) -> None:
-    """As in a container that is started again, where every program gets the number that it had."""
+    """As in a restarted container, where every program gets its previous process id."""
     folder, _ = held
     (path,) = folder.glob(".claim-*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"born": "1"}))

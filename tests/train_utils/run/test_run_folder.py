@@ -46,7 +46,7 @@ def torchrun(run: str, restarts: int = 0) -> dict[str, str]:
 
 @dataclass
 class Job:
-    """A working folder with what trains in it; an environment stands for each process."""
+    """A working folder and its trainings; each process is an environment."""
 
     folder: Path
     world: World
@@ -56,7 +56,7 @@ class Job:
     def start(
         self, environment: Mapping[str, str], *options: str, checkpoint: bool = True, ends: bool = False
     ) -> tuple[str, bool]:
-        """Start a training: the name of its folder, and whether it goes on from a checkpoint."""
+        """Start a training; return its folder's name and whether it resumes from a checkpoint."""
         with self.patch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, value)
@@ -74,7 +74,7 @@ class Job:
         return folder.name, goes_on
 
     def kill(self) -> None:
-        """Let all that train die as by kill -9."""
+        """Kill all trainings as by kill -9."""
         claims = [next(folder.glob(".claim-*")) for folder in self.open]
         contents = [json.dumps(json.loads(claim.read_text()) | {"born": "0"}) for claim in claims]
         self.end()
@@ -82,7 +82,7 @@ class Job:
             claim.write_text(content)
 
     def end(self) -> None:
-        """Let all that train end."""
+        """End all trainings."""
         for stack in self.open.values():
             stack.close()
         self.open.clear()
@@ -130,7 +130,7 @@ def test_steps_side_by_side_have_a_folder_each_and_find_it_again_after_a_requeue
     ],
 )
 def test_trainings_one_after_the_other_go_on_where_the_job_was_killed(launch: Launch, base: str, job: Job) -> None:
-    """Those before are over, the one under way goes on, those behind it begin."""
+    """Earlier tasks are over, the running one resumes, later ones start."""
     assert job.start(launch("41"), A, ends=True) == (base, False)
     assert job.start(launch("41"), B, checkpoint=False) == (f"{base}-2", False)
     job.kill()
@@ -163,7 +163,7 @@ def test_torchrun_finds_its_folder_again_and_gives_another_setting_its_own(job: 
 
 
 def test_a_restart_by_torchrun_waits_for_its_holder_on_a_lost_machine(job: Job) -> None:
-    """The count of restarts may still be 0 on the machine where the first rank is now."""
+    """The count of restarts may still be 0 on the machine that rank 0 moved to."""
     job.patch.setattr(run_claim, "SILENT_SECONDS", 0.3)
     assert job.start(torchrun("id"), A) == ("torchrun-id", False)
     job.kill()

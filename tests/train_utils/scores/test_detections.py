@@ -1,4 +1,4 @@
-"""Detections as arrays: their order and what travels."""
+"""Detections as arrays: their order and wire format."""
 
 from __future__ import annotations
 

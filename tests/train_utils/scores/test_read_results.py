@@ -154,11 +154,11 @@ def test_a_wrong_row_is_named(change: Row, said: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"annotations": []}', "is no list. fix: a COCO results file: a list of"),
-        ("[1]", "entry 0 is no object. fix: a list of"),
-        ("[", "is no JSON (Expecting value"),
-        ("[" * 100_000, "is no JSON ("),
-        ("\xff", "is no JSON ("),
+        ('{"annotations": []}', "is not a list. fix: a COCO results file: a list of"),
+        ("[1]", "entry 0 is not an object. fix: a list of"),
+        ("[", "is not JSON (Expecting value"),
+        ("[" * 100_000, "is not JSON ("),
+        ("\xff", "is not JSON ("),
         (None, "(No such file or directory). fix: a COCO results file"),
         ('[{"image_id": "7", "category_id": 0, "bbox": [1, 2, 3, 4], "score": 1}]', "none of its category ids (0)"),
     ],
