@@ -16,6 +16,9 @@ R = TypeVar("R")
 
 CHUNK = 256  # items handled at once: handing them over one by one costs more than most files
 MAX_THREADS = 32
+THREADS_PER_CORE = 4  # they mostly wait
+WAITING_RATIO = 3.0  # a chunk waited if its time is this multiple of its computing time,
+LEAST_WAIT = 0.005  # plus these seconds, which the clocks' resolution and the scheduler may add
 
 
 def usable_cores() -> int:
@@ -51,11 +54,11 @@ def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], what: st
         while done < len(chunks) and not waiting:
             wall, busy = time.perf_counter(), time.thread_time()
             result = function(chunks[done])
-            waiting = time.perf_counter() - wall > 3 * (time.thread_time() - busy) + 0.005
+            waiting = time.perf_counter() - wall > WAITING_RATIO * (time.thread_time() - busy) + LEAST_WAIT
             bar.update(len(chunks[done]))
             done += 1
             yield result
-        with ThreadPoolExecutor(min(MAX_THREADS, 4 * usable_cores())) as pool:
+        with ThreadPoolExecutor(min(MAX_THREADS, THREADS_PER_CORE * usable_cores())) as pool:
             futures = [pool.submit(function, chunk) for chunk in chunks[done:]]
             try:
                 for chunk, future in zip(chunks[done:], futures, strict=True):

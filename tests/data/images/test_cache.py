@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,22 +23,47 @@ def test_cached_images_equal_the_files(
     if not reserves:
         monkeypatch.delattr(os, "posix_fallocate")
         monkeypatch.setattr("data.images.cache.ZEROS", bytes(1000))
+    files = [source.read(index) for index in range(len(source.annotations))]
     path = tmp_path / "images"
     build_image_cache(source, path, ImageCache.ram)
     cached = ImageSource(source.annotations, OnError.stop, CachedImages(path, source.annotations))
     path.unlink()  # an open map outlives its name
-    assert sorted(tmp_path.glob("*images*")) == []
-    for index in range(len(source.annotations)):
-        first, second = source.read(index), cached.read(index)
+    assert not list(tmp_path.glob("*images*")), "no temporary file is left"
+    shutil.rmtree(coco_set.root / "images")  # what follows comes from the cache
+    for index, first in enumerate(files):
+        second = cached.read(index)
         assert first is not None and second is not None and np.array_equal(first, second)
-        assert not second.flags.writeable
+        assert not second.flags.writeable, "all processes share these pages"
+
+
+@pytest.mark.parametrize("reserves", [True, False])
+def test_all_room_is_taken_before_the_first_pixel(
+    reserves: bool, coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with holes would crash its writer once the disk is full."""
+    source = coco_set.source()
+    size = len(source.annotations) + 3 * int(source.annotations.sizes.prod(axis=1).sum())
+    found = []
+
+    def look(_: ImageSource, __: int) -> None:
+        (temporary,) = tmp_path.glob(".images.*.tmp")
+        status = temporary.stat()
+        found.append((status.st_size, status.st_blocks * 512 >= size))
+
+    if not reserves:
+        monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.setattr(ImageSource, "read", look)
+    build_image_cache(source, tmp_path / "images", ImageCache.ram)
+    assert found == [(size, True)] * len(source.annotations)
 
 
 def test_a_finished_cache_is_taken_as_it_is(coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = coco_set.source()
-    build_image_cache(source, tmp_path / "images", ImageCache.ram)
+    path = tmp_path / "images"
+    path.write_bytes(b"finished")
     monkeypatch.setattr(ImageSource, "read", None)
-    build_image_cache(source, tmp_path / "images", ImageCache.ram)
+    build_image_cache(source, path, ImageCache.ram)
+    assert path.read_bytes() == b"finished" and list(tmp_path.glob("*images*")) == [path]
 
 
 def test_broken_images(coco_set, tmp_path: Path) -> None:
@@ -52,8 +79,22 @@ def test_broken_images(coco_set, tmp_path: Path) -> None:
 
 def test_too_little_memory(coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**30, 2**30, 1000))
-    with pytest.raises(DataError, match=r"data.cache=ram needs 0.0 GiB in .* fix: data.cache=none"):
+    monkeypatch.setattr(ImageSource, "read", None)  # refused before any work
+    with pytest.raises(DataError, match=r"data\.cache=ram needs 0\.0 GiB in .* fix: data\.cache=none"):
         build_image_cache(coco_set.source(), tmp_path / "images", ImageCache.ram)
+    assert not list(tmp_path.glob("*images*"))
+
+
+def test_a_disk_that_is_full_after_all(coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may take the room between the look at it and the file."""
+
+    def fail(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    monkeypatch.setattr(ImageSource, "read", None)
+    with pytest.raises(DataError, match=r"data\.cache=disk cannot write .* \(No space left on device\)"):
+        build_image_cache(coco_set.source(), tmp_path / "images", ImageCache.disk)
     assert not list(tmp_path.glob("*images*"))
 
 
@@ -64,5 +105,9 @@ def test_a_kept_cache_belongs_to_these_very_files(coco_set) -> None:
     path = Path(annotations.path(3))
     content = path.read_bytes()
     path.unlink()
-    path.write_bytes(content)  # the very same pixels, but that is not known without reading them
-    assert kept_cache_name(annotations, OnError.stop) != name
+    path.write_bytes(content)  # the same pixels, but only reading them would tell
+    changed = kept_cache_name(annotations, OnError.stop)
+    assert changed != name and changed == kept_cache_name(annotations, OnError.stop)
+    assert kept_cache_name(replace(annotations, sizes=annotations.sizes + 1), OnError.stop) != changed
+    turned = replace(annotations, turn=annotations.turn._replace(unclear=not annotations.turn.unclear))
+    assert kept_cache_name(turned, OnError.stop) != changed
