@@ -1,1 +1,1 @@
-"""Which images come when, at which size, on which rank, and how are they loaded?"""
+"""Which images come when, at which size, on which rank, and how they are loaded."""

@@ -23,7 +23,7 @@ from data.samples.plan import Request
 # system libraries of macOS do not survive a fork.
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 PREFETCHED_BATCHES = 4  # per worker
-PATIENCE = 0.4  # share of the timeout: report the cause before other ranks time out in a collective
+PATIENCE = 0.4  # share of the time-out: the cause is reported before other ranks stop waiting
 
 
 class BatchLoader(DataLoader[Batch]):
@@ -40,12 +40,12 @@ class BatchLoader(DataLoader[Batch]):
                 _kill(batches)
                 raise DataError(
                     f"the {self.num_workers} worker process(es) gave no batch for {self.timeout:g} s. fix: look for a "
-                    "disk that does not answer, or too few data.workers; where that is no fault, a longer time-out"
+                    "disk that does not respond, raise data.workers, or allow a longer time-out"
                 ) from error
             if batch is None:
                 return
             passed_on = [batch]
-            del batch  # freeing it takes milliseconds, which would delay the next batch
+            del batch  # else the next call would free it first, which takes milliseconds
             yield passed_on.pop()
 
 
@@ -56,7 +56,7 @@ def make_loader(
     pin_memory: bool,
     timeout_seconds: float = 0.0,
 ) -> BatchLoader:
-    """Make a loader that yields ``Batch``; its ``workers`` processes (0: none) live as long.
+    """Make a loader of ``Batch``; its ``workers`` processes (0: none) live as long as it does.
 
     Raises DataError if they give no batch for PATIENCE times ``timeout_seconds`` (0: no limit).
     """
@@ -68,7 +68,7 @@ def make_loader(
         pin_memory=pin_memory,
         worker_init_fn=_start_worker,
         multiprocessing_context=START_METHOD if workers else None,
-        generator=torch.Generator(),  # seeds the workers, unused; spares the global generator
+        generator=torch.Generator(),  # for the workers' seed, so that the global one is not used
         persistent_workers=workers > 0,
         prefetch_factor=PREFETCHED_BATCHES if workers else None,
         timeout=PATIENCE * timeout_seconds if workers else 0,
@@ -76,8 +76,9 @@ def make_loader(
 
 
 def _kill(batches: Any) -> None:
-    """Kill an iterator's workers: a hung one may not react to SIGTERM, and exit would wait for
-    it.
+    """Kill an iterator's workers.
+
+    A hung worker may not react to SIGTERM, and the exit of the program would wait for it.
     """
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error for each
     try:
@@ -95,8 +96,8 @@ def _identity(batch: Any) -> Any:
 def _start_worker(worker: int) -> None:
     """Leave signals to the training process, and give each worker one core.
 
-    Ctrl-C and SLURM's signals reach every process of a job. The training process handles them, and
-    needs its workers for the rest of the step. They end with it.
+    Ctrl-C and SLURM's signals reach every process of a job. The training process handles them and
+    needs its workers until the end of the step. Workers exit with it.
     """
     for name in ("SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"):
         if hasattr(signal, name):

@@ -39,9 +39,7 @@ class MultiScale:
         return side * self.stride, side * self.stride
 
     def rectangle(self, image_size: int, height: float, width: float) -> tuple[int, int]:
-        """Turn shares of the image size into height and width in pixels, multiples of the
-        stride.
-        """
+        """Turn shares of the image size into height, width in pixels, multiples of the stride."""
         rows, columns = (math.ceil(share * image_size / self.stride - 1e-6) for share in (height, width))
         return rows * self.stride, columns * self.stride
 

@@ -1,1 +1,1 @@
-"""What is in an image or text file, and how are many files read at once?"""
+"""What is in an image or text file, and how many files are read at once."""

@@ -1,1 +1,1 @@
-"""How are annotations written (COCO, Pascal VOC, YOLO, CSV), and how are sets drawn or fetched?"""
+"""How annotations are written (COCO, VOC, YOLO, CSV), and how sets are drawn or fetched."""

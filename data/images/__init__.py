@@ -1,1 +1,1 @@
-"""Where do decoded images come from: the data set, a cache, or other pictures and videos?"""
+"""Where decoded images come from: the data set, a cache, or other pictures and videos."""

@@ -1,8 +1,8 @@
 """Decide which images of a set their EXIF tag turns upright, and turn them.
 
-An image is turned unless its annotated size fits only the stored pixels. Sizes cannot decide for
-tags 2 to 4 and for squares, which keep their size. There the majority of the set's other tagged
-images decides; if there are none, the image is turned.
+An image is turned unless its annotated size fits only the stored pixels. Tags 2 to 4 and squares
+keep their size, so it cannot decide there. Then the majority of the set's other tagged images
+decides; without any, the image is turned.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def turn_decoded(image: Image, header: Header, orientation: int) -> Image:
 def rule_of(source: Source, exif: Exif) -> TurnRule:
     """Derive the rule of a set from its image headers and annotated sizes; fills ``source.notes``.
 
-    Images without an annotated size get the size they have once turned by the rule.
+    Images without an annotated size get their size after turning.
     """
     paths = [os.path.join(source.image_root, name) for name in source.file_names]
     headers = np.concatenate([np.zeros((0, 3), dtype=np.int64), *in_chunks(read_headers, paths, "reading EXIF tags")])

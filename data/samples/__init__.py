@@ -1,1 +1,1 @@
-"""How does an image become a training sample: planned first, then drawn once?"""
+"""How an image becomes a training sample: planned first, then drawn once."""

@@ -56,8 +56,9 @@ def _receive(images: Tensor, *small: np.ndarray) -> Batch:
 
 
 def empty_images(requests: Sequence[Request]) -> Tensor:
-    """Memory for the images of a batch, uint8 (B, H, W, 3); in a worker it is shared with the
-    training process. Raises DataError if there is no more of it.
+    """Return memory for the images of a batch, uint8 (B, H, W, 3).
+
+    In a worker it is shared with the training process. Raises ``DataError`` where there is no more.
     """
     height, width = requests[0].height, requests[0].width
     assert all((request.height, request.width) == (height, width) for request in requests), "one size per batch"

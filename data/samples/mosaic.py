@@ -15,8 +15,9 @@ from data.geometry import Matrix, Point, Size, scaled_size
 
 
 class Placed(NamedTuple):
-    """An image of ``size`` scaled to ``scaled`` (height, width), its top left corner at ``corner``
-    (x, y).
+    """An image of ``size`` scaled to ``scaled``, both (height, width), on the canvas.
+
+    Its top left corner lies at ``corner`` (x, y).
     """
 
     size: Size

@@ -15,19 +15,19 @@ import numpy as np
 
 from data.geometry import Image, Matrix, Size, corner_points, inverse, is_upright, project
 
-WHOLE = 1e-6  # pixels: a coordinate so close to a whole number is one
-MARGIN = 1  # source pixels that interpolation may reach beyond the one at the last point shown
-PRECISION = 1 / 32  # pixels: of the points at which OpenCV's own warps sample
+WHOLE = 1e-6  # pixels: a coordinate this close to a whole number counts as whole
+MARGIN = 1  # source pixels that interpolation may read beyond the last one shown
+PRECISION = 1 / 32  # pixels: the grid of points at which OpenCV's warps sample
 FLIP_CODES = {(True, False): 0, (False, True): 1, (True, True): -1}  # of OpenCV: vertically, horizontally, both
-SEARCHED = 32  # pixels: with one more in 16 whole to that precision, most searches end long before
+SEARCHED = 32  # lengths tried; about one in 16 is whole to that precision
 
 
 class Span(NamedTuple):
     """One axis of an upright tile: which pixels of the image become which pixels of the canvas.
 
-    The image's pixels ``source`` are scaled by ``factor``, counted from their first or,
-    ``from_end``, from their last. Of the result the pixels ``resized`` are those of the canvas at
-    ``shown``, in reverse where ``reversed``.
+    The image's pixels ``source`` are scaled by ``factor``, starting at their first pixel or, with
+    ``from_end``, at their last. Pixels ``resized`` of the result go to pixels ``shown`` of the
+    canvas, in reverse order with ``reversed``.
     """
 
     source: slice
@@ -46,11 +46,11 @@ class UprightTile(NamedTuple):
 
     @property
     def last_row(self) -> int:
-        """Return how many of the image's first rows are needed."""
+        """The number of the image's first rows that are needed."""
         return int(self.rows.source.stop)
 
     def draw(self, canvas: Image, image: Image) -> None:
-        """Draws the image, or as many rows of it as are needed, onto the canvas."""
+        """Draw the image, or the rows of it that are needed, onto the canvas."""
         rows, columns = self.rows, self.columns
         part = image[rows.source, columns.source]
         if (code := FLIP_CODES.get((rows.from_end, columns.from_end))) is not None:
@@ -68,18 +68,19 @@ class WarpedTile(NamedTuple):
     """A tile that needs a warp."""
 
     matrix: Matrix
-    last_row: int  # number of first rows needed
+    last_row: int  # number of the image's first rows that are needed
 
     def draw(self, canvas: Image, image: Image) -> None:
-        """Draws the image, or as many rows of it as are needed, onto the canvas."""
-        # How many more there are follows from the other samples of a batch, and the last bit of a
-        # warp from its source.
+        """Draw the image, or the rows of it that are needed, onto the canvas."""
+        # Other samples of the batch may need more rows, but a warp's last bit depends on the size
+        # of its source.
         warp_into(canvas, image[: self.last_row], self.matrix)
 
 
 def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> UprightTile | WarpedTile | None:
-    """How to draw an image of ``image_size`` (height, width) where ``matrix`` maps it; ``None``
-    where nothing shows.
+    """Return how to draw an image of ``image_size`` (height, width) where ``matrix`` maps it.
+
+    ``None`` means that nothing of it shows.
     """
     if is_upright(matrix):
         (factor_x, _, shift_x), (_, factor_y, shift_y), _ = matrix.tolist()
@@ -109,7 +110,7 @@ def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | No
         begin = round(position)
         if abs(position - begin) > WHOLE:
             continue
-        grows = at_end == (factor < 0)  # whether the canvas's pixels count up from this edge inwards
+        grows = at_end == (factor < 0)  # whether canvas pixels count up from this edge into the image
         skipped, room = max(0, -begin if grows else begin - canvas_side), canvas_side - begin if grows else begin
         if skipped >= least_skipped:
             continue
@@ -131,11 +132,10 @@ def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | No
 
 
 def _whole_length(length: int, side: int, factor: float) -> int | None:
-    """So many pixels of the image, a few more than ``length``, that they scale to a whole number of
-    pixels.
+    """Return a number of pixels, at least ``length``, that scales to a whole number of pixels.
 
-    A resize that counts from the first of them meets the image's last edge, too, and the image need
-    not be flipped.
+    A resize that counts from the first of them also meets the image's last edge, so the
+    image need not be flipped. ``None``: there is no such number within reach.
     """
     for longer in range(length, min(side, length + SEARCHED) + 1):
         scaled = longer * factor
@@ -145,8 +145,8 @@ def _whole_length(length: int, side: int, factor: float) -> int | None:
 
 
 def _warped(matrix: Matrix, image_size: Size, canvas_size: Size) -> WarpedTile | None:
-    # Two convex shapes meet unless an edge of one of them parts them; upright boxes tell for the
-    # edges of both.
+    # Two convex shapes meet unless an edge of one separates them. In the coordinates of each shape
+    # an upright box tests its edges.
     if not _boxes_meet(project(corner_points(image_size), matrix), canvas_size):
         return None
     shown = project(corner_points(canvas_size), inverse(matrix))
@@ -163,12 +163,10 @@ def _boxes_meet(points: np.ndarray, size: Size) -> bool:
 
 
 def warp_into(canvas: Image, image: Image, matrix: Matrix) -> None:
-    """Draws an image onto the canvas (h, w, 3) where ``matrix`` maps it, and leaves the rest of the
-    canvas alone.
+    """Draw an image onto the canvas (h, w, 3) where ``matrix`` maps it; leave the rest alone.
 
-    One linear interpolation straight from the decoded image, over the part of the canvas that it
-    can reach. Pixels on the image's edge are blended with what the canvas holds (OpenCV 5) or left
-    out (before it).
+    One linear interpolation goes straight from the decoded image to the part of the canvas that it
+    can reach. OpenCV 5 blends the image's edge pixels with the canvas; older ones leave them out.
     """
     corners = project(corner_points((image.shape[0], image.shape[1])), matrix)
     left, top = np.maximum(np.floor(corners.min(axis=0)), 0).astype(int).tolist()
@@ -176,8 +174,8 @@ def warp_into(canvas: Image, image: Image, matrix: Matrix) -> None:
     bottom = min(math.ceil(corners[:, 1].max()), canvas.shape[0])
     if left >= right or top >= bottom:
         return
-    # Between pixel centres: half a pixel forth in the image, half a pixel back on this part of the
-    # canvas.
+    # OpenCV puts whole numbers at pixel centres: add half a pixel in the image, take it off again
+    # on this part of the canvas.
     forth = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
     back = np.array([[1, 0, -0.5 - left], [0, 1, -0.5 - top], [0, 0, 1]])
     centred = back @ matrix @ forth

@@ -1,6 +1,6 @@
-"""Broken and unusual inputs: how to write each, and what must come of it.
+"""Broken and unusual inputs: how to write each, and the expected result.
 
-Every set holds a good image ``a`` with one box and, beside it, the image, label or entry that a
+Every set holds a good image ``a`` with one box and, beside it, the image, label or entry that the
 case is about.
 """
 
@@ -30,8 +30,7 @@ GOOD_BOX = [15.0, 10.0, 30.0, 20.0]
 
 @dataclass(frozen=True)
 class Case:
-    """``write`` makes the set. What comes of it is an ``error``, or else the pixels and boxes given
-    here.
+    """A case: how to make the set, and its ``error`` or else its pixels and boxes.
 
     ``left``: images and boxes that ``on_error=skip`` leaves; ``None``: the same error.
     """

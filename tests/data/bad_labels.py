@@ -120,7 +120,7 @@ def jsons() -> dict[str, Case]:
 
 
 def yolo_set(label: bytes | Callable[[Path], Any]) -> Callable[[Path], DataConfig]:
-    """A folder of two images; the second one's label file holds these bytes or is made so."""
+    """A folder of two images; the second one's label file holds these bytes."""
 
     def write(root: Path) -> DataConfig:
         for folder in ("images", "labels"):

@@ -1,4 +1,4 @@
-"""A small data set in the COCO layout, written to tmp_path, that tests can bend as they need."""
+"""A small COCO data set in tmp_path that tests can modify."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ class CocoSet:
         )
 
     def add_image(self, image: np.ndarray, boxes: list[tuple[int, list[float]]], **more: Any) -> None:
-        """Adds an RGB image and its (category id, xywh) boxes; ``more`` goes into each
-        annotation.
-        """
+        """Add an RGB image and its (category id, xywh) boxes; annotations also get ``more``."""
         number = 10 + len(self.json["images"])
         name = f"{number}.png"
         assert cv2.imwrite(str(self.root / "images" / name), image[..., ::-1])
@@ -110,7 +108,7 @@ class CocoSet:
         (self.root / "instances.json").write_text(json.dumps(self.json))
 
     def open(self, split: str = "train", **changes: Any) -> Annotations:
-        """Writes the json and opens it with changes to the configuration."""
+        """Write the json and open it with changes to the configuration."""
         self.save()
         return open_annotations(replace(self.config, **changes), split)
 

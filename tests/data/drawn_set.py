@@ -1,6 +1,4 @@
-"""A small set without a fault, in COCO and YOLO format, that tests of the check bend as they
-need.
-"""
+"""A small set without a fault, as COCO and as YOLO, into which tests plant faults."""
 
 from __future__ import annotations
 
@@ -28,8 +26,9 @@ def picture(generator: np.random.Generator) -> np.ndarray:
 
 
 class DrawnSet:
-    """Two sets without a fault, in both formats: JPEG files ``images/<split>/<number>.jpg`` of two
-    classes.
+    """Faultless training and validation sets in both formats.
+
+    The JPEG files are ``images/<split>/<number>.jpg``; there are two classes.
     """
 
     def __init__(self, root: Path) -> None:

@@ -1,6 +1,4 @@
-"""Picture files of every type with an EXIF tag, and sets of them: one bright object on dark ground,
-with its box.
-"""
+"""Picture files of every type with an EXIF tag: one bright object on dark ground, with its box."""
 
 from __future__ import annotations
 
@@ -120,9 +118,7 @@ FORMATS = [DataFormat.coco, DataFormat.voc, DataFormat.yolo]
 def write_set(
     root: Path, form: DataFormat, kind: str, annotated_upright: bool, size: tuple[int, int] = (HEIGHT, WIDTH)
 ) -> DataConfig:
-    """Pictures 1 to 8, each with the tag of its number, annotated as they look upright or as they
-    are stored.
-    """
+    """Pictures 1 to 8, each with the tag of its number, annotated upright or as stored."""
     suffix, write = WRITERS[kind]
     folder = {DataFormat.voc: "JPEGImages"}.get(form, "images")
     for name in (folder, "labels", "Annotations"):

@@ -63,9 +63,7 @@ def test_workers_and_the_cursor_do_not_change_samples(coco_set, every_augment: A
 def test_spawned_workers_get_the_set_by_its_files_and_give_the_same_samples(
     coco_set, every_augment: AugmentConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As on macOS, where nothing is inherited: all that workers need is sent to them, but for what
-    files hold.
-    """
+    """Spawned workers, as on macOS, get all they need by pickle and map arrays in files again."""
     annotations = coco_set.open()
     expected = tensors(load_epoch(coco_set, every_augment, workers=0))
     monkeypatch.setattr("data.batches.loader.START_METHOD", "spawn")
@@ -124,7 +122,7 @@ def test_a_batch_is_freed_as_soon_as_its_user_lets_it_go(coco_set, no_augment: A
 
 
 class Stuck(TrainDataset):
-    """A set whose worker stops for good, so that no other signal than SIGKILL reaches it."""
+    """A set whose worker stops itself: only SIGKILL reaches it."""
 
     def __getitems__(self, requests: Any) -> Batch:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,6 +1,4 @@
-"""Rectangles, rare classes and tile pools: what all ranks together see, at any number of ranks and
-workers.
-"""
+"""Rectangles, rare classes and tile pools do not depend on the number of ranks or workers."""
 
 from __future__ import annotations
 
@@ -92,9 +90,7 @@ def test_all_ranks_have_one_rectangle_in_a_step_that_holds_its_images_tightly() 
 def test_memory_runs_out_in_the_first_step_or_never(
     aspects: tuple[float, float], num_images: int, batch_size: int, repeated: bool
 ) -> None:
-    """With rectangles and several scales: epochs have other groups, since each leaves other images
-    out.
-    """
+    """With rectangles, each epoch leaves out other images, so its groups differ."""
     for seed in range(6):
         generator = np.random.default_rng(seed)
         widths = 300 * generator.uniform(*aspects, num_images)
@@ -124,9 +120,7 @@ def test_shape_groups_come_shuffled_and_meet_others_in_another_epoch() -> None:
 
 
 def test_repeat_factors_follow_the_formula(empty_set: CocoSet) -> None:
-    """dog (id 1) on 8 of 10 images, cat (id 3) on 2, bird (id 7) on one that has a dog too, and a
-    crowd of birds.
-    """
+    """dog (id 1) on 8 of 10 images, cat (id 3) on 2, bird (id 7) and a crowd of birds on one."""
     image = np.zeros((64, 64, 3), dtype=np.uint8)
     box = [5.0, 5.0, 20.0, 20.0]
     for number in range(10):

@@ -84,9 +84,7 @@ def test_one_size_in_all_micro_batches_of_a_step() -> None:
 
 
 def test_the_first_step_of_a_training_has_the_largest_size_on_any_number_of_ranks() -> None:
-    """Lack of memory shows at once; a run that goes on within or behind the first epoch draws what
-    it would have.
-    """
+    """Memory runs out at once or never; a resumed run draws what it would have drawn."""
     for world_size, device_batch_size in ((1, 3), (2, 3), (3, 4), (2, 6)):
         passes = 12 // (world_size * device_batch_size)
         drawn = [{(r.height, r.width) for r in batch} for batch in micro_batches(world_size, device_batch_size)]

@@ -177,7 +177,7 @@ def test_names_from_a_file_are_kept_as_a_list_and_choose_in_every_format(yolo_se
     coco_set.json["annotations"] = [record for record in coco_set.json["annotations"] if record["category_id"] != 3]
     coco_set.save()
     config = replace(coco_set.config, names=str(path))
-    assert config.names == ["bird", "dog"], "so a run goes on though the file is gone"
+    assert config.names == ["bird", "dog"], "so a run resumes even if the file is gone"
     found = open_annotations(config, "train")
     assert found.names == ["bird", "dog"] and found.category_ids.tolist() == [7, 1]
     assert replace(config, format=DataFormat.voc, names=str(path)).names == ["bird", "dog"]

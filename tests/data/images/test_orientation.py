@@ -1,6 +1,4 @@
-"""One rule for EXIF tags: every orientation, type of file, format of annotations, decoder, cache
-and program.
-"""
+"""One rule for EXIF tags holds for all orientations, file types, formats and programs."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def box_is_bright(image: np.ndarray, box_xyxy: np.ndarray) -> bool:
 def test_pixels_and_boxes_are_in_one_frame_in_every_program(
     frame: str, form: DataFormat, kind: str, decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Annotated upright with data.exif=apply; annotated as stored with apply where sizes tell, else
-    with ignore.
-    """
+    """Annotated upright, or annotated as stored: with ``ignore`` where sizes do not tell."""
     if decoder == "opencv":
         monkeypatch.setattr(jpeg_module, "simplejpeg", None)
     else:
@@ -150,7 +146,7 @@ def test_caches_hold_turned_pixels_and_know_the_choice(cache: ImageCache, tmp_pa
 
 
 def retag(config: DataConfig, sizes: dict[int, tuple[int, int]]) -> None:
-    """Writes other annotated sizes (height, width) for pictures of a COCO set."""
+    """Write other annotated sizes (height, width) for pictures of a COCO set."""
     path = Path(config.root) / "set.json"
     content = json.loads(path.read_text())
     for image in content["images"]:
@@ -222,9 +218,7 @@ def test_a_tag_that_changed_since_the_index_was_made_is_seen(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_headers_of_large_files_find_the_tag(kind: str, tmp_path: Path) -> None:
-    """Of a file and of its bytes alike, also where the tag lies behind what is read of most
-    files.
-    """
+    """A file and its bytes give the same tag, even one behind the part that is usually read."""
     noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
     suffix, write = WRITERS[kind]
     for tag in (1, 3, 6):

@@ -1,4 +1,4 @@
-"""The content of the index against the json, pycocotools and a second format."""
+"""The index against the json, pycocotools and a second format."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Samples and batches: what they hold, and that they depend on nothing but seed, epoch and
-position.
-"""
+"""Samples and batches: their content, which depends on seed, epoch and position alone."""
 
 from __future__ import annotations
 

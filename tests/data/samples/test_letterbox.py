@@ -1,6 +1,4 @@
-"""Geometry: boxes must land where their pixels land. Colour: the look-up tables must equal the
-formula.
-"""
+"""Boxes land where their pixels land, and look-up tables of colour equal the formula."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from data.samples.tiles import warp_into
 
 
 def extent(image: np.ndarray, colour: tuple[int, int, int], tolerance: int = 40) -> np.ndarray:
-    """The xyxy box around the pixels of a colour; edges by how much of the colour the outermost
-    pixels hold.
-    """
+    """The xyxy box around the pixels of a colour, with edges to fractions of a pixel."""
     close = (np.abs(image.astype(int) - colour) <= tolerance).all(axis=2)
     rows, columns = np.flatnonzero(close.any(axis=1)), np.flatnonzero(close.any(axis=0))
     return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], dtype=float)

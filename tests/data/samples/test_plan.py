@@ -1,6 +1,4 @@
-"""Samples drawn the fast way against the plain one, boxes against pixels, and colour on the
-device.
-"""
+"""Fast samples against plain ones, boxes against pixels, and colour on the device."""
 
 from __future__ import annotations
 
@@ -139,9 +137,7 @@ def test_short_trainings_keep_most_of_their_mosaics() -> None:
 
 
 def test_copied_objects_bring_their_pixels_and_boxes_and_hide_others(empty_set: CocoSet) -> None:
-    """Red squares on black, each in an image of its own, and one green image whose only box is all
-    of it.
-    """
+    """Red squares on black, one an image, and a green image with one box around all of it."""
     for x in (20.0, 60.0):
         image = np.zeros((128, 128, 3), dtype=np.uint8)
         image[40:80, int(x) : int(x) + 40] = (255, 0, 0)

@@ -1,6 +1,4 @@
-"""A sample's pixels and boxes alone, in its batch, and however its images are decoded: the same to
-the last bit.
-"""
+"""A sample is the same to the last bit alone, in a batch, and with any decoder."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def values(name: str, kind: Any) -> list[Any]:
 
 
 def options() -> Iterator[tuple[str, AugmentConfig]]:
-    """Each option of AugmentConfig alone, with rotation and in a mosaic; and all of them
-    together.
-    """
+    """Each option of AugmentConfig with rotation, in a mosaic, and all of them together."""
     kinds = get_type_hints(AugmentConfig)
     changes = [
         {field.name: value} for field in fields(AugmentConfig) for value in values(field.name, kinds[field.name])
@@ -66,9 +62,7 @@ def options() -> Iterator[tuple[str, AugmentConfig]]:
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> CocoSet:
-    """Smooth pictures with noise as JPEG files of several kinds, with outlines; some are larger
-    than a sample.
-    """
+    """Smooth pictures with noise as JPEG files, with outlines; some are larger than a sample."""
     made = CocoSet(tmp_path_factory.mktemp("shared") / "set")
     generator = np.random.default_rng(5)
     samplings = (0x111111, 0x211111, 0x221111, 0x411111)
@@ -90,7 +84,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> CocoSet:
 
 
 class WholeImages(ImageSource):
-    """Decodes every image to its last row, whatever is asked for."""
+    """Decode every image to its last row, whatever was asked for."""
 
     def read(self, index: int, rows: int | None = None) -> Any:
         return super().read(index)
@@ -115,9 +109,7 @@ def parts(batch: Batch, position: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_sample_is_the_same_alone_and_in_its_batch_however_its_images_are_read(
     decoder: str, sources: dict[str, ImageSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every augmentation option, decoder, cache and pool, at two sizes, each on some ten samples:
-    bit for bit.
-    """
+    """Every augmentation option, decoder, cache and pool, at two sizes: bit for bit."""
     if decoder == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:

@@ -1,6 +1,4 @@
-"""Tiles of one image on one canvas, against bilinear interpolation written out at each pixel's
-centre.
-"""
+"""Tiles of one image on one canvas, against bilinear interpolation at each pixel's centre."""
 
 from __future__ import annotations
 
@@ -17,17 +15,13 @@ EMPTY = 250  # what the canvas holds where no image is; the ramps stay below
 
 
 def ramps() -> Image:
-    """An image whose first channel tells the column and whose second tells the row, four levels a
-    pixel.
-    """
+    """Ramps: the first channel tells the column, the second the row, four levels a pixel."""
     y, x = np.mgrid[:SIDE, :SIDE]
     return np.stack([4 * x, 4 * y, np.zeros_like(x)], axis=2).astype(np.uint8)
 
 
 def expected(matrix: Matrix, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Levels (h, w, 2) of the ramps at each pixel of the canvas, and whether it lies well inside
-    the image (h, w).
-    """
+    """Levels (h, w, 2) of the ramps on the canvas, and which pixels (h, w) lie well inside."""
     y, x = np.mgrid[: size[0], : size[1]] + 0.5
     points = np.stack([(x - matrix[0, 2]) / matrix[0, 0], (y - matrix[1, 2]) / matrix[1, 1]], axis=2)
     inside = np.all((points > 1) & (points < SIDE - 1), axis=2)
@@ -37,9 +31,7 @@ def expected(matrix: Matrix, size: tuple[int, int]) -> tuple[np.ndarray, np.ndar
 @pytest.mark.parametrize("at_end", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("mirrored", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_a_resized_tile_samples_where_its_matrix_says(at_end: tuple[int, int], mirrored: tuple[int, int]) -> None:
-    """``at_end``: the image's last column or row lands on a whole pixel, not its first; both for x
-    and y.
-    """
+    """``at_end``: the last column or row of the image, not the first, lands on a whole pixel."""
     generator = np.random.default_rng(0)
     differences, resized, flipped = [], 0, 0
     for _ in range(60):
