@@ -1,6 +1,4 @@
-"""Whole trainings in this process, a few steps long: resume, options, initial weights, what a
-checkpoint holds.
-"""
+"""Whole trainings in this process, a few steps long: resume, options, weights, checkpoints."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def resumed(config: TrainConfig, run: Path, **more: Any) -> TrainConfig:
 
 
 def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Let every process end when it has made so many steps and their checkpoint is written."""
+    """Raise TrainError on every rank after ``steps`` steps, once their checkpoint is written."""
     decide = StepDecisions.decide
 
     def dies(self: StepDecisions, finite: bool, steps_done: int) -> Any:
@@ -93,9 +91,7 @@ def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut after every step, also the last of an epoch: all that a checkpoint holds, and the table,
-    bit for bit.
-    """
+    """Stop after every step, also an epoch's last: checkpoint and table are equal to the bit."""
     often = ["train.save_every_steps=1", "train.epochs=2", "logger.pictures=false", "train.multi_scale=[0.5,1.5]"]
     whole = options(shapes, tmp_path / "whole", *often)
     train(whole)
@@ -183,9 +179,7 @@ def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(
 def test_a_run_that_was_killed_before_its_closing_table_writes_it(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the last epoch, and after one that ended the patience; the table is that of a run left
-    alone.
-    """
+    """After the last epoch and after early stopping; the table is an uninterrupted run's."""
     for more in (("train.epochs=1",), STILL):
         run, whole = tmp_path / f"run{len(more)}", tmp_path / f"whole{len(more)}"
         config = options(shapes, run, "logger.pictures=false", *more)
@@ -205,7 +199,7 @@ def power_cut(*_: Any) -> None:
 
 
 def closing_tables(run: Path) -> list[str]:
-    """What the log shows at the end of a training, each time it does."""
+    """The closing table, as often as the log shows it."""
     text = re.sub(r"^\d{4}-\S+ \S+ ", "", (run / "train.log").read_text(), flags=re.MULTILINE)
     return re.findall(r"^ *AP   AP50.+?^best AP [\d.]+ after epoch \d+", text, re.MULTILINE | re.DOTALL)
 
@@ -225,9 +219,7 @@ def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes
 def test_a_full_disk_does_not_end_a_training(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both checkpoints of step 2 fail, which is told once; the file of step 1 stays until a later
-    one succeeds.
-    """
+    """Both writes of step 2 fail, logged once; step 1's file stays until a write succeeds."""
     calls: list[int] = []
 
     def fails_twice(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
@@ -267,7 +259,7 @@ def test_a_run_folder_is_not_trained_into_twice(shapes: Path, tmp_path: Path) ->
 def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With everything that its options name: data, a .cfg of one's own, initial weights."""
+    """Everything that its options name has moved: data, a custom .cfg, initial weights."""
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(next(path.parent for path in shapes.glob("*/annotations")), first / "data")
     cfg, weights = shutil.copy(zoo_cfg("yolov3-tiny"), first / "own.cfg"), first / "start.weights"
@@ -318,7 +310,7 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_folder(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the first row of its table; asked for by name, and by resume=auto."""
+    """The table has its first row already; resumed by name and by resume=auto."""
     given = ("train.epochs=2", "logger.pictures=false")
     train(options(shapes, tmp_path / "whole", *given))
     for resume in ("auto", "name"):

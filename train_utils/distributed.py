@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train_utils.launch.environment import agent_holds_store, has_agent, node_name, read_launch
+from train_utils.launch.environment import has_agent, node_name, read_launch
 from train_utils.processes.ending import ending
 from train_utils.processes.orphans import watch_parent
 from train_utils.processes.process_group import Group, launch_of_group, store_name
@@ -53,9 +53,9 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     if has_agent():
         watch_parent()
     foreign = dist.is_initialized() and ending.destroy_group is None
-    launch, host = launch_of_group() if foreign else read_launch(), node_name()
-    world = _group.enter(launch, agent_holds_store(), host, device, timeout_seconds)
-    _description = f"rank {world.rank} of {world.world_size}: local rank {world.local_rank}, node {host}" + (
+    launch = launch_of_group() if foreign else read_launch()
+    world = _group.enter(launch, device, timeout_seconds)
+    _description = f"rank {world.rank} of {world.world_size}: local rank {world.local_rank}, node {node_name()}" + (
         f", rendezvous through {store_name(launch)} ({launch.launcher})" if world.world_size > 1 else ""
     )
     return world

@@ -97,13 +97,15 @@ def check_same_bits(device: torch.device, deterministic: bool, sync_bn: bool, de
         return
     if not sync_bn:
         raise TrainError(
-            "train.deterministic=true on a CPU gives the same weights with any number of processes, train.sync_bn=false"
-            " other batch statistics with each. fix: train.sync_bn=true or train.deterministic=false"
+            "train.deterministic=true on a CPU promises the same weights with any number of processes, but with "
+            "train.sync_bn=false the batch statistics depend on that number. fix: train.sync_bn=true or "
+            "train.deterministic=false"
         )
     if derived_by_memory:
         raise TrainError(
-            "train.deterministic=true on a CPU gives the same weights on any machine, train.device_batch_size=auto"
-            " other batch statistics with other memory. fix: train.device_batch_size=null or a number"
+            "train.deterministic=true on a CPU promises the same weights on any machine, but with "
+            "train.device_batch_size=auto the batch statistics depend on its memory. fix: train.device_batch_size=null "
+            "or a number"
         )
 
 

@@ -76,7 +76,7 @@ class Training:
         on_main(self.world, self.checkpoints.writer.close)  # all ranks fail if the last checkpoint was not written
         if stopped_by is not None and over is None:
             self.log.line(
-                f"stopped at step {state.step} by {stopped_by.name}; {option('resume', self.folder.path)} goes on"
+                f"stopped at step {state.step} by {stopped_by.name}; {option('resume', self.folder.path)} continues"
                 " from there"
             )
             ask_for_requeue(self.world, stopped_by)

@@ -1,6 +1,4 @@
-"""A network of two layers, its state, and epochs of the real loop on images of noise: a training of
-milliseconds.
-"""
+"""A network of two layers, its state, and epochs of the real loop on noise, in milliseconds."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ class Parts(NamedTuple):
 
 
 def mean_loss(raw_maps: Tensor, targets: Tensor, **_: Any) -> Parts:
-    """A mean over the images, as the detection loss is one over the micro-batch."""
+    """A mean over the images, as the detection loss is a mean over the micro-batch."""
     value = raw_maps.square().mean()
     return Parts(value, value.detach(), value.detach(), value.detach())
 
@@ -76,14 +74,14 @@ def network() -> nn.Module:
 
 
 def network_with_norm() -> nn.Module:
-    """One that has all three groups of parameters, and buffers."""
+    """A network with buffers and all three groups of parameters."""
     torch.manual_seed(3)
     layers = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
     return layers.to(memory_format=torch.channels_last)
 
 
 def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = None) -> RunState:
-    """A training at its start; ``loss_scale`` is that of float16, as a GPU would have it."""
+    """A training before its first step; ``loss_scale`` is float16's, as on a GPU."""
     options = asdict(schedule.config) | {"decay": schedule.config.decay.value}
     return RunState(
         model=model,
@@ -104,8 +102,9 @@ def train_epoch(
     model: nn.Module | None = None,
     **guard: Any,
 ) -> EpochResult:
-    """One epoch of the real loop over ``loader``; ``model`` is ``state.model`` if it is wrapped,
-    ``guard`` are arguments of NonFiniteGuard.
+    """One epoch of the real loop over ``loader``.
+
+    ``model`` is the wrapped ``state.model``, if it is wrapped; ``guard`` goes to NonFiniteGuard.
     """
     step = OptimiserStep(
         model=model or state.model,

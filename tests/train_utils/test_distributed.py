@@ -37,7 +37,7 @@ SECONDS = 120
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """The environment without the variables of a launcher that started the tests."""
+    """The environment without any launcher's variables."""
     launchers = ("SLURM_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PET_")
     ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(launchers) and key not in ranks}
@@ -203,7 +203,7 @@ def test_a_missing_process_is_told_soon(tmp_path: Path) -> None:
 
 
 def embedded(backend: str, port: int) -> list[Any]:
-    """Use a group that the caller opened, twice, and return what is left of it."""
+    """Use a group that the caller opened, twice; return what remains of it."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
         del os.environ[name]  # only the group knows the ranks
@@ -227,7 +227,7 @@ def embedded(backend: str, port: int) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "cuda:gloo"])
 def test_a_group_that_is_there_is_used_and_left_as_it_is(backend: str) -> None:
-    """As in Ray Train or a notebook; the second takes no CPU tensors, like NCCL alone."""
+    """As in Ray Train or a notebook; the second group takes no CPU tensors, like NCCL alone."""
     for rank, (place, numbers, gathered, *again, reports) in enumerate(run_group(embedded, 2, backend, free_port())):
         assert place == [rank, rank, 2, 1, "group", "gloo"] and numbers == [2, 1, 2]
         assert gathered == ([b"abc"] * 2 if rank == 0 else None)

@@ -41,7 +41,7 @@ IMAGES, MICRO_BATCHES = 12, 2
 
 
 def everything(world: World, folder: Path) -> dict[str, Any]:
-    """Call each function once on all ranks; importing DDP costs each of them seconds."""
+    """Call each function once on all ranks; one group serves all, since DDP loads slowly."""
     weights = train(world, timed=True)
     assert weights == train(world, timed=False), "a clock changes no bit"
     return {"weights": weights} | exchange(world, folder)

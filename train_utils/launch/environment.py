@@ -66,7 +66,7 @@ def slurm_job_name(environment: Mapping[str, str]) -> str | None:
 
 
 class Job(NamedTuple):
-    """The job and restart a process belongs to; "" and 0 where there is none."""
+    """The job and restart that a process belongs to; "" and 0 if there is none."""
 
     job: str  # slurm_job_name
     step: str  # of the job: srun counts them
@@ -228,6 +228,6 @@ def _refuse_pod_of_torchrun(environment: Mapping[str, str]) -> None:
     if "LOCAL_RANK" in environment or not (alone or several):
         return
     raise DistributedError(
-        f"this pod is made for torchrun (PET_NNODES={nodes}, PET_NPROC_PER_NODE={processes}), and plain python is one "
-        "process without a place. fix: torchrun train.py ..., which reads these variables; for one process unset them"
+        f"this pod is made for torchrun (PET_NNODES={nodes}, PET_NPROC_PER_NODE={processes}), and plain python starts "
+        "one process without a rank. fix: torchrun train.py ..., which reads them; for one process unset them"
     )

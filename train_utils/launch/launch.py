@@ -42,7 +42,7 @@ def checked(launch: Launch) -> Launch:
             f"{local}. fix: unset those left from another launch"
         )
     if launch.world_size > 1 and not 0 < launch.port <= LARGEST_PORT:
-        raise DistributedError(f"MASTER_PORT={launch.port} is no port. fix: a number from 1024 to {LARGEST_PORT}")
+        raise DistributedError(f"MASTER_PORT={launch.port} is not a port. fix: a number from 1024 to {LARGEST_PORT}")
     return launch
 
 
@@ -52,9 +52,9 @@ def integer(environment: Mapping[str, str], name: str, default: int | None = Non
     if value is None and default is not None:
         return default
     if value is None or not (value.isascii() and value.isdecimal()):
-        got = "is missing" if value is None else f"is {value!r}, not a number"
+        got = "is missing" if value is None else f"is {value!r}, not a number,"
         raise DistributedError(
-            f"the environment variable {name} {got} while others of the same launcher are there. fix: start with "
+            f"the environment variable {name} {got} while others of the same launcher are set. fix: start with "
             "torchrun or srun, or export RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each process; for one "
             "process unset RANK and WORLD_SIZE"
         )

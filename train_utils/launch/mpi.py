@@ -70,6 +70,6 @@ def refuse_unknown_mpi(environment: Mapping[str, str]) -> None:
     """Raise DistributedError if an MPI launcher gave a rank but no number of processes."""
     if "PMIX_RANK" in environment:
         raise DistributedError(
-            f"PMIX_RANK={environment['PMIX_RANK']} says that an MPI launcher started this process, but not with how "
-            "many others, and it would train alone. fix: mpirun, torchrun or srun; for one process unset PMIX_RANK"
+            f"PMIX_RANK={environment['PMIX_RANK']} shows that an MPI launcher started this process, but not how "
+            "many there are, so it would train alone. fix: mpirun, torchrun or srun; for one process unset PMIX_RANK"
         )

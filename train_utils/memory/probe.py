@@ -7,6 +7,7 @@ change.
 
 from __future__ import annotations
 
+import bisect
 import copy
 import gc
 from collections.abc import Callable, Iterable, Sequence
@@ -55,11 +56,8 @@ def divisors(number: int) -> list[int]:
 
 def largest_that_fits(candidates: Sequence[int], fits: Callable[[int], bool]) -> int:
     """The largest of ascending ``candidates`` that fits, by bisection; 0 if none does."""
-    low, high = 0, len(candidates)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if fits(candidates[middle]) else (low, middle)
-    return candidates[low - 1] if low else 0
+    count = bisect.bisect_left(candidates, True, key=lambda candidate: not fits(candidate))
+    return candidates[count - 1] if count else 0
 
 
 def choose_images(candidates: Sequence[int], probe: Probe, max_over_ranks: Callable[[list[int]], list[int]]) -> Choice:

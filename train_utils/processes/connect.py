@@ -60,7 +60,7 @@ def resolve(address: str, port: int, rank: int, deadline: Deadline) -> list[str]
         except (OSError, UnicodeError) as error:
             if not (isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN) or patience.is_over():
                 raise DistributedError(
-                    f"rank {rank} cannot resolve {address}, the host where rank 0 is to be met "
+                    f"rank {rank} cannot resolve {address}, the host of rank 0 "
                     f"({getattr(error, 'strerror', None) or error}). fix: MASTER_ADDR=<a name or number that "
                     "this host knows>"
                 ) from error
@@ -82,9 +82,9 @@ def listen(numbers: list[str], port: int, one_machine: bool) -> socket.socket:
         return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
-        reason = "another program has it" if taken else error.strerror
+        reason = "another program uses it" if taken else error.strerror
         raise DistributedError(
-            f"rank 0 cannot open port {port}, where all processes are to meet ({reason}). "
+            f"rank 0 cannot open port {port}, the rendezvous of all processes ({reason}). "
             "fix: MASTER_PORT=<a free port>, the same for all processes"
         ) from error
 
@@ -98,7 +98,7 @@ def wait_for_listener(address: str, port: int, rank: int, deadline: Deadline) ->
         except OSError as error:
             if deadline.is_over():
                 raise DistributedError(
-                    f"rank {rank} found nobody at {address}:{port} within {deadline.seconds:g} s "
+                    f"rank {rank} found no process at {address}:{port} within {deadline.seconds:g} s "
                     f"({error.strerror or error}). fix: look for the first error in the output of rank 0, start it, "
                     "and give all processes its MASTER_ADDR and MASTER_PORT, open in every firewall between them"
                 ) from error

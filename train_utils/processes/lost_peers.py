@@ -30,7 +30,7 @@ LOOK_SECONDS, QUICK_LOOK_SECONDS = 1.0, 0.2  # polling interval; the quick one a
 ANSWER_SECONDS = 4.0  # for live ranks to answer; a few polls
 TELL_SECONDS = 14.0  # from a collective's time-out to the exit of the process, at most
 END_SECONDS = 12.0  # for a rank to exit on its own after a peer reported an error
-FIX = "fix: look at their output and their machines; a training goes on from its last checkpoint with resume=auto"
+FIX = "fix: look at their output and their machines; resume=auto continues the training from its last checkpoint"
 
 
 def collective_seconds(timeout_seconds: float) -> float:

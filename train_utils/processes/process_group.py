@@ -12,6 +12,7 @@ from torch import Tensor
 
 from train_utils.errors import DistributedError, SharedError
 from train_utils.launch.devices import choose_device, device_conflict
+from train_utils.launch.environment import agent_holds_store, node_name
 from train_utils.launch.launch import Launch
 from train_utils.launch.nodes import Arrival, Peer, this_machine
 from train_utils.processes import store
@@ -41,14 +42,14 @@ class Group:
         assert self.store is not None
         return self.store
 
-    def enter(self, launch: Launch, agent_holds_store: bool, host: str, device: str, timeout_seconds: float) -> World:
+    def enter(self, launch: Launch, device: str, timeout_seconds: float) -> World:
         """Choose the device and join the peers, if there are any."""
         num_nodes, backend = 1, "none"
         if launch.world_size > 1 or dist.is_initialized():
-            me, chosen, num_nodes = self.join(launch, agent_holds_store, host, device, timeout_seconds)
+            me, chosen, num_nodes = self.join(launch, device, timeout_seconds)
             backend = "nccl" if "nccl" in dist.get_backend_config() else "gloo"
         else:
-            me = Peer(0, launch.node_rank or 0, host, launch.local_rank or 0, 1)
+            me = Peer(0, launch.node_rank or 0, node_name(), launch.local_rank or 0, 1)
             chosen, problem = choose_device(device, me)
             if problem is not None:
                 raise DistributedError(problem)
@@ -67,15 +68,14 @@ class Group:
             backend=backend,
         )
 
-    def join(
-        self, launch: Launch, agent_holds_store: bool, host: str, device: str, timeout_seconds: float
-    ) -> tuple[Peer, torch.device, int]:
+    def join(self, launch: Launch, device: str, timeout_seconds: float) -> tuple[Peer, torch.device, int]:
         """Meet all ranks and open the group; return this rank, its device and the node count."""
         deadline, seconds = Deadline(min(timeout_seconds, JOIN_SECONDS)), collective_seconds(timeout_seconds)
-        reached = _default_store() if dist.is_initialized() else _reach_store(launch, agent_holds_store, deadline)
+        reached = _default_store() if dist.is_initialized() else _reach_store(launch, deadline)
         on_node = (launch.local_rank, launch.local_world_size, launch.node_rank)
+        arrival = Arrival(launch.rank, launch.world_size, node_name(), this_machine(), *on_node)
         try:
-            found = meet(reached, Arrival(launch.rank, launch.world_size, host, this_machine(), *on_node), deadline)
+            found = meet(reached, arrival, deadline)
             me = found.peers[launch.rank]
             # After a restart torchrun may hand out the old store, with the keys of dead processes.
             started = dist.PrefixStore(f"start/{found.number}", reached)
@@ -103,7 +103,7 @@ class Group:
         self.store = dist.PrefixStore("train_utils", started)
         ending.losses = (dist.DistError,)
         ending.lookout = Lookout(
-            self.store.clone(), me.rank, found, lock, store_name(launch), not agent_holds_store, seconds
+            self.store.clone(), me.rank, found, lock, store_name(launch), not agent_holds_store(), seconds
         )
         return me, chosen, num_nodes
 
@@ -125,11 +125,11 @@ def _open_group(launch: Launch, started: dist.Store, device: torch.device, secon
         ) from error
 
 
-def _reach_store(launch: Launch, agent_holds_it: bool, deadline: Deadline) -> dist.Store:
+def _reach_store(launch: Launch, deadline: Deadline) -> dist.Store:
     """Connect to the rendezvous store: torchrun's own, or one that rank 0 opens."""
     numbers = resolve(launch.address, launch.port, launch.rank, deadline)
     world_size, timeout = launch.world_size, timedelta(seconds=deadline.seconds)
-    if launch.rank == 0 and not agent_holds_it:
+    if launch.rank == 0 and not agent_holds_store():
         opened = listen(numbers, launch.port, one_machine=launch.local_world_size == world_size)
         bound = opened.getsockname()[0]
         here = bound if bound in numbers else "127.0.0.1"

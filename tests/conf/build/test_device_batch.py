@@ -43,9 +43,7 @@ def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
 
 
 def memory_for(config: TrainConfig, images: int, world: World = HERE) -> int:
-    """Bytes available on a node with which ``images`` fit into a pass of each process, and no
-    divisor above that.
-    """
+    """Bytes available on a node at which exactly ``images`` fit into a pass of each rank."""
     dtype = autocast_dtype(config.train.precision.value, world.device)
     probe = auto_batch._probe(config, build_model(config.model, 5)[0], world, dtype, 96)
     enough, too_much = probe.needed(images), probe.needed(images + 1)
@@ -93,7 +91,7 @@ def test_all_of_a_step_where_memory_abounds_and_no_training_where_it_lacks(
 
 
 def trained_by_rank(shapes: Path, run: Path, amounts: list[int]) -> None:
-    """A short training of a rank that finds an amount of memory of its own."""
+    """A short training of a rank with its own amount of memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(auto_batch, "available_memory", lambda: amounts[int(os.environ["RANK"])])
         train(options(shapes, run))
@@ -109,9 +107,7 @@ def test_all_processes_take_what_the_scarcest_has(shapes: Path, tmp_path: Path) 
 
 
 def run_out(shapes: Path, folder: Path) -> list[str]:
-    """The sentences of a training and of an evaluation for which this process's address space is
-    too small.
-    """
+    """The errors of a training and of an evaluation whose address space is too small."""
     config = options(shapes, folder / "train", "train.device_batch_size=8", "train.image_size=640", "model.width=0.25")
     large = options(shapes, folder / "evaluation", "train.device_batch_size=1", "evaluate.image_size=3200")
     told = []

@@ -199,7 +199,7 @@ def test_srun_that_also_speaks_the_language_of_mpi() -> None:
         ({"PMI_SIZE": "2"}, "PMI_RANK is missing"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE is 'x'"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "variables of mpirun contradict"),
-        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "PMIX_RANK=0 says.*would train alone"),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "PMIX_RANK=0 shows.*would train alone"),
     ],
 )
 def test_mpi_launchers_never_start_lone_trainings(environment: dict[str, str], named: str) -> None:

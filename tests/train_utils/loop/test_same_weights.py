@@ -1,4 +1,4 @@
-"""The guard against processes that train different models: what it sees, and what it says."""
+"""The check for ranks that train different models: what it detects and what it says."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def network() -> nn.Sequential:
 
 
 def guarded() -> list[str | None]:
-    """What the guard says on this rank to one plan after another."""
+    """What the check says on this rank about each plan in turn."""
     world = init_distributed_mode("cpu", 60)
     said: list[str | None] = []
 

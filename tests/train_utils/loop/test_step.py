@@ -1,6 +1,4 @@
-"""Steps whose gradients break while the loss is fine, with and without the loss scale of float16
-and clipping.
-"""
+"""Steps whose gradients break while the loss is fine, with loss scale and clipping or without."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def world() -> World:
 
 
 class Spoil(torch.autograd.Function):
-    """Values as they are; gradients times ``factor`` where they are above ``limit``."""
+    """Leaves values as they are; multiplies gradients above ``limit`` by ``factor``."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, factor: float, limit: float) -> Tensor:
@@ -74,7 +72,7 @@ def start(clip_norm: float | None, loss_scale: float | None) -> tuple[RunState, 
 def test_a_step_is_made_or_changes_no_bit(
     world: World, clip_norm: float | None, loss_scale: float | None, factor: float
 ) -> None:
-    """1e30: finite gradients whose norm is not. Afterwards the training goes on."""
+    """1e30 gives finite gradients whose norm is not. Training continues afterwards."""
     state, schedule = start(clip_norm, loss_scale)
     train_epoch(world, state, schedule, BATCH)
     before = snapshot(state)
@@ -96,7 +94,7 @@ def test_a_step_is_made_or_changes_no_bit(
 def test_gradients_that_stay_broken_under_a_loss_scale_end_the_training(
     world: World, clip_norm: float | None, factor: float
 ) -> None:
-    """While the scale falls from 8 to 1 it may be the reason; the steps after that count."""
+    """While the scale falls from 8 to 1 it may be the cause; later steps count."""
     state, schedule = start(clip_norm, loss_scale=8.0)
     before, said = snapshot(state), list[str]()
     with pytest.raises(TrainError, match=r"no longer finite at step 4 .* 2 step\(s\) in a row\. fix: .*float32"):

@@ -1,6 +1,4 @@
-"""Shares of an epoch on made-up numbers, and the clock; tests/runs/test_faults.py has two real
-processes.
-"""
+"""Time shares on made-up numbers, and the clock; tests/runs/test_faults.py uses real processes."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ def test_the_table_of_one_process(tmp_path: Path) -> None:
 def test_a_rank_is_judged_by_enough_steps_of_one_epoch_or_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Epochs of a few steps: slow by chance is no reason to tell, slow in all of them is."""
+    """In short epochs, one slow epoch may be chance; slow in all of them is reported."""
     said: list[str | None] = []
     table = RankTable(tmp_path / "ranks.csv", True, 0, said.append)
 
@@ -119,7 +117,7 @@ def test_the_clock_counts_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class FakeEvent:
-    """An event of a device whose own time is ``now``, in milliseconds."""
+    """A device event whose time is ``now``, in milliseconds."""
 
     now = 0.0
 
@@ -150,7 +148,7 @@ def test_on_cuda_the_device_is_timed_and_read_once_a_step(monkeypatch: pytest.Mo
 
 
 class Recorder(WaitClock):
-    """Keeps the order in which it is called."""
+    """Records the order of its calls."""
 
     def __init__(self, calls: list[str]) -> None:
         super().__init__(torch.device("cpu"))

@@ -1,6 +1,4 @@
-"""The two loops on a small network: accumulation, the weight of each image, threads, and losses
-that break.
-"""
+"""Training and detection on a small network: accumulation, threads, losses that break."""
 
 from __future__ import annotations
 
@@ -79,9 +77,7 @@ def test_a_loss_that_is_not_finite_stops_with_its_step_and_what_helps(world: Wor
 
 
 class Explosive(nn.Module):
-    """A network whose second layer gives NaN for the images of one step: those from number 8 on,
-    below 16.
-    """
+    """A network that gives NaN for images 8 to 15, those of one step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,9 +94,7 @@ class Explosive(nn.Module):
 
 
 def test_a_bad_step_leaves_no_trace_but_its_batch(world: World, tmp_path: Path) -> None:
-    """Weights, statistics, momentum and average after it are those of the steps before; then
-    training goes on.
-    """
+    """Weights, statistics, momentum and average stay as before the step; training continues."""
     said: list[str] = []
     torch.manual_seed(3)
     model = Explosive()
@@ -120,9 +114,7 @@ def test_a_bad_step_leaves_no_trace_but_its_batch(world: World, tmp_path: Path) 
 
 
 def train_with_a_bad_batch_on_rank_one(folder: Path) -> tuple[int, list[str]]:
-    """How many updates this rank made, and what it said; the same with the loss scale of
-    float16.
-    """
+    """This rank's number of updates and its log lines, the same with the loss scale of float16."""
     world = init_distributed_mode("cpu", 60)
     found = []
     for loss_scale in (None, 8.0):
@@ -164,7 +156,7 @@ def test_a_batch_is_not_kept_while_the_next_is_waited_for() -> None:
 
 
 def test_detections_do_not_depend_on_the_number_of_threads(world: World) -> None:
-    """Convolutions split over threads add in another order; here each is computed by one thread."""
+    """Threads that share a convolution add in another order; here one thread computes each."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.Conv2d(64, 5, 3, padding=1))
 

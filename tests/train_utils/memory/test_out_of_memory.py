@@ -1,4 +1,4 @@
-"""Out of memory: what counts as that, what people are told, and what a node has left."""
+"""What counts as out of memory, what users read then, and how much memory a node has left."""
 
 from __future__ import annotations
 

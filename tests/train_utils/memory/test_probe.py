@@ -48,7 +48,7 @@ def test_the_search_finds_the_largest_with_few_trials(number: int) -> None:
 
 @dataclass
 class Straight:
-    """Ten bytes for each image, and five."""
+    """Takes ten bytes per image, and five."""
 
     available: int
     tried: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Straight:
 
 
 def with_others(*calls: Sequence[int]) -> Callable[[list[int]], list[int]]:
-    """The largest of this process's values and of the other one's, call by call."""
+    """The maximum of this rank's values and another rank's, call by call."""
     theirs = iter(calls)
     return lambda values: [max(pair) for pair in zip(values, next(theirs), strict=True)]
 
@@ -147,7 +147,7 @@ def test_where_one_image_is_too_many_two_are_not_tried(monkeypatch: pytest.Monke
 
 
 class FakeGpu:
-    """Stands in for a GPU of 1000 bytes whose passes take 100 bytes an image."""
+    """Stands in for a GPU of 1000 bytes; a pass takes 100 bytes per image."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.device, self.weights_bytes = torch.device("cuda", 0), 60

@@ -20,7 +20,7 @@ ALONE = World(0, 0, 1, 1, node_rank=0, num_nodes=1, device=CPU, launcher="none",
 
 
 def on_shares(model: Darknet, images: Tensor, weights: Sequence[Tensor], ranks: int) -> dict[str, Tensor]:
-    """Gradients of a batch dealt to ``ranks``, which run one after the other."""
+    """Gradients of a batch dealt to ``ranks``, which run in turn."""
     wrapped = wrap_model(copy.deepcopy(model), ALONE, 0, lambda total: total)
     assert isinstance(wrapped, ImageSummed)
     for rank in range(ranks):

@@ -1,4 +1,4 @@
-"""What each rank says if the ranks do not find each other, against real sockets."""
+"""The errors of ranks that do not find each other, against real sockets."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_nobody_is_waited_for_longer_than_the_time_out(
     said, seconds = join(monkeypatch, rank, "localhost", port)
     assert {
         0: "rank 1 of 2 did not come within 1 s. fix:",
-        1: f"rank 1 found nobody at localhost:{port} within 1 s (Connection refused). fix:",
+        1: f"rank 1 found no process at localhost:{port} within 1 s (Connection refused). fix:",
     }[rank] in said
     assert SECONDS <= seconds < 2 * SECONDS and should_report_error()
     assert capfd.readouterr().err == ""
@@ -99,7 +99,7 @@ def test_a_port_that_another_program_has(
         said, seconds = join(monkeypatch, rank, "127.0.0.1", port)
     if rank == 0:
         assert said.startswith(
-            f"rank 0 cannot open port {port}, where all processes are to meet (another program has it)"
+            f"rank 0 cannot open port {port}, the rendezvous of all processes (another program uses it)"
         )
         assert seconds < SECONDS, "nothing is waited for"
     else:
@@ -115,7 +115,7 @@ def test_a_port_that_only_root_may_open(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(socket, "create_server", refuse)
     said, _ = join(monkeypatch, 0, "127.0.0.1", 80)
-    assert said.startswith("rank 0 cannot open port 80, where all processes are to meet (Permission denied). fix:")
+    assert said.startswith("rank 0 cannot open port 80, the rendezvous of all processes (Permission denied). fix:")
 
 
 @pytest.mark.parametrize(

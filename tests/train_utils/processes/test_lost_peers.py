@@ -52,7 +52,7 @@ def lookouts(store: MemoryStore, *ranks: int, end: Any = None) -> list[Lookout]:
 
 
 def explain_all(watching: list[Lookout]) -> list[str]:
-    """What each rank says about a loss that all notice at the same time."""
+    """The error of each rank when all notice a loss at the same time."""
     found: dict[int, str] = {}
 
     def ask(number: int, lookout: Lookout) -> None:
@@ -123,7 +123,7 @@ def test_without_the_store_one_process_of_each_node_names_the_other_node(tmp_pat
 def test_a_temporary_folder_that_cannot_be_written_does_not_silence_anyone(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every rank reports then. A file plays the read-only folder, as root may write anywhere."""
+    """Then every rank reports. A file plays the folder, because root may write anywhere."""
 
     def nowhere() -> str:
         if folder == "missing":
