@@ -19,7 +19,6 @@ import shlex
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from conf.build.network import load_network
 from conf.failures import ConfigError
@@ -100,6 +99,8 @@ def override(anchors: Sizes, config: AnchorsConfig) -> str:
 
 def draw(sizes: Sizes, before: Sizes, after: Sizes, out: Path) -> None:
     """Draw all box sizes and the anchors."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 6), layout="constrained")
     axis = figure.subplots()
     shown = sizes[:: max(1, len(sizes) // 20000)]

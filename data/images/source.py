@@ -25,9 +25,6 @@ logger = logging.getLogger(__name__)
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; only TIFF files are turned
 _FIX = "fix: replace the file, or set data.on_error=skip to leave such images out"
 
-# OpenCV prints about broken images without naming them; the errors here name the file.
-cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-
 
 class WrongSizeError(DataError):
     """An image does not have the size that its annotations give."""
@@ -70,6 +67,8 @@ def check_complete(path: str | PathLike[str], data: bytes, header: Header, fix: 
 
 def decode_stored(path: str | PathLike[str], data: bytes, header: Header, fix: str) -> Image:
     """Decode an image with OpenCV, not yet turned. Raises ``DataError``."""
+    # OpenCV prints about broken images without naming them; the errors here name the file.
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     # From memory OpenCV refuses an image that ends early; from a file it fills up a JPEG with grey.
     encoded = np.frombuffer(data, dtype=np.uint8)
     image = cv2.imdecode(encoded, AS_STORED)
