@@ -9,11 +9,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from data.augment_config import AugmentConfig
 from data.config import DataConfig, Resize
 from models.config import DarknetLossConfig, LossConfig, LossSection, ModelConfig
 from train_utils.config import Device, LoggerConfig, OptimConfig, TrainSection, choose_backend
+
+
+def check_least(options: Any, least: int, *keys: str, section: str = "") -> None:
+    """Raise ValueError for the first option below ``least``; null passes."""
+    for key in keys:
+        value = getattr(options, key)
+        if value is not None and value < least:
+            null = ", or null" if "None" in options.__annotations__[key] else ""
+            raise ValueError(f"{section}{key} must be {least} or more{null}, got {value}")
+
+
+def check_shares(options: Any, *keys: str, section: str = "") -> None:
+    """Raise ValueError for the first option outside 0..1."""
+    for key in keys:
+        if not 0 <= getattr(options, key) <= 1:
+            raise ValueError(f"{section}{key} must lie in 0..1, got {getattr(options, key)}")
 
 
 @dataclass
@@ -37,19 +54,12 @@ class EvaluateConfig:
     every: int  # epochs between evaluations in training; 0: only after the last epoch
 
     def __post_init__(self) -> None:
-        if self.image_size is not None and self.image_size < 1:
-            raise ValueError(f"evaluate.image_size must be 1 or more, or null, got {self.image_size}")
-        for key in ("batch_size", "max_detections"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"evaluate.{key} must be 1 or more, got {getattr(self, key)}")
-        for key in ("confidence", "nms_iou"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"evaluate.{key} must lie in 0..1, got {getattr(self, key)}")
+        check_least(self, 1, "image_size", "batch_size", "max_detections", section="evaluate.")
+        check_least(self, 0, "every", section="evaluate.")
+        check_shares(self, "confidence", "nms_iou", section="evaluate.")
         if not 0 <= self.rect_pad <= 8:
             raise ValueError(f"evaluate.rect_pad must lie in 0..8 strides, got {self.rect_pad}")
         choose_backend(self.backend)  # now: at the end of an epoch it would cost an epoch
-        if self.every < 0:
-            raise ValueError(f"evaluate.every must be 0 or more epochs, got {self.every}")
 
     def is_due(self, epoch: int, epochs: int) -> bool:
         """Whether to evaluate after ``epoch`` (from 1): always after the last of the ``epochs``."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from conf.schema import check_least, check_shares
 from data.config import Exif, OnBadFile, Resize
 from models.config import OPSETS, ModelConfig
 from train_utils.config import Device
@@ -42,15 +43,8 @@ class PredictConfig:
             raise ValueError("ckpt and model exclude one another: a checkpoint holds its network. fix: leave one out")
         if self.ckpt is not None and self.names is not None:
             raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
-        for key in ("image_size", "batch_size"):
-            if getattr(self, key) is not None and getattr(self, key) < 1:
-                raise ValueError(f"{key} must be 1 or more, or null, got {getattr(self, key)}")
-        for key in ("max_detections", "workers"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be 1 or more, got {getattr(self, key)}")
-        for key in ("confidence", "nms_iou"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"{key} must lie in 0..1, got {getattr(self, key)}")
+        check_least(self, 1, "image_size", "batch_size", "max_detections", "workers")
+        check_shares(self, "confidence", "nms_iou")
 
 
 class ExportFormat(StrEnum):
@@ -91,13 +85,9 @@ class ExportConfig:
             raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {self.image_size}")
         if self.opset not in OPSETS:
             raise ValueError(f"opset must lie in {OPSETS[0]}..{OPSETS[-1]}, which are tested, got {self.opset}")
-        for key in ("batch_size", "max_detections"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be 1 or more, got {getattr(self, key)}")
+        check_least(self, 1, "batch_size", "max_detections")
         if not self.tolerance > 0:
             raise ValueError(f"tolerance must be above 0, got {self.tolerance}")
         if self.candidates < self.max_detections:
             raise ValueError(f"candidates={self.candidates} must not be below max_detections={self.max_detections}")
-        for key in ("confidence", "nms_iou"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"{key} must lie in 0..1, got {getattr(self, key)}")
+        check_shares(self, "confidence", "nms_iou")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conf.schema import check_least
 from data.augment_config import AugmentConfig
 from data.config import DataConfig
 from models.config import ModelConfig
@@ -25,15 +26,10 @@ class CheckDataConfig:
     augment: AugmentConfig
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"image_size must be 1 or more, got {self.image_size}")
+        check_least(self, 1, "image_size", "threads")
+        check_least(self, 0, "pictures", "seed")
         if not 0 <= self.min_iou < 1:
             raise ValueError(f"min_iou must be 0 or more and below 1, got {self.min_iou}")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads must be 1 or more, or null, got {self.threads}")
-        for key in ("pictures", "seed"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"{key} must be 0 or more, got {getattr(self, key)}")
 
 
 @dataclass
@@ -52,10 +48,8 @@ class ConvertConfig:
     model: ModelConfig  # the network of ``weights``; a checkpoint holds its own
 
     def __post_init__(self) -> None:
-        for key, least in (("image_size", 1), ("up_to_layer", 1), ("seen", 0)):
-            value = getattr(self, key)
-            if value is not None and value < least:
-                raise ValueError(f"{key} must be {least} or more, or null, got {value}")
+        check_least(self, 1, "image_size", "up_to_layer")
+        check_least(self, 0, "seen")
 
 
 @dataclass
@@ -81,9 +75,7 @@ class CfgInfoConfig:
     model: ModelConfig
 
     def __post_init__(self) -> None:
-        for key in ("num_classes", "image_size"):
-            if getattr(self, key) is not None and getattr(self, key) < 1:
-                raise ValueError(f"{key} must be 1 or more, or null, got {getattr(self, key)}")
+        check_least(self, 1, "num_classes", "image_size")
 
 
 @dataclass
@@ -101,11 +93,8 @@ class AnchorsConfig:
     model: ModelConfig
 
     def __post_init__(self) -> None:
-        for key in ("image_size", "sample"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be 1 or more, got {getattr(self, key)}")
-        if self.rounds < 0:
-            raise ValueError(f"rounds must be 0 or more, got {self.rounds}")
+        check_least(self, 1, "image_size", "sample")
+        check_least(self, 0, "rounds")
         if not 0 <= self.min_iou < 1:
             raise ValueError(f"min_iou must be 0 or more and below 1, got {self.min_iou}")
         if self.out is not None and not self.out.endswith(".yaml"):
@@ -141,7 +130,6 @@ class GetDataConfig:
     sets: dict[str, PublicSetConfig]
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ValueError(f"attempts must be 1 or more, got {self.attempts}")
+        check_least(self, 1, "attempts")
         if not self.timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be above 0, got {self.timeout_seconds}")

@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import time
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -150,17 +151,12 @@ def strip_local_rank(arguments: list[str]) -> list[str]:
 
     ``read_launch`` reads LOCAL_RANK instead; the argument must not reach Hydra.
     """
-    kept: list[str] = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        flag, equals, value = argument.partition("=")
-        if flag not in ("--local_rank", "--local-rank"):
-            kept.append(argument)
-            continue
-        value = value if equals else next(remaining, "")
-        if not value.isdecimal():
-            raise DistributedError(f"{flag} needs a number, got {value!r}. fix: leave it to the launcher")
-    return kept
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--local_rank", "--local-rank", type=int)
+    try:
+        return parser.parse_known_args(arguments)[1]
+    except ArgumentError as error:
+        raise DistributedError("--local-rank needs a number. fix: leave it to the launcher") from error
 
 
 def _names_of_numbers(environment: Mapping[str, str]) -> tuple[str, ...]:
