@@ -64,7 +64,10 @@ def export(config: ExportConfig) -> Path:
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size and max(sides))
     height, width = size = image_size(sides, detector)
     print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
-    graph = make_graph(config, detector)
+    suppression = None
+    if config.nms:
+        suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, config.candidates)
+    graph = DetectorGraph(detector.model, suppression, show_candidates=config.format == ExportFormat.onnx)
     names = {0: "batch"} if config.dynamic_batch else {}
     dynamic = names | ({2: "height", 3: "width"} if config.dynamic_size else {})
     example = torch.zeros(config.batch_size, 3, height, width)
@@ -90,7 +93,7 @@ def export(config: ExportConfig) -> Path:
     seconds = f"{written - started:.0f} s to write, {time.perf_counter() - written:.0f} s to check"
     print(f"wrote {out}: {out.stat().st_size / 1e6:.1f} MB, {seconds}")
     print("\n".join(f"  {name:<11} {kind_and_shape}" for name, kind_and_shape in values.items()))
-    print(agreement(comparison, batches, graph.suppression is not None))
+    print(agreement(comparison, batches, config.nms))
     print(usage(out, config, list(values), detector.model.max_stride), flush=True)
     return out
 
@@ -104,14 +107,6 @@ def image_size(sides: Sequence[int | None], detector: Detector) -> tuple[int, in
             f" fix: image_size=[{fits[0]},{fits[1]}]"
         )
     return height, width
-
-
-def make_graph(config: ExportConfig, detector: Detector) -> DetectorGraph:
-    """The graph to export, with suppression inside if ``config`` says so."""
-    if not config.nms:
-        return DetectorGraph(detector.model, None)
-    suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, config.candidates)
-    return DetectorGraph(detector.model, suppression, show_candidates=config.format == ExportFormat.onnx)
 
 
 def trial_batches(config: ExportConfig, size: tuple[int, int], stride: int) -> list[Tensor]:

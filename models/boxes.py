@@ -1,6 +1,4 @@
-"""Box formats and overlaps. Corners are x1, y1, x2, y2; centres are cx, cy, w, h; both in
-pixels.
-"""
+"""Box formats and overlaps: x1, y1, x2, y2 corners or cx, cy, w, h centres and sizes, in pixels."""
 
 import math
 
@@ -21,12 +19,6 @@ def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
     """(..., 4) centres and sizes to corners."""
     centre, size = boxes_cxcywh[..., :2], boxes_cxcywh[..., 2:]
     return torch.cat((centre - size / 2, centre + size / 2), dim=-1)
-
-
-def xyxy_to_cxcywh(boxes_xyxy: Tensor) -> Tensor:
-    """(..., 4) corners to centres and sizes."""
-    low, high = boxes_xyxy[..., :2], boxes_xyxy[..., 2:]
-    return torch.cat(((low + high) / 2, high - low), dim=-1)
 
 
 def wh_iou(sizes1: Tensor, sizes2: Tensor) -> Tensor:

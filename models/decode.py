@@ -15,9 +15,7 @@ MAX_LOG_SIZE = math.log(1e3)  # at most a thousand anchors wide: exp stays finit
 
 
 def cell_offsets(raw_xy: Tensor, head: Head) -> Tensor:
-    """Box centres relative to their cell's corner, in cells. scale_x_y > 1 reaches past the
-    cell.
-    """
+    """Box centres from their cell's corner, in cells; scale_x_y above 1 reaches past the cell."""
     return raw_xy.sigmoid() * head.scale_x_y - (head.scale_x_y - 1) / 2
 
 
@@ -69,8 +67,8 @@ class Postprocess:
     nms_iou: of two boxes of one class that overlap by more than this, the better one stays.
     max_detections: how many detections an image keeps, over all classes, best first.
     multi_label: a box may be a detection of several classes; otherwise of its best class only.
-    candidates: how many boxes, best first, enter non-maximum suppression. This bounds its time
-        without a clock, so results do not depend on speed.
+    candidates: how many boxes, best first, enter non-maximum suppression. This bounds its time,
+        and results do not depend on speed, as with a time limit.
     merge: a kept box becomes the mean, weighted by score, of all candidates of its class that
         overlap it by more than nms_iou, itself included.
     """

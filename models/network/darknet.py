@@ -94,10 +94,11 @@ class Darknet(nn.Module):
                 f"{self.cfg.source} is for images of {self.in_channels} channels, these have {channels}."
                 f" fix: channels={channels} in its [net] section"
             )
-        rows, columns = self.nearest_size(height, width)
-        if (rows, columns) != (height, width):
+        step = self.max_stride
+        if height % step or width % step or not height or not width:
+            rows, columns = self.nearest_size(height, width)
             raise ModelError(
-                f"image size {height}x{width} is not a multiple of the network's stride {self.max_stride}."
+                f"image size {height}x{width} is not a multiple of the network's stride {step}."
                 f" fix: the nearest is {rows}x{columns}"
             )
 

@@ -15,38 +15,23 @@ from models.network.pools import Blur
 
 
 class Convolution(nn.Module):
-    """Convolution, batch normalisation (or a bias instead), activation.
+    """Convolution, batch normalisation (or the convolution's bias instead), activation.
 
-    stride: (rows, columns). xnor: kernels become their signs times each filter's mean magnitude,
-    the input becomes its signs, and padding counts as -1, as in Darknet's inference (XNOR-Net,
-    Rastegari et al. 2016). blur: size (2 or 3) of a low-pass filter after the activation, which
-    then has the stride in place of the convolution; None for none.
+    blur: a low-pass filter after the activation, which then has the stride in place of the
+    convolution. xnor: kernels become their signs times each filter's mean magnitude, the input
+    becomes its signs, and padding counts as -1, as in Darknet's inference (XNOR-Net, Rastegari et
+    al. 2016).
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the keys of a [convolutional] section
-        self,
-        in_channels: int,
-        filters: int,
-        size: int,
-        stride: tuple[int, int],
-        padding: int,
-        dilation: int,
-        groups: int,
-        batch_norm: bool,
-        activation: str,
-        bn_eps: float,
-        bn_momentum: float,
-        xnor: bool = False,
-        blur: int | None = None,
+    def __init__(
+        self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None, activation: str, blur: Blur | None, xnor: bool
     ) -> None:
         super().__init__()
-        step = stride if blur is None else (1, 1)
-        self.conv = nn.Conv2d(in_channels, filters, size, step, padding, dilation, groups, bias=not batch_norm)
-        self.norm = nn.BatchNorm2d(filters, bn_eps, bn_momentum) if batch_norm else None
+        self.conv = conv
+        self.norm = norm
         self.activation = ACTIVATIONS[activation]()
-        self.blur = Blur(blur, stride) if blur is not None else None
+        self.blur = blur
         self.xnor = xnor
-        self.padding = padding
 
     def forward(self, x: Tensor) -> Tensor:
         x = self._binary(x) if self.xnor else self.conv(x)
@@ -57,7 +42,8 @@ class Convolution(nn.Module):
 
     def _binary(self, x: Tensor) -> Tensor:
         conv = self.conv
-        signs = F.pad(binary_signs(x), (self.padding,) * 4, value=-1.0)
+        assert not isinstance(conv.padding, str)
+        signs = F.pad(binary_signs(x), conv.padding * 2, value=-1.0)  # rows and columns have the same padding
         return F.conv2d(signs, binary_kernels(conv.weight), conv.bias, conv.stride, 0, conv.dilation, conv.groups)
 
 

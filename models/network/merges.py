@@ -1,19 +1,9 @@
 """Layers that join several maps: sums, concatenations, products."""
 
-from enum import StrEnum
-
 import torch
 from torch import Tensor, nn
 
 from models.network.activations import ACTIVATIONS, NORMALISER_EPS
-
-
-class WeightsNormalization(StrEnum):
-    """How the weights of a weighted sum are normalised to a sum of about 1; Darknet's names."""
-
-    none = "none"
-    relu = "relu"
-    softmax = "softmax"
 
 
 class Shortcut(nn.Module):
@@ -21,14 +11,13 @@ class Shortcut(nn.Module):
 
     Only the channels that both maps have are added (partial residual networks, Wang et al. 2019).
     With weights_per_source > 0 each source has weights: one, or one for each channel of the first
-    map. `weights` is (sources, weights_per_source), as Darknet stores it.
+    map. `weights` is (sources, weights_per_source), as Darknet stores it. normalization: "none", or
+    "relu" or "softmax", which make the weights of all sources add up to about 1.
     """
 
     weights: nn.Parameter | None
 
-    def __init__(
-        self, activation: str, num_sources: int, weights_per_source: int, normalization: WeightsNormalization
-    ) -> None:
+    def __init__(self, activation: str, num_sources: int, weights_per_source: int, normalization: str) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.ones(num_sources, weights_per_source)) if weights_per_source else None
         self.normalization = normalization
@@ -55,12 +44,10 @@ class Shortcut(nn.Module):
 
     def _factors(self, weights: Tensor) -> Tensor:
         """The weights, normalised over the sources."""
-        if self.normalization is WeightsNormalization.none:
+        if self.normalization == "none":
             return weights
-        if self.normalization is WeightsNormalization.relu:
-            parts = weights.relu()
-        else:
-            parts = (weights - weights.amax(0, keepdim=True)).exp()
+        shifted = weights - weights.amax(0, keepdim=True)
+        parts = weights.relu() if self.normalization == "relu" else shifted.exp()
         return parts / (parts.sum(0, keepdim=True) + NORMALISER_EPS)
 
 

@@ -1,9 +1,12 @@
 """Build the layer of a [convolutional] section."""
 
+from torch import nn
+
 from models.cfg.parse import Section
 from models.network.graph import Graph, Node
 from models.network.heads import read_anchors
 from models.network.layers import Convolution, SharedConvolution
+from models.network.pools import Blur
 from models.network.section_options import check_grid, read_activation, read_blur, read_strides
 
 CHANNEL_STEP = 8  # scaled filter counts are multiples of this
@@ -44,22 +47,11 @@ def convolutional(graph: Graph, section: Section) -> Node:
         shared = SharedConvolution(owner, stride, padding * dilation, dilation, activation)
         return Node(shared, (source,), node_shape)
     graph.reserve(section, filters * (shape.channels // groups * size * size + (4 if batch_norm else 1)))
-    module = Convolution(
-        shape.channels,
-        filters,
-        size,
-        stride,
-        padding * dilation,
-        dilation,
-        groups,
-        batch_norm=batch_norm,
-        activation=activation,
-        bn_eps=graph.options.bn_eps,
-        bn_momentum=graph.options.bn_momentum,
-        xnor=xnor,
-        blur=blur,
-    )
-    return Node(module, (source,), node_shape)
+    step = stride if blur is None else (1, 1)
+    conv = nn.Conv2d(shape.channels, filters, size, step, padding * dilation, dilation, groups, bias=not batch_norm)
+    norm = nn.BatchNorm2d(filters, graph.options.bn_eps, graph.options.bn_momentum) if batch_norm else None
+    low_pass = None if blur is None else Blur(blur, stride)
+    return Node(Convolution(conv, norm, activation, low_pass, xnor), (source,), node_shape)
 
 
 def _num_filters(graph: Graph, declared: int) -> int:

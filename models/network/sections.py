@@ -9,7 +9,7 @@ from models.cfg.parse import Cfg, Section
 from models.network.graph import IMAGES, BuildOptions, Graph, Node, Shape
 from models.network.heads import read_head
 from models.network.layers import Convolution, YoloMap
-from models.network.merges import Product, Route, Shortcut, WeightsNormalization
+from models.network.merges import Product, Route, Shortcut
 from models.network.pools import (
     Blur,
     ChannelMaxPool,
@@ -45,7 +45,7 @@ def shortcut(graph: Graph, section: Section) -> Node:
     weights_type = section.choice("weights_type", "none", ("none", "per_feature", "per_layer", "per_channel"))
     per_source = {"none": 0, "per_channel": shape.channels}.get(weights_type, 1)
     named = section.choice("weights_normalization", "none", ("none", "relu", "avg_relu", "softmax"))
-    normalization = WeightsNormalization(named.removeprefix("avg_"))
+    normalization = named.removeprefix("avg_")  # Darknet treats both alike
     graph.reserve(section, len(sources) * per_source)
     module = Shortcut(read_activation(section, default="linear"), len(sources), per_source, normalization)
     return Node(module, sources, shape)
