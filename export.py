@@ -45,7 +45,7 @@ DRAWN_SIDE = 160  # least side in pixels: smaller pictures have no room for obje
 MEANING = {
     "images": "RGB, 0..1, turned upright as EXIF tags say",
     "boxes_xyxy": "x1, y1, x2, y2 in pixels of the input",
-    "boxes": "x1, y1, x2, y2 in pixels of the input; best first, zeros behind the last",
+    "boxes": "x1, y1, x2, y2 in pixels of the input; best first, zeros after the last",
     "scores": "objectness times class probability",
     "classes": "positions in the list of names",
     "counts": "detections of each image",
@@ -209,8 +209,8 @@ def agreement(comparison: Comparison, batches: Sequence[Tensor], suppresses: boo
     )
     if not suppresses:
         return line
-    invented = f", {comparison.invented} of invented boxes" if comparison.invented else ""
-    return f"{line}; {comparison.detections} detections of pictures{invented} the same"
+    invented = f" and {comparison.invented} on invented boxes" if comparison.invented else ""
+    return f"{line}; all detections equal, {comparison.detections} on pictures{invented}"
 
 
 def usage(out: Path, config: ExportConfig, names: Sequence[str], stride: int) -> str:

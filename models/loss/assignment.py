@@ -143,7 +143,7 @@ def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def first_best_targets(boxes_xyxy: Tensor, targets: Tensor, best: Tensor) -> Tensor:
-    """The target behind each overlap of best_overlaps: int64 (batch, n).
+    """The target of each overlap of best_overlaps: int64 (batch, n).
 
     Ties go to the first target. The value is t where no overlap is above 0.
     """

@@ -19,7 +19,7 @@ and grid for centres and of the anchor for sizes. The normalizers of .cfg files 
 with the exact chain rule boxes are hardly learnt (docs/results/).
 
 Differences from Darknet: with new_coords it also multiplies by the derivative of the logistic layer
-in front of the head, so predictions far from their targets learn slowest. Here the gradient goes to
+before the head, so predictions far from their targets learn slowest. Here the gradient goes to
 the raw values as in other heads, which learns better (docs/results/). cls_normalizer always weighs
 the class term (there only with counters_per_class). The overlap's derivatives by width and height
 are not doubled; those of CIoU's aspect term are exact. A centre on the far edge belongs to the last

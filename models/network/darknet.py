@@ -148,7 +148,7 @@ class Darknet(nn.Module):
     def head_convolution(self, head: Head) -> Convolution:
         """The convolution that makes the raw map of `head`."""
         layer = self.layers[head.layer - 1]
-        assert isinstance(layer, Convolution)  # the graph admits nothing else in front of [yolo]
+        assert isinstance(layer, Convolution)  # the graph admits nothing else before a [yolo]
         return layer
 
 

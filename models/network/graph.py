@@ -36,7 +36,7 @@ class Shape:
     stride: Stride | None
 
     def scaled(self, channels: int, factor: Fraction | int | tuple[int, int]) -> "Shape":
-        """The shape behind a layer with `channels` outputs and a stride of `factor`."""
+        """The shape after a layer with `channels` outputs and a stride of `factor`."""
         rows, columns = factor if isinstance(factor, tuple) else (factor, factor)
         stride = None if self.stride is None else (self.stride[0] * rows, self.stride[1] * columns)
         return Shape(channels, stride)

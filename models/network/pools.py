@@ -23,17 +23,17 @@ class MaxPool(nn.Module):
         super().__init__()
         self.size = size
         self.stride = stride
-        self.front = padding // 2
-        self.behind = tuple(max(0, size - step - self.front) for step in stride)
+        self.before = padding // 2
+        self.after = tuple(max(0, size - step - self.before) for step in stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.behind == (self.front, self.front) and 2 * self.front <= self.size:
-            return F.max_pool2d(x, self.size, self.stride, self.front)
+        if self.after == (self.before, self.before) and 2 * self.before <= self.size:
+            return F.max_pool2d(x, self.size, self.stride, self.before)
         return F.max_pool2d(self.padded(x, float("-inf")), self.size, self.stride)
 
     def padded(self, x: Tensor, value: float) -> Tensor:
         """Pad x with `value` as far as the windows reach."""
-        return F.pad(x, (self.front, self.behind[1], self.front, self.behind[0]), value=value)
+        return F.pad(x, (self.before, self.after[1], self.before, self.after[0]), value=value)
 
 
 class LocalAvgPool(MaxPool):

@@ -56,11 +56,11 @@ def convolutional(graph: Graph, section: Section) -> Node:
 
 def _num_filters(graph: Graph, declared: int) -> int:
     """Filters of this convolution: set by the class count before a [yolo], else scaled."""
-    behind = graph.following()
-    if behind is not None and behind.kind == "yolo":
+    following = graph.following()
+    if following is not None and following.kind == "yolo":
         if graph.options.num_classes is None:
             return declared
-        return len(read_anchors(behind)[1]) * (5 + graph.options.num_classes)
+        return len(read_anchors(following)[1]) * (5 + graph.options.num_classes)
     if graph.options.width == 1:
         return declared
     return max(CHANNEL_STEP, round(declared * graph.options.width / CHANNEL_STEP) * CHANNEL_STEP)
@@ -77,14 +77,14 @@ def _activation(graph: Graph, section: Section) -> str:
     Raw maps are logits: the loss needs them, and the decoding applies the logistic.
     """
     activation = read_activation(section, default="logistic")  # Darknet's default
-    behind = graph.following()
-    if behind is None or behind.kind != "yolo" or not behind.integer("new_coords", 0):
+    following = graph.following()
+    if following is None or following.kind != "yolo" or not following.integer("new_coords", 0):
         return activation
     if activation not in ("logistic", "linear"):
-        raise section.error("needs activation=logistic in front of a [yolo] with new_coords=1", "activation")
+        raise section.error("needs activation=logistic before a [yolo] with new_coords=1", "activation")
     if activation == "linear":
         # Such files come from programs that apply the logistic while decoding.
-        graph.note(section, "is linear in front of a [yolo] with new_coords=1, read as logistic", "activation")
+        graph.note(section, "is linear before a [yolo] with new_coords=1, read as logistic", "activation")
     return "linear"
 
 

@@ -35,7 +35,7 @@ def check_grid(
 def check_divisible(section: Section, shape: Shape, stride: int) -> None:
     """Refuse to divide the one pixel of a global pooling."""
     if shape.stride is None and stride > 1:
-        raise section.error(f"divides a map of one pixel by {stride}. fix: use stride=1 behind an [avgpool]")
+        raise section.error(f"divides a map of one pixel by {stride}. fix: use stride=1 after an [avgpool]")
 
 
 def read_blur(section: Section, strides: tuple[int, int]) -> int | None:

@@ -111,7 +111,9 @@ def upsample(graph: Graph, section: Section) -> Node:
     if stride == 0:
         raise section.error("stride must not be 0", "stride")
     if shape.stride is None:
-        raise section.error("enlarges a map of one pixel, whose stride is unknown. fix: no [upsample] behind [avgpool]")
+        raise section.error(
+            "enlarges a map of one pixel, whose stride is unknown. fix: no [upsample] after an [avgpool]"
+        )
     if stride < 0:
         return Node(SumPool(-stride, scale), (source,), shape.scaled(shape.channels, -stride))
     return Node(Upsample(stride, scale), (source,), shape.scaled(shape.channels, Fraction(1, stride)))

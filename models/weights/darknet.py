@@ -125,14 +125,14 @@ def make_report(
 
 
 def head_layers(model: Darknet) -> set[int]:
-    """The layers whose filters depend on the class count: the convolutions in front of [yolo]."""
+    """The layers whose filters depend on the class count: the convolutions before a [yolo]."""
     return {head.layer - 1 for head in model.heads}
 
 
 def _extent(model: Darknet, file: WeightsFile) -> _Extent:
     """The part of this network in the file, by its number of values. ModelError if none fits."""
     count, heads = len(file.values), head_layers(model)
-    ends: dict[int, int] = {}  # by layer: how many values a file cut behind it holds
+    ends: dict[int, int] = {}  # by layer: how many values a file cut after it holds
     needed = of_heads = 0
     for own in weight_tensors(model):
         needed += own.tensor.numel()
@@ -147,13 +147,13 @@ def _extent(model: Darknet, file: WeightsFile) -> _Extent:
         if cuts and num_classes is not None:
             raise ModelError(
                 f"{file.path} holds {file.held()}: that fits a whole file for {plural(num_classes, 'class')} as well as"
-                f" one for {model.num_classes} cut behind layer {cuts[0]}. fix: for the whole file build the model for"
-                f" {plural(num_classes, 'class')}, otherwise cut the file behind another layer"
+                f" one for {model.num_classes} cut after layer {cuts[0]}. fix: for the whole file build the model for"
+                f" {plural(num_classes, 'class')}, otherwise cut the file after another layer"
             )
         if cuts or num_classes is not None:
             return _Extent(num_classes, cuts[0] if cuts else None)
     nearest = min(ends, key=lambda layer: abs(ends[layer] - count))
-    cut = "" if ends[nearest] == needed else f"; a file cut behind layer {nearest} has {ends[nearest]:,}"
+    cut = "" if ends[nearest] == needed else f"; a file cut after layer {nearest} has {ends[nearest]:,}"
     raise ModelError(
         f"{file.path} holds {file.held()}, this network with {plural(model.num_classes, 'class')} and width"
         f" {model.width:g} needs {needed:,}{cut}. fix: set model.cfg and model.width as when the file was made, or"

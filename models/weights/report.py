@@ -12,7 +12,7 @@ class WeightsReport:
 
     layers_loaded of layers_total: layers that have weights, above all convolutions.
     values_loaded of values_total: the values in them.
-    heads_loaded: whether the convolutions in front of all [yolo] sections were among them.
+    heads_loaded: whether the convolutions before all [yolo] sections were among them.
     heads_left_out: whether the file has such convolutions that were not loaded.
     num_classes: the file's class count, None for a partial file.
     model_classes: the network's class count.
@@ -51,7 +51,7 @@ class WeightsReport:
             )
         rest = []
         if self.cut is not None:
-            rest.append(f"the file ends behind layer {self.cut}, later layers start fresh")
+            rest.append(f"the file ends after layer {self.cut}, later layers start fresh")
         if self.heads_left_out:
             theirs = f" for {plural(self.num_classes, 'class')}" if self.num_classes is not None else ""
             rest.append(

@@ -47,7 +47,7 @@ def _one_head(raw: np.ndarray, targets: list, head: Head, image_size: tuple[int,
     height, width = image_size
     truths = [(int(i), int(c), (x / width, y / height, w / width, h / height)) for i, c, x, y, w, h in targets]
     probability = np.vectorize(sigmoid)(raw)
-    activated = raw.copy()  # as Darknet has them in front of the loss
+    activated = raw.copy()  # as Darknet has them before the loss
     activated[..., : 4 if head.new_coords else 2] = probability[..., : 4 if head.new_coords else 2]
     activated[..., :2] = activated[..., :2] * head.scale_x_y - (head.scale_x_y - 1) / 2
     activated[..., 4:] = probability[..., 4:]

@@ -18,7 +18,7 @@ Array = npt.NDArray[np.float64]
 
 
 def network(layers: str, head_reads: int = -1) -> Darknet:
-    """A network of these sections and a head behind one of them."""
+    """A network of these sections and a head after one of them."""
     head = f"[route]\nlayers={head_reads}\n[convolutional]\nfilters=7\nactivation=linear\n"
     head += "[yolo]\nmask=0\nanchors=4,6\nclasses=2\n"
     return Darknet(parse_cfg(f"[net]\nchannels=3\n{layers}\n{head}", "layers.cfg"))

@@ -204,7 +204,7 @@ def test_a_file_cut_behind_any_layer_is_a_beginning_of_the_whole_and_loads(tmp_p
             assert tensor.equal(theirs[name] if layer < end else before[name]), (end, name)
     assert "13 of 13" not in str(report) and "all" in str(report)
     report = load_darknet_weights(tiny(), tmp_path / "tiny.conv.18", fresh_heads=True)
-    ends = "the file ends behind layer 15, later layers start fresh"
+    ends = "the file ends after layer 15, later layers start fresh"
     assert f"{ends}; its heads were left out and those for 3 classes start fresh" in str(report)
 
 
@@ -231,9 +231,7 @@ def test_a_count_that_means_two_things_is_refused(tmp_path: Path) -> None:
     count = save_darknet_weights(model, path, up_to_layer=3)
     assert count == sum(tensor.numel() for _, _, tensor in weight_tensors(Darknet(model.cfg, num_classes=8)))
     for fresh_heads in (False, True):
-        with pytest.raises(
-            ModelError, match="fits a whole file for 8 classes as well as one for 21 cut behind layer 1"
-        ):
+        with pytest.raises(ModelError, match="fits a whole file for 8 classes as well as one for 21 cut after layer 1"):
             load_darknet_weights(model, path, fresh_heads)
     load_darknet_weights(Darknet(model.cfg, num_classes=8), path)
 
