@@ -18,7 +18,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ def predict(config: PredictConfig) -> Path:
     open_folder(world, out, "out")
 
     print(f"{detector.note}; {detector.image_size} pixels on {world.device.type}", flush=True)
-    network = Timed(make_network(config, detector, world))
+    network = TimedNetwork(config, detector, world)
     started = time.perf_counter()
     with writer.drawn:
         for batch, detections in detect_batches(network, frames, list, world.device, "batch_size"):
@@ -99,34 +99,29 @@ def open_frames(config: PredictConfig, media: list[Medium], detector: Detector, 
     )
 
 
-def make_network(config: PredictConfig, detector: Detector, world: World) -> Callable[[Tensor], list[Tensor]]:
-    """A function from images (B, 3, H, W) in 0..1 to detections (n, 6) of each, best first.
+class TimedNetwork:
+    """The network and its suppression, with the sum of its seconds over all calls and threads."""
 
-    The columns are x1, y1, x2, y2 in pixels of the network's input, score and class.
-    """
-    model = detector.model.to(world.device)
-    postprocess = Postprocess(
-        model.heads,
-        confidence=config.confidence,
-        nms_iou=config.nms_iou,
-        max_detections=config.max_detections,
-        multi_label=config.multi_label,
-    )
-    return lambda images: [rows.cpu() for rows in postprocess(model(images))]
-
-
-class Timed:
-    """A function with the sum of its seconds over all calls and threads."""
-
-    def __init__(self, function: Callable[[Tensor], list[Tensor]]) -> None:
-        self.function, self._calls = function, list[float]()  # appending is thread-safe
+    def __init__(self, config: PredictConfig, detector: Detector, world: World) -> None:
+        self.model = detector.model.to(world.device)
+        self.postprocess = Postprocess(
+            self.model.heads,
+            confidence=config.confidence,
+            nms_iou=config.nms_iou,
+            max_detections=config.max_detections,
+            multi_label=config.multi_label,
+        )
+        self._calls: list[float] = []  # appending is thread-safe
 
     def __call__(self, images: Tensor) -> list[Tensor]:
-        """Call the function and add the time it takes."""
+        """Detections (n, 6) of each of the images (B, 3, H, W) in 0..1, best first, on the CPU.
+
+        The columns are x1, y1, x2, y2 in pixels of the network's input, score and class.
+        """
         started = time.perf_counter()
-        result = self.function(images)
+        detections = [rows.cpu() for rows in self.postprocess(self.model(images))]
         self._calls.append(time.perf_counter() - started)
-        return result
+        return detections
 
     @property
     def seconds(self) -> float:
@@ -183,7 +178,7 @@ class ResultWriter:
             write_json(self.out / "detections.json", detections)
 
 
-def summary(writer: ResultWriter, frames: FrameBatches, network: Timed, seconds: float) -> str:
+def summary(writer: ResultWriter, frames: FrameBatches, network: TimedNetwork, seconds: float) -> str:
     """The last line of output. Reading and network overlap, so their times may exceed the total."""
     count = len(writer.results)
     found = sum(len(result.detections) for result in writer.results)

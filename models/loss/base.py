@@ -73,11 +73,6 @@ class HeadLoss(ABC):
 
     @abstractmethod
     def _terms(
-        self,
-        maps: list[HeadMap],
-        targets: Tensor,
-        objectness_ratio: float,
-        sum_over_ranks: SumOverRanks,
-        world_size: int,
+        self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
     ) -> tuple[list[Terms], Sequence[float | Tensor]]:
-        """The terms of each head, and the factor of each kind of term."""
+        """The terms of each head, and the factors of the three kinds; ratio: objectness_ratio."""

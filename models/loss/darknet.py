@@ -70,12 +70,7 @@ class DarknetLoss(HeadLoss):
         super().__init__([replace(head, darknet_loss=overridden(head.darknet_loss, config)) for head in heads])
 
     def _terms(
-        self,
-        maps: list[HeadMap],
-        targets: Tensor,
-        objectness_ratio: float,
-        sum_over_ranks: SumOverRanks,
-        world_size: int,
+        self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
     ) -> tuple[list[Terms], Sequence[float | Tensor]]:
         images = sum_over_ranks(targets.new_full((1,), len(maps[0].raw)))
         return [self._head_terms(*each, targets) for each in maps], [1 / images[0]] * 3

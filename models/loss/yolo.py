@@ -41,18 +41,13 @@ class YoloLoss(HeadLoss):
         self.config = config
 
     def _terms(
-        self,
-        maps: list[HeadMap],
-        targets: Tensor,
-        objectness_ratio: float,
-        sum_over_ranks: SumOverRanks,
-        world_size: int,
+        self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
     ) -> tuple[list[Terms], Sequence[float | Tensor]]:
         assigned = [self._assign(head, anchors.own, raw, targets) for head, anchors, raw in maps]
         counts = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
         shares = 1 / counts.clamp(min=1)  # without positives the terms are 0, not 0 / 0
         terms = [
-            self._head_terms(head, raw, assignment, share, objectness_ratio, world_size)
+            self._head_terms(head, raw, assignment, share, ratio, world_size)
             for (head, _, raw), assignment, share in zip(maps, assigned, shares, strict=True)
         ]
         config = self.config

@@ -15,12 +15,13 @@ Anchors = tuple[tuple[float, float], ...]  # (width, height) in pixels at networ
 class DarknetLossKeys:
     """The options of a [yolo] section for Darknet's loss, with Darknet's defaults.
 
-    iou_loss: overlap measure of the box term, None for squared errors of the raw coordinates
-    ("mse"). *_normalizer: weights of the box, class and objectness terms. ignore_thresh: a box that
-    overlaps an object by more than this is not a negative. truth_thresh: a box that overlaps an
-    object by more than this is a positive; 1 means never. iou_thresh: besides the best anchor,
-    those whose shape overlaps an object's by more than this are
-        positive; 1 means none.
+    iou_loss: overlap measure of the box term; None for squared errors of the raw coordinates
+        ("mse").
+    *_normalizer: weights of the box, class and objectness terms.
+    ignore_thresh: a box that overlaps an object by more than this is not a negative.
+    truth_thresh: a box that overlaps an object by more than this is a positive; 1 means never.
+    iou_thresh: besides the best anchor, those whose shape overlaps an object's by more than this
+        are positive; 1 means none.
     label_smooth_eps: class targets move from 0 and 1 by half of this.
     """
 
@@ -36,7 +37,7 @@ class DarknetLossKeys:
 
 @dataclass(frozen=True)
 class Head:
-    """One [yolo] section: what it takes to assign targets to its raw map and to decode it.
+    """One [yolo] section, as needed to assign targets to its raw map and to decode it.
 
     `layer` is the Darknet layer index and `stride` the pixels per cell. `anchors` are the
     (width, height) of `all_anchors` that `mask` selects, in pixels at network scale. Centres are

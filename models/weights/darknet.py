@@ -116,7 +116,6 @@ def make_report(
         layers_total=len({own.layer for own in tensors}),
         values_loaded=sum(own.tensor.numel() for own in loaded),
         values_total=sum(own.tensor.numel() for own in tensors),
-        heads_loaded=head_layers(model) <= layers,
         heads_left_out=len(loaded) < len(tensors),
         num_classes=num_classes,
         model_classes=model.num_classes,

@@ -12,8 +12,7 @@ class WeightsReport:
 
     layers_loaded of layers_total: layers that have weights, above all convolutions.
     values_loaded of values_total: the values in them.
-    heads_loaded: whether the convolutions before all [yolo] sections were among them.
-    heads_left_out: whether the file has such convolutions that were not loaded.
+    heads_left_out: whether the file's convolutions before [yolo] sections were not loaded.
     num_classes: the file's class count, None for a partial file.
     model_classes: the network's class count.
     cut: the last layer with weights of a partial file, None for a whole file.
@@ -26,7 +25,6 @@ class WeightsReport:
     layers_total: int
     values_loaded: int
     values_total: int
-    heads_loaded: bool
     heads_left_out: bool
     num_classes: int | None
     model_classes: int
