@@ -67,8 +67,8 @@ class Postprocess:
     nms_iou: of two boxes of one class that overlap by more than this, the better one stays.
     max_detections: how many detections an image keeps, over all classes, best first.
     multi_label: a box may be a detection of several classes; otherwise of its best class only.
-    candidates: how many boxes, best first, enter non-maximum suppression. This bounds its time,
-        and results do not depend on speed, as with a time limit.
+    candidates: how many boxes, best first, enter non-maximum suppression. This bounds its time
+        without a time limit, which would make results depend on speed.
     merge: a kept box becomes the mean, weighted by score, of all candidates of its class that
         overlap it by more than nms_iou, itself included.
     """

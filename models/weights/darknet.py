@@ -18,7 +18,7 @@ from models.errors import ModelError
 from models.network.darknet import Darknet
 from models.network.layers import stored_names
 from models.weights.file import Values, WeightsFile, open_weights, write_weights
-from models.weights.report import WeightsReport, plural
+from models.weights.report import OTHER_CLASSES_FIX, WeightsReport, plural
 
 
 class WeightTensor(NamedTuple):
@@ -58,7 +58,7 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
         raise ModelError(
             f"{path} holds {file.held()} for {plural(extent.num_classes or 0, 'class')}, this model with"
             f" {model.num_classes} needs {sum(own.tensor.numel() for own in tensors):,}."
-            " fix: use data with this many classes, or model.fresh_heads=true, which loads everything but the heads"
+            f" {OTHER_CLASSES_FIX}"
         )
     loads: list[tuple[WeightTensor, Values]] = []
     start = 0

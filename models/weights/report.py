@@ -5,6 +5,10 @@ from pathlib import Path
 
 from models.weights.file import Version
 
+OTHER_CLASSES_FIX = (
+    "fix: use data with the class count of the file, or model.fresh_heads=true, which loads everything but the heads"
+)
+
 
 @dataclass(frozen=True)
 class WeightsReport:

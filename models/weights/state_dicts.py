@@ -17,7 +17,7 @@ from torch import Tensor
 from models.errors import ModelError
 from models.network.darknet import Darknet
 from models.weights.darknet import head_layers, make_report, weight_tensors
-from models.weights.report import WeightsReport, plural
+from models.weights.report import OTHER_CLASSES_FIX, WeightsReport, plural
 
 
 def read_tensor_file(path: Path) -> Any:
@@ -92,10 +92,7 @@ def class_count(model: Darknet, kernels: Tensor | None) -> int | None:
 def other_classes(theirs: int | None, ours: int) -> str:
     """The end of a message about heads of other shapes: the reason and the fix."""
     reason = "" if theirs in (None, ours) else f": the file is for {plural(theirs or 0, 'class')}, the model for {ours}"
-    return (
-        f"{reason}. fix: use data with this many classes, or model.fresh_heads=true, which loads everything but the"
-        " heads"
-    )
+    return f"{reason}. {OTHER_CLASSES_FIX}"
 
 
 def report_of_state_dict(
