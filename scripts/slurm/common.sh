@@ -4,7 +4,7 @@
 # Site setup goes into scripts/slurm/site.sh, or the file that SITE names. The job script sources it
 # once, and exports reach all processes: `module load cuda`, `conda activate yolo`, PYTHON=python.
 # `prefix=(apptainer exec --nv yolo.sif)` puts a command before Python, then the container's.
-# A job works in the folder where it was submitted, or in sbatch --chdir.
+# A job runs in the folder it was submitted from, or in that of sbatch --chdir.
 
 fail() {
     echo "$1" >&2
@@ -22,7 +22,7 @@ elif [[ ${SITE:-} ]]; then
     fail "SITE=$SITE is not a file. fix: correct its path"
 fi
 
-# Parallel tasks must not use `uv run`: on a shared disk they would change the environment at once.
+# Parallel tasks must not use `uv run`: they would all change one environment on a shared disk.
 python=${PYTHON:-$repo/.venv/bin/python}
 ((${#prefix[@]})) || command -v "$python" >/dev/null || fail "no $python. fix: 'uv sync' in $repo on the login node, or PYTHON=<interpreter> sbatch ..."
 
@@ -46,23 +46,23 @@ set_threads() { # CPUS PROCESSES
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($1 / $2 > 0 ? $1 / $2 : 1))}
 }
 
-# say_facts: prints what a reader of the output asks first.
-say_facts() {
+# print_facts: prints the date, the job, its nodes and the versions.
+print_facts() {
     local versions='import sys, importlib.metadata as m
 print("python", sys.version.split()[0], *(f"{n} {m.version(n)}" for n in ("torch", "hydra-core", "numpy")))'
     echo "$(date '+%Y-%m-%d %H:%M:%S %z')  job $job${SLURM_RESTART_COUNT:+, restart $SLURM_RESTART_COUNT}"
     echo "nodes: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd ' '), GPUs on each: $gpus"
     echo "versions: $(srun --version), $("${prefix[@]}" "$python" -c "$versions" 2>/dev/null || echo 'packages not installed'),\
  repository $(git -C "$repo" describe --always --dirty 2>/dev/null || echo 'without git')"
-    ((gpus)) || echo "no GPU was asked for: this runs on CPUs. For GPUs: sbatch --gpus-per-node=<number> ..."
+    ((gpus)) || echo "no GPU was requested: this runs on CPUs. For GPUs: sbatch --gpus-per-node=<number> ..."
 }
 
 # The GPUs of each node of this job, however they were requested; the same on all nodes.
 gpus=${SLURM_GPUS_ON_NODE:-0}
 if [[ ${SLURM_GPUS:-} =~ ^([^,]*:)?([0-9]+)$ ]] && ((BASH_REMATCH[2] != gpus * SLURM_JOB_NUM_NODES)); then
-    fail "--gpus=$SLURM_GPUS are not the same number on each of $SLURM_JOB_NUM_NODES nodes. fix: --gpus-per-node=<number>"
+    fail "--gpus=$SLURM_GPUS gives the $SLURM_JOB_NUM_NODES nodes different numbers of GPUs. fix: --gpus-per-node=<number>"
 fi
-# srun reads these as its own options, which would hide GPUs from torchrun or bind tasks to them.
+# srun would read these as its own options and hide GPUs from torchrun, or bind tasks to them.
 asked_per_task=${SLURM_GPUS_PER_TASK:-}
 unset SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_NTASKS_PER_GPU SLURM_GPU_BIND
 
@@ -82,7 +82,7 @@ run_tasks() {
         fail "--gpus-per-task=$asked_per_task: a task is one process, which uses one GPU. fix: --gpus-per-task=1"
     fi
     ((gpus == 0 || tasks == gpus)) ||
-        fail "$tasks tasks on a node do not fit its $gpus GPUs: each needs one. fix: --ntasks-per-node=$gpus"
+        fail "$tasks tasks per node do not match its $gpus GPUs: each task needs one. fix: --ntasks-per-node=$gpus"
     set_threads "$cpus_per_task" 1
     gpus_of_step
     run_step "${step_gpus[@]}" --cpus-per-task="$cpus_per_task" "${prefix[@]}" "$python" "$repo/$1" "${@:2}"
@@ -112,10 +112,10 @@ run_step() {
         shift
     done
     # The training writes this file when it stops early with its checkpoint on the disk. Exit codes
-    # cannot tell: torchrun exits with 1 after SIGTERM, and the first failed task gets the rest killed.
+    # cannot show this: torchrun exits with 1 after SIGTERM, and the first failed task gets the rest killed.
     export REQUEUE_FILE=$PWD/runs/.requeue-$job
     { mkdir -p runs && rm -f "$REQUEUE_FILE"; } || fail "cannot write in $PWD/runs. fix: submit from a folder you may write to"
-    say_facts
+    print_facts
     # USR1 would kill torchrun and orphan its processes, so it is ignored until the training handles
     # it. Without --kill-on-bad-exit the other tasks would wait for one that failed.
     srun --kill-on-bad-exit=1 "${options[@]}" bash -c 'trap "" USR1; exec "$@"' - "$@" &

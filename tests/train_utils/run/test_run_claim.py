@@ -35,7 +35,7 @@ sys.stdin.read()
 
 
 def start(folder: Path, at: float = 0.0) -> subprocess.Popen[str]:
-    """A process that claims the folder on a signal and holds it until its input ends."""
+    """A process that claims the folder at the time ``at`` and holds it until its input ends."""
     arguments = [sys.executable, "-c", HOLDER, str(folder), str(at)]
     return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
