@@ -1,1 +1,1 @@
-"""How do options become objects?"""
+"""How options become objects."""
