@@ -112,7 +112,7 @@ run_step() {
         shift
     done
     # The training writes this file when it stops early with its checkpoint on the disk. Exit codes
-    # cannot show this: torchrun exits with 1 after SIGTERM, and the first failed task gets the rest killed.
+    # cannot show this: torchrun exits with 1 after SIGTERM, and a failed task gets the rest killed.
     export REQUEUE_FILE=$PWD/runs/.requeue-$job
     { mkdir -p runs && rm -f "$REQUEUE_FILE"; } || fail "cannot write in $PWD/runs. fix: submit from a folder you may write to"
     print_facts
