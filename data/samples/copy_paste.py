@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from data.geometry import Boxes, Image, Matrix, Size, corner_points, project
+from data.geometry import Boxes, Matrix, Size, corner_points, project
 from data.index.annotations import Annotations
 from data.index.outlines import Outlines
 
@@ -63,11 +63,6 @@ def _fill(mask: NDArray[np.uint8], polygon: NDArray[np.floating[Any]], matrix: M
     corners = (project(polygon.astype(np.float64), matrix) - 0.5).clip(-LARGEST, LARGEST)
     fixed = np.round(corners * (1 << FRACTION_BITS)).astype(np.int32)
     cv2.fillPoly(mask, [fixed], 1, shift=FRACTION_BITS)
-
-
-def paste_pixels(canvas: Image, donor: Image, mask: NDArray[np.uint8]) -> None:
-    """Copy the donor's pixels to the canvas, both (H, W, 3), where the mask is set."""
-    cv2.copyTo(donor, mask, canvas)
 
 
 def hidden_share(boxes_xyxy: Boxes, mask: NDArray[np.uint8]) -> NDArray[np.float64]:

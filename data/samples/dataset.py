@@ -23,7 +23,7 @@ from data.images.source import ImageSource
 from data.index.annotations import Annotations
 from data.samples.batch import Batch, empty_images, make_batch, target_rows
 from data.samples.colour import change_colour
-from data.samples.copy_paste import ObjectChoice, Paste, hidden_share, paste_pixels
+from data.samples.copy_paste import ObjectChoice, Paste, hidden_share
 from data.samples.labels import Labels
 from data.samples.letterbox import PAD_VALUE, resize_into
 from data.samples.plan import Picture, Plan, Request, draw_plan
@@ -106,7 +106,7 @@ class TrainDataset(Dataset[Batch]):
             other = np.empty_like(canvas)
             for donor in _draw_picture(other, pictures[-1], images):
                 paste = self._objects.paste(donor.position, donor.matrix, plan.size, plan.donor_seed)
-                paste_pixels(canvas, other, paste.mask)
+                cv2.copyTo(other, paste.mask, canvas)
         if self.augment.colour == Colour.cpu:
             change_colour(canvas, plan.gains)
         return Drawn(tiles, donor, paste)

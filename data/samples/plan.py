@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from data.augment_config import AugmentConfig
 from data.geometry import Matrix, Size, random_homography, snapped
-from data.samples.mosaic import Arrangement, Placed, alone, mosaic_of_four, mosaic_of_nine
+from data.samples.mosaic import Placed, alone, mosaic_of_four, mosaic_of_nine
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,13 @@ def _draw_picture(
     indices = [index]
     if is_mosaic and combine:
         indices += _draw_others(8 if is_nine else 3, request, len(sizes), generator)
-    arrangement = _arrange([(height, width) for height, width in sizes[indices].tolist()], target, generator)
+    of_images = [(height, width) for height, width in sizes[indices].tolist()]
+    if len(indices) == 1:
+        arrangement = alone(of_images[0], target)
+    else:
+        arrangement = (mosaic_of_nine if is_nine else mosaic_of_four)(of_images, target, generator)
     drawn = random_homography(augment, target, generator)
     return Picture(indices, arrangement.placed, snapped(drawn, arrangement.low, arrangement.high))
-
-
-def _arrange(sizes: list[Size], target: Size, generator: np.random.Generator) -> Arrangement:
-    if len(sizes) == 1:
-        return alone(sizes[0], target)
-    return (mosaic_of_four if len(sizes) == 4 else mosaic_of_nine)(sizes, target, generator)
 
 
 def _draw_others(count: int, request: Request, num_images: int, generator: np.random.Generator) -> Sequence[int]:
