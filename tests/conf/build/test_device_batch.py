@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.build import device_batch as auto_batch
+from conf.build import device_batch
 from conf.build.network import build_model
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
@@ -45,13 +45,13 @@ def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
 def memory_for(config: TrainConfig, images: int, world: World = HERE) -> int:
     """Bytes available on a node at which exactly ``images`` fit into a pass of each rank."""
     dtype = autocast_dtype(config.train.precision.value, world.device)
-    probe = auto_batch._probe(config, build_model(config.model, 5)[0], world, dtype, 96)
+    probe = device_batch._probe(config, build_model(config.model, 5)[0], world, dtype, 96)
     enough, too_much = probe.needed(images), probe.needed(images + 1)
     return int((enough + too_much) / 2 / CPU_SHARE * world.local_world_size)
 
 
 def has_memory(patch: pytest.MonkeyPatch, amount: int) -> None:
-    patch.setattr(auto_batch, "available_memory", lambda: amount)
+    patch.setattr(device_batch, "available_memory", lambda: amount)
 
 
 def test_auto_trains_as_the_number_that_it_finds(
@@ -93,7 +93,7 @@ def test_all_of_a_step_where_memory_abounds_and_no_training_where_it_lacks(
 def trained_by_rank(shapes: Path, run: Path, amounts: list[int]) -> None:
     """A short training of a rank with its own amount of memory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auto_batch, "available_memory", lambda: amounts[int(os.environ["RANK"])])
+        patch.setattr(device_batch, "available_memory", lambda: amounts[int(os.environ["RANK"])])
         train(options(shapes, run))
 
 
