@@ -45,7 +45,7 @@ class Header(NamedTuple):
     orientation: int = 1  # 1 to 8 (Exif 2.32), from the EXIF tag or AVIF's boxes; 1: upright
 
     @property
-    def tells(self) -> bool:
+    def changes_size(self) -> bool:
         """Whether turning the image changes its size."""
         return self.orientation > 4 and self.height != self.width
 

@@ -23,7 +23,7 @@ CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair o
 
 
 def decode_rows(data: bytes, frame_end: int, height: int, rows: int) -> Image | None:
-    """Decode at least the first ``rows`` of ``height`` rows to RGB, with OpenCV's very pixels.
+    """Decode at least the first ``rows`` of ``height`` rows to RGB; the pixels equal OpenCV's.
 
     ``frame_end`` is where the frame header ends (``Header.end``). ``None`` leaves the image to
     OpenCV: without simplejpeg, for other than one or three components, and for damaged files.

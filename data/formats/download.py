@@ -46,7 +46,7 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
             _continue(url, part, timeout, report)
             break
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # the part is complete or too long; its MD5 tells
+            if error.code == 416:  # the part is complete or too long; its MD5 decides
                 break
             if error.code < 500:
                 raise DataError(

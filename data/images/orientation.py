@@ -38,7 +38,7 @@ class TurnRule(NamedTuple):
         """Return the EXIF orientation to apply, given the annotated ``size`` (height, width)."""
         if self.exif == Exif.ignore:
             return 1
-        turned = header.size(header.orientation) == size if header.tells else self.unclear
+        turned = header.size(header.orientation) == size if header.changes_size else self.unclear
         return header.orientation if turned else 1
 
 
@@ -62,9 +62,9 @@ def rule_of(source: Source, exif: Exif) -> TurnRule:
     stored, tagged = headers[:, :2], headers[:, 2] > 1
     turned = np.where(headers[:, 2:] > 4, stored[:, ::-1], stored)
     fits_stored, fits_turned = ((sizes == source.sizes).all(axis=1) for sizes in (stored, turned))
-    untold = np.zeros(len(headers), dtype=bool)
-    untold[source.unsized] = True
-    unclear = tagged & ((fits_stored & fits_turned) | untold)
+    unsized = np.zeros(len(headers), dtype=bool)
+    unsized[source.unsized] = True
+    unclear = tagged & ((fits_stored & fits_turned) | unsized)
     says_stored, says_turned = tagged & ~unclear & fits_stored, tagged & ~unclear & fits_turned
     rule = TurnRule(exif, unclear=bool(says_turned.sum() >= says_stored.sum()))
 
@@ -78,5 +78,5 @@ def rule_of(source: Source, exif: Exif) -> TurnRule:
     note(TURNED, says_turned | (unclear & rule.unclear))
     note(STORED, says_stored | (unclear & (not rule.unclear)))
     if rule.unclear:
-        source.sizes = np.where((untold & tagged)[:, None], turned, source.sizes)
+        source.sizes = np.where((unsized & tagged)[:, None], turned, source.sizes)
     return rule

@@ -158,7 +158,7 @@ def _image_stamps(annotations: Annotations) -> str:
 
 
 def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings, Findings]:
-    """Read a split anew from its sources; return it with all findings and notes.
+    """Read a split from its sources; return it with all findings and notes.
 
     Ignores ``data.on_error`` and the index; the arrays are in memory. Raises ``DataError`` where
     the sources as a whole are missing or broken.

@@ -20,8 +20,8 @@ from data.index.source import Source
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
 LEAST_INSIDE = 1e-3  # pixels of a box, in each direction, that must lie inside its image
 CUT = "boxes that reach out of their image and are cut there"  # these three notes are faults of the source
-SCORED_OUTSIDE = "boxes that reach out of their image and are scored as they stand"
-SCORED_EMPTY = "boxes without area that are scored as they stand"
+SCORED_OUTSIDE = "boxes that reach out of their image and are scored unchanged"
+SCORED_EMPTY = "boxes without area that are scored unchanged"
 
 
 def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDArray[np.generic]]:

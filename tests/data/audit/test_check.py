@@ -95,7 +95,7 @@ PLANTED: dict[str, tuple[Plant, DataFormat, str, str, str]] = {
         annotation("val", 1, bbox=[100, 50, 40, 20]),
         DataFormat.coco,
         "val",
-        "boxes that reach out of their image and are scored as they stand",
+        "boxes that reach out of their image and are scored unchanged",
         "annotation 1 of 0.jpg",
     ),
     "no area": (

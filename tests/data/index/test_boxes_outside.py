@@ -134,7 +134,7 @@ def test_validation_keeps_every_box_that_pycocotools_counts(
         assert set(annotations.areas[1:]) == {7.5}
     np.testing.assert_allclose(kept, boxes, atol=1e-9)
     assert annotations.skipped == [] and len(annotations.notes) == 2
-    assert "are scored as they stand" in annotations.notes[0] and "no detection can match" in annotations.notes[1]
+    assert "are scored unchanged" in annotations.notes[0] and "no detection can match" in annotations.notes[1]
 
 
 def test_the_check_of_a_set_calls_them_problems(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_the_check_of_a_set_calls_them_problems(tmp_path: Path) -> None:
     found = {(entry["split"], entry["kind"]): entry["count"] for entry in report["problems"]}
     assert found["train", "boxes that reach out of their image and are cut there"] == 13
     assert found["train", "boxes outside their image"] == 4 and found["train", "boxes without area"] == 2
-    assert found["val", "boxes that reach out of their image and are scored as they stand"] == 13 + 3
-    assert found["val", "boxes without area that are scored as they stand"] == 2
+    assert found["val", "boxes that reach out of their image and are scored unchanged"] == 13 + 3
+    assert found["val", "boxes without area that are scored unchanged"] == 2
 
 
 def test_outlines_end_where_their_image_ends(tmp_path: Path) -> None:
