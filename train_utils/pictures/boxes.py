@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import colorsys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -29,19 +29,22 @@ def draw_boxes(
     classes: np.ndarray,
     names: Sequence[str],
     scores: np.ndarray | None = None,
+    color_of: Callable[[int], tuple[int, int, int]] = class_color,
 ) -> np.ndarray:
     """Copy ``image`` (uint8 RGB, H x W x 3) and draw ``boxes_xyxy`` (n, 4, pixels) and their names.
 
-    The first boxes are drawn last, so that those with the best scores are on top.
+    The first boxes are drawn last, so that those with the best scores are on top. ``color_of``
+    gives the colour of a class; a box without text has no plate.
     """
     canvas = np.ascontiguousarray(image).copy()
     thickness = max(1, round(min(canvas.shape[:2]) / 320))
     for i in reversed(range(len(boxes_xyxy))):
         x1, y1, x2, y2 = (round(float(value)) for value in boxes_xyxy[i])
-        color = class_color(int(classes[i]))
+        color = color_of(int(classes[i]))
         cv2.rectangle(canvas, (x1, y1), (x2, y2), color, thickness)
         text = names[int(classes[i])] + (f" {scores[i]:.2f}" if scores is not None else "")
-        _draw_label(canvas, text, (x1, y1), color)
+        if text:
+            _draw_label(canvas, text, (x1, y1), color)
     return canvas
 
 
