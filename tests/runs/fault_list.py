@@ -124,7 +124,7 @@ def write_broken_json() -> None:
         note()
         return folder
 
-    mock.patch("data.index.annotations.ensure_shapes", damaged).start()
+    mock.patch("data.index.locate.ensure_shapes", damaged).start()
 
 
 def fill_disk(names: Sequence[str]) -> None:

@@ -154,7 +154,7 @@ def test_a_run_keeps_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("data.split", "data.split_seed"):
         assert not is_covered(key, WITHOUT_EFFECT), "another one is refused on resume"
     saved = to_dictionary(compose("train", TrainConfig, ["data.split=0.25"]))
-    monkeypatch.setattr("train_utils.run.checkpoint.peek_config", lambda _: saved)
+    monkeypatch.setattr("conf.completion.config_of_checkpoint", lambda _: saved)
     assert compose("eval", EvalConfig, ["ckpt=x.pt"], complete_from_checkpoint).data.split == 0.25
     for key in ("split", "split_seed"):
         del saved["data"][key]  # a checkpoint of an earlier version
