@@ -139,7 +139,7 @@ def test_deterministic_passes_hold_the_images_of_one_process(folder: Path) -> No
     assert [passes(count, deterministic) for count in (1, 2, 3, 6)] == [(6, 4), (3, 4), (2, 4), (1, 4)]
     assert [passes(count) for count in (1, 2, 3)] == [(6, 4), (6, 2), (4, 2)]
     assert passes(2, deterministic, "train.device_batch_size=4") == (4, 3)
-    with pytest.raises(DataError, match=r"6 images into a pass .*4 cannot share .*train\.device_batch_size=6 "):
+    with pytest.raises(DataError, match=r"6 images into .*4 ranks cannot share .*train\.device_batch_size=6 "):
         passes(4, deterministic)
 
 
