@@ -14,5 +14,5 @@ def read_lines(path: Path, example: str) -> list[str]:
     """
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if b"\0" in content:  # binary, or UTF-16
-        raise DataError(f"{path} is no text file in UTF-8. fix: name a list such as {example}")
+        raise DataError(f"{path} is not a text file in UTF-8. fix: name a list such as {example}")
     return content.decode("utf-8", "surrogateescape").splitlines()

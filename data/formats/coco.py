@@ -192,7 +192,7 @@ def _box_problem(record: dict[str, Any], box: Any, from_outline: bool) -> str | 
             return f"has no {key!r}"
     area = record.get("area")
     if from_outline and box is None:
-        return f"has no 'bbox' and the segmentation {shown(record['segmentation'])}, which is no polygon and no mask"
+        return f"has no 'bbox' and the segmentation {shown(record['segmentation'])}, neither polygon nor mask"
     if "bbox" not in record and not from_outline:
         return "has no 'bbox' and no 'segmentation'"
     if not (isinstance(box, list) and len(box) == 4 and all(map(is_number, box))):

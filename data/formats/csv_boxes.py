@@ -58,7 +58,7 @@ def read_csv(path: Path, corners_in_bbox: bool = False) -> list[Row]:
     except OSError as error:
         raise DataError(f"csv={path} cannot be read ({error.strerror}). fix: name a CSV file") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"csv={path} is no text in UTF-8. fix: save it as CSV in UTF-8") from error
+        raise DataError(f"csv={path} is not text in UTF-8. fix: save it as CSV in UTF-8") from error
     lines = text.splitlines(keepends=True)
     first = next((line for line in lines if line.strip()), "")
     delimiter = max(",;\t|", key=first.count)

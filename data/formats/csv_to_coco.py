@@ -39,7 +39,9 @@ def to_coco(rows: Sequence[Row], csv_path: Path, images: Path, names: Path | Non
         name = file_of[row.image]
         height, width = sizes[name]
         if height <= 0:
-            raise DataError(f"{csv_path}:{row.number} names {name}, which is no image of a known type. fix: replace it")
+            raise DataError(
+                f"{csv_path}:{row.number} names {name}, which is not an image of a known type. fix: replace it"
+            )
         if row.class_name not in by_name:
             raise DataError(f"{csv_path}:{row.number} is of class {row.class_name!r}, which {names} lacks. fix: add it")
         left, top, box_width, box_height = row.xywh

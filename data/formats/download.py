@@ -155,7 +155,7 @@ def _extract(archive: Path, entries: list[_Entry], folder: Path, report: Report)
         inside = (folder / parts).resolve().is_relative_to(folder.resolve())
         if not entry.is_plain or parts.is_absolute() or ".." in parts.parts or not inside:
             raise DataError(
-                f"{archive} holds the entry {entry.name!r}, which is no plain file inside the folder, so nothing was"
+                f"{archive} holds the entry {entry.name!r}, which is not a plain file inside the folder, so nothing was"
                 " unpacked. fix: do not use this archive"
             )
     for done, entry in enumerate(entries, start=1):

@@ -29,8 +29,8 @@ def read_lists(path: Path, take: Mapping[str, Callable[[Any], None]]) -> set[str
     """Call ``take[key]`` with each entry of the top-level list ``key``, in the order of the file.
 
     Returns the keys of ``take`` that are lists in the file; other values are ignored. Raises
-    ``ValueError`` where the file is no json or has a list twice, and ``TypeError`` where its top
-    level is no object. ``DataError`` of ``take`` passes through.
+    ``ValueError`` where the file is not json or has a list twice, and ``TypeError`` where its top
+    level is not an object. ``DataError`` of ``take`` passes through.
     """
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -79,7 +79,7 @@ def _with_python(text: memoryview, take: Mapping[str, Callable[[Any], None]], ta
 
     content = json.loads(str(text, "utf-8"), object_pairs_hook=without_repeats)
     if not isinstance(content, dict):
-        raise TypeError("the top level is no object")
+        raise TypeError("the top level is not an object")
     found = {key for key in take if isinstance(content.get(key), list)}
     for key in found:
         for entry in content[key][taken[key] :]:

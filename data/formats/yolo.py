@@ -197,7 +197,7 @@ def _read_chunk(listed: Sequence[_Listed], exif: Exif) -> _Read:
             rows += [[position, *row] for row in found]
             problems += faults
         elif item.label_exists:
-            problems.append(("label files that cannot be read", f"{item.label} is no file"))
+            problems.append(("label files that cannot be read", f"{item.label} is not a file"))
     return _Read(sizes, tagged, np.array(rows, dtype=np.float64).reshape(-1, 7), problems)
 
 
@@ -208,7 +208,7 @@ def read_label_file(path: str) -> tuple[list[list[float]], list[tuple[str, str]]
     except OSError as error:
         return [], [("label files that cannot be read", f"{path} cannot be read ({error.strerror})")]
     except UnicodeDecodeError:
-        return [], [("label files that cannot be read", f"{path} is no text file in UTF-8")]
+        return [], [("label files that cannot be read", f"{path} is not a text file in UTF-8")]
     rows, problems = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         fields = line.split()

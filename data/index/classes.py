@@ -26,7 +26,7 @@ def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -
             near = difflib.get_close_matches(name, id_of, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"its categories are {', '.join(id_of)}."
             raise DataError(
-                f"data.names holds {name!r}, which is no category of {path}: {hint} fix: correct data.names"
+                f"data.names holds {name!r}, which is not a category of {path}: {hint} fix: correct data.names"
             )
     return {id_of[name]: name for name in names}
 
@@ -56,7 +56,7 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
     except OSError as error:
         raise DataError(f"the class names {path} cannot be read ({error.strerror}). fix: name {NAME_FILES}") from error
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is no list of class names. fix: name {NAME_FILES}") from error
+        raise DataError(f"{path} is not a list of class names. fix: name {NAME_FILES}") from error
     if not names:
         raise DataError(f"{path} holds no class names. fix: name {NAME_FILES}")
     return names, ids

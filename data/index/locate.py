@@ -59,6 +59,6 @@ def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) 
             more = ", or data.split=0.1 to take a tenth of the training images" if split == "val" else ""
             raise DataError(f"{key}: there is no {place}{NearFiles().hint(str(place), any_suffix=False)}. {fix}{more}")
     if not (path.is_file() or (may_be_folder and path.is_dir())):
-        raise DataError(f"data.{split}.annotations: {path} is no file. fix: name the annotation file itself")
+        raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
     if not image_root.is_dir():
-        raise DataError(f"data.{split}.images: {image_root} is no folder. fix: name the folder of the images")
+        raise DataError(f"data.{split}.images: {image_root} is not a folder. fix: name the folder of the images")

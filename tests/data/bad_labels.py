@@ -178,14 +178,14 @@ def labels() -> dict[str, Case]:
         "commas": (b"0,0.5,0.5,0.5,0.5", r"/b\.txt:1 holds '0,0\.5,0\.5,0\.5,0\.5' instead of numbers"),
         "a line of 10,000 letters": (b"x" * 10_000, r"/b\.txt:1 holds 'x.{,60}' instead of numbers"),
         "a zero byte": (b"0 0.5 0.5 0.5 0.\x005", r"/b\.txt:1 holds"),
-        "noise": (b"\x89PNG" + np.random.default_rng(1).bytes(500), r"/b\.txt is no text file in UTF-8"),
-        "utf-16": (GOOD_ROW.encode("utf-16"), r"/b\.txt is no text file in UTF-8"),
+        "noise": (b"\x89PNG" + np.random.default_rng(1).bytes(500), r"/b\.txt is not a text file in UTF-8"),
+        "utf-16": (GOOD_ROW.encode("utf-16"), r"/b\.txt is not a text file in UTF-8"),
     }
     cases |= {f"label with {name}": Case(yolo_set(label), error, (2, 1)) for name, (label, error) in bad.items()}
     over = b"0 0.9 0.5 0.5 0.5"
     cases["label with a box over the edge"] = Case(yolo_set(over), r"b\.txt:1 .* reaches 9\.00 px out", (2, 2))
-    cases["label that is a folder"] = Case(yolo_set(Path.mkdir), r"/b\.txt is no file", (2, 1))
-    cases["label that is a pipe"] = Case(yolo_set(os.mkfifo), r"/b\.txt is no file", (2, 1))
+    cases["label that is a folder"] = Case(yolo_set(Path.mkdir), r"/b\.txt is not a file", (2, 1))
+    cases["label that is a pipe"] = Case(yolo_set(os.mkfifo), r"/b\.txt is not a file", (2, 1))
     return cases
 
 
@@ -260,7 +260,7 @@ def xmls() -> dict[str, Case]:
         "image list with a missing xml": Case(
             voc_set(plain, b"a\nc\n"), r"list names c, but there is no .*/c\.xml", (1, 1)
         ),
-        "image list of noise": Case(voc_set(plain, b"\x00\x01\xff"), r"/list\.txt is no text file in UTF-8"),
+        "image list of noise": Case(voc_set(plain, b"\x00\x01\xff"), r"/list\.txt is not a text file in UTF-8"),
         "image list of other images": Case(
             voc_set(plain, b"x\ny\n"), r"/list\.txt names no image that has an xml file"
         ),

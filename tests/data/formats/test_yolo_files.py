@@ -154,5 +154,5 @@ def test_what_leads_nowhere(yolo_set: YoloSet) -> None:
     yolo_set.write("list.txt", "\n\n")
     with pytest.raises(DataError, match=r"list\.txt lists no image"):
         yolo_set.open("list.txt")
-    with pytest.raises(DataError, match=r"a\.jpg is no text file in UTF-8"):
+    with pytest.raises(DataError, match=r"a\.jpg is not a text file in UTF-8"):
         yolo_set.open("images/a.jpg")

@@ -148,9 +148,9 @@ def test_paths_that_lead_nowhere(coco_set) -> None:
         coco_set.open(train=SplitConfig("nowhere.json", "images"))
     with pytest.raises(DataError, match=r"data.val.images: there is no /.*/nowhere"):
         coco_set.open("val", val=SplitConfig("instances.json", "nowhere"))
-    with pytest.raises(DataError, match=r"data.train.annotations: .* is no file"):
+    with pytest.raises(DataError, match=r"data.train.annotations: .* is not a file"):
         coco_set.open(train=SplitConfig("images", "images"))
-    with pytest.raises(DataError, match=r"data.train.images: .* is no folder"):
+    with pytest.raises(DataError, match=r"data.train.images: .* is not a folder"):
         coco_set.open(train=SplitConfig("instances.json", "instances.json"))
 
 

@@ -126,4 +126,4 @@ def test_the_hash_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, monke
     assert second != first and len(read) == 4
     for kept in (tmp_path / "index").iterdir():
         kept.write_text("[]")
-    assert key() == second and len(read) == 5, "a damaged file is no harm"
+    assert key() == second and len(read) == 5, "a damaged file does no harm"
