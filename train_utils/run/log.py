@@ -68,10 +68,12 @@ def log_warnings(log: RunLog, about: str) -> None:
 
 
 class MetricsCsv:
-    """``metrics.csv``: one row per epoch, which rank 0 appends at once."""
+    """A table such as ``metrics.csv``, to which rank 0 appends each row at once."""
 
-    def __init__(self, path: Path, columns: Sequence[str], is_main: bool, epochs_done: int = 0) -> None:
-        """Start the file, or keep its rows up to ``epochs_done`` if a run resumes there.
+    def __init__(
+        self, path: Path, columns: Sequence[str], is_main: bool, done: int = 0, counter: str = "epoch"
+    ) -> None:
+        """Start the file, or keep its rows whose ``counter`` is at most ``done``, to resume there.
 
         If the old columns differ, rows keep the common ones. Raises TrainError if not writable.
         """
@@ -79,7 +81,7 @@ class MetricsCsv:
         self._waiting: list[Mapping[str, object]] = []  # rows that could not be written
         self._failed = False  # at the last attempt
         if is_main:
-            rows = self._read_until(epochs_done) if epochs_done > 0 and path.exists() else []
+            rows = self._read_until(done, counter) if done > 0 and path.exists() else []
             self._write(rows)
 
     def write(self, row: Mapping[str, object]) -> None:
@@ -108,11 +110,11 @@ class MetricsCsv:
         self._waiting.clear()
         self._failed = False
 
-    def _read_until(self, epochs_done: int) -> list[dict[str, str]]:
+    def _read_until(self, done: int, counter: str) -> list[dict[str, str]]:
         text = self._path.read_text(encoding="utf-8")
         whole_lines = text[: text.rfind("\n") + 1]  # a kill may have cut the last line short
         rows = csv.DictReader(whole_lines.splitlines())
-        return [row for row in rows if row.get("epoch", "").isdecimal() and int(row["epoch"]) <= epochs_done]
+        return [row for row in rows if row.get(counter, "").isdecimal() and int(row[counter]) <= done]
 
     def _write(self, rows: list[dict[str, str]]) -> None:
         try:

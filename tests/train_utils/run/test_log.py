@@ -49,7 +49,7 @@ def test_metrics_go_on_after_the_resumed_epoch(tmp_path: Path) -> None:
         metrics.write({"epoch": epoch, "loss": epoch / 10})
     with path.open("a") as file:
         file.write("2,0.")  # cut by a kill: neither an epoch nor a loss to trust
-    again = MetricsCsv(path, ("epoch", "loss", "AP"), is_main=True, epochs_done=2)
+    again = MetricsCsv(path, ("epoch", "loss", "AP"), is_main=True, done=2)
     again.write({"epoch": 3, "loss": 9, "AP": 1})
     assert [tuple(row.values()) for row in rows(path)] == [("1", "0.1", ""), ("2", "0.2", ""), ("3", "9", "1")]
     MetricsCsv(path, ("epoch",), is_main=True)
