@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 # Small networks are faster so, and the tests share the machine; the programs that they start
 # inherit it.
@@ -30,3 +36,29 @@ def shared_dir() -> Path:
 def seeded() -> None:
     """Tests draw the same numbers in any order and selection."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A headless Chromium of the system; skips without one."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium. fix: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Browser) -> Iterator[Page]:
+    """An empty tab of 1200 x 900 pixels; the test fails if it leaves an error in the console."""
+    errors: list[str] = []
+    tab = chromium.new_page(viewport={"width": 1200, "height": 900})
+    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    yield tab
+    tab.close()
+    assert not errors, errors
