@@ -19,7 +19,8 @@ class PredictConfig:
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     model: ModelConfig | None
     names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json
-    source: str  # an image, a video, a folder, a quoted pattern, or a .txt that lists images and videos
+    source: str  # an image, a video, a folder, a quoted pattern, or a .txt that lists images and videos;
+    # live: a camera by its number (0) or a stream (rtsp://..., http://...)
     out: str | None  # folder for the results; null: runs/predict/<date_time>
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
     on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
@@ -34,6 +35,11 @@ class PredictConfig:
     draw: bool  # write copies of the images and videos with boxes
     save_json: bool  # write detections.json (COCO results) and images.json
     save_txt: bool  # write labels/*.txt of images (YOLO)
+    save_crops: bool  # write what is inside each box: crops/<class>/*.jpg
+    verbose: bool  # print a line for each image or frame
+    show: bool  # serve the drawn images to a browser on this machine while they are made
+    show_port: int  # of that page, at 127.0.0.1; 0: any that is free
+    reconnect_seconds: float  # how long to try to reach a live source again that was lost
     device: Device  # auto: CUDA if there is a GPU
     workers: int  # threads that read, and the same number that draw and write
     debug: bool  # show tracebacks of user errors, too
@@ -44,7 +50,10 @@ class PredictConfig:
         if self.ckpt is not None and self.names is not None:
             raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
         check_least(self, 1, "image_size", "batch_size", "max_detections", "workers")
+        check_least(self, 0, "reconnect_seconds")
         check_shares(self, "confidence", "nms_iou")
+        if not 0 <= self.show_port <= 65535:
+            raise ValueError(f"show_port must lie in 0..65535, got {self.show_port}")
 
 
 class ExportFormat(StrEnum):

@@ -3,6 +3,8 @@ from .augment_config import AugmentConfig as AugmentConfig
 from .augment_config import Colour as Colour
 from .batches.frame_batches import FrameBatch as FrameBatch
 from .batches.frame_batches import FrameBatches as FrameBatches
+from .batches.frame_batches import InputFit as InputFit
+from .batches.frame_batches import LiveBatches as LiveBatches
 from .batches.loader import make_loader as make_loader
 from .batches.multi_scale import MultiScale as MultiScale
 from .batches.orders import repeat_factors as repeat_factors
@@ -23,6 +25,8 @@ from .formats.shapes import ensure_shapes as ensure_shapes
 from .images.cache import CachedImages as CachedImages
 from .images.cache import build_image_cache as build_image_cache
 from .images.cache import kept_cache_name as kept_cache_name
+from .images.live import LiveStream as LiveStream
+from .images.live import live_medium as live_medium
 from .images.media import Frame as Frame
 from .images.media import Medium as Medium
 from .images.media import Video as Video

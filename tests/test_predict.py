@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import socket
 import sys
+import threading
+import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +26,19 @@ from conf.entry import compose, to_dictionary
 from conf.programs import run
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import PredictConfig
-from data import DataFormat, ShapesConfig, cut_at_edges, ensure_shapes
+from data import DataFormat, Frame, InputFit, ShapesConfig, cut_at_edges, ensure_shapes
 from data.formats.shapes import CLASSES
 from eval import evaluate
 from models import Darknet, save_darknet_weights
 from models.weights.darknet import head_layers
 from predict import predict
+from tests.data.images.test_live import camera
 from tests.data.images.test_media import picture, video
 from tests.data.tagged import stored_picture, upright, write_set
 from tests.models.cfg_writer import cfg, conv, head
 from tests.test_programs import start
 from train_utils.distributed import init_distributed_mode
+from train_utils.pictures.live_view import LiveView
 from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
 
 IDS = [30, 10, 20, 50, 40]  # category ids that are not the order of the classes
@@ -212,6 +219,9 @@ def test_what_does_not_fit_is_said_in_one_sentence(
         (["source=pictures", "ckpt=random.pt", "image_size=50"], "image_size=50 is not a multiple"),
         (["source=pictures", "ckpt=random.pt", "batch_size=0"], "batch_size must be 1 or more, or null, got 0"),
         (["source=pictures", "ckpt=random.pt", "nms_iou=1.5"], "nms_iou must lie in 0..1, got 1.5"),
+        (["source=pictures", "ckpt=random.pt", "show_port=70000"], "show_port must lie in 0..65535, got 70000"),
+        (["source=pictures", "ckpt=random.pt", "reconnect_seconds=-1"], "reconnect_seconds must be 0 or more"),
+        (["source=87", "ckpt=random.pt"], "the camera camera87 cannot be opened. fix: check that it is on"),
         (["source=pictures", "ckpt=random.pt", "out=pictures"], "out=pictures would overwrite"),
         (["source=pictures", "ckpt=random.pt", "out=/proc/nothing"], "/proc/nothing cannot be written"),
         (["source=pictures", *weights, "names=no.names"], "the class names no.names cannot be read"),
@@ -289,3 +299,85 @@ def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path)
         x, y, w, h = other["bbox"]
         corners = cut_at_edges(np.array([[x, y, x + w, y + h]]), sizes[mine["image_id"]])[0]
         assert np.abs(np.array(mine["bbox"]) - [*corners[:2], *(corners[2:] - corners[:2])]).max() < 0.05
+
+
+def test_crops_counts_and_a_line_for_each_picture(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture(tmp_path / "pictures" / "deep" / "a.png", 60, 80)
+    video(tmp_path / "pictures" / "clip.avi", 2, size=(96, 64))
+    more = ("save_crops=true", "verbose=true", "confidence=0.5", "draw=false")
+    out, images, detections = found(folder, tmp_path / "pictures", tmp_path / "out", *more)
+    names = {category["id"]: category["name"] for category in images["categories"]}
+    places = {1: "clip_1", 2: "clip_2", 3: "deep/a"}
+    expected = {f"{names[row['category_id']]}/{places[row['image_id']]}" for row in detections}
+    crops = list((out / "crops").rglob("*.jpg"))
+    assert {path.relative_to(out / "crops").as_posix().rpartition("_")[0] for path in crops} == expected
+    assert len(crops) == len(detections) > 0
+    said = capsys.readouterr().out.splitlines()
+    by_class = Counter(names[row["category_id"]] for row in detections)
+    assert said[-2] == ", ".join(
+        f"{name} {count}" for name, count in sorted(by_class.items(), key=lambda p: (-p[1], p))
+    )
+    lines = [line for line in said if line.startswith(("clip.avi frame 1, 96x64: ", "deep/a.png, 80x60: "))]
+    assert len(lines) == 2 and any(name in lines[1] for name in by_class)
+
+
+def test_a_stream_is_watched_and_ended_by_ctrl_c_with_whole_files(folder: Path, tmp_path: Path, capsys) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    seen = b""
+
+    def watch() -> None:
+        """Read the view like a browser, then press Ctrl-C."""
+        nonlocal seen
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/stream", timeout=20) as stream:
+                while seen.count(b"image/jpeg") < 3:
+                    seen += stream.read(500)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    opened = LiveView.__enter__
+
+    def entered(view: LiveView) -> LiveView:
+        viewer.start()
+        return opened(view)
+
+    viewer = threading.Thread(target=watch)
+    with (
+        camera(video(tmp_path / "street.avi", 20, size=(96, 64)), rate=30) as server,
+        pytest.MonkeyPatch.context() as on,
+    ):
+        on.setattr(LiveView, "__enter__", entered)
+        more = ("show=true", f"show_port={port}", "confidence=0.5")
+        out, images, _ = found(folder, f"'{server.address}'", tmp_path / "out", *more)
+    viewer.join()
+    assert seen.count(b"image/jpeg") == 3
+    said = capsys.readouterr().out
+    assert f"{len(images['images'])} images of the " in said and "Ctrl-C ends it" in said
+    assert "secret" not in said + (out / "images.json").read_text()
+    (drawn,) = out.glob("*.mp4")
+    film = cv2.VideoCapture(str(drawn))
+    stated = int(film.get(cv2.CAP_PROP_FRAME_COUNT))
+    assert stated > 0 and sum(film.read()[0] for _ in range(stated + 1)) == stated
+
+
+def test_ctrl_c_in_a_folder_keeps_what_was_found(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    for number in range(40):
+        picture(tmp_path / "pictures" / f"{number:02d}.png", 60, 80)
+    prepare = InputFit.prepare
+
+    def interrupted(self: InputFit, frame: Frame) -> Any:
+        if frame.medium.name == "20.png":
+            signal.raise_signal(signal.SIGINT)
+        return prepare(self, frame)
+
+    monkeypatch.setattr(InputFit, "prepare", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        found(folder, tmp_path / "pictures", tmp_path / "out", "workers=1")
+    assert ended.value.code == 128 + signal.SIGINT and "stopped by SIGINT" in capsys.readouterr().err
+    images = json.loads((tmp_path / "out" / "images.json").read_text())["images"]
+    drawn = sorted(path.name for path in (tmp_path / "out").glob("*.png"))
+    assert drawn == [image["file_name"] for image in images] and 0 < len(drawn) < 40

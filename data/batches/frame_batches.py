@@ -1,4 +1,4 @@
-"""Make batches of network input from pictures and videos, decoded ahead by threads."""
+"""Make batches of network input from pictures and videos, decoded ahead by threads, and streams."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from data.batches.samplers import input_shape
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError
 from data.geometry import Image
+from data.images.live import LiveStream
 from data.images.media import Frame, Medium, Video, read_picture
 from data.samples.letterbox import Letterbox, resize_into
 
@@ -42,6 +43,41 @@ class FrameBatch:
         return FrameBatch(self.frames, self.images.to(device, non_blocking=non_blocking), self.letterboxes)
 
 
+@dataclass(frozen=True)
+class InputFit:
+    """How a frame becomes network input: the same as in an evaluation with these options."""
+
+    image_size: int
+    stride: int
+    resize: Resize
+    rect: bool
+
+    def prepare(self, frame: Frame) -> _Prepared:
+        """The frame with its network input."""
+        shape = input_shape(frame.size, self.image_size, self.stride, self.rect, upscale=True, resize=self.resize)
+        canvas: Image = np.empty((*shape, 3), dtype=np.uint8)
+        return _Prepared(frame, canvas, resize_into(canvas, frame.image, self.resize, upscale=True))
+
+
+class LiveBatches:
+    """The frames of a camera or stream, one in a batch, so that none waits for others."""
+
+    def __init__(self, stream: LiveStream, fit: InputFit) -> None:
+        self.stream, self.fit = stream, fit
+        self.seconds = 0.0  # spent so far on resizing
+        self.skipped: list[str] = []  # none: a stream that is lost ends
+
+    def count(self) -> None:
+        """Unknown."""
+
+    def __iter__(self) -> Iterator[FrameBatch]:
+        for frame in self.stream:
+            started = time.perf_counter()
+            batch = _together([self.fit.prepare(frame)])
+            self.seconds += time.perf_counter() - started
+            yield batch
+
+
 class FrameBatches:
     """All frames of ``media`` in batches of at most ``batch_size``, resized as for evaluation.
 
@@ -53,20 +89,21 @@ class FrameBatches:
     def __init__(
         self,
         media: list[Medium],
-        image_size: int,
-        stride: int,
+        fit: InputFit,
         batch_size: int,
-        resize: Resize,
-        rect: bool,
         exif: Exif,
         on_error: OnBadFile,
         threads: int,
     ) -> None:
         self.media, self.batch_size, self.on_error, self.threads = media, batch_size, on_error, threads
-        self.resize, self.exif = resize, exif
-        self._shape = partial(input_shape, image_size=image_size, stride=stride, rect=rect, upscale=True, resize=resize)
-        self.seconds = 0.0  # spent so far on reading and resizing, summed over threads
+        self.fit, self.exif = fit, exif
+        self._times: list[float] = []  # appending is thread-safe
         self.skipped: list[str] = []  # the files left out so far, and why
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent so far on reading and resizing, summed over threads."""
+        return sum(self._times)
 
     def count(self) -> int:
         """Count the frames as the videos state them; a video that does not counts as one frame.
@@ -83,7 +120,7 @@ class FrameBatches:
         return total
 
     def __iter__(self) -> Iterator[FrameBatch]:
-        self.seconds, self.skipped = 0.0, []
+        self._times, self.skipped = [], []
         with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as in_order:
             for is_video, group in groupby(self.media, key=lambda medium: medium.is_video):
                 if is_video:
@@ -106,7 +143,6 @@ class FrameBatches:
         for one in prepared:
             if one is None:  # left out
                 continue
-            self.seconds += one.seconds
             shape = one.canvas.shape[:2]
             waiting.setdefault(shape, []).append(one)
             if len(waiting[shape]) == self.batch_size:
@@ -119,11 +155,9 @@ class FrameBatches:
     def _prepare(self, read: Callable[[], Frame | None]) -> _Prepared | None:
         started = time.perf_counter()
         frame = read()
-        if frame is None:
-            return None
-        canvas: Image = np.empty((*self._shape(frame.size), 3), dtype=np.uint8)
-        letterbox = resize_into(canvas, frame.image, self.resize, upscale=True)
-        return _Prepared(frame, canvas, letterbox, time.perf_counter() - started)
+        prepared = self.fit.prepare(frame) if frame is not None else None
+        self._times.append(time.perf_counter() - started)
+        return prepared
 
     def _guarded(self, read: Callable[[], Result]) -> Result | None:
         """Return what ``read`` returns, or None if it fails and ``on_error`` is skip."""
@@ -141,7 +175,6 @@ class _Prepared(NamedTuple):
     frame: Frame
     canvas: Image
     letterbox: Letterbox
-    seconds: float
 
 
 def _together(group: list[_Prepared]) -> FrameBatch:

@@ -28,15 +28,16 @@ _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 
 @dataclass(frozen=True)
 class Medium:
-    """A picture or a video of a source."""
+    """A picture or a video of a source, or a camera or stream."""
 
-    path: Path  # absolute
+    path: Path  # absolute; without meaning for a camera or stream
     name: str  # relative to the source's common folder, with "/"; unique within the source
+    address: str = ""  # of a stream, or the number of a camera
 
     @property
     def is_video(self) -> bool:
-        """Whether the file suffix is that of a video."""
-        return self.path.suffix.lower() in VIDEO_SUFFIXES
+        """Whether it has frames: a file with the suffix of a video, a camera or a stream."""
+        return bool(self.address) or self.path.suffix.lower() in VIDEO_SUFFIXES
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,7 @@ class Frame:
     image: Image  # (h, w, 3) RGB
     turned: bool = False  # by its EXIF tag
     frames_per_second: float = 0.0  # as the video states; 0: unknown, or a picture
+    copies: int = 1  # how often a video at this rate shows it; a live source drops and repeats frames
 
     @property
     def size(self) -> tuple[int, int]:

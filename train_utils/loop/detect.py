@@ -80,7 +80,8 @@ def detect_batches(
         waiting: list[Future[tuple[InputType, list[Tensor]]]] = []
         for batch in loader:
             waiting.append(pool.submit(forward, batch))
-            if len(waiting) > threads:
+            # What is finished leaves at once: the next frame of a slow camera may take its time.
+            while waiting and (len(waiting) > threads or waiting[0].done()):
                 yield waiting.pop(0).result()
         for future in waiting:
             yield future.result()

@@ -16,6 +16,7 @@ from data import (
     Exif,
     FrameBatches,
     ImageSource,
+    InputFit,
     Medium,
     OnBadFile,
     OnError,
@@ -152,11 +153,10 @@ def test_a_video_s_frames_come_in_order_and_a_cut_one_says_so(tmp_path: Path, ca
 
 
 def batches(media: list[Medium], **changes: object) -> FrameBatches:
-    options = {
-        "image_size": 64, "stride": 32, "batch_size": 3, "resize": Resize.letterbox, "rect": True,
-        "exif": Exif.apply, "on_error": OnBadFile.stop, "threads": 2,
-    }  # fmt: skip
-    return FrameBatches(media, **options | changes)
+    fit = {"image_size": 64, "stride": 32, "resize": Resize.letterbox, "rect": True}
+    options = {"batch_size": 3, "exif": Exif.apply, "on_error": OnBadFile.stop, "threads": 2}
+    fitted = InputFit(**{key: changes.pop(key, value) for key, value in fit.items()})
+    return FrameBatches(media, fitted, **options | changes)
 
 
 @pytest.mark.parametrize("resize", list(Resize))

@@ -1,0 +1,144 @@
+"""Drawn pictures, videos and crops as files, written by threads."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+import cv2
+import numpy as np
+
+from train_utils.errors import TrainError
+from train_utils.pictures.boxes import draw_boxes
+
+CODECS = {".mp4": "mp4v", ".webm": "VP80"}  # MPEG-4 part 2, and VP8, which browsers play
+
+
+class DrawnFiles:
+    """Draws and writes pictures, videos and crops in threads while the network works on.
+
+    Use it in a ``with`` statement: leaving it waits for the last file. ``picture``, ``frame`` or
+    leaving raises TrainError if a file cannot be written.
+    """
+
+    def __init__(self, names: Sequence[str], threads: int, show: Callable[[np.ndarray], None] | None = None) -> None:
+        """``names`` are those of the classes; up to two pictures per thread wait in memory.
+
+        ``show`` gets each drawn picture (uint8 BGR) as well.
+        """
+        self._names, self._threads, self._show = names, threads, show
+        self._pool, self._in_order = ThreadPoolExecutor(threads), ThreadPoolExecutor(1)
+        self._running: deque[Future[None]] = deque()
+        self._video: tuple[Path, cv2.VideoWriter, tuple[int, int]] | None = None
+
+    def picture(
+        self, path: Path | None, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray
+    ) -> None:
+        """Write ``image`` (uint8 RGB) with ``boxes`` (n, 4: x1, y1, x2, y2 in pixels).
+
+        Without ``path`` it is only shown, and pictures stay in order.
+        """
+        self._wait(2 * self._threads)
+        pool = self._pool if self._show is None else self._in_order
+        self._running.append(pool.submit(self._write_picture, path, image, boxes, classes, scores))
+
+    def crops(self, folder: Path, stem: str, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray) -> None:
+        """Write what is inside each box as ``folder/<class>/<stem>_<n>.jpg``; n counts from 1."""
+        self._wait(2 * self._threads)
+        self._running.append(self._pool.submit(self._write_crops, folder, stem, image, boxes, classes))
+
+    def frame(
+        self,
+        path: Path,
+        frames_per_second: float,
+        copies: int,
+        image: np.ndarray,
+        boxes: np.ndarray,
+        classes: np.ndarray,
+        scores: np.ndarray,
+    ) -> None:
+        """Add a frame ``copies`` times to the .mp4 or .webm at ``path``; a new path is a new video.
+
+        The codecs have even sides only, so an odd side loses its last row or column.
+        """
+        self._wait(2 * self._threads)
+        arguments = (path, frames_per_second, copies, image, boxes, classes, scores)
+        self._running.append(self._in_order.submit(self._write_frame, *arguments))
+
+    def __enter__(self) -> DrawnFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._wait(0)
+        finally:
+            for pool in (self._pool, self._in_order):
+                pool.shutdown(cancel_futures=True)
+            self._close_video()
+
+    def _wait(self, number: int) -> None:
+        """Wait until at most ``number`` files are pending."""
+        while len(self._running) > number:
+            self._running.popleft().result()
+
+    def _write_picture(self, path: Path | None, image: np.ndarray, *found: np.ndarray) -> None:
+        drawn = self._draw(image, *found)
+        if path is not None:
+            _write_image(path, drawn, "draw=false")
+
+    def _write_crops(self, folder: Path, stem: str, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray) -> None:
+        for number, (box, index) in enumerate(zip(boxes, classes.tolist(), strict=True), start=1):
+            (left, top), (right, bottom) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
+            name = re.sub(r"[^\w .+-]", "_", self._names[index]).strip(". ") or "_"
+            crop = cv2.cvtColor(image[top:bottom, left:right], cv2.COLOR_RGB2BGR)
+            _write_image(folder / name / f"{stem}_{number}.jpg", crop, "save_crops=false")
+
+    def _write_frame(
+        self, path: Path, frames_per_second: float, copies: int, image: np.ndarray, *found: np.ndarray
+    ) -> None:
+        size = (image.shape[1], image.shape[0])
+        if self._video is None or self._video[0] != path:
+            self._close_video()
+            self._video = (path, _open_video(path, frames_per_second, size), size)
+        if size != self._video[2]:  # OpenCV would drop the frame silently
+            raise TrainError(f"{path}: the frames of its video differ in size. fix: draw=false")
+        drawn = self._draw(image, *found)
+        for _ in range(copies):
+            self._video[1].write(drawn)
+
+    def _draw(self, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """The drawn image in BGR, as OpenCV writes it; show it if asked to."""
+        drawn = cv2.cvtColor(draw_boxes(image, boxes, classes, self._names, scores), cv2.COLOR_RGB2BGR)
+        if self._show is not None:
+            self._show(drawn)
+        return drawn
+
+    def _close_video(self) -> None:
+        if self._video is not None:
+            self._video[1].release()
+            self._video = None
+
+
+def _write_image(path: Path, image: np.ndarray, without: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = cv2.imwrite(str(path), image)
+    except OSError as error:
+        raise TrainError(f"cannot write {path} ({error.strerror}). fix: another out=, or {without}") from error
+    if not written:
+        raise TrainError(f"cannot write {path}. fix: free some space, another out=, or {without}")
+
+
+def _open_video(path: Path, frames_per_second: float, size: tuple[int, int]) -> cv2.VideoWriter:
+    if not frames_per_second > 0:
+        raise TrainError(f"{path}: its video does not give its frame rate. fix: draw=false")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*CODECS[path.suffix]), frames_per_second, size)
+    if not writer.isOpened():
+        raise TrainError(f"cannot write {path} ({size[0]} x {size[1]} pixels). fix: another out=, or draw=false")
+    return writer
