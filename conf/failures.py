@@ -23,7 +23,7 @@ from train_utils.errors import CheckpointError, DistributedError, TrainError
 from train_utils.launch.environment import report_to_launcher
 from train_utils.processes.ending import let_others_hear, should_report_error
 
-BUG_EXIT_CODE, USAGE_EXIT_CODE, INTERRUPT_EXIT_CODE = 1, 2, 130
+BUG_EXIT_CODE, USAGE_EXIT_CODE, SIGNAL_EXIT_CODE = 1, 2, 128  # the last plus the signal's number
 
 
 class ConfigError(ValueError):
@@ -56,11 +56,11 @@ def report(error: BaseException, schema: type, debug: bool) -> int:
     return BUG_EXIT_CODE if reason is None else USAGE_EXIT_CODE
 
 
-def report_interrupt() -> int:
-    """Report Ctrl-C on one rank, so that peers do not count it as lost; return the exit code."""
+def report_interrupt(stopped_by: signal.Signals = signal.SIGINT) -> int:
+    """Report the stop on one rank, so that peers do not count it as lost; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it at once
-    _print_once("stopped by Ctrl-C", None)
-    return INTERRUPT_EXIT_CODE
+    _print_once(f"stopped by {'Ctrl-C' if stopped_by == signal.SIGINT else stopped_by.name}", None)
+    return SIGNAL_EXIT_CODE + stopped_by
 
 
 def is_job_of_multirun() -> bool:

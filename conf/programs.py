@@ -39,6 +39,7 @@ from conf.schema_tools import (
     ConvertDataConfig,
     GetDataConfig,
 )
+from conf.sweeps.multirun import here, objective, refuse_folders, register_folders, take_folder
 from train_utils.launch.environment import peek_world_size, strip_local_rank
 from train_utils.processes.ending import name_lost_peers, shutdown
 
@@ -85,8 +86,10 @@ def run(name: str) -> None:
     def main(cfg: DictConfig) -> Any:
         try:
             named = keys_of(HydraConfig.get().overrides.task)
+            if is_job_of_multirun():
+                take_folder(cfg)
             config: Any = to_plain(cfg, program.schema, program.complete, named)
-            return resolve_name(program.function)(config)
+            return objective(resolve_name(program.function)(config))
         except (Exception, SystemExit) as error:
             failures.append(name_lost_peers(error))
             if not is_job_of_multirun():
@@ -99,12 +102,17 @@ def run(name: str) -> None:
 
     try:
         sys.argv[1:] = prepare_arguments(sys.argv[1:], program.first_word)
+        refuse_folders(sys.argv[1:], program.schema)
         register(name, program.schema)
-        _compose_and_call(main, program.schema)
+        register_folders()
+        try:
+            _compose_and_call(main, program.schema)
+        finally:
+            here.close(isinstance(sys.exc_info()[1], KeyboardInterrupt))
         if failures:
             raise failures[0]
-    except KeyboardInterrupt:
-        sys.exit(report_interrupt())
+    except KeyboardInterrupt as stop:
+        sys.exit(report_interrupt(*stop.args))
     except JobError as error:
         sys.exit(report_failed_jobs([known for known in failures if isinstance(known, JobError)] or [error]))
     except Exception as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.metadata
 import multiprocessing
 import os
 import pickle
 import re
+import signal
 import sys
 import traceback
 import types
@@ -24,6 +26,7 @@ from omegaconf import open_dict
 from conf.programs import PROGRAMS, Program, run
 from conf.schema import TrainConfig
 from data import DataError
+from train_utils.loop.stop_and_save import StopRequest
 
 PLUGIN = "hydra_plugins.processes.ProcessLauncher"
 LAUNCHERS = ["basic", "processes", "joblib", "submitit_local"]
@@ -71,16 +74,22 @@ class ProcessLauncher(Launcher):
         return run_job(self.taken["task_function"], job, "hydra.sweep.dir", "hydra.sweep.subdir", context)
 
 
-def fails_at_some_rates(config: TrainConfig) -> float:
+def fails_at_some_rates(config: TrainConfig) -> dict[str, float]:
     """A program whose jobs fail in every way; a rate of 0 is refused before it."""
     print(f"trains at {config.optim.lr}", flush=True)
+    if config.run_dir is not None:
+        Path(config.run_dir).mkdir(exist_ok=True)
+        Path(config.run_dir, "ran").touch()
     if config.optim.lr == 2:
         raise DataError("pictures/7.jpg is cut short. fix: replace the file")
     if config.optim.lr == 3:
         raise KeyError("a bug")
     if config.optim.lr == 4:
         sys.exit(1)
-    return config.optim.lr
+    if config.optim.lr == 5:
+        with StopRequest():  # as a training, which saves a checkpoint then
+            signal.raise_signal(signal.SIGINT if config.train.seed == 0 else signal.SIGUSR1)
+    return {"AP": config.optim.lr / 10, "AP50": 0.5}
 
 
 @pytest.fixture
@@ -89,7 +98,7 @@ def ended(
 ) -> Callable[..., tuple[int, str, list[str]]]:
     """Exit code, output and lines of errors of a multirun of ``fails_at_some_rates``."""
     monkeypatch.chdir(tmp_path)
-    tests = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     # Processes that are started anew import this module, by the name that pytest gives it.
     paths = [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
@@ -127,6 +136,7 @@ def test_a_multirun_names_the_job_that_failed_and_ends_with_its_code(
     sentence = "job 1 (optim.lr=2 train.epochs=7): pictures/7.jpg is cut short. fix: replace the file"
     assert code == 2 and sentence in errors[-1] and "trains at 0.5" in output, output
     assert "Traceback" not in output
+    assert re.search(r"^2 +optim.lr=0.5 +0.0500 +runs/coco/[-_0-9]+/2_lr-0.5$", output, re.M), "the table"
     if launcher in PACKAGES:  # each job takes seconds
         return
 
@@ -150,3 +160,62 @@ def test_all_jobs_that_failed_in_this_process_are_named_at_the_end(
     code, output, errors = ended("optim.lr=1,2,0.5,0")
     assert code == 2 and len(errors) == 3, "each when it fails, and all at the end"
     assert [re.findall(r"job (\d) \(optim.lr", line) for line in errors] == [["1"], ["3"], ["1", "3"]], output
+
+
+def results(tmp_path: Path) -> dict[str, list[str]]:
+    """Setting, AP and folder of each job by its number, in the only multirun below ``tmp_path``."""
+    (table,) = tmp_path.rglob("results.csv")
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    return {row["job"]: [row["setting"], row["AP"], str(Path(row["folder"]).relative_to(tmp_path))] for row in rows}
+
+
+def test_each_job_has_its_own_folder_and_a_row_of_the_table(
+    ended: Callable[..., tuple[int, str, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    sweep = ("optim.lr=1,2", "train.seed=0", "logger.pictures=false", "name=x")
+    code, output, _ = ended(*sweep)
+    place = "runs/x/slurm-77"
+    assert results(tmp_path) == {
+        "0": ["optim.lr=1", "0.1", f"{place}/0_lr-1"],
+        "1": ["optim.lr=2", "failed", f"{place}/1_lr-2"],
+    }
+    assert code == 2 and all((tmp_path / row[2] / "ran").exists() for row in results(tmp_path).values())
+    assert f"job 0: optim.lr=1 -> {tmp_path}/{place}/0_lr-1\ntrains at 1" in output
+    assert f"0    optim.lr=1  0.1000 *  {place}/0_lr-1\n" in output
+    assert f"the best: python eval.py ckpt={place}/0_lr-1\n" in output
+
+    # A second one in the same SLURM job is another; the same one after a requeue goes on.
+    ended("optim.lr=1", "name=x")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    ended(*sweep)
+    assert sorted(folder.name for folder in tmp_path.glob("runs/x/*")) == ["slurm-77", "slurm-77-2"]
+
+
+def test_a_stop_in_one_job_ends_all(ended: Callable[..., tuple[int, str, list[str]]], tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    code, output, _ = ended("optim.lr=1,5,0.5")
+    assert code == 130 and "stopped by Ctrl-C" in output and "trains at 0.5" not in output
+    assert [row[1] for row in results(tmp_path).values()] == ["0.1", "stopped"]
+    assert f"hydra.sweep.dir={next(tmp_path.glob('runs/coco/*'))} resume=auto goes on" in output
+    code, output, _ = ended("optim.lr=5,0.5", "train.seed=1")
+    assert code == 128 + signal.SIGUSR1 and "stopped by SIGUSR1" in output and "trains at 0.5" not in output
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    signal.signal(signal.SIGINT, before)  # the end of a program takes it away
+
+
+def test_a_failed_job_ends_the_others_if_asked(ended: Callable[..., tuple[int, str, list[str]]]) -> None:
+    code, output, _ = ended("optim.lr=1,2,0.5", "hydra.sweeper.max_batch_size=1")
+    assert code == 2 and "trains at 1" in output and "trains at 0.5" not in output
+
+
+def test_folders_that_the_program_would_ignore_are_refused(
+    ended: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
+) -> None:
+    code, _, errors = ended("hydra.run.dir=mine", "optim.lr=1,2")
+    assert code == 2 and errors[0].endswith("fix: run_dir=mine")
+    code, _, errors = ended("run_dir=mine", "optim.lr=1,2")
+    assert code == 2 and "fix: hydra.sweep.dir=mine" in errors[0]
+    assert ended("run_dir=a,b", "optim.lr=1")[0] == 0 and (tmp_path / "b" / "ran").exists()
+    assert ended("hydra.sweep.dir=mine", "optim.lr=1,0.5")[0] == 0
+    assert (tmp_path / "mine" / "1_lr-0.5" / "ran").exists()

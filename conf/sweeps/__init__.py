@@ -1,0 +1,1 @@
+"""What is special about several trainings at once: their folders, their end and their table."""
