@@ -102,8 +102,11 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
     sweep = {"-m", "--multirun"} & set(options)
     options = [word for word in options if word not in ("-m", "--multirun", "--help")]
     parsed = OverridesParser.create().parse_overrides(options)
-    if sweep:  # the first of its settings; each option of such a line is swept
-        options = [f"{each.key_or_group}={next(each.sweep_string_iterator())}" for each in parsed]
+    if sweep:  # the first of its settings
+        options = [
+            f"{each.key_or_group}={next(each.sweep_string_iterator())}" if each.is_sweep_override() else word
+            for word, each in zip(options, parsed, strict=True)
+        ]
     if {each.key_or_group for each in parsed} & {"ckpt", "resume"}:
         defaults(name, schema)
         with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
