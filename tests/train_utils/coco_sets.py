@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pycocotools.cocoeval import COCOeval
 
 from train_utils.config import BACKENDS, is_installed
 from train_utils.scores.detections import Detections, GroundTruth, make_detections
+from train_utils.scores.result_files import read_results
 
 INSTALLED = [name for name in BACKENDS if is_installed(name)]
 CATEGORY_IDS = [3, 7, 8, 90]  # with gaps, as in COCO
@@ -50,6 +52,44 @@ def draw(seed: int = 0, images: int = 12) -> tuple[GroundTruth, Detections]:
         scores = rng.integers(1, 20, len(xywh)) / 20  # many equal ones
         found.append(make_detections(image_id, kinds, scores, np.c_[xywh[:, :2], xywh[:, :2] + xywh[:, 2:]]))
     return truth, np.concatenate(found)
+
+
+def many_classes(count: int, images: int = 40) -> tuple[GroundTruth, Detections]:
+    """Boxes of ``count`` classes with long names, some found twice or as another class."""
+    truth, _ = draw(count, images)
+    classes = np.random.default_rng(count).integers(0, count, len(truth.classes))
+    names = [f"a rather long name of class {number}, which nobody reads to its end" for number in range(count)]
+    truth = replace(truth, classes=classes, names=names)
+    rng = np.random.default_rng(count + 1)
+    near = np.repeat(np.arange(len(classes)), 2)
+    xywh = truth.boxes_xywh[near] * rng.normal(1, 0.08, (len(near), 4))
+    reported = np.where(rng.random(len(near)) < 0.8, classes[near], rng.integers(0, count, len(near)))
+    found = make_detections(0, reported, rng.random(len(near)), np.c_[xywh[:, :2], xywh[:, :2] + xywh[:, 2:]])
+    found["image_id"] = truth.image_ids[truth.image_of_box[near]]
+    return truth, found
+
+
+def coco128(shared_dir: Path) -> tuple[GroundTruth, Detections]:
+    """Real labels of 80 classes, and what OpenCV finds with yolo-fastest-1.1 on their images."""
+    folder = shared_dir / "data" / "coco128" / "annotations"
+    content = json.loads((folder / "instances_val2017.json").read_text())
+    ids = sorted(category["id"] for category in content["categories"])
+    names = {category["id"]: category["name"] for category in content["categories"]}
+    position = {image["id"]: number for number, image in enumerate(content["images"])}
+    boxes = sorted(content["annotations"], key=lambda box: position[box["image_id"]])
+    counts = np.bincount([position[box["image_id"]] for box in boxes], minlength=len(position))
+    truth = GroundTruth(
+        image_ids=np.array(list(position)),
+        sizes=np.array([[image["height"], image["width"]] for image in content["images"]]),
+        offsets=np.concatenate([[0], np.cumsum(counts)]),
+        boxes_xywh=np.array([box["bbox"] for box in boxes], float),
+        classes=np.searchsorted(ids, [box["category_id"] for box in boxes]),
+        crowd=np.array([box["iscrowd"] for box in boxes], bool),
+        areas=np.array([box["area"] for box in boxes], float),
+        names=[names[number] for number in ids],
+    )
+    results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
+    return truth, read_results(results, truth.image_ids, ids)[0]
 
 
 def write_coco(truth: GroundTruth, path: Path) -> None:

@@ -40,6 +40,11 @@ class Columns(NamedTuple):
 
 def curves(truth: GroundTruth, detections: Detections, backend: str) -> Curves:
     """Precision and recall by ``backend``, a key of COMPUTE; ``detections`` in any order."""
+    return COMPUTE[backend](len(truth.image_ids), len(truth.names), *columns(truth, detections))
+
+
+def columns(truth: GroundTruth, detections: Detections) -> tuple[Columns, Columns]:
+    """Boxes in their order and detections in canonical order, as the libraries take them."""
     assert np.isin(detections["image_id"], truth.image_ids).all(), "a detection on an unknown image"
     by_id = np.argsort(truth.image_ids)
     position = np.empty(len(by_id), dtype=np.int64)
@@ -60,7 +65,7 @@ def curves(truth: GroundTruth, detections: Detections, backend: str) -> Curves:
         found_xywh[:, 2] * found_xywh[:, 3],
         found["score"].astype(np.float64),
     )
-    return COMPUTE[backend](len(by_id), len(truth.names), boxes, rows)
+    return boxes, rows
 
 
 def _pycocotools(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
@@ -117,6 +122,15 @@ def _boxes_that_count(truth: Columns, classes: int, ranges: Sequence[Sequence[fl
 
 
 def _hotcoco(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
+    evaluation = hotcoco_evaluation(images, classes, truth, found)
+    return Curves(evaluation.eval["precision"], evaluation.eval["recall"])
+
+
+def hotcoco_evaluation(images: int, classes: int, truth: Columns, found: Columns) -> Any:
+    """Return hotcoco's COCOeval after evaluate and accumulate.
+
+    It numbers images, classes, boxes and detections from 1, in the order of their columns.
+    """
     import hotcoco
 
     frame = _frame(images, classes)
@@ -133,8 +147,7 @@ def _hotcoco(images: int, classes: int, truth: Columns, found: Columns) -> Curve
     evaluation = hotcoco.COCOeval(boxes, boxes.load_res(table), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()
-    assert evaluation.eval is not None
-    return Curves(evaluation.eval["precision"], evaluation.eval["recall"])
+    return evaluation
 
 
 def _frame(images: int, classes: int) -> dict[str, list[dict[str, Any]]]:

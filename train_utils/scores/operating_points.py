@@ -52,6 +52,22 @@ class ClassCurve:
 
 def class_curves(truth: GroundTruth, detections: Detections) -> list[ClassCurve]:
     """The curve of each class; without ground truth or detections it has no points."""
+    found, right, counted, boxes = _matched(truth, detections)
+    return [
+        _curve(int(boxes[cls]), found["score"][chosen], right[chosen])
+        for cls in range(len(truth.names))
+        for chosen in [counted & (found["class"] == cls)]
+    ]
+
+
+def pooled_curve(truth: GroundTruth, detections: Detections) -> ClassCurve:
+    """One curve for the boxes and detections of all classes together."""
+    found, right, counted, boxes = _matched(truth, detections)
+    return _curve(int(boxes.sum()), found["score"][counted], right[counted])
+
+
+def _matched(truth: GroundTruth, detections: Detections) -> tuple[Detections, np.ndarray, np.ndarray, np.ndarray]:
+    """The n best detections, whether each is right and counts, bool (n,), and boxes per class."""
     found = canonical_order(detections)
     groups = _group_of_detections(truth, found)
     order = np.lexsort((-found["score"], groups))  # stable: equal scores stay in canonical order
@@ -60,12 +76,7 @@ def class_curves(truth: GroundTruth, detections: Detections) -> list[ClassCurve]
     rank = np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
     found, groups = found[rank < MAX_DETECTIONS], groups[rank < MAX_DETECTIONS]
     right, counted = _match(truth, found, groups)
-    boxes = np.bincount(truth.classes[~_is_ignored(truth)], minlength=len(truth.names))
-    return [
-        _curve(int(boxes[cls]), found["score"][chosen], right[chosen])
-        for cls in range(len(truth.names))
-        for chosen in [counted & (found["class"] == cls)]
-    ]
+    return found, right, counted, np.bincount(truth.classes[~_is_ignored(truth)], minlength=len(truth.names))
 
 
 def _group_of_detections(truth: GroundTruth, found: Detections) -> np.ndarray:
@@ -91,16 +102,17 @@ def _match(truth: GroundTruth, found: Detections, groups: np.ndarray) -> tuple[n
     row = np.repeat(np.arange(len(found)), count)
     ends = np.cumsum(count)
     box = box_order[np.arange(len(row)) - np.repeat(ends - count, count) + np.repeat(first, count)]
-    overlap = _overlaps(found["box_xywh"][row].astype(np.float64), truth.boxes_xywh[box], truth.crowd[box].astype(bool))
+    found_xywh = found["box_xywh"].astype(np.float64)[row]
+    overlap = overlaps_of(found_xywh, truth.boxes_xywh[box], truth.crowd[box].astype(bool))
     near = overlap >= IOU
     chosen = _choose(row[near], box[near], overlap[near], ignored, truth.crowd.astype(bool), len(found))
-    right = (chosen >= 0) & ~ignored[chosen]
+    right = ~np.append(ignored, True)[chosen]  # -1, no box, is the last
     areas = found["box_xywh"][:, 2:].astype(np.float64).prod(1)
     outside = (areas < 0) | (areas > LARGEST_AREA)
     return right, right | ((chosen < 0) & ~outside)
 
 
-def _overlaps(found_xywh: np.ndarray, boxes_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+def overlaps_of(found_xywh: np.ndarray, boxes_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
     """IoU row by row of float64 (n, 4) and (n, 4); a crowd's divisor is the detection's area."""
     low = np.maximum(found_xywh[:, :2], boxes_xywh[:, :2])
     high = np.minimum(found_xywh[:, 2:] + found_xywh[:, :2], boxes_xywh[:, 2:] + boxes_xywh[:, :2])

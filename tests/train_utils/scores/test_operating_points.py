@@ -15,9 +15,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from tests.train_utils.coco_sets import CATEGORY_IDS, NAMES, draw, write_coco
-from train_utils.pictures.charts import draw_class_curves
 from train_utils.scores.detections import Detections, GroundTruth, make_detections, to_coco_json
-from train_utils.scores.operating_points import ClassCurve, class_curves
+from train_utils.scores.operating_points import ClassCurve, class_curves, pooled_curve
 
 
 def matches_of_pycocotools(
@@ -90,8 +89,13 @@ def test_no_detections_none_right_and_no_ground_truth() -> None:
     assert (curve.precision.tolist(), curve.recall.tolist(), curve.best()) == ([0.0], [0.0], None)
 
 
-def test_picture_of_the_curves(tmp_path: Path) -> None:
-    truth, found = draw()
-    for name, detections in (("some", found), ("none", found[:0])):
-        draw_class_curves(class_curves(truth, detections), NAMES, tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+@pytest.mark.parametrize("seed", range(3))
+def test_the_pooled_curve_counts_the_detections_of_all_classes(seed: int, tmp_path: Path) -> None:
+    truth, found = draw(seed, images=20)
+    per_class = matches_of_pycocotools(truth, found, tmp_path).values()
+    boxes, rows = sum(count for count, _ in per_class), [row for _, of_class in per_class for row in of_class]
+    curve = pooled_curve(truth, found)
+    assert curve.boxes == boxes
+    for threshold, precision, recall in zip(curve.thresholds.tolist(), curve.precision, curve.recall, strict=True):
+        right = sum(is_right for score, is_right in rows if score >= threshold)
+        assert precision == right / sum(score >= threshold for score, _ in rows) and recall == right / boxes
