@@ -3,6 +3,7 @@
     python eval.py ckpt=runs/quickstart/.../checkpoints/best.pt
     python eval.py ckpt=runs/coco/... data=bccd data.root=../other evaluate.image_size=416
     torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/... out=results
+    python eval.py ckpt=runs/coco/... plots=true   # confusions, worst images and more
     python eval.py ckpt=runs/coco/... task=speed
     python eval.py detections=results.json data=coco    # any system's, scored as by pycocotools
 
@@ -25,16 +26,17 @@ from torch import Tensor
 from conf.build.batches import open_split
 from conf.build.evaluator import Evaluation, Evaluator, ground_truth_of
 from conf.build.network import build_model, image_size_of, model_from_checkpoint
+from conf.build.report import draw_plots
 from conf.failures import ConfigError
 from conf.schema import EvalConfig, EvalTask
 from data import Annotations, Request
 from models import Darknet
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.pictures.charts import draw_class_curves
+from train_utils.pictures.plots import FOLDER
 from train_utils.run.checkpoint import load_checkpoint
-from train_utils.run.run_folder import open_folder
+from train_utils.run.run_folder import dated_folder, open_folder
 from train_utils.scores.coco_eval import ABSENT, OPERATING_POINT, format_table, score
-from train_utils.scores.detections import GroundTruth, to_coco_json
+from train_utils.scores.detections import to_coco_json
 from train_utils.scores.operating_points import class_curves
 from train_utils.scores.result_files import read_results, write_json
 from train_utils.scores.speed import measure_speed
@@ -49,7 +51,8 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
     if config.task == EvalTask.speed and world.world_size > 1:
         raise ConfigError("task=speed times one process. fix: start it without a launcher")
-    out = open_folder(world, Path(config.out), "out") if config.out is not None else None
+    place = Path(config.out) if config.out is not None else dated_folder("eval") if config.plots else None
+    out = open_folder(world, place, "out") if place is not None else None
     annotations = open_split(config.data, "val", world)
     if world.is_main:
         for note in (*annotations.skipped, *annotations.notes):
@@ -68,7 +71,7 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
         return {}
     if out is not None:
         write_json(out / "detections.json", to_coco_json(evaluation.detections, annotations.category_ids))
-    return report(evaluation, evaluator.ground_truth, out)
+    return report(evaluation, config, annotations, out)
 
 
 def score_file(path: Path, config: EvalConfig, annotations: Annotations, out: Path | None) -> dict[str, float]:
@@ -79,12 +82,13 @@ def score_file(path: Path, config: EvalConfig, annotations: Annotations, out: Pa
     detections, notes = read_results(path, annotations.image_ids, annotations.category_ids)
     print("\n".join([f"{path}: {len(detections)} detections", *notes]))
     truth = ground_truth_of(annotations)
-    return report(Evaluation(score(truth, detections, config.evaluate.backend), detections), truth, out)
+    scores = score(truth, detections, config.evaluate.backend)
+    return report(Evaluation(scores, detections), config, annotations, out)
 
 
-def report(evaluation: Evaluation, truth: GroundTruth, out: Path | None) -> dict[str, float]:
+def report(evaluation: Evaluation, config: EvalConfig, annotations: Annotations, out: Path | None) -> dict[str, float]:
     """Print the figures with the best F1 of each class, write them to ``out``, and return them."""
-    scores = evaluation.scores
+    scores, truth = evaluation.scores, ground_truth_of(annotations)
     curves = class_curves(truth, evaluation.detections)
     for row, curve in zip(scores.per_class.values(), curves, strict=True):
         row.update(curve.best() or dict.fromkeys(OPERATING_POINT, ABSENT))
@@ -92,7 +96,9 @@ def report(evaluation: Evaluation, truth: GroundTruth, out: Path | None) -> dict
     if out is not None:
         write_json(out / "figures.json", scores.figures)
         write_json(out / "per_class.json", scores.per_class)
-        draw_class_curves(curves, truth.names, out / "class_curves.png")
+        if config.plots:
+            draw_plots(out / FOLDER, config.data, annotations, scores, evaluation.detections, print)
+            print(f"plots: {out / FOLDER}")
     return scores.figures
 
 

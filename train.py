@@ -104,7 +104,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
         on_main(world, lambda: save_config(folder.path, config))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
         draw_first_batch(dataset, sampler, train_set.names, folder.path / "train_batch.jpg")
-    return Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator).run()
+    return Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator, train_set).run()
 
 
 def build_step(

@@ -110,7 +110,9 @@ class EvalConfig:
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     detections: str | None  # a COCO results file of any system, scored instead of a network
     task: EvalTask  # score: COCO's figures; speed: ms per image
-    out: str | None  # folder for scores and detections as JSON, and a picture of the curves; null: print only
+    out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
+    # runs/eval/<date_time> with plots
+    plots: bool  # draw confusions, curves, worst images and more into the folder plots of out
     device: Device  # auto: CUDA if there is a GPU
     timeout_seconds: float  # as train.timeout_seconds
     debug: bool  # show tracebacks of user errors, too

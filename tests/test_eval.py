@@ -26,6 +26,7 @@ from tests.train_utils.coco_sets import INSTALLED, plain_pycocotools
 from train import train
 from train_utils.config import BACKENDS
 from train_utils.distributed import init_distributed_mode
+from train_utils.pictures.plots import PLOTS
 from train_utils.run.checkpoint import load_last
 from train_utils.scores.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, score
 from train_utils.scores.detections import make_detections, to_coco_json
@@ -64,11 +65,7 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared
         options = [*data, f"detections={results}", f"evaluate.backend={backend}"]
         figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
         assert list(figures.values()) == expected, backend
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "figures.json",
-        "per_class.json",
-        "class_curves.png",
-    }
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"figures.json", "per_class.json"}
     for wrong in (["ckpt=a.pt"], ["model=yolov3", "model.weights=a.weights"], ["task=speed"]):
         with pytest.raises(ConfigError, match=r"detections= are scored as they are. fix: leave out ckpt, model and"):
             compose("eval", EvalConfig, [*data, f"detections={results}", *wrong], complete_from_checkpoint)
@@ -93,6 +90,10 @@ def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: 
     assert trained == scored["darknet"] != scored["coco"]
 
 
+# Those that an evaluation without any error has, too.
+EVERY_PLOT = set(PLOTS) - {"curves.png", "labels_train.png", "worst_images.jpg", "label_suspects.jpg"}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Options of eval.py for a network that was trained until it finds something, on pictures of
@@ -112,11 +113,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
     trained: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = evaluate(compose("eval", EvalConfig, [*trained, f"out={tmp_path}"], complete_from_checkpoint))
+    options = [*trained, "plots=true", f"out={tmp_path}"]
+    figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
     said = capsys.readouterr().out
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "figures.json", "per_class.json", "detections.json", "class_curves.png",
-    }  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {"figures.json", "per_class.json", "detections.json", "plots"}
+    assert {
+        path.name for path in (tmp_path / "plots").iterdir()
+    } >= EVERY_PLOT and f"plots: {tmp_path / 'plots'}" in said
     assert json.loads((tmp_path / "figures.json").read_text()) == figures and list(figures) == list(FIGURES)
     assert figures["AP50"] > 0.02, "too little is found to test with"
     folder = next(option for option in trained if option.startswith("data.root=")).partition("=")[2]

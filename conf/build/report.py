@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from conf.build.evaluator import ground_truth_of
 from conf.entry import to_yaml
 from conf.schema import TrainConfig
-from data import Annotations, ImageSource, TrainBatchSampler, TrainDataset, summarise
+from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
 from models import Head, LossConfig
 from train_utils.distributed import World, describe_rank, gather_arrays
 from train_utils.errors import TrainError
 from train_utils.numerics import weights_dtype
-from train_utils.pictures.charts import draw_curves
-from train_utils.pictures.sheets import draw_detections, draw_targets
+from train_utils.pictures.plots import FOLDER, Say, draw_evaluation, draw_training
+from train_utils.pictures.sheets import draw_targets
 from train_utils.run.log import RunLog
 from train_utils.run.run_state import RunState
 from train_utils.run.whole_files import keep_copy, whole_file
@@ -101,26 +102,23 @@ def finish(
     folder: Path,
     config: TrainConfig,
     state: RunState,
+    train_set: Annotations,
     val_set: Annotations,
     scores: CocoResult,
     detections: Detections,
 ) -> None:
-    """Log the figures of the last evaluation; draw the curves, and detections beside labels."""
+    """Log the figures of the last evaluation; draw the plots of the run."""
     log.line(format_table(scores))
     log.line(f"{state.best_sentence()}: python eval.py {option('ckpt', folder / 'checkpoints' / 'best.pt')}")
     if config.logger.pictures:
-        draw_curves(folder / "metrics.csv", folder / "curves.png")
-        draw_detections(detection_pairs(config, val_set, detections), val_set.names, folder / "val_detections.jpg")
+        plots = folder / FOLDER
+        draw_training(plots, folder / "metrics.csv", ground_truth_of(train_set), log.line)
+        draw_plots(plots, config.data, val_set, scores, detections, log.line)
 
 
-def detection_pairs(
-    config: TrainConfig, val_set: Annotations, detections: Detections, count: int = 8
-) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray, Detections]]:
-    """The first validation images with labels and detections, for sheets.draw_detections."""
-    images = ImageSource(val_set, config.data.on_error)
-    for i in range(min(count, len(val_set))):
-        image = images.read(i)
-        if image is not None:  # else left out by data.on_error=skip
-            classes, boxes_xyxy = val_set.training_boxes(i)
-            found = detections[detections["image_id"] == val_set.image_ids[i]]
-            yield val_set.file_name(i), image, classes, boxes_xyxy, found
+def draw_plots(
+    folder: Path, data: DataConfig, val_set: Annotations, scores: CocoResult, detections: Detections, say: Say
+) -> None:
+    """Draw an evaluation into ``folder``; tell by ``say`` what could not be drawn."""
+    read = ImageSource(val_set, data.on_error).read
+    draw_evaluation(folder, ground_truth_of(val_set), detections, scores, read, val_set.file_name, say)

@@ -11,7 +11,7 @@ from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.report import finish
 from conf.schema import TrainConfig
-from data import Batch, TrainBatchSampler
+from data import Annotations, Batch, TrainBatchSampler
 from train_utils.distributed import World, broadcast_module, max_over_ranks
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import ask_for_requeue
@@ -41,6 +41,7 @@ class Training:
     sampler: TrainBatchSampler
     loader: DataLoader[Batch]
     evaluator: Evaluator
+    train_set: Annotations
 
     def __post_init__(self) -> None:
         self.state, path, is_main = self.step.state, self.folder.path, self.world.is_main
@@ -130,6 +131,7 @@ class Training:
         if not max_over_ranks([evaluation is not None])[0]:
             evaluation = self.score()
         if evaluation is not None:
-            val_set, path = self.evaluator.annotations, self.folder.path
-            finish(self.log, path, self.config, self.state, val_set, evaluation.scores, evaluation.detections)
+            sets = self.train_set, self.evaluator.annotations
+            found = evaluation.scores, evaluation.detections
+            finish(self.log, self.folder.path, self.config, self.state, *sets, *found)
         self.folder.ended_after = self.state.epoch

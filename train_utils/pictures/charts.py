@@ -1,84 +1,24 @@
-"""Charts: a training's curves, precision and recall of an evaluation, classes and boxes of data."""
+"""Charts of a data set: its classes, and the sizes and places of its boxes."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train_utils.scores.operating_points import ClassCurve
+from train_utils.pictures.style import COLORS, MAP, chart, label, save
+from train_utils.scores.detections import GroundTruth
 
 if TYPE_CHECKING:  # matplotlib takes longer to import than to draw, so only charts pay for it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CURVE_GROUPS = (
-    ("loss", ("loss", "loss_box", "loss_objectness", "loss_classification")),
-    ("average precision", ("AP", "AP50", "AP75")),
-    ("AP by object size", ("APs", "APm", "APl")),
-    ("learning rate", ("lr",)),
-)
-FRACTIONS = ("average precision", "AP by object size")  # groups with an axis from 0 to 1
-MARKED_POINTS = 60  # a line of fewer points shows each
-NAMED = 10  # classes with a line of their own in the legend
 MOST_POINTS = 20_000  # of a scatter plot: more are slow and show nothing new
 MOST_BARS = 100
-
-
-def draw_curves(metrics_csv: Path, out: Path) -> None:
-    """Draw the columns of a metrics.csv over the epochs to the file ``out``; skip empty cells."""
-    from matplotlib.ticker import MaxNLocator
-
-    with metrics_csv.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    epochs = [int(row["epoch"]) for row in rows]
-    figure, axes = _chart(4.2 * len(CURVE_GROUPS), 3.4, len(CURVE_GROUPS))
-    for axis, (title, columns) in zip(axes, CURVE_GROUPS, strict=True):
-        for column in columns:
-            points = [(int(r["epoch"]), float(r[column])) for r in rows if r.get(column) and float(r[column]) >= 0]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="." if len(points) < MARKED_POINTS else "", label=column)
-        axis.set(title=title, xlabel="epoch")
-        axis.grid(alpha=0.3)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if epochs:  # the same for all, even for figures that are not there in every epoch
-            axis.set_xlim(min(epochs) - 0.5, max(epochs) + 0.5)
-        if title in FRACTIONS:
-            axis.set_ylim(0, 1)
-        if axis.lines:
-            axis.legend(fontsize=8)
-        else:
-            _write_instead(axis, "no figures")
-    figure.savefig(out, dpi=110)
-
-
-def draw_class_curves(curves: Sequence[ClassCurve], names: Sequence[str], out: Path) -> None:
-    """Draw precision over recall, and F1 over the score threshold, at IoU .5, to the file ``out``.
-
-    Each class with detections has a line; the legend names those with most boxes. A dot marks the
-    best F1.
-    """
-    figure, (left, right) = _chart(11, 4.2, 2)
-    shown = [(curve, name) for curve, name in zip(curves, names, strict=True) if curve.thresholds.size]
-    for number, (curve, name) in enumerate(sorted(shown, key=lambda pair: -pair[0].boxes)):
-        style: dict[str, Any] = {"label": _label(name)} if number < NAMED else {"color": "0.8", "zorder": 1}
-        (line,) = left.plot(curve.recall, curve.precision, linewidth=1, **style)
-        right.plot(curve.thresholds, curve.f1, linewidth=1, **style)
-        if (best := curve.best()) is not None and number < NAMED:
-            right.plot(best["threshold"], best["f1"], "o", color=line.get_color(), markersize=4)
-    left.set(title="precision and recall at IoU .5", xlabel="recall", ylabel="precision")
-    right.set(title="F1 at IoU .5", xlabel="score threshold", ylabel="F1")
-    for axis in (left, right):
-        axis.set(xlim=(0, 1), ylim=(0, 1.02), xticks=np.linspace(0, 1, 6))
-        axis.grid(alpha=0.3)
-        if not shown:
-            _write_instead(axis, "no detections")
-    if shown:
-        left.legend(fontsize=8)
-    figure.savefig(out, dpi=110)
+MOST_LABEL_BARS = 80
+AREA_EDGES = (32**2, 96**2)  # between COCO's small, medium and large boxes, in pixels
 
 
 def draw_classes(splits: dict[str, list[dict[str, Any]]], out: Path) -> None:
@@ -87,16 +27,16 @@ def draw_classes(splits: dict[str, list[dict[str, Any]]], out: Path) -> None:
     names = list(dict.fromkeys(name for classes in by_split.values() for name in classes))
     names.sort(key=lambda name: -sum(classes.get(name, 0) for classes in by_split.values()))
     names = names[:MOST_BARS]
-    figure, (axis,) = _chart(min(16, 4 + 0.2 * len(names)), 4.5)
+    figure, (axis,) = chart(min(16, 4 + 0.2 * len(names)), 4.5)
     width = 0.8 / len(by_split)
     for number, (split, classes) in enumerate(by_split.items()):
         places = np.arange(len(names)) + (number - (len(by_split) - 1) / 2) * width
         axis.bar(places, [classes.get(name, 0) for name in names], width, label=split)
-    labels = [_label(name) for name in names]
+    labels = [label(name) for name in names]
     axis.set_xticks(range(len(names)), labels, rotation=90 if len(names) > 10 else 0, fontsize=8)
     axis.set(ylabel="boxes", yscale="symlog")
     axis.legend()
-    figure.savefig(out, dpi=100)
+    save(figure, out)
 
 
 def draw_box_sizes(
@@ -106,7 +46,7 @@ def draw_box_sizes(
 
     All are in pixels of the network's input.
     """
-    figure, (axis,) = _chart(7.5, 6.5)
+    figure, (axis,) = chart(7.5, 6.5)
     for split, values in sizes.items():
         shown = values[:: max(1, -(-len(values) // MOST_POINTS))]
         axis.scatter(shown[:, 0], shown[:, 1], s=3, alpha=0.3, label=split)
@@ -119,23 +59,56 @@ def draw_box_sizes(
         title=f"box sizes in images of {image_size} pixels",
     )  # fmt: skip
     axis.legend()
-    figure.savefig(out, dpi=100)
+    save(figure, out)
 
 
-def _chart(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of that size in inches, with its axes side by side."""
+def draw_labels(truth: GroundTruth, title: str, out: Path) -> None:
+    """Draw the boxes of a set without crowds: their classes, centres, shapes and areas."""
+    from matplotlib.colors import PowerNorm
+
+    counted = ~truth.crowd.astype(bool)
+    boxes, sizes = truth.boxes_xywh[counted], truth.sizes[truth.image_of_box[counted]][:, ::-1]
+    counts = np.bincount(truth.classes[counted], minlength=len(truth.names))
+    order = np.argsort(-counts, kind="stable")[:MOST_LABEL_BARS]
+    more = len(truth.names) - len(order)
+    figure, (bars, centres, shapes, areas) = _label_axes(len(order))
+    drawn = bars.barh(range(len(order)), counts[order], color=COLORS[0])
+    bars.bar_label(drawn, padding=2, fontsize=7)
+    bars.set_yticks(range(len(order)), [label(truth.names[cls]) for cls in order], fontsize=8)
+    bars.set(ylim=(len(order) - 0.4, -0.6), xlim=(0, 1.15 * max(1, counts.max(initial=0))), xlabel="boxes")
+    bars.set_title(
+        f"{title}: {len(truth.image_ids):,} images, {len(boxes):,} boxes" + f" ({more} more classes)" * (more > 0)
+    )
+    fractions = boxes / np.tile(sizes, 2)
+    halves = np.linspace(0, 1, 51)
+    centre = fractions[:, :2] + fractions[:, 2:] / 2
+    for axis, (x, y), name, labels in (
+        (centres, centre.T, "centres of the boxes", ("x, share of the width", "y, share of the height")),
+        (shapes, fractions[:, 2:].T, "sizes of the boxes", ("width, share of the image", "height, share of the image")),
+    ):
+        axis.hist2d(x.clip(0, 1), y.clip(0, 1), bins=[halves, halves], cmap=MAP, cmin=1, norm=PowerNorm(0.5, vmin=0))
+        axis.set(title=name, xlabel=labels[0], ylabel=labels[1], xlim=(0, 1), ylim=(0, 1))
+        axis.set_box_aspect(1)
+    centres.invert_yaxis()  # as in the picture
+    area = np.sqrt(truth.areas[counted].clip(1))
+    areas.hist(area, bins=np.geomspace(1, max(2, area.max(initial=2)), 40).tolist(), color=COLORS[0])
+    for edge, name in zip(AREA_EDGES, ("medium from 32 px", "large from 96 px"), strict=True):
+        areas.axvline(edge**0.5, color=COLORS[1], linestyle="--")
+        areas.text(
+            edge**0.5, 0.98, f" {name}", transform=areas.get_xaxis_transform(), rotation=90, va="top", fontsize=8
+        )
+    areas.set(xscale="log", title="root of the area", xlabel="pixels of the image", ylabel="boxes")
+    areas.set_box_aspect(1)
+    save(figure, out)
+
+
+def _label_axes(classes: int) -> tuple[Figure, list[Axes]]:
+    """Axes for bars and three squares: beside the bars in a row, or in a column if many classes."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
-
-
-def _label(name: str) -> str:
-    """Escape a class name: in matplotlib "$" starts a formula, and a leading "_" hides a label."""
-    shown = name[:30].replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
-
-
-def _write_instead(axis: Axes, text: str) -> None:
-    """Write ``text`` in the middle of an empty chart."""
-    axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", color="grey")
+    tall = classes > 30
+    rows: Any = [["0", "1"], ["0", "2"], ["0", "3"]] if tall else [["0", "1", "2", "3"]]
+    size = (9.5, max(12, 1.2 + 0.17 * classes)) if tall else (17, max(4.2, 1.2 + 0.17 * classes))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplot_mosaic(rows)
+    return figure, [axes[str(number)] for number in range(4)]

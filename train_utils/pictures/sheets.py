@@ -10,11 +10,13 @@ import cv2
 import numpy as np
 
 from train_utils.errors import TrainError
-from train_utils.pictures.boxes import DARK, draw_boxes
+from train_utils.pictures.boxes import DARK, class_color, draw_boxes
 from train_utils.scores.detections import Detections, boxes_xyxy_of
 
 PAGE, GROUP = (255, 255, 255), (222, 226, 232)  # RGB of the page, and of the plate behind a group
 MARGIN, GAP = 14, 6  # pixels between groups, and between cells of a group
+QUALITY = 88  # of a JPEG: half the bytes of OpenCV's 95, with nothing to see
+MOST_DRAWN = 30  # detections on a picture; more hide one another
 LINE = 24  # height of a line of text in pixels
 FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.5
 
@@ -29,6 +31,7 @@ class Cell(NamedTuple):
     scores: np.ndarray | None = None
     title: str = ""
     empty: str = ""
+    colors: Sequence[tuple[int, int, int]] | None = None  # RGB for each of names; None: as the classes'
 
 
 class Group(NamedTuple):
@@ -65,7 +68,8 @@ def save_sheet(groups: Sequence[Group], columns: int, out: Path, side: int = 440
                 middle = x + (side - picture.shape[1]) // 2
                 plate[head + GAP : head + GAP + picture.shape[0], middle : middle + picture.shape[1]] = picture
         top += head + height + 2 * GAP + MARGIN
-    if not cv2.imwrite(str(out), page[..., ::-1]):
+    options = [cv2.IMWRITE_JPEG_QUALITY, QUALITY] if out.suffix == ".jpg" else []
+    if not cv2.imwrite(str(out), page[..., ::-1], options):
         raise TrainError(f"cannot write the picture {out}. fix: free some space there, or choose another folder")
 
 
@@ -90,20 +94,21 @@ def draw_detections(
     out: Path,
     confidence: float = 0.3,
 ) -> None:
-    """Save pairs of pictures: labels on the left, detections above ``confidence`` on the right.
+    """Save pairs of pictures: labels on the left, detections from ``confidence`` on the right.
 
-    Each pair is (file name, image uint8 RGB, classes (n,) and boxes_xyxy (n, 4) of its labels,
-    detections), with boxes in pixels of the image.
+    At most MOST_DRAWN are drawn, the best; the title counts the others. Each pair is (file name,
+    image uint8 RGB, classes (n,) and boxes_xyxy (n, 4) of its labels, detections), with boxes in
+    pixels of the image.
     """
-    above = f"above {confidence:g}"
     groups = []
     for name, image, classes, boxes_xyxy, detections in pairs:
-        shown = detections[detections["score"] > confidence]
+        ranked = detections[np.argsort(-detections["score"], kind="stable")]
+        shown = ranked[ranked["score"] >= confidence][:MOST_DRAWN]
+        hidden = f", {len(ranked) - len(shown)} weaker hidden" if len(ranked) > len(shown) else ""
         left = Cell(image, boxes_xyxy, classes, names, None, f"labels: {len(classes)}", "no label")
-        right = Cell(
-            image, boxes_xyxy_of(shown), shown["class"], names, shown["score"],
-            title=f"detections {above}: {len(shown)}", empty=f"no detection {above}",
-        )  # fmt: skip
+        title = f"detections, score from {confidence:.2f}: {len(shown)}{hidden}"
+        none = f"no detection from {confidence:.2f}"
+        right = Cell(image, boxes_xyxy_of(shown), shown["class"], names, shown["score"], title, none)
         groups.append(Group([left, right], name))
     if groups:
         save_sheet(groups, 2, out)
@@ -114,7 +119,8 @@ def _draw_cell(cell: Cell, side: int) -> np.ndarray:
     ratio = side / max(height, width)
     size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
     small = cv2.resize(cell.image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
-    drawn = draw_boxes(small, cell.boxes_xyxy * ratio, cell.classes, cell.names, cell.scores)
+    color_of = class_color if cell.colors is None else cell.colors.__getitem__
+    drawn = draw_boxes(small, cell.boxes_xyxy * ratio, cell.classes, cell.names, cell.scores, color_of)
     if not len(cell.boxes_xyxy) and cell.empty:
         (text_width, text_height), base = cv2.getTextSize(cell.empty, FONT, FONT_SCALE, 1)
         x, y = (size[0] - text_width) // 2, size[1] // 2

@@ -3,98 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tests.train_utils.coco_sets import NAMES, draw, many_classes
 from train_utils.pictures import charts
-from train_utils.pictures.charts import NAMED, draw_box_sizes, draw_class_curves, draw_classes, draw_curves
-from train_utils.scores.operating_points import ClassCurve
+from train_utils.pictures.charts import draw_box_sizes, draw_classes, draw_labels
 
 OUT = Path("unused.png")
-
-
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that are saved, in place of their files."""
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, out, dpi: figures.append(figure))
-    return figures
-
-
-def lines_of(axis: Axes) -> dict[str, list[tuple[float, float]]]:
-    """The points of each line by its label."""
-    return {
-        str(line.get_label()): [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
-        for line in axis.lines
-    }
-
-
-@pytest.mark.parametrize("epochs", [0, 1, 2, 7, 300])
-def test_curves_have_whole_epochs_and_average_precision_from_0_to_1(
-    epochs: int, tmp_path: Path, kept: list[Figure]
-) -> None:
-    table = tmp_path / "metrics.csv"
-    rows = "".join(f"{epoch},0.01,5.5,0.0{epoch % 10},-1.0\n" for epoch in range(1, epochs + 1))
-    table.write_text("epoch,lr,loss,AP,APs\n" + rows)
-    draw_curves(table, OUT)
-    for axis in kept[0].axes:
-        low, high = axis.get_xlim()
-        ticks = [tick for tick in axis.get_xticks() if low <= tick <= high]
-        assert all(tick == int(tick) for tick in ticks), ticks
-        if epochs:
-            assert 1 <= len(ticks) <= 12 and all(1 <= tick <= epochs for tick in ticks if tick), ticks
-        if "AP" in axis.get_title() or "precision" in axis.get_title():
-            assert axis.get_ylim() == (0, 1)
-    said = [text.get_text() for text in kept[0].axes[2].texts]
-    assert said == ["no figures"], "an evaluation without boxes of a size has no curve"
-
-
-def test_curves_are_the_columns_and_leave_out_epochs_without_an_evaluation(tmp_path: Path, kept: list[Figure]) -> None:
-    table = tmp_path / "metrics.csv"
-    table.write_text("epoch,lr,loss,AP,AP50\n1,0.01,5.5,,\n2,0.02,4.5,0.1,0.3\n3,0.01,4.0,-1.0,-1.0\n")
-    draw_curves(table, OUT)
-    loss, precision, by_size, rate = map(lines_of, kept[0].axes)
-    assert loss == {"loss": [(1, 5.5), (2, 4.5), (3, 4.0)]}
-    assert precision == {"AP": [(2, 0.1)], "AP50": [(2, 0.3)]}
-    assert by_size == {} and rate == {"lr": [(1, 0.01), (2, 0.02), (3, 0.01)]}
-
-
-def class_curve(boxes: int, f1_at: int) -> ClassCurve:
-    """Two thresholds; the best F1 is at position ``f1_at``."""
-    precision = np.array([1.0, 0.5]) if f1_at else np.array([1.0, 0.1])
-    return ClassCurve(boxes, np.array([0.9, 0.5], np.float32), precision, np.array([0.3, 0.6]))
-
-
-def test_class_curves_show_each_class_and_mark_its_best_f1(kept: list[Figure]) -> None:
-    few, many = class_curve(3, 1), class_curve(9, 0)
-    draw_class_curves([few, many, ClassCurve(2, *[np.zeros(0)] * 3)], ["few", "many", "never found"], OUT)
-    left, right = kept[0].axes
-    assert list(lines_of(left)) == ["many", "few"], "classes with most boxes come first"
-    assert lines_of(left)["few"] == [(0.3, 1.0), (0.6, 0.5)]
-    assert [y for _, y in lines_of(right)["few"]] == pytest.approx(few.f1.tolist())
-    dots = [line.get_data() for line in right.lines if line.get_marker() == "o"]
-    assert [(float(x[0]), float(y[0])) for x, y in dots] == [
-        pytest.approx((0.9, many.f1[0])), pytest.approx((0.5, few.f1[1])),
-    ]  # fmt: skip
-
-
-def test_only_the_first_classes_are_named(kept: list[Figure]) -> None:
-    count = NAMED + 5
-    draw_class_curves([class_curve(9, 0)] * count, [f"class {number}" for number in range(count)], OUT)
-    left = kept[0].axes[0]
-    assert len(left.lines) == count and len(left.get_legend().get_texts()) == NAMED
-
-
-def test_class_names_appear_in_the_legend_as_they_are(kept: list[Figure]) -> None:
-    """By default, matplotlib hides labels that start with "_" and reads "$...$" as a formula."""
-    draw_class_curves([class_curve(3, 1)] * 2, ["_hidden", "$x^{$"], OUT)
-    shown = [text.get_text().strip() for text in kept[0].axes[0].get_legend().get_texts()]
-    assert shown == ["_hidden", r"\$x^{\$"]
-    draw_class_curves([], [], OUT)
-    assert [text.get_text() for text in kept[1].axes[0].texts] == ["no detections"]
 
 
 def test_classes_are_bars_the_most_frequent_first(kept: list[Figure], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +38,32 @@ def test_box_sizes_are_points_beside_anchors_and_strides(kept: list[Figure], mon
     assert points == {"train": sizes.tolist(), "anchors": anchors.tolist()}
     assert [text.get_text() for text in axis.texts] == ["stride 8", "stride 32"]
     assert len(np.asarray(thinned.collections[0].get_offsets())) == 2
+
+
+def test_labels_are_counted_without_crowds_and_placed_as_shares_of_their_image(kept: list[Figure]) -> None:
+    truth, _ = draw(3, images=30)
+    draw_labels(truth, "validation", OUT)
+    bars, centres, shapes, areas = cast(list[Any], kept[0].axes)
+    counted = ~truth.crowd.astype(bool)
+    counts = np.bincount(truth.classes[counted], minlength=4)
+    order = np.argsort(-counts, kind="stable")
+    assert [label.get_text() for label in bars.get_yticklabels()] == [NAMES[cls] for cls in order]
+    assert [bar.get_width() for bar in bars.patches] == counts[order].tolist()
+    assert bars.get_title() == f"validation: 30 images, {counted.sum()} boxes"
+    for axis, points in (
+        (centres, truth.boxes_xywh[:, :2] + truth.boxes_xywh[:, 2:] / 2), (shapes, truth.boxes_xywh[:, 2:])
+    ):  # fmt: skip
+        shares = (points[counted] / 500).clip(0, 1)
+        expected = np.histogram2d(*shares.T, bins=[np.linspace(0, 1, 51)] * 2)[0].T
+        drawn: Any = np.ma.asarray(axis.collections[0].get_array())
+        assert np.array_equal(drawn.filled(0).reshape(50, 50), expected), axis.get_title()
+    assert centres.get_ylim()[0] > centres.get_ylim()[1], "y grows downwards, as in the picture"
+    assert sum(bar.get_height() for bar in areas.patches) == counted.sum()
+
+
+@pytest.mark.parametrize("classes", [1, 20, 80, 300])
+def test_labels_of_any_number_of_classes_have_a_row_each_up_to_80(classes: int, kept: list[Figure]) -> None:
+    draw_labels(many_classes(classes)[0], "training", OUT)
+    assert len(kept[0].axes[0].patches) == min(80, classes)
+    assert ("220 more classes" in kept[0].axes[0].get_title()) == (classes == 300)
+    assert max(kept[0].get_size_inches()) < 20

@@ -69,7 +69,7 @@ def test_detections_stand_beside_the_labels_of_their_picture_and_none_is_said(tm
     image = np.full((440, 440, 3), 90, np.uint8)
     classes, box = np.array([0]), np.array([[100, 100, 200, 200]])
     sheets = []
-    for score in (0.25, 0.75):
+    for score in (0.24, 0.75):
         found = make_detections(7, classes, np.array([score]), box)
         draw_detections([("a.jpg", image, classes, box, found)], ["cat"], tmp_path / "pairs.png", confidence=0.25)
         sheets.append(sheet_of(tmp_path / "pairs.png"))
@@ -77,7 +77,7 @@ def test_detections_stand_beside_the_labels_of_their_picture_and_none_is_said(tm
     for sheet in sheets:
         assert tuple(sheet[top + 150, left + 200]) == class_color(0), "the label"
     assert tuple(sheets[1][top + 150, right + 200]) == class_color(0), "the detection"
-    assert (sheets[0][top + 150, right + 200] == 90).all(), "it is not above 0.25"
+    assert (sheets[0][top + 150, right + 200] == 90).all(), "it is below 0.25"
     said = sheets[0][top + 190 : top + 250, right + 100 : right + 340]
     assert (said == PAGE).all(-1).any() and (said == 0).all(-1).any(), "nothing is said on the empty side"
 

@@ -1,0 +1,82 @@
+"""The folder of plots: each is drawn whatever the data, and one that fails harms nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.train_utils.coco_sets import draw, many_classes
+from train_utils.pictures import plots
+from train_utils.pictures.plots import PLOTS, draw_evaluation, draw_training
+from train_utils.pictures.score_charts import draw_error_kinds
+from train_utils.scores.coco_eval import score
+from train_utils.scores.detections import Detections, GroundTruth
+from train_utils.scores.diagnosis import diagnose
+
+OF_TRAINING = {"curves.png", "labels_train.png"}
+ON_ERRORS = {"worst_images.jpg", "label_suspects.jpg"}  # there is nothing to draw without errors
+
+
+def read(position: int) -> np.ndarray | None:
+    """Grey pictures; one is unreadable."""
+    return np.full((500, 500, 3), 90, np.uint8) if position != 2 else None
+
+
+def drawn(truth: GroundTruth, found: Detections, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The pictures by name, and what was said."""
+    said: list[str] = []
+    draw_evaluation(folder, truth, found, score(truth, found, "auto"), read, lambda i: f"{i}.jpg", said.append)
+    pictures = {path.name: cv2.imread(str(path)) for path in folder.iterdir()}
+    for name, picture in pictures.items():
+        assert picture is not None and picture.std() > 3, f"{name} is empty"
+        assert max(picture.shape) < 2600, f"{name} is larger than a screen"
+    return pictures, said
+
+
+@pytest.mark.parametrize("classes", [1, 80])
+def test_all_plots_of_one_and_many_classes(classes: int, tmp_path: Path) -> None:
+    pictures, said = drawn(*many_classes(classes), tmp_path / "plots")
+    assert set(pictures) == set(PLOTS) - OF_TRAINING and not said
+    assert all(plot.caption.endswith(".") and len(plot.title) < 40 for plot in PLOTS.values())
+
+
+def test_nothing_found_and_nothing_labelled(tmp_path: Path) -> None:
+    truth, found = draw(1)
+    pictures, said = drawn(truth, found[:0], tmp_path / "found")
+    assert set(pictures) == set(PLOTS) - OF_TRAINING - {"label_suspects.jpg"} and not said
+    empty = {key: getattr(truth, key)[:0] for key in ("boxes_xywh", "classes", "crowd", "areas")}
+    truth = GroundTruth(truth.image_ids, truth.sizes, np.zeros_like(truth.offsets), names=truth.names, **empty)
+    pictures, said = drawn(truth, found, tmp_path / "labelled")
+    assert set(pictures) >= set(PLOTS) - OF_TRAINING - ON_ERRORS and not said
+    assert diagnose(truth, found[:0]).images[0].false_reasons == []
+
+
+def test_a_plot_that_fails_is_said_and_the_others_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    for name in [name for name in vars(plots) if name.startswith("draw_") and callable(getattr(plots, name))]:
+        if name not in ("draw_evaluation", "draw_training"):
+            monkeypatch.setattr(plots, name, lambda *arguments: None)
+    monkeypatch.setattr(plots, "draw_calibration", fail)
+    monkeypatch.setattr(plots, "draw_error_kinds", draw_error_kinds)
+    (tmp_path / "calibration.png").write_text("of an earlier run")
+    pictures, said = drawn(*draw(1), tmp_path)
+    assert set(pictures) == {"error_kinds.png"}
+    assert said == [f"warning: {tmp_path / 'calibration.png'} was not drawn (MemoryError: no room)"]
+    (tmp_path / "file").write_text("")
+    draw_training(tmp_path / "file", tmp_path / "metrics.csv", draw(1)[0], said.append)
+    assert [line.split(" (")[0].rpartition("/")[2] for line in said[1:]] == [
+        "curves.png was not drawn", "labels_train.png was not drawn",
+    ]  # fmt: skip
+
+
+def test_plots_of_a_training(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step,lr,loss,AP\n1,10,0.01,5.5,0.1\n")
+    said: list[str] = []
+    draw_training(tmp_path / "plots", tmp_path / "metrics.csv", draw(1)[0], said.append)
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == OF_TRAINING and not said

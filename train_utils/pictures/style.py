@@ -1,0 +1,62 @@
+"""One look for all charts: lines that differ in print and to the colour-blind, labels, sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:  # matplotlib takes longer to import than to draw, so only charts pay for it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette (Color Universal Design, 2008) without yellow, which is faint on paper.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("-", "--", "-.", ":")
+NAMED = 10  # classes with a line of their own in the legend; 12 pairs of colour and dashes differ
+MAP = "Blues"  # of one hue: darker is more, also in print
+LONGEST = 30  # characters of a class name that show
+DPI = 110
+
+
+def chart(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of that size in inches, with its axes side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(1, columns, squeeze=False, **more)[0])
+
+
+def save(figure: Figure, out: Path) -> None:
+    """Write ``figure`` to the file ``out``."""
+    figure.savefig(out, dpi=DPI)
+
+
+def label(name: str) -> str:
+    """Escape a class name: in matplotlib "$" starts a formula, and a leading "_" hides a label."""
+    shown = (name if len(name) <= LONGEST else f"{name[: LONGEST - 3]}...").replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Colour and dashes of the ``number``-th line of a chart."""
+    return {"color": COLORS[number % len(COLORS)], "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.4}
+
+
+def write_instead(axis: Axes, text: str) -> None:
+    """Write ``text`` in the middle of an empty chart."""
+    axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", color="grey")
+
+
+def fraction_axis(axis: Axes, **labels: str) -> None:
+    """A grid, labels, and both axes from 0 to 1."""
+    axis.set(xlim=(0, 1), ylim=(0, 1.02), xticks=np.linspace(0, 1, 6), **labels)
+    axis.grid(alpha=0.3)
+
+
+def legend_beside(axis: Axes, unnamed: int) -> None:
+    """The legend right of ``axis``; ``unnamed`` is the number of grey lines."""
+    if unnamed:
+        axis.plot([], [], color="0.8", linewidth=1, label=f"{unnamed} more classes")
+    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
