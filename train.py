@@ -27,6 +27,7 @@ from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, build_resumed_model, make_loss
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
+from conf.build.run_report import keep_about
 from conf.build.start import prepare_numerics, start_state
 from conf.build.training import Training
 from conf.schema import TrainConfig
@@ -104,6 +105,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
         on_main(world, lambda: save_config(folder.path, config))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
         draw_first_batch(dataset, sampler, train_set.names, folder.path / "train_batch.jpg")
+    keep_about(folder.path, config, world, {"train": train_set, "val": val_set}, log.line)
     return Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator, train_set).run()
 
 

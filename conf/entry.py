@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -32,8 +33,13 @@ def compose(name: str, schema: type[Config], overrides: list[str], complete: Com
 def defaults(name: str, schema: type) -> dict[str, Any]:
     """The values of ``conf/<name>.yaml``: interpolations unresolved, missing values as ``???``."""
     register(name, schema)
-    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return to_dictionary(hydra.compose(name))
+    outer = GlobalHydra.instance().hydra  # of a program that asks while it runs
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            return to_dictionary(hydra.compose(name))
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def keys_of(overrides: Sequence[str]) -> list[str]:

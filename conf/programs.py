@@ -38,6 +38,7 @@ from conf.schema_tools import (
     ConvertConfig,
     ConvertDataConfig,
     GetDataConfig,
+    ReportConfig,
 )
 from conf.sweeps.multirun import here, objective, refuse_folders, register_folders, take_folder
 from train_utils.launch.environment import peek_world_size, strip_local_rank
@@ -70,6 +71,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/
     "get_data": Program(GetDataConfig, "scripts.get_data:get_data", first_word="name"),
     "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
+    "report": Program(ReportConfig, "scripts.report:report", first_word="run"),
 }
 
 

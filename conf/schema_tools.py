@@ -79,6 +79,14 @@ class CfgInfoConfig:
 
 
 @dataclass
+class ReportConfig:
+    """Everything that scripts/report.py reads."""
+
+    run: str  # the folder of a run
+    debug: bool  # show tracebacks of user errors, too
+
+
+@dataclass
 class AnchorsConfig:
     """Everything that scripts/anchors.py reads."""
 

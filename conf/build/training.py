@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.report import finish
+from conf.build.run_report import keep_evaluation, report_run, spare
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler
 from train_utils.distributed import World, broadcast_module, max_over_ranks
@@ -69,7 +70,7 @@ class Training:
                 break  # stopped within the epoch
             state.end_epoch()
             evaluation = self.score() if self.config.evaluate.is_due(state.epoch, self.config.train.epochs) else None
-            self.write_epoch(result, evaluation.scores.figures if evaluation is not None else {}, started)
+            self.write_epoch(result, evaluation, started)
             stopped_by = stopped_by or self.step.decisions.decide(True, state.step).stop
             over = self.why_over(state.epoch)
             if over is not None and state.epoch < self.config.train.epochs:
@@ -111,9 +112,9 @@ class Training:
         broadcast_module(average)  # without SyncBatchNorm each rank averaged its own statistics
         return self.evaluator(average)
 
-    def write_epoch(self, result: EpochResult, figures: dict[str, float], started: float) -> None:
+    def write_epoch(self, result: EpochResult, evaluation: Evaluation | None, started: float) -> None:
         """Write the epoch's row of each table, then its checkpoint, and log a line."""
-        state = self.state
+        state, figures = self.state, evaluation.scores.figures if evaluation is not None else {}
         is_best = state.record(figures)
         # The tables first: a run that ends in between repeats the epoch, and its row.
         row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **figures}
@@ -121,6 +122,9 @@ class Training:
         self.metrics.write(row)
         self.times.write({"epoch": state.epoch, **took, "waiting": result.waiting})
         self.ranks.write(state.epoch, result.times)
+        if is_best and evaluation is not None:
+            truth = self.evaluator.ground_truth
+            keep_evaluation(self.folder.path, state.epoch, truth, evaluation, self.log.line)
         self.checkpoints.save(is_best, self.config.train.best_only)
         self.step.decisions.saved()
         shown = {key: value for key, value in (row | took).items() if key not in FIGURES or value != ABSENT}
@@ -134,4 +138,5 @@ class Training:
             sets = self.train_set, self.evaluator.annotations
             found = evaluation.scores, evaluation.detections
             finish(self.log, self.folder.path, self.config, self.state, *sets, *found)
+            spare(self.log.line, "report.html", lambda: report_run(self.folder.path))
         self.folder.ended_after = self.state.epoch

@@ -36,6 +36,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "get_data": {"--help": None, "coco2017 attempts=0": "attempts must be 1 or more"},
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
     "cfg_info": {"--help": None, "model=yolov3 num_classes=0": "num_classes must be 1 or more"},
+    "report": {"--help": None, "": "run has no value"},
 }
 # Starts each case as `python <program> <options>` does and prints what it wrote, its exit code and
 # the modules that it imported.

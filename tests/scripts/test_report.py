@@ -1,0 +1,93 @@
+"""The report of a real run: what it shows, in a real browser, and what a training keeps for it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from conf.build import training
+from conf.entry import compose
+from conf.schema_tools import ReportConfig
+from data import ShapesConfig
+from scripts.report import report
+from tests.small_run import small_run
+from train import train
+from train_utils.errors import TrainError
+from train_utils.report.best import read_best
+from train_utils.scores.coco_eval import score
+
+SHAPES = ShapesConfig(train_images=8, val_images=6, image_size=64, seed=0)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs, both evaluated, with pictures."""
+    root = tmp_path_factory.mktemp("run")
+    more = ("train.epochs=2", "train.batch_size=4", "evaluate.every=1", "logger.pictures=true", "name='<b>&'")
+    train(small_run(root / "shapes", SHAPES, root / "first run", *more))
+    return root / "first run"
+
+
+def test_what_a_training_keeps(run_folder: Path) -> None:
+    best = read_best(run_folder)
+    assert best.epoch in (1, 2) and len(best.truth.image_ids) == 6 and len(best.detections)
+    again = score(best.truth, best.detections, "pycocotools")
+    assert (again.figures, again.per_class) == (best.scores.figures, best.scores.per_class)
+    about = json.loads((run_folder / "about.json").read_text())
+    assert about["data"]["val"]["figures"]["images"] == "6"
+    assert sum(about["data"]["train"]["classes"].values()) == int(about["data"]["train"]["figures"]["boxes"])
+    (start,) = about["starts"]
+    assert {"torch", "python", "device", "host", "command"} <= start.keys()
+
+
+def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None:
+    loaded: list[str] = []
+    page.on("request", lambda request: loaded.append(request.url.split(":")[0]))
+    page.goto((run_folder / "report.html").as_uri())
+    assert set(loaded) <= {"file", "data"}, "the page loads something from elsewhere"
+    assert page.title() == "<b>& · first run"
+    pictures = page.evaluate("[...document.images].map(i => [i.complete, i.naturalWidth, i.alt])")
+    assert len(pictures) >= 3 and all(complete and width > 0 and alt for complete, width, alt in pictures)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
+    shown = page.inner_text("#options")
+    assert re.search(r"train\.epochs\s+2\s+300", shown) and re.search(r"model\.width\s+0\.125\s+1\.0", shown)
+    assert "optim.lr" not in shown.split("All options")[0], "a default is listed as changed"
+    marked = page.evaluate("[...document.querySelectorAll('tr.changed code:first-child')].map(e => e.textContent)")
+    assert "train.epochs" in marked and "optim.lr" not in marked
+    best = read_best(run_folder)
+    assert f"{best.scores.figures['AP']:.3f}" in page.inner_text("#figures")
+    shot = tmp_path / "shot.png"
+    for scheme, darker in (("light", False), ("dark", True)):
+        page.emulate_media(color_scheme=scheme)
+        page.screenshot(path=shot, full_page=True)
+        picture = cv2.imread(str(shot))
+        assert picture.shape[0] > 900 and picture.shape[1] == 1200 and picture.std() > 10
+        assert (float(np.median(picture.astype(float))) < 128) == darker
+    assert page.pdf().startswith(b"%PDF")
+
+
+def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Path) -> None:
+    """A run that was just started, or one of an earlier version."""
+    (tmp_path / "config.yaml").write_text((run_folder / "config.yaml").read_text())
+    written = report(compose("report", ReportConfig, [f"run={tmp_path}"]))
+    text = written.read_text()
+    assert "No epoch was evaluated" in text and "0 of 2" in text and "None were drawn" in text
+    with pytest.raises(TrainError, match="fix: runs/"):
+        report(compose("report", ReportConfig, [f"run={tmp_path.parent}/nowhere"]))
+
+
+def test_a_report_that_fails_is_a_line_and_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "report_run", lambda folder: 1 / 0)
+    monkeypatch.setattr("conf.build.run_report.keep_best", lambda *given: 1 / 0)
+    train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", "train.epochs=1", "train.batch_size=4"))
+    said = capsys.readouterr().out
+    assert "warning: report.html was not written (ZeroDivisionError" in said
+    assert "warning: best_detections.npz was not written" in said
+    assert (tmp_path / "run/checkpoints/last.pt").exists()
