@@ -91,7 +91,8 @@ def draw_labels(truth: GroundTruth, title: str, out: Path) -> None:
         axis.set_box_aspect(1)
     centres.invert_yaxis()  # as in the picture
     area = np.sqrt(truth.areas[counted].clip(1))
-    areas.hist(area, bins=np.geomspace(1, max(2, area.max(initial=2)), 40).tolist(), color=COLORS[0])
+    ends = area.min(initial=AREA_EDGES[0] ** 0.5), area.max(initial=AREA_EDGES[1] ** 0.5)
+    areas.hist(area, bins=np.geomspace(*ends, 40).tolist(), color=COLORS[0])
     for edge, name in zip(AREA_EDGES, ("medium from 32 px", "large from 96 px"), strict=True):
         areas.axvline(edge**0.5, color=COLORS[1], linestyle="--")
         areas.text(

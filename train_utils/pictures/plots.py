@@ -25,6 +25,7 @@ from train_utils.scores.coco_eval import CocoResult
 from train_utils.scores.detections import Detections, GroundTruth
 from train_utils.scores.diagnosis import diagnose
 
+LEAST_SHOWN = 0.1  # score of a box beside the labels: a young network's best threshold may be lower
 FOLDER = "plots"  # in the folder of the run or of the evaluation
 
 
@@ -97,7 +98,7 @@ def draw_evaluation(
         "error_kinds.png": lambda out: draw_error_kinds(found.tide, out),
         "calibration.png": lambda out: draw_calibration(found.calibration, out),
         "val_detections.jpg": lambda out: draw_detections(
-            _first_images(truth, detections, read, name_of), names, out, found.threshold
+            _first_images(truth, detections, read, name_of), names, out, max(found.threshold, LEAST_SHOWN)
         ),
         "worst_images.jpg": lambda out: draw_worst(truth, found, read, name_of, out),
         "label_suspects.jpg": lambda out: draw_suspects(truth, found.suspects, read, name_of, out),

@@ -81,7 +81,7 @@ def draw_confidence(
         if shown:
             values = getattr(pooled, figure_name.lower())
             axis.plot(pooled.thresholds, values, drawstyle="steps-post", label="all boxes together", **ALL)
-            axis.axvline(threshold, color="black", linestyle=":", label=f"best F1 of all: {threshold:.2f}")
+            axis.axvline(threshold, color="black", linestyle=":", label=f"best F1 of all: {threshold:.2g}")
             axis.set_xlim(0, max(1, float(pooled.thresholds[0])))
         else:
             write_instead(axis, "no detections")
@@ -111,7 +111,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], threshold: float, o
     axis.set_yticks(range(len(places)), [*texts, "nothing there"], fontsize=size)
     left_out = f", {len(names) - len(kept)} rarer classes left out" if len(kept) < len(names) else ""
     kind = "boxes" if counts else "shares of each row"
-    axis.set(xlabel="reported class", ylabel="labelled class", title=f"{kind}, score from {threshold:.2f}{left_out}")
+    axis.set(xlabel="reported class", ylabel="labelled class", title=f"{kind}, score from {threshold:.2g}{left_out}")
     if len(places) <= NUMBERED + 1:
         for (row, column), value in np.ndenumerate(values):
             if value:
@@ -149,23 +149,23 @@ def draw_average_precision(
     save(figure, out)
 
 
-def draw_calibration(calibration: Mapping[str, Any], out: Path) -> None:
+def draw_calibration(calibration: Mapping[str, Any] | None, out: Path) -> None:
     """Draw the share of right detections over their score, and how many there are."""
-    bins = [row for row in calibration["bins"] if row["count"]]
+    bins = [row for row in calibration["bins"] if row["count"]] if calibration is not None else []
     figure, (left, right) = chart(10, 4.4, 2)
     left.plot([0, 1], [0, 1], color="grey", linestyle="--", label="scores that are right as often as they say")
-    left.plot(
-        [row["avg_confidence"] for row in bins], [row["avg_accuracy"] for row in bins],
-        "o-", color=COLORS[0], label=f"these scores: off by {calibration['ece']:.3f} on average",
-    )  # fmt: skip
+    if calibration is not None and bins:
+        points = np.array([(row["avg_confidence"], row["avg_accuracy"]) for row in bins])
+        text = f"these scores: off by {calibration['ece']:.3f} on average"
+        left.plot(*points.T, "o-", color=COLORS[0], label=text)
+    else:
+        write_instead(right, "no detections" if calibration is not None else "scores outside 0 to 1")
     fraction_axis(left, title="calibration at IoU .5", xlabel="mean score", ylabel="share that is right")
     left.legend(fontsize=8)
     middles = [(row["bin_lower"] + row["bin_upper"]) / 2 for row in bins]
     right.bar(middles, [row["count"] for row in bins], 0.09, color=COLORS[0])
     right.set(title="detections by score", xlabel="score", ylabel="detections", yscale="symlog", xlim=(0, 1))
     right.grid(axis="y", alpha=0.3)
-    if not bins:
-        write_instead(right, "no detections")
     save(figure, out)
 
 

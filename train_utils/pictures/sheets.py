@@ -106,8 +106,8 @@ def draw_detections(
         shown = ranked[ranked["score"] >= confidence][:MOST_DRAWN]
         hidden = f", {len(ranked) - len(shown)} weaker hidden" if len(ranked) > len(shown) else ""
         left = Cell(image, boxes_xyxy, classes, names, None, f"labels: {len(classes)}", "no label")
-        title = f"detections, score from {confidence:.2f}: {len(shown)}{hidden}"
-        none = f"no detection from {confidence:.2f}"
+        title = f"detections, score from {confidence:.2g}: {len(shown)}{hidden}"
+        none = f"no detection from {confidence:.2g}"
         right = Cell(image, boxes_xyxy_of(shown), shown["class"], names, shown["score"], title, none)
         groups.append(Group([left, right], name))
     if groups:

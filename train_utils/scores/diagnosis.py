@@ -41,7 +41,8 @@ class Diagnosis:
     threshold: float  # detections from this score on count as reported
     confusion: np.ndarray  # int (K + 1, K + 1): label, reported class; the last of each is background
     confusion_share: np.ndarray  # float64, the same with rows that sum to 1
-    calibration: dict[str, Any]  # hotcoco's: ece, and bins with avg_confidence, avg_accuracy, count
+    # hotcoco's: ece, and bins with avg_confidence, avg_accuracy, count; None: scores outside 0..1
+    calibration: dict[str, Any] | None
     tide: dict[str, Any]  # hotcoco's: delta_ap and counts by kind of error (Bolya et al. 2020)
     images: list[ImageErrors]  # of all images, in the order of the data set
     suspects: list[dict[str, Any]]  # hotcoco's label_errors, with "image" and "detection" (row) added
@@ -62,6 +63,7 @@ def diagnose(truth: GroundTruth, detections: Detections) -> Diagnosis:
     matched_by = everything.image_diagnostics(iou_thr=IOU)["gt_match"]
     below = {box - 1: float(found["score"][row - 1]) for box, row in matched_by.items()}
     images = _image_errors(truth, reported, status, below)
+    are_shares = not len(found) or 0 <= found["score"].min() <= found["score"].max() <= 1
     by_id = np.argsort(truth.image_ids)
     suspects = [
         row | {"image": int(by_id[row["image_id"] - 1]), "detection": reported[row["dt_id"] - 1]}
@@ -74,7 +76,7 @@ def diagnose(truth: GroundTruth, detections: Detections) -> Diagnosis:
         threshold=threshold,
         confusion=confusion["matrix"].astype(np.int64),
         confusion_share=confusion["normalized"],
-        calibration=everything.calibration(iou_threshold=IOU),
+        calibration=everything.calibration(iou_threshold=IOU) if are_shares else None,
         tide=everything.tide_errors(pos_thr=IOU, bg_thr=NEAR),
         images=images,
         suspects=suspects,
@@ -97,7 +99,7 @@ def _image_errors(
         boxes = rows[~truth.crowd[rows].astype(bool)]
         false = found[kind == "fp"]
         lost = np.array([row for row in boxes if row in missed], np.int64)
-        found_low = [f", found at {below[row]:.2f}" if row in below else "" for row in lost]
+        found_low = [f", found at {below[row]:.2g}" if row in below else "" for row in lost]
         errors.append(
             ImageErrors(
                 image, found[kind == "tp"], false, _why_false(truth, rows, false), lost,

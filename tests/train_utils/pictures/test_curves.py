@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from train_utils.pictures.curves import LEAST_SMOOTHED, draw_curves, smooth
+from train_utils.pictures.curves import LEAST_SMOOTHED, MOST_POINTS, draw_curves, smooth
 
 OUT = Path("unused.png")
 
@@ -33,7 +33,8 @@ def test_any_number_of_epochs(epochs: int, tmp_path: Path, kept: list[Figure]) -
             assert axis.get_xlim()[0] == 0 and axis.get_xlim()[1] >= 5 * epochs
             assert axis.get_xlabel() == "step (5 per epoch)"
         if "AP" in axis.get_title() or "precision" in axis.get_title():
-            assert axis.get_ylim() == (0, 1)
+            highest = max((max(float(y) for y in line.get_ydata()) for line in axis.lines[:-1]), default=0)
+            assert axis.get_ylim()[0] == 0 and highest < axis.get_ylim()[1] <= 1
     said = [text.get_text() for text in kept[0].axes[2].texts]
     assert said == ["no figures"], "an evaluation without boxes of a size has no curve"
 
@@ -67,6 +68,16 @@ def test_a_long_curve_is_smoothed_over_the_figures_themselves(tmp_path: Path, ke
     assert np.abs(smoothed - falling)[10:-10].max() < 0.35 * np.abs(noise).max()
     (rate,) = (np.asarray(line.get_ydata(), float) for line in kept[0].axes[3].lines)
     assert np.allclose(rate, falling), "the learning rate is shown as it was"
+
+
+def test_losses_by_step_are_used_where_there_are_more_of_them(tmp_path: Path, kept: list[Figure]) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step,lr,loss,AP\n1,5000,0.01,5.5,0.1\n2,10000,0.01,4.5,0.2\n")
+    rows = "".join(f"{step},{1e4 - step}\n" for step in range(1, 10_001))
+    (tmp_path / "steps.csv").write_text("step,loss\n" + rows)
+    draw_curves(tmp_path / "metrics.csv", OUT)
+    losses, precision = (axis.lines[0].get_data() for axis in kept[0].axes[:2])
+    assert len(losses[0]) == MOST_POINTS and np.allclose(np.asarray(losses[1]), 1e4 - np.asarray(losses[0]))
+    assert list(zip(*precision, strict=True)) == [(5000, 0.1), (10000, 0.2)]
 
 
 def test_smoothing_keeps_lines_does_not_lag_and_takes_one_value() -> None:

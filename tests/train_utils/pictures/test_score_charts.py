@@ -87,7 +87,7 @@ def test_figures_over_the_score_are_the_curves_and_only_the_first_classes_are_na
         assert np.allclose(points["class 10"], getattr(curves[10], figure))
     named = [text.get_text() for text in axes[-1].get_legend().get_texts()]
     most_boxes = [f"class {number}" for number in range(count - 2, count - 2 - NAMED, -1)]
-    assert named == [*most_boxes, "all boxes together", "best F1 of all: 0.60", "4 more classes"]
+    assert named == [*most_boxes, "all boxes together", "best F1 of all: 0.6", "4 more classes"]
     draw_confidence([], ClassCurve(0, *[np.zeros(0)] * 3), 0.3, [], OUT)
     assert [axis.texts[0].get_text() for axis in kept[1].axes] == ["no detections"] * 3
 
@@ -145,10 +145,13 @@ def test_calibration_and_kinds_of_errors_are_the_numbers_given(kept: list[Figure
     diagnosis = diagnose(*many_classes(3))
     draw_calibration(diagnosis.calibration, OUT)
     left, right = cast(list[Any], kept[0].axes)
+    assert diagnosis.calibration is not None
     bins = [row for row in diagnosis.calibration["bins"] if row["count"]]
     points = [(row["avg_confidence"], row["avg_accuracy"]) for row in bins]
     assert list(zip(*left.lines[1].get_data(), strict=True)) == points
     assert [bar.get_height() for bar in right.patches] == [row["count"] for row in bins]
+    draw_calibration(None, OUT)
+    assert kept.pop().axes[1].texts[0].get_text() == "scores outside 0 to 1"
     draw_error_kinds(diagnosis.tide, OUT)
     axis: Any = kept[1].axes[0]
     assert [bar.get_width() for bar in axis.patches] == [diagnosis.tide["delta_ap"][kind] for kind in ERROR_KINDS]

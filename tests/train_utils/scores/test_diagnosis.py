@@ -79,6 +79,14 @@ def test_many_classes_and_photographs(shared_dir: Path) -> None:
     assert {suspect["type"] for suspect in diagnosis.suspects} == {"missing_annotation", "wrong_label"}
 
 
+def test_scores_of_another_scale_have_no_calibration_but_the_same_errors() -> None:
+    truth, found = draw(1)
+    expected, found["score"] = diagnose(truth, found), found["score"] * 64
+    diagnosis = diagnose(truth, found)
+    assert diagnosis.calibration is None and diagnosis.threshold == 64 * expected.threshold
+    assert np.array_equal(diagnosis.confusion, expected.confusion)
+
+
 def test_nothing_found_and_nothing_labelled() -> None:
     truth, found = draw(1)
     diagnosis = diagnose(truth, found[:0])
