@@ -136,7 +136,8 @@ def null_sections(keys: Sequence[str], schema: Any) -> str | None:
     if not within:
         return None
     named, sections = " and ".join(key for key, _ in within), sorted({section for _, section in within})
-    choice = "data=shapes" if sections[0].startswith("data") else "model=yolov3"
+    group, _, name = sections[0].partition(".")
+    choice = {"data": "data=shapes", "logger": f"logger=[csv,{name}]"}.get(group, "model=yolov3")
     return f"{named} lies in {' and '.join(sections)}, which is null here. fix: choose what has it, such as {choice}"
 
 

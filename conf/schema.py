@@ -14,7 +14,8 @@ from typing import Any
 from data.augment_config import AugmentConfig
 from data.config import DataConfig, Resize
 from models.config import DarknetLossConfig, LossConfig, LossSection, ModelConfig
-from train_utils.config import Device, LoggerConfig, OptimConfig, TrainSection, choose_backend
+from train_utils.config import Device, OptimConfig, TrainSection, choose_backend
+from train_utils.loggers.config import LoggerConfig
 
 
 def check_least(options: Any, least: int, *keys: str, section: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Options of the training: loop, optimiser and logger; which library scores.
+"""Options of the training: loop and optimiser; which library scores.
 
 YAML holds every value; fields have no defaults. Imports no torch.
 """
@@ -150,14 +150,6 @@ class OptimConfig:
             raise ValueError(f"optim.ema_max_fraction must be above 0 and at most 1, got {self.ema_max_fraction}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"optim.clip_norm must be above 0, or null for no clipping, got {self.clip_norm}")
-
-
-@dataclass
-class LoggerConfig:
-    """What a run shows and draws (keys ``logger.*``)."""
-
-    lines_per_epoch: int  # progress lines per epoch if the output is not a terminal
-    pictures: bool  # draw the first training batch, the curves and detections into the run folder
 
 
 def choose_backend(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from torch.utils.data import DataLoader
@@ -11,9 +12,13 @@ from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.report import finish
 from conf.build.run_report import keep_evaluation, report_run, spare
+from conf.entry import to_dictionary
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler
 from train_utils.distributed import World, broadcast_module, max_over_ranks
+from train_utils.loggers.interface import LoggedRun
+from train_utils.loggers.loggers import Loggers, open_loggers
+from train_utils.loggers.step_scalars import StepScalars
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import ask_for_requeue
 from train_utils.loop.stragglers import RankTable
@@ -58,6 +63,15 @@ class Training:
 
     def run(self) -> dict[str, float]:
         """Train the remaining epochs; return the best epoch's figures on rank 0, {} elsewhere."""
+        run = LoggedRun(self.folder.path, self.state.step, to_dictionary(self.config))
+        opening = open_loggers(self.config.logger, self.world, run, self.log.line)
+        # A training that had ended before logs nothing.
+        with opening if self.ended_after == 0 else nullcontext(Loggers([], run.folder)) as self.loggers:
+            self.loggers.pictures(run.step, "train_batch.jpg")
+            return self.run_epochs()
+
+    def run_epochs(self) -> dict[str, float]:
+        """Train the remaining epochs and show the result, or say why the training stopped."""
         state, over = self.state, self.over
         evaluation = stopped_by = None
         if over is not None:
@@ -104,7 +118,10 @@ class Training:
         sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
         title = f"epoch {state.epoch + 1}/{config.train.epochs}"
         progress = Progress(len(sampler), title, self.world.is_main, config.logger.lines_per_epoch)
-        return train_one_epoch(self.step, self.loader, progress, self.checkpoints.save, config.train.check_sync_every)
+        every = config.logger.every_steps if self.world.is_main else 0
+        scalars = StepScalars(state, every, lambda step, figures: self.loggers.scalars(step, "train", figures))
+        save, check_every = self.checkpoints.save, config.train.check_sync_every
+        return train_one_epoch(self.step, self.loader, progress, save, check_every, scalars)
 
     def score(self) -> Evaluation | None:
         """Score the averaged weights; None off rank 0."""
@@ -121,6 +138,7 @@ class Training:
         took = {"seconds": time.perf_counter() - started, "images_per_second": result.images_per_second}
         self.metrics.write(row)
         self.times.write({"epoch": state.epoch, **took, "waiting": result.waiting})
+        self.loggers.epoch(state.step, row, took | {"waiting": result.waiting})
         self.ranks.write(state.epoch, result.times)
         if is_best and evaluation is not None:
             truth = self.evaluator.ground_truth
@@ -139,4 +157,5 @@ class Training:
             found = evaluation.scores, evaluation.detections
             finish(self.log, self.folder.path, self.config, self.state, *sets, *found)
             spare(self.log.line, "report.html", lambda: report_run(self.folder.path))
+            self.loggers.result(self.state.step, self.state.best_figures, evaluation.scores)
         self.folder.ended_after = self.state.epoch

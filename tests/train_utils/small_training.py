@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from train_utils.config import Decay, OptimConfig
 from train_utils.distributed import World
+from train_utils.loggers.step_scalars import StepScalars
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import StepDecisions, StopRequest
@@ -119,4 +120,5 @@ def train_epoch(
         decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
     )
     progress = Progress(len(loader), "train", enabled=False)
-    return train_one_epoch(step, loader, progress, save=lambda: None, check_sync_every=0)
+    scalars = StepScalars(step.state, 0, lambda step, figures: None)
+    return train_one_epoch(step, loader, progress, lambda: None, 0, scalars)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Generic, NamedTuple, TypeVar
 
 from train_utils.distributed import sum_over_ranks
+from train_utils.loggers.step_scalars import StepScalars
 from train_utils.loop.interfaces import ImageBatch
 from train_utils.loop.same_weights import check_in_sync
 from train_utils.loop.step import OptimiserStep
@@ -59,6 +60,7 @@ def train_one_epoch(
     progress: Progress,
     save: Callable[[], None],
     check_sync_every: int,
+    scalars: StepScalars,
 ) -> EpochResult:
     """Train on the batches that ``loader`` has left of an epoch.
 
@@ -79,6 +81,7 @@ def train_one_epoch(
             if not step.full:
                 continue
             decision = step.update()
+            scalars.after_step(step.lr)
             with clock:
                 check_in_sync(state.model, world, state.step, step.lr, check_sync_every)
             if decision.save or decision.stop:
@@ -93,7 +96,9 @@ def train_one_epoch(
     seconds = time.perf_counter() - started
     progress.close()
     times = RankTimes(seconds, waiting.seconds, clock.seconds, steps=state.step - first_step)
-    return EpochResult(step.lr, _means(state, world.world_size), images_done / seconds, times, stopped_by)
+    result = EpochResult(step.lr, _means(state, world.world_size), images_done / seconds, times, stopped_by)
+    scalars.report()
+    return result
 
 
 def _means(state: RunState, world_size: int) -> dict[str, float]:
