@@ -47,7 +47,9 @@ class Loggers:
         classes = scores.per_class
         columns = list(dict.fromkeys(column for row in classes.values() for column in row))
         self._table(step, "figures", ["figure", "value"], list(scores.figures.items()))
-        rows = [(name, *(row.get(column, ABSENT) for column in columns)) for name, row in classes.items()]
+        rows: list[Sequence[Cell]] = [
+            (name, *(row.get(column, ABSENT) for column in columns)) for name, row in classes.items()
+        ]
         self._table(step, "classes", ["class", *columns], rows)
         self.pictures(step, "*.jpg", "*.png", "plots/*.jpg", "plots/*.png")
         self.complete = True
