@@ -8,6 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from tests.train_utils.coco_sets import draw, many_classes
 from train_utils.pictures import plots
@@ -15,10 +16,8 @@ from train_utils.pictures.plots import PLOTS, draw_evaluation, draw_training
 from train_utils.pictures.score_charts import draw_error_kinds
 from train_utils.scores.coco_eval import score
 from train_utils.scores.detections import Detections, GroundTruth
-from train_utils.scores.diagnosis import diagnose
 
 OF_TRAINING = {"curves.png", "labels_train.png"}
-ON_ERRORS = {"worst_images.jpg", "label_suspects.jpg"}  # there is nothing to draw without errors
 
 
 def read(position: int) -> np.ndarray | None:
@@ -44,15 +43,14 @@ def test_all_plots_of_one_and_many_classes(classes: int, tmp_path: Path) -> None
     assert all(plot.caption.endswith(".") and len(plot.title) < 40 for plot in PLOTS.values())
 
 
-def test_nothing_found_and_nothing_labelled(tmp_path: Path) -> None:
+def test_nothing_found_and_nothing_labelled(tmp_path: Path, kept: list[Figure]) -> None:
     truth, found = draw(1)
-    pictures, said = drawn(truth, found[:0], tmp_path / "found")
-    assert set(pictures) == set(PLOTS) - OF_TRAINING - {"label_suspects.jpg"} and not said
     empty = {key: getattr(truth, key)[:0] for key in ("boxes_xywh", "classes", "crowd", "areas")}
-    truth = GroundTruth(truth.image_ids, truth.sizes, np.zeros_like(truth.offsets), names=truth.names, **empty)
-    pictures, said = drawn(truth, found, tmp_path / "labelled")
-    assert set(pictures) >= set(PLOTS) - OF_TRAINING - ON_ERRORS and not said
-    assert diagnose(truth, found[:0]).images[0].false_reasons == []
+    unlabelled = GroundTruth(truth.image_ids, truth.sizes, np.zeros_like(truth.offsets), names=truth.names, **empty)
+    charts = [name for name in PLOTS if name.endswith(".png") and name not in OF_TRAINING]
+    for number, case in enumerate([(truth, found[:0]), (unlabelled, found), (unlabelled, found[:0])]):
+        _, said = drawn(*case, tmp_path / str(number))
+        assert len(kept) == (number + 1) * len(charts) and not said
 
 
 def test_a_plot_that_fails_is_said_and_the_others_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
