@@ -20,7 +20,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from conf.build.network import open_detector
@@ -33,8 +33,8 @@ from train_utils.distributed import init_distributed_mode
 from train_utils.launch.environment import peek_world_size
 from train_utils.loop.stop_and_save import StopRequest
 from train_utils.pictures.live_view import LiveView
-from train_utils.run.log import Progress
 from train_utils.run.run_folder import dated_folder, open_folder
+from train_utils.terminal.progress import Progress
 
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
 SECONDS_BETWEEN_LINES = 0.5, 10.0  # about a live source: on a terminal, and elsewhere
@@ -71,13 +71,12 @@ def predict(config: PredictConfig) -> Path:
         if live is not None:
             print(f"{live.name} is open; Ctrl-C ends it", flush=True)
         started = time.perf_counter()
-        with writer.drawn:
+        with closing(count), writer.drawn:
             for frame, found in predictor.found(frames):
                 writer.add(frame, found)
                 count.show(writer)
                 if stop.signal is not None:
                     break
-        count.close()
         writer.close()
         print(summary(writer, frames, predictor, time.perf_counter() - started), flush=True)
     if stop.signal is not None and live is None:
@@ -118,7 +117,7 @@ class Count:
         rate = done / (now - self._started)
         if self._progress is not None:
             if self._progress.due(done):
-                self._progress.show(done, **{"images/s": rate, "detections": found})
+                self._progress.show(done, detections=found)
         elif self._enabled and now - self._last > SECONDS_BETWEEN_LINES[not self._is_terminal]:
             self._last = now
             line = f"{done} images, {rate:.1f} images/s, {found} detections"

@@ -34,8 +34,8 @@ from data.audit.anchor_fit import (
     refine_anchors,
 )
 from models import Darknet
-from train_utils.run.log import Progress
 from train_utils.shell import option
+from train_utils.terminal.progress import Progress
 
 
 def find_anchors(config: AnchorsConfig) -> Sizes:
@@ -54,14 +54,13 @@ def find_anchors(config: AnchorsConfig) -> Sizes:
     except ValueError as error:
         raise ConfigError(f"data={config.data.name}: {error}. fix: a model with fewer anchors, or more data") from error
 
-    progress = Progress(config.rounds, "refine", enabled=True)
+    with Progress(config.rounds, "refine", enabled=True, unit="rounds") as progress:
 
-    def report(done: int, fitness: float) -> None:
-        if progress.due(done):
-            progress.show(done, mean_iou=fitness)
+        def report(done: int, fitness: float) -> None:
+            if progress.due(done):
+                progress.show(done, mean_iou=fitness)
 
-    found = refine_anchors(sample, start, config.rounds, generator, report).round(1)
-    progress.close()
+        found = refine_anchors(sample, start, config.rounds, generator, report).round(1)
     print(f"{len(sizes):,} boxes of data={config.data.name} at {config.image_size} pixels")
     for name, anchors in ((f"{config.model.cfg} as it is", current), ("k-means", start), ("refined", found)):
         print(describe(name, sizes, anchors, config.min_iou))

@@ -19,6 +19,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from data.audit.report import html_report, text_report, verdict
 from models import Darknet
 from train_utils.pictures.charts import draw_box_sizes, draw_classes
 from train_utils.pictures.sheets import Cell, Group, draw_targets, save_sheet
-from train_utils.run.log import Progress
+from train_utils.terminal.progress import Progress
 
 COLUMNS = 4  # of a sheet
 PAIRS = 8  # of duplicate or similar images on their sheet
@@ -46,10 +47,12 @@ def check(config: CheckDataConfig) -> dict[str, Any]:
     network = network_of(config)
     out = open_out(config)
 
-    def progress(split: str, count: int) -> Callable[[int], None]:
-        return Progress(count, f"decoding {split}", enabled=True, lines=4).advance
+    with ExitStack() as stack:
 
-    checked = check_dataset(config.data, network, config.threads, progress)
+        def progress(split: str, count: int) -> Callable[[int], None]:
+            return stack.enter_context(Progress(count, f"decoding {split}", enabled=True, lines=4)).advance
+
+        checked = check_dataset(config.data, network, config.threads, progress)
     pictures = draw(config, checked, network, out) if config.pictures else []
     lines = text_report(checked.report)
     print("\n".join(lines[:-1]))

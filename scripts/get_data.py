@@ -14,15 +14,12 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("get_data")
     raise SystemExit
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from tqdm import tqdm
-
 from conf.failures import ConfigError
 from conf.schema_tools import GetDataConfig, PublicSetConfig
+from data.files.bars import bar
 from data.formats.download import UnreachableError, download, unpack
 
 
@@ -43,11 +40,11 @@ def get_data(config: GetDataConfig) -> Path:
             continue
         path = done.with_name(file_name)
         try:
-            with _bar(file_name, "B") as report:
+            with bar(file_name, in_bytes=True) as report:
                 download(archive.url, path, archive.md5, config.attempts, config.timeout_seconds, report)
         except UnreachableError as error:
             raise UnreachableError(f"{str(error).partition(' fix: ')[0]} fix: {by_hand(chosen, root)}") from error
-        with _bar(f"unpack {file_name}", " files") as report:
+        with bar(f"unpack {file_name}") as report:
             unpack(path, root, report)
         done.write_text(archive.md5)
         if not config.keep_archives:
@@ -72,15 +69,3 @@ def by_hand(chosen: PublicSetConfig, root: Path) -> str:
 
 def _file_name(url: str) -> str:
     return PurePosixPath(urlsplit(url).path).name
-
-
-@contextmanager
-def _bar(name: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar: call its function with units done and in total, 0 if that is unknown."""
-    with tqdm(desc=name, unit=unit, unit_scale=True, mininterval=1.0) as bar:
-
-        def report(done: int, total: int) -> None:
-            bar.total = total or None
-            bar.update(done - bar.n)
-
-        yield report

@@ -24,9 +24,9 @@ from data import (
 from models import Darknet, Postprocess
 from train_utils.distributed import World, gather_arrays
 from train_utils.loop.detect import detect
-from train_utils.run.log import Progress
 from train_utils.scores.coco_eval import CocoResult, score
 from train_utils.scores.detections import MAX_CLASSES, Detections, GroundTruth, pack, unpack
+from train_utils.terminal.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,16 @@ from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import ask_for_requeue
 from train_utils.loop.stragglers import RankTable
 from train_utils.loop.train_epoch import EpochResult, train_one_epoch
-from train_utils.run.log import MetricsCsv, Progress, RunLog
+from train_utils.run.log import MetricsCsv, RunLog
 from train_utils.run.run_folder import RunFolder, on_main
 from train_utils.run.run_state import LOSS_NAMES
-from train_utils.scores.coco_eval import ABSENT, FIGURES
+from train_utils.scores.coco_eval import FIGURES
 from train_utils.shell import option
+from train_utils.terminal.epochs import EpochProgress, EpochTable
+from train_utils.terminal.time_left import TimeLeft
 
 COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: equal in every repetition of a run
 TIME_COLUMNS = ("epoch", "seconds", "images_per_second", "waiting")  # of times.csv
-SHOWN = ("epoch", "step", *LOSS_NAMES, "AP", "AP50", "AP75", "seconds", "images_per_second")  # on the terminal
 
 
 @dataclass
@@ -60,6 +61,11 @@ class Training:
         self.metrics = MetricsCsv(path / "metrics.csv", COLUMNS, is_main, epochs_done)
         self.times = MetricsCsv(path / "times.csv", TIME_COLUMNS, is_main, epochs_done)
         self.ranks = RankTable(path / "ranks.csv", is_main, epochs_done, self.log.line)
+        epochs, images = self.config.train.epochs, self.sampler.steps_per_epoch * self.config.train.batch_size
+        evaluations = [epoch for epoch in range(1, epochs + 1) if self.config.evaluate.is_due(epoch, epochs)]
+        self.time_left = TimeLeft(epochs, evaluations, len(self.evaluator.annotations) / images)
+        self.table = EpochTable(epochs, self.time_left, self.log.line)
+        self.started = time.monotonic()
 
     def run(self) -> dict[str, float]:
         """Train the remaining epochs; return the best epoch's figures on rank 0, {} elsewhere."""
@@ -116,18 +122,22 @@ class Training:
         config, state, sampler = self.config, self.state, self.sampler
         steps_done = state.step - state.epoch * sampler.steps_per_epoch
         sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
-        title = f"epoch {state.epoch + 1}/{config.train.epochs}"
-        progress = Progress(len(sampler), title, self.world.is_main, config.logger.lines_per_epoch)
+        epoch, done, lines = state.epoch + 1, sampler.start_micro_batch, config.logger.lines_per_epoch
+        progress = EpochProgress(self.table, epoch, done, len(sampler), self.world.is_main, lines)
         every = config.logger.every_steps if self.world.is_main else 0
         scalars = StepScalars(state, every, lambda step, figures: self.loggers.scalars(step, "train", figures))
         save, check_every = self.checkpoints.save, config.train.check_sync_every
-        return train_one_epoch(self.step, self.loader, progress, save, check_every, scalars)
+        result = train_one_epoch(self.step, self.loader, progress, save, check_every, scalars)
+        self.time_left.trained(progress.seconds, progress.whole_epoch)
+        return result
 
     def score(self) -> Evaluation | None:
         """Score the averaged weights; None off rank 0."""
-        average = self.state.average.module
+        started, average = time.monotonic(), self.state.average.module
         broadcast_module(average)  # without SyncBatchNorm each rank averaged its own statistics
-        return self.evaluator(average)
+        evaluation = self.evaluator(average)
+        self.time_left.evaluated(time.monotonic() - started)
+        return evaluation
 
     def write_epoch(self, result: EpochResult, evaluation: Evaluation | None, started: float) -> None:
         """Write the epoch's row of each table, then its checkpoint, and log a line."""
@@ -145,8 +155,7 @@ class Training:
             keep_evaluation(self.folder.path, state.epoch, truth, evaluation, self.log.line)
         self.checkpoints.save(is_best, self.config.train.best_only)
         self.step.decisions.saved()
-        shown = {key: value for key, value in (row | took).items() if key not in FIGURES or value != ABSENT}
-        self.log.line("  ".join(f"{key} {shown[key]:.4g}" for key in SHOWN if key in shown))
+        self.table.end_epoch(state.epoch, {**row, **took, "waiting": result.waiting}, is_best)
 
     def finish(self, evaluation: Evaluation | None) -> None:
         """Show the result of the training, after rank 0's last ``evaluation`` or a new one."""

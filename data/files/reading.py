@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tqdm import tqdm
+from data.files.bars import bar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -49,21 +49,21 @@ def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], what: st
     only compete for the interpreter's lock and halve the speed.
     """
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    with tqdm(desc=what, total=len(items), unit="files", disable=None, leave=False) as bar:
+    with bar(what, len(items)) as report:
         waiting, done = False, 0
         while done < len(chunks) and not waiting:
             wall, busy = time.perf_counter(), time.thread_time()
             result = function(chunks[done])
             waiting = time.perf_counter() - wall > WAITING_RATIO * (time.thread_time() - busy) + LEAST_WAIT
-            bar.update(len(chunks[done]))
             done += 1
+            report(min(done * CHUNK, len(items)), len(items))
             yield result
         with ThreadPoolExecutor(min(MAX_THREADS, THREADS_PER_CORE * usable_cores())) as pool:
             futures = [pool.submit(function, chunk) for chunk in chunks[done:]]
             try:
-                for chunk, future in zip(chunks[done:], futures, strict=True):
+                for number, future in enumerate(futures, start=done + 1):
                     yield future.result()
-                    bar.update(len(chunk))
+                    report(min(number * CHUNK, len(items)), len(items))
             finally:  # after an error the rest is not needed
                 for future in futures:
                     future.cancel()

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from data.config import ShapesConfig
 from data.errors import DataError
+from data.files.bars import counted
 from data.index.cache import new_folder
 
 DRAWING_VERSION = 4  # raise it when the same settings give other files
@@ -106,7 +106,7 @@ def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> d
     folder.mkdir()
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for number in tqdm(range(count), desc=f"drawing {folder.name} shapes", disable=None, leave=False):
+    for number in counted(range(count), f"drawing {folder.name} shapes"):
         drawing = draw_image(image_size, np.random.Generator(np.random.PCG64(np.random.SeedSequence([*seed, number]))))
         height, width = drawing.image.shape[:2]
         name = f"{number + 1:06d}.jpg"

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from data.config import ImageCache, OnError
 from data.errors import DataError
+from data.files.bars import bar
 from data.files.reading import usable_cores
 from data.index.annotations import Annotations
 from data.index.cache import stamp_files
@@ -86,8 +86,9 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
 
         with ThreadPoolExecutor(usable_cores()) as pool:  # OpenCV decodes without the GIL
             count = len(annotations)
-            for _ in tqdm(pool.map(fill, range(count)), "decoding images", count, disable=None, leave=False):
-                pass
+            with bar("decoding images", count) as report:
+                for done, _ in enumerate(pool.map(fill, range(count)), start=1):
+                    report(done, count)
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from models.decode import nms_in_each_class
 from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
 from train_utils.config import BACKENDS
 from train_utils.distributed import barrier, gather_arrays, init_distributed_mode
-from train_utils.memory.out_of_memory import process_peak
+from train_utils.memory.peak import process_peak
 from train_utils.processes.ending import shutdown
 from train_utils.scores.coco_eval import score
 from train_utils.scores.detections import DETECTION, PACKED, Detections, GroundTruth, pack, unpack

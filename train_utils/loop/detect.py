@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from train_utils.loop.interfaces import ImageBatch, NetworkInput
 from train_utils.memory.out_of_memory import detection_pass
 from train_utils.numerics import one_thread_per_operator
-from train_utils.run.log import Progress
 from train_utils.scores.detections import Detections, make_detections
+from train_utils.terminal.progress import Progress
 
 BatchType = TypeVar("BatchType", bound=ImageBatch)
 InputType = TypeVar("InputType", bound=NetworkInput)
@@ -39,13 +39,13 @@ def detect(
     was_training = model.training
     model.eval()
     found = []
-    for batch, detections in detect_batches(model, loader, postprocess, device):
-        for i, rows in enumerate(detections):
-            table = rows.double().cpu().numpy()
-            boxes_xyxy = to_original(batch, i, table[:, :4])
-            found.append(make_detections(int(batch.indices[i]), table[:, 5].astype(int), table[:, 4], boxes_xyxy))
-        progress.advance(len(detections))
-    progress.close()
+    with progress:
+        for batch, detections in detect_batches(model, loader, postprocess, device):
+            for i, rows in enumerate(detections):
+                table = rows.double().cpu().numpy()
+                boxes_xyxy = to_original(batch, i, table[:, :4])
+                found.append(make_detections(int(batch.indices[i]), table[:, 5].astype(int), table[:, 4], boxes_xyxy))
+            progress.advance(len(detections))
     model.train(was_training)
     return np.concatenate(found) if found else make_detections(0, np.zeros(0, int), np.zeros(0), np.zeros((0, 4)))
 

@@ -15,8 +15,8 @@ from train_utils.loop.same_weights import check_in_sync
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stragglers import RankTimes
 from train_utils.numerics import one_thread_per_operator
-from train_utils.run.log import Progress
 from train_utils.run.run_state import LOSS_NAMES, RunState
+from train_utils.terminal.progress import Progress
 
 BatchType = TypeVar("BatchType", bound=ImageBatch)
 
@@ -74,7 +74,7 @@ def train_one_epoch(
     images_done, first_step, started = 0, state.step, time.perf_counter()
     waiting = Waiting(loader)
     stopped_by = None
-    with one_thread_per_operator() if step.imagewise else nullcontext():
+    with progress, one_thread_per_operator() if step.imagewise else nullcontext():
         for micro_batch, batch in enumerate(waiting, start=1):
             step.add(batch)
             images_done += len(batch.indices) * world.world_size
@@ -91,10 +91,10 @@ def train_one_epoch(
                 stopped_by = decision.stop
                 break
             if progress.due(micro_batch):
-                speed = images_done / (time.perf_counter() - started)
-                progress.show(micro_batch, **_means(state, 1), lr=step.lr, images_per_second=speed)
+                seconds = time.perf_counter() - started
+                rates = {"images_per_second": images_done / seconds, "waiting": waiting.seconds / seconds}
+                progress.show(micro_batch, step=state.step, **_means(state, 1), **rates)
     seconds = time.perf_counter() - started
-    progress.close()
     times = RankTimes(seconds, waiting.seconds, clock.seconds, steps=state.step - first_step)
     result = EpochResult(step.lr, _means(state, world.world_size), images_done / seconds, times, stopped_by)
     scalars.report()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from train_utils.errors import TrainError
+from train_utils.memory.peak import process_peak
 
 GIB = 2**30
 # From messages of torch's allocators, cuBLAS, cuDNN, NCCL, oneDNN and the C++ library, lowercased.
@@ -74,16 +74,6 @@ def peak_and_total(device: torch.device) -> tuple[int | None, int]:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
     return process_peak(), total_memory()
-
-
-def process_peak() -> int | None:
-    """Peak bytes of memory of this process; None if the system does not count them."""
-    with suppress(ImportError):
-        import resource  # Unix only
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return None
 
 
 def total_memory(root: Path = Path("/")) -> int:

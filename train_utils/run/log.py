@@ -1,26 +1,21 @@
-"""The output of a run: its log, a table with one row per epoch, and progress bars."""
+"""What a run leaves as text: its log, and tables with one row per epoch."""
 
 from __future__ import annotations
 
 import csv
 import os
-import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
+from rich.text import Text
 
 from train_utils.errors import TrainError
-from train_utils.memory.out_of_memory import process_peak
 from train_utils.run.whole_files import whole_file
-
-SECONDS_BETWEEN_UPDATES = 0.5  # of a bar: reading a loss waits for the device
+from train_utils.terminal.screen import is_live, say, warn
 
 
 class RunLog:
@@ -31,15 +26,15 @@ class RunLog:
         self._path = run_dir / "train.log" if run_dir is not None else None
         self._failed = False
 
-    def line(self, text: str | None) -> None:
+    def line(self, text: str | None, on_screen: Text | None = None) -> None:
         """Write ``text``, in the file with a timestamp; skip None and empty text.
 
+        A terminal shows ``on_screen`` instead, if it is given.
         If the file cannot be written, as on a full disk, warn once on the terminal and continue.
         """
         if not self._is_main or not text:
             return
-        tqdm.write(text)  # keeps clear of a progress bar
-        sys.stdout.flush()
+        say(on_screen if on_screen is not None and is_live() else text)
         if self._path is None:
             return
         try:
@@ -48,7 +43,7 @@ class RunLog:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         except OSError as error:
             if not self._failed:
-                _warn(f"cannot write {self._path} ({error.strerror}): until it can, its lines appear only here")
+                warn(f"cannot write {self._path} ({error.strerror}): until it can, its lines appear only here")
             self._failed = True
 
 
@@ -104,7 +99,7 @@ class MetricsCsv:
                 with suppress(OSError):
                     os.truncate(self._path, whole)  # remove a partial row
             if not self._failed:
-                _warn(f"cannot write {self._path} ({error.strerror}): its rows wait until it can")
+                warn(f"cannot write {self._path} ({error.strerror}): its rows wait until it can")
             self._failed = True
             return
         self._waiting.clear()
@@ -124,62 +119,3 @@ class MetricsCsv:
                 writer.writerows(rows)
         except OSError as error:
             raise TrainError(f"cannot write {self._path} ({error.strerror}). fix: choose another run_dir") from error
-
-
-class Progress:
-    """Progress through ``total`` units of work; silent unless enabled.
-
-    A terminal gets a bar, other output at most ``lines`` lines. Figures cost a wait for the device,
-    so ask ``due`` before computing them::
-
-        if progress.due(done):
-            progress.show(done, loss=loss.item())
-    """
-
-    def __init__(self, total: int, description: str, enabled: bool, lines: int = 10) -> None:
-        self._total, self._description, self._lines = total, description, lines
-        self._done, self._lines_shown = 0, 0
-        self._started = self._last_update = time.monotonic()
-        self._enabled = enabled
-        self._bar = tqdm(total=total, desc=description, leave=False) if enabled and sys.stderr.isatty() else None
-
-    def due(self, done: int) -> bool:
-        """Whether it is time to show something, with ``done`` units finished."""
-        if self._bar is not None:
-            return done == self._total or time.monotonic() - self._last_update > SECONDS_BETWEEN_UPDATES
-        return self._enabled and done * self._lines >= (self._lines_shown + 1) * self._total
-
-    def show(self, done: int, **figures: float) -> None:
-        """Show that ``done`` units are finished, with the figures so far."""
-        self._done, self._last_update = done, time.monotonic()
-        text = "  ".join([*(f"{name} {value:.4g}" for name, value in figures.items()), *_memory()])
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(done - self._bar.n)
-            self._bar.refresh()
-        elif self._enabled:
-            self._lines_shown = done * self._lines // self._total
-            seconds_left = (time.monotonic() - self._started) / done * (self._total - done)
-            left = timedelta(seconds=int(seconds_left))
-            print(f"{self._description}  {done}/{self._total}  {text}  ETA {left}", flush=True)
-
-    def advance(self, units: int) -> None:
-        """Count ``units`` more as finished; show them when due."""
-        self._done += units
-        if self.due(self._done):
-            self.show(self._done)
-
-    def close(self) -> None:
-        """Remove the bar from the terminal."""
-        if self._bar is not None:
-            self._bar.close()
-
-
-def _warn(text: str) -> None:
-    tqdm.write(f"warning: {text}", file=sys.stderr)
-
-
-def _memory() -> list[str]:
-    """Peak memory so far, of the GPU if one is in use, else of this process; empty if unknown."""
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else process_peak()
-    return [] if peak is None else [f"memory {peak / 1e9:.1f} GB"]

@@ -1,19 +1,16 @@
-"""The log, the table of figures and the progress lines."""
+"""The log and the table of figures."""
 
 from __future__ import annotations
 
 import csv
-import io
 import re
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
 from train_utils.errors import TrainError
-from train_utils.run import log
-from train_utils.run.log import MetricsCsv, Progress, RunLog, log_warnings
+from train_utils.run.log import MetricsCsv, RunLog, log_warnings
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -90,50 +87,6 @@ def test_metrics_of_other_processes_touch_nothing(tmp_path: Path) -> None:
 def test_metrics_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"cannot write .*m\.csv .*fix: "):
         MetricsCsv(tmp_path / "none" / "m.csv", ("epoch",), is_main=True)
-
-
-@pytest.mark.parametrize(("total", "lines"), [(100, 5), (7, 5), (3, 10), (1, 1), (11, 10)])
-def test_progress_lines(total: int, lines: int, capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(total, "epoch 1/2", enabled=True, lines=lines)
-    for done in range(1, total + 1):
-        if progress.due(done):
-            progress.show(done, loss=1.23456, lr=0.01)
-    progress.close()
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == min(total, lines)
-    pattern = rf"epoch 1/2  {total}/{total}  loss 1\.235  lr 0\.01  memory \d+\.\d GB  ETA 0:00:00"
-    assert re.fullmatch(pattern, shown[-1])
-
-
-def test_progress_counts_units(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(13, "evaluate", enabled=True, lines=2)
-    for units in (4, 4, 4, 1):
-        progress.advance(units)
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["8/13", "13/13"]
-
-
-@pytest.mark.parametrize(("enabled", "lines"), [(False, 10), (True, 0)])
-def test_silent_progress(enabled: bool, lines: int, capfd: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(4, "x", enabled, lines)
-    assert not any(progress.due(done) for done in range(1, 5))
-    progress.advance(4)
-    progress.close()
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(log, "SECONDS_BETWEEN_UPDATES", 1e9)
-    progress = Progress(4, "epoch", enabled=True)
-    assert [progress.due(done) for done in range(1, 5)] == [False, False, False, True]
-    progress.show(4, loss=0.5)
-    progress.close()
-    assert "epoch" in terminal.getvalue() and "4/4" in terminal.getvalue()
 
 
 def test_warnings_about_a_subject_go_to_the_log(tmp_path: Path) -> None:
