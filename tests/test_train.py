@@ -376,6 +376,7 @@ def test_evaluation_needs_nothing_but_the_checkpoint(
         "detections": None,
         "task": "score",
         "out": "out",
+        "plots": False,
         "device": "auto",
         "timeout_seconds": 60,
         "debug": False,
