@@ -30,7 +30,7 @@ from conf.failures import (
 from conf.messages import foreign_flag_message, is_foreign_flag, null_sections
 from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
-from conf.schema_inference import ExportConfig, PredictConfig
+from conf.schema_inference import DemoConfig, ExportConfig, PredictConfig
 from conf.schema_tools import (
     AnchorsConfig,
     CfgInfoConfig,
@@ -70,6 +70,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/
     "anchors": Program(AnchorsConfig, "scripts.anchors:find_anchors"),
     "get_data": Program(GetDataConfig, "scripts.get_data:get_data", first_word="name"),
     "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
+    "demo": Program(DemoConfig, "scripts.demo:main", model_or_checkpoint),
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
     "report": Program(ReportConfig, "scripts.report:report", first_word="run"),
 }

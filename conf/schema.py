@@ -7,7 +7,7 @@ puts them together. None of these imports torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -23,7 +23,7 @@ def check_least(options: Any, least: int, *keys: str, section: str = "") -> None
     for key in keys:
         value = getattr(options, key)
         if value is not None and value < least:
-            null = ", or null" if "None" in options.__annotations__[key] else ""
+            null = ", or null" if any(field.name == key and "None" in field.type for field in fields(options)) else ""
             raise ValueError(f"{section}{key} must be {least} or more{null}, got {value}")
 
 

@@ -1,4 +1,4 @@
-"""Types of the options of predict.py and export.py; see conf/schema.py for those of training."""
+"""Types of the options of predict.py, scripts/demo.py and export.py; others: conf/schema.py."""
 
 from __future__ import annotations
 
@@ -13,33 +13,20 @@ from train_utils.config import Device
 
 
 @dataclass
-class PredictConfig:
-    """Everything that predict.py reads: ``ckpt``, or ``model`` with its weights and ``names``."""
+class DetectConfig:
+    """A detector, ``ckpt`` or ``model`` with its weights and ``names``, and what it reports."""
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     model: ModelConfig | None
     names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json
-    source: str  # an image, a video, a folder, a quoted pattern, or a .txt that lists images and videos;
-    # live: a camera by its number (0) or a stream (rtsp://..., http://...)
-    out: str | None  # folder for the results; null: runs/predict/<date_time>
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
-    on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
     image_size: int | None  # longest side in pixels; null: that of the checkpoint or of the .cfg
     resize: Resize  # as evaluate.resize
     rect: bool  # as evaluate.rect
-    batch_size: int | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
     confidence: float  # drop detections with this score or less
     nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
     max_detections: int  # per image
     multi_label: bool  # report a box once for each class above confidence
-    draw: bool  # write copies of the images and videos with boxes
-    save_json: bool  # write detections.json (COCO results) and images.json
-    save_txt: bool  # write labels/*.txt of images (YOLO)
-    save_crops: bool  # write what is inside each box: crops/<class>/*.jpg
-    verbose: bool  # print a line for each image or frame
-    show: bool  # serve the drawn images to a browser on this machine while they are made
-    show_port: int  # of that page, at 127.0.0.1; 0: any that is free
-    reconnect_seconds: float  # how long to try to reach a live source again that was lost
     device: Device  # auto: CUDA if there is a GPU
     workers: int  # threads that read, and the same number that draw and write
     debug: bool  # show tracebacks of user errors, too
@@ -49,11 +36,52 @@ class PredictConfig:
             raise ValueError("ckpt and model exclude one another: a checkpoint holds its network. fix: leave one out")
         if self.ckpt is not None and self.names is not None:
             raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
-        check_least(self, 1, "image_size", "batch_size", "max_detections", "workers")
-        check_least(self, 0, "reconnect_seconds")
+        check_least(self, 1, "image_size", "max_detections", "workers")
         check_shares(self, "confidence", "nms_iou")
-        if not 0 <= self.show_port <= 65535:
-            raise ValueError(f"show_port must lie in 0..65535, got {self.show_port}")
+
+
+@dataclass
+class PredictConfig(DetectConfig):
+    """Everything that predict.py reads: ``ckpt``, or ``model`` with its weights and ``names``."""
+
+    source: str  # an image, a video, a folder, a quoted pattern, or a .txt that lists images and videos;
+    # live: a camera by its number (0) or a stream (rtsp://..., http://...)
+    out: str | None  # folder for the results; null: runs/predict/<date_time>
+    on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
+    batch_size: int | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
+    draw: bool  # write copies of the images and videos with boxes
+    save_json: bool  # write detections.json (COCO results) and images.json
+    save_txt: bool  # write labels/*.txt of images (YOLO)
+    save_crops: bool  # write what is inside each box: crops/<class>/*.jpg
+    verbose: bool  # print a line for each image or frame
+    show: bool  # serve the drawn images to a browser on this machine while they are made
+    show_port: int  # of that page, at 127.0.0.1; 0: any that is free
+    reconnect_seconds: float  # how long to try to reach a live source again that was lost
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "batch_size")
+        check_least(self, 0, "reconnect_seconds")
+        check_port(self, "show_port")
+
+
+@dataclass
+class DemoConfig(DetectConfig):
+    """Everything that scripts/demo.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
+
+    host: str  # the address to listen on; 0.0.0.0: also for other machines, with no password
+    port: int | None  # null: the first free one from 7860
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.port is not None:
+            check_port(self, "port")
+
+
+def check_port(options: Any, key: str) -> None:
+    """Raise ValueError if the option is not a TCP port."""
+    if not 0 <= getattr(options, key) <= 65535:
+        raise ValueError(f"{key} must lie in 0..65535, got {getattr(options, key)}")
 
 
 class ExportFormat(StrEnum):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from copy import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from conf.build.network import Detector
-from conf.schema_inference import PredictConfig
+from conf.schema_inference import DetectConfig
 from data import Frame, FrameBatch, InputFit, cut_at_edges
 from models import Postprocess
 from train_utils.distributed import World
@@ -28,7 +30,7 @@ class Found(NamedTuple):
 class Predictor:
     """The network and its suppression, with the sum of its seconds over all calls and threads."""
 
-    def __init__(self, config: PredictConfig, detector: Detector, world: World) -> None:
+    def __init__(self, config: DetectConfig, detector: Detector, world: World) -> None:
         self.model, self.device = detector.model.to(world.device), world.device
         self.fit = InputFit(detector.image_size, detector.model.max_stride, config.resize, config.rect)
         self.postprocess = Postprocess(
@@ -49,6 +51,12 @@ class Predictor:
         detections = [rows.cpu() for rows in self.postprocess(self.model(images))]
         self._calls.append(time.perf_counter() - started)
         return detections
+
+    def at(self, confidence: float, nms_iou: float) -> Predictor:
+        """The same network with other limits of its suppression."""
+        other = copy(self)
+        other.postprocess = replace(self.postprocess, confidence=confidence, nms_iou=nms_iou)
+        return other
 
     @property
     def seconds(self) -> float:

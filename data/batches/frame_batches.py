@@ -58,6 +58,10 @@ class InputFit:
         canvas: Image = np.empty((*shape, 3), dtype=np.uint8)
         return _Prepared(frame, canvas, resize_into(canvas, frame.image, self.resize, upscale=True))
 
+    def batch(self, frame: Frame) -> FrameBatch:
+        """A batch of this frame alone."""
+        return _together([self.prepare(frame)])
+
 
 class LiveBatches:
     """The frames of a camera or stream, one in a batch, so that none waits for others."""
@@ -73,7 +77,7 @@ class LiveBatches:
     def __iter__(self) -> Iterator[FrameBatch]:
         for frame in self.stream:
             started = time.perf_counter()
-            batch = _together([self.fit.prepare(frame)])
+            batch = self.fit.batch(frame)
             self.seconds += time.perf_counter() - started
             yield batch
 

@@ -35,6 +35,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "anchors": {"--help": None, "out=a.txt": "out must end in .yaml"},
     "get_data": {"--help": None, "coco2017 attempts=0": "attempts must be 1 or more"},
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
+    "demo": {"--help": None, "port=70000": "port must lie in 0..65535", "workers=0": "workers must be 1 or more"},
     "cfg_info": {"--help": None, "model=yolov3 num_classes=0": "num_classes must be 1 or more"},
     "report": {"--help": None, "": "run has no value"},
 }

@@ -1,0 +1,173 @@
+r"""Try a detector in a browser: drop pictures or videos, or use the camera.
+
+    python -m scripts.demo ckpt=runs/quickstart/...
+    python -m scripts.demo model=yolov4 model.weights=yolov4.weights names=coco.names resize=stretch
+
+The page is for this machine only, unless host= says otherwise, and asks no other server anything.
+Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("demo")
+    raise SystemExit
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conf.build.network import Detector, open_detector
+from conf.build.predictor import Found, Predictor
+from conf.build.results import counted
+from conf.failures import ConfigError
+from conf.schema_inference import DemoConfig
+from data import Frame, FrameBatches, Medium, OnBadFile
+from train_utils.distributed import init_distributed_mode
+from train_utils.pictures.boxes import draw_boxes
+from train_utils.pictures.drawn_files import DrawnFiles
+from train_utils.scores.detections import make_detections
+from train_utils.scores.result_files import ImageResult, coco_files, write_json
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
+
+
+def main(config: DemoConfig) -> None:
+    """Serve the page until Ctrl-C. Raises ConfigError without gradio, or if the port is in use."""
+    with tempfile.TemporaryDirectory(prefix="demo-") as folder:
+        page = build(config, Path(folder))
+        launch(page, config)
+        page.block_thread()
+
+
+def build(config: DemoConfig, folder: Path) -> Any:
+    """The page, as gradio Blocks; results are written below ``folder``."""
+    try:
+        import gradio as gr
+    except ImportError as error:
+        raise ConfigError("the demo needs gradio, which is not installed. fix: uv sync --extra demo") from error
+    world = init_distributed_mode(config.device.value, timeout_seconds=60)
+    detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
+    session = Session(config, detector, Predictor(config, detector, world), folder)
+    with gr.Blocks(title="Detector", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
+        gr.Markdown(f"## Detector\n{detector.note}; {detector.image_size} pixels on {world.device.type}")
+        with gr.Row():
+            confidence = gr.Slider(0, 1, config.confidence, step=0.01, label="Lowest confidence")
+            overlap = gr.Slider(0, 1, config.nms_iou, step=0.01, label="Largest overlap (IoU)")
+            names = list(zip(detector.names, range(len(detector.names)), strict=True))
+            classes = gr.Dropdown(names, multiselect=True, label="Classes (none: all)")
+        settings = [confidence, overlap, classes]
+        with gr.Tab("Pictures and videos"):
+            given = gr.File(file_count="multiple", file_types=["image", "video"], label="Drop them here", height=140)
+            said = gr.Markdown()
+            drawn = gr.Gallery(
+                label="Detections", columns=2, object_fit="contain", height="auto", interactive=False,
+                buttons=["download", "fullscreen"],
+            )  # fmt: skip
+            files = gr.File(file_count="multiple", label="As COCO json", interactive=False)
+        with gr.Tab("Camera"), gr.Row():
+            camera = gr.Image(sources=["webcam"], streaming=True, label="Camera")
+            seen = gr.Image(label="Detections", format="jpeg", interactive=False, buttons=["download", "fullscreen"])
+        busy: dict[str, Any] = {"concurrency_id": "network", "concurrency_limit": 1}  # one pass at a time
+        gr.on(
+            [given.change, confidence.release, overlap.release, classes.change],
+            session.files, [given, *settings], [said, drawn, files], **busy, trigger_mode="always_last",
+        )  # fmt: skip
+        camera.stream(
+            session.camera, [camera, *settings], seen, **busy, stream_every=SECONDS_BETWEEN_FRAMES,
+            show_progress="hidden", trigger_mode="always_last",
+        )  # fmt: skip
+    return page
+
+
+def launch(page: Any, config: DemoConfig) -> str:
+    """Start to serve the page and return its address. Raises ConfigError if the port is in use."""
+    import gradio as gr
+
+    theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])  # none from elsewhere
+    try:
+        page.queue(api_open=False).launch(
+            server_name=config.host, server_port=config.port, quiet=True, prevent_thread_lock=True, share=False,
+            ssr_mode=False, footer_links=[], theme=theme,
+        )  # fmt: skip
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.host}:{config.port} ({error}). fix: another port=") from error
+    print(f"the demo is at {page.local_url} ; Ctrl-C ends it", flush=True)
+    if config.host not in LOCAL:
+        print(f"warning: host={config.host} lets everyone in who reaches this machine", flush=True)
+    return str(page.local_url)
+
+
+class Session:
+    """What the page calls; its functions take the values of its controls."""
+
+    def __init__(self, config: DemoConfig, detector: Detector, predictor: Predictor, folder: Path) -> None:
+        self.config, self.detector, self.predictor, self.folder = config, detector, predictor, folder
+
+    def files(
+        self, paths: list[str] | None, confidence: float, overlap: float, classes: list[int]
+    ) -> tuple[str, list[tuple[str, str]], list[str]]:
+        """A text, drawn pictures and videos with their captions, and the json files of predict.py.
+
+        What cannot be read is left out and named in the text.
+        """
+        out = Path(tempfile.mkdtemp(dir=self.folder))
+        named = Counter(Path(path).name for path in paths or [])
+        media = [
+            Medium(Path(path), Path(path).name if named[Path(path).name] == 1 else f"{number} {Path(path).name}")
+            for number, path in enumerate(paths or [], start=1)
+        ]
+        frames = FrameBatches(
+            media, self.predictor.fit, 1, self.config.exif, OnBadFile.skip, threads=self.config.workers
+        )
+        results, counts = list[ImageResult](), dict[str, Counter[str]]()
+        with DrawnFiles(self.detector.names, self.config.workers) as drawn:
+            for frame, found in self.predictor.at(confidence, overlap).found(frames):
+                kept = only(found, classes)
+                medium = frame.medium
+                path = out / f"{medium.name}{'.webm' if medium.is_video else '.jpg'}"
+                if medium.is_video:
+                    drawn.frame(path, frame.frames_per_second, 1, frame.image, *kept)
+                else:
+                    drawn.picture(path, frame.image, *kept)
+                rows = make_detections(0, kept.classes, kept.scores, kept.boxes_xyxy)
+                results.append(ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows))
+                counts.setdefault(str(path), Counter()).update(self.detector.names[i] for i in kept.classes.tolist())
+        written = [str(out / "images.json"), str(out / "detections.json")]
+        for name, content in zip(
+            written, coco_files(results, self.detector.names, self.detector.category_ids), strict=True
+        ):
+            write_json(Path(name), content)
+        total = sum(map(Counter.total, counts.values()))
+        lines = [f"{len(results)} images, {total} detections", *(f"left out: {told(why)}" for why in frames.skipped)]
+        shown = [(path, f"{Path(path).stem}: {counted(count) or 'nothing'}") for path, count in counts.items()]
+        return "\n\n".join(lines), shown, written
+
+    def camera(
+        self, image: np.ndarray | None, confidence: float, overlap: float, classes: list[int]
+    ) -> np.ndarray | None:
+        """The image of the camera (uint8 RGB) with its boxes."""
+        if image is None:
+            return None
+        batch = self.predictor.fit.batch(Frame(Medium(Path("camera"), "camera"), 1, image))
+        ((_, found),) = self.predictor.at(confidence, overlap).found([batch])
+        kept = only(found, classes)
+        return draw_boxes(image, kept.boxes_xyxy, kept.classes, self.detector.names, kept.scores)
+
+
+def told(why: str) -> str:
+    """The sentence about a file without the upload's folder, and without a fix by options."""
+    words = [Path(word).name if word.startswith("/") else word for word in why.partition(" fix:")[0].split(" ")]
+    return " ".join(words)
+
+
+def only(found: Found, classes: list[int]) -> Found:
+    """Those of the chosen classes; of all if none is chosen."""
+    kept = np.isin(found.classes, classes) if classes else np.ones(len(found.classes), bool)
+    return Found(found.boxes_xyxy[kept], found.classes[kept], found.scores[kept])
