@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,16 @@ from train_utils.errors import TrainError
 from train_utils.numerics import weights_dtype
 from train_utils.pictures.plots import FOLDER, Say, draw_evaluation, draw_training
 from train_utils.pictures.sheets import draw_targets
+from train_utils.report.best import read_best
 from train_utils.run.log import RunLog
 from train_utils.run.run_state import RunState
 from train_utils.run.whole_files import keep_copy, whole_file
 from train_utils.scores.coco_eval import CocoResult, format_table
 from train_utils.scores.detections import Detections
 from train_utils.shell import option
+from train_utils.terminal.progress import duration
+
+LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.csv", "plots")  # the first to look at
 
 
 def announce(
@@ -107,9 +112,14 @@ def finish(
     scores: CocoResult,
     detections: Detections,
 ) -> None:
-    """Log the figures of the last evaluation; draw the plots of the run."""
-    log.line(format_table(scores))
-    log.line(f"{state.best_sentence()}: python eval.py {option('ckpt', folder / 'checkpoints' / 'best.pt')}")
+    """Log the figures of the best epoch by class; draw the plots of the run."""
+    shown, of_epoch = scores, state.epoch
+    if state.best_epoch != state.epoch:
+        with suppress(TrainError):  # of an earlier version, which did not keep them
+            shown, of_epoch = read_best(folder).scores, state.best_epoch
+    log.line(f"figures of epoch {of_epoch}:")
+    log.line(format_table(shown))
+    log.line(state.best_sentence())
     if config.logger.pictures:
         plots = folder / FOLDER
         draw_training(plots, folder / "metrics.csv", ground_truth_of(train_set), log.line)
@@ -122,3 +132,11 @@ def draw_plots(
     """Draw an evaluation into ``folder``; tell by ``say`` what could not be drawn."""
     read = ImageSource(val_set, data.on_error).read
     draw_evaluation(folder, ground_truth_of(val_set), detections, scores, read, val_set.file_name, say)
+
+
+def close_run(log: RunLog, folder: Path, seconds: float) -> None:
+    """Log how long the training took, what it left and what to type next."""
+    found = (name for name in LEFT if (folder / name).exists())
+    ckpt = option("ckpt", folder)
+    log.line(f"trained for {duration(seconds)}; in {folder}: {', '.join(found)}")
+    log.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} source=pictures")

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
-from conf.build.report import finish
+from conf.build.report import close_run, finish
 from conf.build.run_report import keep_evaluation, report_run, spare
 from conf.entry import to_dictionary
 from conf.schema import TrainConfig
@@ -167,4 +167,5 @@ class Training:
             finish(self.log, self.folder.path, self.config, self.state, *sets, *found)
             spare(self.log.line, "report.html", lambda: report_run(self.folder.path))
             self.loggers.result(self.state.step, self.state.best_figures, evaluation.scores)
+            close_run(self.log, self.folder.path, time.monotonic() - self.started)
         self.folder.ended_after = self.state.epoch
