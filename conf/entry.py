@@ -30,14 +30,17 @@ def compose(name: str, schema: type[Config], overrides: list[str], complete: Com
         return to_plain(hydra.compose(name, overrides), schema, complete, keys_of(overrides))
 
 
-def defaults(name: str, schema: type) -> dict[str, Any]:
-    """The values of ``conf/<name>.yaml``: interpolations unresolved, missing values as ``???``."""
+def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The values of ``conf/<name>.yaml`` with overrides.
+
+    Interpolations are unresolved; missing values are ``???``.
+    """
     register(name, schema)
     outer = GlobalHydra.instance().hydra  # of a program that asks while it runs
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            return to_dictionary(hydra.compose(name))
+            return to_dictionary(hydra.compose(name, list(overrides)))
     finally:
         GlobalHydra.instance().hydra = outer
 

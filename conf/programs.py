@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from conf.answers.command_line import misspelt
+from conf.answers.help import HELP_FLAGS, help_page, version_page
 from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import CONF_DIR, Complete, keys_of, register, to_plain
 from conf.failures import (
@@ -27,7 +30,7 @@ from conf.failures import (
     report_failed_jobs,
     report_interrupt,
 )
-from conf.messages import foreign_flag_message, is_foreign_flag, null_sections
+from conf.messages import null_sections
 from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import DemoConfig, ExportConfig, PredictConfig
@@ -104,7 +107,10 @@ def run(name: str) -> None:
                 shutdown()  # the next job may run in this process
 
     try:
-        sys.argv[1:] = prepare_arguments(sys.argv[1:], program.first_word)
+        sys.argv[1:] = prepare_arguments(sys.argv[1:], program)
+        if page := page_instead(name, sys.argv[1:]):
+            print(page)
+            return
         refuse_folders(sys.argv[1:], program.schema)
         register(name, program.schema)
         register_folders()
@@ -137,20 +143,32 @@ def _compose_and_call(main: Any, schema: type) -> None:
         raise ConfigError(sentence) from error
 
 
-def prepare_arguments(arguments: list[str], first_word: str) -> list[str]:
+def page_instead(name: str, arguments: list[str]) -> str:
+    """The page that the command line asks for instead of a run; "" if it asks for none."""
+    if "--version" in arguments:
+        return version_page()
+    if not HELP_FLAGS & set(arguments):
+        return ""
+    program = PROGRAMS[name]
+    if "--config-dir" in arguments:
+        at = arguments.index("--config-dir")
+        path = Path(arguments[at + 1]).expanduser().absolute() if at + 1 < len(arguments) else None
+        arguments = [*arguments[:at], f"hydra.searchpath=[file://{path}]", *arguments[at + 2 :]]
+    return help_page(name, program.function.partition(":")[0], program.schema, arguments)
+
+
+def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     """The arguments for Hydra: without those that launchers add, a bare first word as its option.
 
-    Raises ConfigError for flags of other programs and for a multirun of several ranks.
+    Raises ConfigError for the spelling of other programs and for a multirun of several ranks.
     """
     arguments = strip_local_rank(arguments)
-    for argument in arguments:
-        flag = argument.split("=")[0]
-        if is_foreign_flag(flag):
-            raise ConfigError(foreign_flag_message(flag))
-        if flag in ("-m", "--multirun") and peek_world_size() > 1:
-            raise ConfigError(
-                "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
-            )
-    if first_word and arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
-        return [f"{first_word}={arguments[0]}", *arguments[1:]]
+    if {"-m", "--multirun"} & set(arguments) and peek_world_size() > 1:
+        raise ConfigError(
+            "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
+        )
+    if program.first_word and arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
+        arguments = [f"{program.first_word}={arguments[0]}", *arguments[1:]]
+    if sentence := misspelt(arguments, program.schema):
+        raise ConfigError(sentence)
     return arguments

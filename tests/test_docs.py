@@ -94,8 +94,8 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
     """
     assert program in NAMES, f"no program {program}"
     name = NAMES[program]
-    schema, _, complete, first_word = PROGRAMS[name]
-    options = prepare_arguments(options, first_word)
+    schema, _, complete, _ = PROGRAMS[name]
+    options = prepare_arguments(options, PROGRAMS[name])
     if "--config-dir" in options:
         at = options.index("--config-dir")
         options = [*options[:at], *options[at + 2 :], f"hydra.searchpath=[file://{own_files}]"]

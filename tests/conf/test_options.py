@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from conf.answers.suggest import kinds_of
 from conf.build.report import save_config
 from conf.entry import CONF_DIR, compose, to_dictionary, to_yaml
 from conf.failures import ConfigError
-from conf.messages import full_keys
 from conf.programs import run
 from conf.resume import complete_training, continue_run
 from conf.schema import TrainConfig
@@ -51,9 +51,9 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("train.epoch=3", "no option train.epoch; did you mean train.epochs?"),
-        ("epochs=3", "no option epochs; did you mean train.epochs?"),
-        ("data.rooot=/x", "no option data.rooot; did you mean data.root?"),
+        ("train.epoch=3", "no option train.epoch; did you mean train.epochs=3?"),
+        ("epochs=3", "no option epochs; did you mean train.epochs=3?"),
+        ("data.rooot=/x", "no option data.rooot; did you mean data.root=/x?"),
         ("+train.foo=1", "no option train.foo"),
         ("data=/x/my.yaml", "data=/x/my.yaml is a file, and data= takes names. fix: data=yolo data.root=/x/my.yaml"),
         ("data=obj.data", "fix: data=yolo data.root=obj.data"),
@@ -64,7 +64,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("loss.iou=riou", "loss.iou"),
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
         ("optim.lr=-1", "optim.lr must be above 0"),
-        ("--epochs=3", "--epochs is no option: options are key=value here. fix: train.epochs=..."),
+        ("--epochs=3", "--epochs is no option: options are key=value here. fix: train.epochs=3"),
         ("data.root=a=b", "quote a value"),
         ("train.epochs", "write key=value"),
         (
@@ -127,9 +127,9 @@ def test_every_choice_of_a_group_composes(group: str) -> None:
 def test_the_saved_configuration_says_every_key_and_reads_back() -> None:
     config = compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.003"])
     assert config.optim.lr == 0.003 and config.name == "quickstart"
-    other = ["loss=darknet", "logger=[tensorboard,wandb,mlflow]"]  # full_keys has those of all choices
+    other = ["loss=darknet", "logger=[tensorboard,wandb,mlflow]"]  # kinds_of has those of all choices
     text = to_yaml(config) + to_yaml(compose("train", TrainConfig, other))
-    for key in full_keys(TrainConfig):
+    for key in kinds_of(TrainConfig):
         assert f"{key.split('.')[-1]}:" in text, key
     assert to_dictionary(config)["data"]["format"] == "shapes"
 

@@ -15,7 +15,7 @@ import pytest
 
 from conf.entry import compose
 from conf.failures import ConfigError
-from conf.programs import prepare_arguments
+from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema_tools import GetDataConfig
 from data.formats import download as download_module
 from data.formats.download import UnreachableError
@@ -33,7 +33,9 @@ def test_a_set_is_fetched_unpacked_and_not_fetched_again(tmp_path: Path, capsys:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/pictures.zip"
         archives = f"sets.voc2007.archives=[{{url: '{url}', md5: {md5}}}]"
-        config = compose("get_data", GetDataConfig, prepare_arguments(["voc2007", f"root={root}", archives], "name"))
+        config = compose(
+            "get_data", GetDataConfig, prepare_arguments(["voc2007", f"root={root}", archives], PROGRAMS["get_data"])
+        )
         assert get_data(config) == root
         assert (root / "pictures" / "1.txt").read_text() == "one"
         assert not list(root.rglob("*.zip"))  # not kept unless asked
@@ -44,9 +46,9 @@ def test_a_set_is_fetched_unpacked_and_not_fetched_again(tmp_path: Path, capsys:
 
 
 def test_names() -> None:
-    assert prepare_arguments(["coco2017", "root=a"], "name") == ["name=coco2017", "root=a"]
+    assert prepare_arguments(["coco2017", "root=a"], PROGRAMS["get_data"]) == ["name=coco2017", "root=a"]
     for arguments in (["root=a"], ["--help"], []):
-        assert prepare_arguments(arguments, "name") == arguments
+        assert prepare_arguments(arguments, PROGRAMS["get_data"]) == arguments
     config = compose("get_data", GetDataConfig, ["name=coco2071"])
     with pytest.raises(ConfigError, match=r"no data set is called 'coco2071'\. fix: one of coco2017, voc2007, voc2012"):
         get_data(config)

@@ -62,10 +62,10 @@ def test_sums_come_with_their_learning_rate_unless_another_is_asked_for() -> Non
     [
         (
             ["loss.ignore_thresh=0.6"],
-            "no option loss.ignore_thresh; did you mean loss.ignore_thresh (of loss=darknet)?",
+            "no option loss.ignore_thresh; did you mean loss.ignore_thresh=0.6 (of loss=darknet)?",
         ),
-        (["loss=darknet", "loss.box=3"], "no option loss.box; did you mean loss.box (of loss=yolov3)?"),
-        (["loss=darknet", "loss.iou_normaliser=3"], "did you mean loss.iou_normalizer (of loss=darknet)?"),
+        (["loss=darknet", "loss.box=3"], "no option loss.box; did you mean loss.box=3 (of loss=yolov3)?"),
+        (["loss=darknet", "loss.iou_normaliser=3"], "did you mean loss.iou_normalizer=3 (of loss=darknet)?"),
         (
             ["loss=darknet", "+loss.focal_gama=3"],
             "no option loss.focal_gama; did you mean loss.focal_gamma (of loss=yol",

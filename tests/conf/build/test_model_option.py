@@ -75,7 +75,7 @@ def test_a_cfg_in_the_place_of_a_name_is_answered_with_its_key(name: str, start:
     if name == "predict":
         for typed in ("a.cfg", "./a.cfg", "~/a.cfg", "'/a/b=c.cfg'", "a.weights", "a.pt"):
             path = typed.strip("'").replace("~", str(Path.home()))
-            key = "model.cfg" if path.endswith(".cfg") else "model.weights"
+            key = {".cfg": "model.cfg", ".pt": "ckpt"}.get(Path(path).suffix, "model.weights")
             assert start(name, f"model={typed}").endswith(f" {option(key, path)}")
         assert start(name, "model=yolov33").startswith("no choice model=yolov33; did you mean model=yolov3? there are")
 

@@ -1,0 +1,1 @@
+"""What a program answers instead of running: help, its version, the option that was meant."""
