@@ -38,6 +38,7 @@ class Background:
         if not self._started.wait(START_SECONDS):
             self._warn(f"warning: logger={self._name} has not started within {START_SECONDS} s: the training goes on")
         elif must and self._failure is not None:
+            self._warned = True  # the error says it
             if isinstance(self._failure, TrainError):
                 raise self._failure
             raise TrainError(
