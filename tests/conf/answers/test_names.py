@@ -50,8 +50,8 @@ def test_each_foreign_spelling_is_answered_with_options_that_compose(program: st
             for option in options:
                 values = answers.setdefault(option.partition("=")[0], [])
                 values += [option] * (option not in values)
-    assert answers, f"nothing was meant for {program}"
+    assert answers or program not in ("train", "eval", "predict", "export"), "nothing was meant"
     register(program, schema)
     with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        for number in range(max(map(len, answers.values()))):  # each option in one of few compositions
+        for number in range(max(map(len, answers.values()), default=0)):  # each option in one of few compositions
             hydra.compose(program, [values[number] for values in answers.values() if number < len(values)])

@@ -116,7 +116,8 @@ def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
     run_dir = "my run, übung"
     assert start("train", "model.cfg=a.cfg", option("run_dir", run_dir).strip("'"), "logger.pictures=false") == ""
     log = (tmp_path / run_dir / "train.log").read_text(encoding="utf-8")
-    _, program, *typed = shlex.split(log.split(": python ")[-1].splitlines()[0].join(["python ", ""]))
+    _, program, *typed = shlex.split(next(line for line in log.splitlines() if "python eval.py" in line))
+    assert program == "eval.py"
     monkeypatch.setattr(sys, "argv", [program, *typed, "device=cpu"])
     run("eval")
     assert "AP" in capsys.readouterr().out
