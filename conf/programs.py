@@ -109,7 +109,10 @@ def run(name: str) -> None:
     try:
         sys.argv[1:] = prepare_arguments(sys.argv[1:], program)
         if page := page_instead(name, sys.argv[1:]):
-            print(page)
+            try:
+                print(page, flush=True)
+            except BrokenPipeError:  # `--help | head`; Python would flush once more at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
         refuse_folders(sys.argv[1:], program.schema)
         register(name, program.schema)

@@ -87,3 +87,14 @@ def test_help_completion_and_refused_options_need_no_torch() -> None:
         else:
             assert options == "--version" or "data=coco" in out.split(), case
             assert options != "--version" or f"\ntorch {version('torch')}\n" in out, case
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    """``train.py --help | head`` ends quietly: the page is longer than a pipe may still take."""
+    program = subprocess.Popen(
+        [sys.executable, "train.py", "--help"], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdout is not None and program.stderr is not None
+    program.stdout.close()
+    assert (program.stderr.read(), program.wait()) == (b"", 0)
+    program.stderr.close()
