@@ -73,7 +73,10 @@ def log_some(config: LoggerConfig, run: LoggedRun, steps: range, warnings: list[
         loggers.complete = complete
 
 
-def test_a_resumed_run_goes_on_in_the_same_run_of_each_service(shapes: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_in_the_same_run_of_each_service(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # MLflow keeps artifacts of a file store in mlruns/ of the working folder
     store, folder, warnings = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "run", list[str]()
     chosen = ["logger=[csv,tensorboard,wandb,mlflow]", "logger.wandb.mode=offline", f"logger.mlflow.uri={store}"]
     config = options(shapes, folder, *chosen).logger
