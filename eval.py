@@ -33,6 +33,7 @@ from data import Annotations, Request
 from models import Darknet
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.pictures.plots import FOLDER
+from train_utils.report.best import Best, keep_best
 from train_utils.run.checkpoint import load_checkpoint
 from train_utils.run.run_folder import dated_folder, open_folder
 from train_utils.scores.coco_eval import ABSENT, OPERATING_POINT, format_table, score
@@ -71,6 +72,7 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
         return {}
     if out is not None:
         write_json(out / "detections.json", to_coco_json(evaluation.detections, annotations.category_ids))
+        keep_best(out, Best(0, evaluation.scores, evaluator.ground_truth, evaluation.detections))
     return report(evaluation, config, annotations, out)
 
 

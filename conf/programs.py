@@ -38,6 +38,7 @@ from conf.schema_tools import (
     AnchorsConfig,
     CfgInfoConfig,
     CheckDataConfig,
+    CompareConfig,
     ConvertConfig,
     ConvertDataConfig,
     GetDataConfig,
@@ -54,7 +55,7 @@ class Program(NamedTuple):
     schema: type
     function: str  # "module:function", imported once the options are right
     complete: Complete | None = None  # adds values of a checkpoint or an earlier run
-    first_word: str = ""  # the option that a bare first word gives
+    first_word: str = ""  # the option that a bare first word gives; with "..." a list of all bare words
 
     @property
     def command(self) -> str:
@@ -75,6 +76,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/
     "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
     "demo": Program(DemoConfig, "scripts.demo:main", model_or_checkpoint),
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
+    "compare": Program(CompareConfig, "scripts.compare:compare", first_word="runs..."),
     "report": Program(ReportConfig, "scripts.report:report", first_word="run"),
 }
 
@@ -170,8 +172,17 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
         )
-    if program.first_word and arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
+    if program.first_word.endswith("..."):
+        arguments = with_list(arguments, program.first_word.removesuffix("..."))
+    elif program.first_word and arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
         arguments = [f"{program.first_word}={arguments[0]}", *arguments[1:]]
     if sentence := misspelt(arguments, program.schema):
         raise ConfigError(sentence)
     return arguments
+
+
+def with_list(arguments: list[str], key: str) -> list[str]:
+    """The arguments with all bare words, and all folders, as the list ``key``."""
+    words = [word for word in arguments if word[:1] != "-" and ("=" not in word or os.path.isdir(word))]
+    quoted = ",".join("'{}'".format(word.replace("'", r"\'")) for word in words)
+    return [*([f"{key}=[{quoted}]"] if words else []), *(word for word in arguments if word not in words)]

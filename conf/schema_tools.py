@@ -87,6 +87,26 @@ class ReportConfig:
 
 
 @dataclass
+class CompareConfig:
+    """Everything that scripts/compare.py reads."""
+
+    runs: list[str]  # folders of runs; the setting of the first is what the others are compared with
+    resamples: int  # of the validation images, by which intervals are found
+    confidence: float  # of the intervals, as a share
+    seed: int  # of the resamples
+    out: str | None  # folder for compare.html; null: runs/compare/<date_time>
+    debug: bool  # show tracebacks of user errors, too
+
+    def __post_init__(self) -> None:
+        check_least(self, 10, "resamples")
+        check_least(self, 0, "seed")
+        if len(self.runs) < 2:
+            raise ValueError("runs needs two folders or more. fix: for one, python -m scripts.report <folder>")
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"confidence must lie between 0 and 1, got {self.confidence}")
+
+
+@dataclass
 class AnchorsConfig:
     """Everything that scripts/anchors.py reads."""
 

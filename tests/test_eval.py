@@ -116,7 +116,8 @@ def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
     options = [*trained, "plots=true", f"out={tmp_path}"]
     figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
     said = capsys.readouterr().out
-    assert {path.name for path in tmp_path.iterdir()} == {"figures.json", "per_class.json", "detections.json", "plots"}
+    kept = {"figures.json", "per_class.json", "detections.json", "best_detections.npz", "plots"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
     assert {
         path.name for path in (tmp_path / "plots").iterdir()
     } >= EVERY_PLOT and f"plots: {tmp_path / 'plots'}" in said

@@ -34,7 +34,7 @@ class Best:
 
 
 def keep_best(folder: Path, best: Best) -> None:
-    """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
+    """Write ``best_detections.npz`` whole or not at all. Raises TrainError."""
     text = json.dumps({"epoch": best.epoch, "names": list(best.truth.names), **vars(best.scores)})
     arrays: dict[str, Any] = {"text": np.array(text), **{name: getattr(best.truth, name) for name in LABELS}}
     arrays |= {f"found_{name}": best.detections[name] for name in DETECTION.names or ()}
@@ -44,9 +44,9 @@ def keep_best(folder: Path, best: Best) -> None:
         with temporary.open("wb") as file:
             np.savez(file, **arrays)
         os.replace(temporary, path)
-    except BaseException:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 
 
 def read_best(folder: Path) -> Best:

@@ -1,0 +1,145 @@
+"""Runs compared: groups by seed, differences of options, and gains that are real or not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conf.entry import compose, to_yaml
+from conf.programs import run
+from conf.schema import TrainConfig
+from conf.schema_tools import CompareConfig
+from scripts.compare import compare
+from train_utils.errors import TrainError
+from train_utils.report.best import FILE, Best, keep_best, read_best
+from train_utils.report.gains import compare as paired
+from train_utils.report.gains import student, welch
+from train_utils.report.groups import differences, read_groups
+from train_utils.scores.coco_eval import score
+from train_utils.scores.detections import DETECTION, GroundTruth
+
+IMAGES, BOXES = 40, 4  # boxes of each image
+
+
+def labels(images: int = IMAGES) -> GroundTruth:
+    draw = np.random.default_rng(0)
+    count = images * BOXES
+    boxes = np.concatenate([draw.uniform(0, 200, (count, 2)), draw.uniform(20, 90, (count, 2))], axis=1)
+    return GroundTruth(
+        np.arange(images) + 5, np.full((images, 2), 300), np.arange(images + 1) * BOXES, boxes,
+        draw.integers(0, 2, count), np.zeros(count, bool), boxes[:, 2] * boxes[:, 3], ["cat", "dog"],
+    )  # fmt: skip
+
+
+def make_run(folder: Path, noise: float, seed: int, *more: str, truth: GroundTruth | None = None) -> Path:
+    """The folder of a run that found each box, moved by ``noise`` pixels or so."""
+    truth, draw = truth or labels(), np.random.default_rng(seed)
+    found = np.zeros(len(truth.classes), DETECTION)
+    found["image_id"], found["class"] = truth.image_ids[truth.image_of_box], truth.classes
+    found["score"] = draw.uniform(0.2, 1, len(found))
+    found["box_xywh"] = truth.boxes_xywh + draw.normal(0, noise, (len(found), 4))
+    folder.mkdir(parents=True)
+    config = compose("train", TrainConfig, [f"train.seed={seed}", f"run_dir=dir{seed}", *more])
+    (folder / "config.yaml").write_text(to_yaml(config))
+    scores = score(truth, found, "pycocotools")
+    keep_best(folder, Best(2, scores, truth, found))
+    (folder / "metrics.csv").write_text(f"epoch,step,loss,AP\n1,5,3.5,\n2,10,2.5,{scores.figures['AP']}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("runs")
+    return {
+        "a0": make_run(root / "a=0, it's", 4, 0),
+        "a1": make_run(root / "a1", 4, 1, "data.workers=3"),
+        "b0": make_run(root / "b0", 2, 10, "optim.lr=0.02"),
+        "b1": make_run(root / "b1", 2, 11, "optim.lr=0.02"),
+        "c": make_run(root / "c", 3.9, 12, "optim.lr=0.03"),
+        "small": make_run(root / "small", 4, 0, truth=labels(9)),
+    }
+
+
+def test_the_page_and_the_text(
+    runs: dict[str, Path], tmp_path: Path, page, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [str(runs[name]) for name in ("a0", "b0", "a1", "b1", "c")]
+    monkeypatch.setattr(sys, "argv", ["compare", *names, f"out={tmp_path}", "resamples=200"])
+    run("compare")
+    printed = capsys.readouterr().out
+    said = " ".join(printed.split("\n"))
+    assert "B against A: the gain of 0." in said and "AP is real: 95% interval +0." in said
+    assert "C against A: the " in said and "AP is not shown: 95% interval -0." in said
+    assert "seeds were not compared" in said and "may be lucky in its seed" in said
+    assert "optim.lr  0.01  0.02  0.03" in printed and "data.workers" not in said and "run_dir" not in said
+    assert all(len(line) <= 100 for line in printed.splitlines() if str(tmp_path.parent) not in line)
+    page.goto((tmp_path / "compare.html").as_uri())
+    assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 500)")
+    shown = page.inner_text("main")
+    assert all(name in shown for name in names) and "is real" in shown and "is not shown" in shown
+    assert len(page.screenshot(full_page=True)) > 20_000
+
+
+def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:
+    groups = read_groups([runs[name] for name in ("a0", "b0", "a1", "b1")])
+    assert [[run.folder for run in group.runs] for group in groups] == [
+        [runs["a0"], runs["a1"]], [runs["b0"], runs["b1"]],
+    ]  # fmt: skip
+    assert differences(groups) == [("optim.lr", [0.01, 0.02])]
+    values = [read_best(runs[name]).scores.figures["AP"] for name in ("a0", "a1")]
+    assert groups[0].mean() == pytest.approx(np.mean(values))
+    assert groups[0].spread() == pytest.approx(np.std(values, ddof=1))
+    (gain,) = compare(CompareConfig([str(runs[n]) for n in ("a0", "b0", "a1", "b1")], 200, 0.95, 0, None, False))
+    assert gain.value == pytest.approx(groups[1].mean() - groups[0].mean())
+    assert gain.is_real and gain.seeds is not None and gain.images[0] < gain.value < gain.images[1]
+
+
+def test_the_interval_is_that_of_a_bootstrap_over_images(runs: dict[str, Path]) -> None:
+    """Against pycocotools on sets with images drawn anew."""
+    sides = [read_best(runs[name]) for name in ("a0", "c")]
+    compared = paired(sides[0], sides[1], 400, 0.95, 0)
+    deltas, draw = [], np.random.default_rng(1)
+    for _ in range(150):
+        chosen = draw.integers(0, IMAGES, IMAGES)
+        deltas.append(np.subtract(*(drawn_ap(side, chosen) for side in reversed(sides))))
+    assert compared["deltas"]["AP"] == pytest.approx(
+        sides[1].scores.figures["AP"] - sides[0].scores.figures["AP"], abs=1e-12
+    )
+    assert compared["ci"]["AP"]["std_err"] == pytest.approx(np.std(deltas), rel=0.25)
+
+
+def drawn_ap(side: Best, chosen: np.ndarray) -> float:
+    rows = (chosen[:, None] * BOXES + np.arange(BOXES)).ravel()
+    truth = side.truth
+    found = side.detections[rows].copy()  # a detection for each box, in their order
+    found["image_id"] = np.repeat(np.arange(IMAGES), BOXES)
+    drawn = GroundTruth(
+        np.arange(IMAGES), truth.sizes, truth.offsets, truth.boxes_xywh[rows], truth.classes[rows], truth.crowd[rows],
+        truth.areas[rows], truth.names,
+    )  # fmt: skip
+    return score(drawn, found, "hotcoco").figures["AP"]
+
+
+def test_student_and_welch_by_the_tables() -> None:
+    for freedom, quantile in ((1, 12.706), (2, 4.303), (10, 2.228)):
+        assert student(freedom, 0.95) == pytest.approx(quantile, abs=2e-3)
+    interval = welch([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], 0.95)  # equal variances: 4 degrees of freedom
+    assert interval == pytest.approx((3 - 2.776 * (2 / 3) ** 0.5, 3 + 2.776 * (2 / 3) ** 0.5), abs=2e-3)
+    assert welch([1.0], [2.0, 3.0], 0.95) is None
+
+
+def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match=r"small was scored on another .* \(9 images with 36 boxes, not 40 with 160\)"):
+        read_groups([runs["a0"], runs["small"]])
+    with pytest.raises(TrainError, match="names a folder twice"):
+        read_groups([runs["a0"], runs["a0"]])
+    bare = make_run(tmp_path / "bare", 4, 0)
+    (bare / FILE).write_bytes(b"no archive")
+    with pytest.raises(TrainError, match="is damaged"):
+        read_groups([runs["a0"], bare])
+    (bare / FILE).unlink()
+    with pytest.raises(TrainError, match=r"fix: python eval.py ckpt=.*bare out=.*bare"):
+        read_groups([runs["a0"], bare])
