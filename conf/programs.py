@@ -43,8 +43,10 @@ from conf.schema_tools import (
     ConvertDataConfig,
     GetDataConfig,
     ReportConfig,
+    TuneConfig,
 )
 from conf.sweeps.multirun import here, objective, refuse_folders, register_folders, take_folder
+from conf.sweeps.space import gather_options
 from train_utils.launch.environment import peek_world_size, strip_local_rank
 from train_utils.processes.ending import name_lost_peers, shutdown
 
@@ -78,6 +80,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
     "compare": Program(CompareConfig, "scripts.compare:compare", first_word="runs..."),
     "report": Program(ReportConfig, "scripts.report:report", first_word="run"),
+    "tune": Program(TuneConfig, "scripts.tune:tune"),
 }
 
 
@@ -165,9 +168,10 @@ def page_instead(name: str, arguments: list[str]) -> str:
 def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     """The arguments for Hydra: without those that launchers add, a bare first word as its option.
 
-    Raises ConfigError for the spelling of other programs and for a multirun of several ranks.
+    What follows ``--`` becomes the list ``options``. Raises ConfigError for the spelling of other
+    programs and for a multirun of several ranks.
     """
-    arguments = strip_local_rank(arguments)
+    arguments = gather_options(strip_local_rank(arguments))
     if {"-m", "--multirun"} & set(arguments) and peek_world_size() > 1:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"

@@ -12,18 +12,17 @@ from typing import Any
 from train_utils.run.whole_files import whole_file
 from train_utils.shell import option
 
-COLUMNS = ("job", "setting", "AP", "folder")
 
-
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print ``rows`` (job, setting, folder, result) and write them to ``path``.
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]], of: str = "job") -> None:
+    """Print ``rows`` (job, setting, folder, result), titled ``of``, and write them to ``path``.
 
     ``result`` is the AP, another value of the program, or "failed" or "stopped". The best AP has a
     star.
     """
     scores = [row["result"] for row in rows if _is_number(row["result"])]
     best = max(scores, default=math.nan)
-    cells = [COLUMNS]
+    title = (of, "setting", "AP", "folder")
+    cells = [title]
     for row in rows:
         folder = os.path.relpath(row["folder"]) if row["folder"] else ""
         cells.append((str(row["job"]), row["setting"], _shown(row["result"], best), folder))
@@ -33,7 +32,7 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     with whole_file(path) as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        writer.writerow(title)
         writer.writerows([row["job"], row["setting"], row["result"], row["folder"]] for row in rows)
     print(f"\n{os.path.relpath(path)} has this table")
     chosen = next((row for row in rows if scores and row["result"] == best), None)

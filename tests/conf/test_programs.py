@@ -41,6 +41,12 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "cfg_info": {"--help": None, "model=yolov3 num_classes=0": "num_classes must be 1 or more"},
     "compare": {"--help": None, "": "runs has no value", "here": "runs needs two folders or more"},
     "report": {"--help": None, "": "run has no value"},
+    "tune": {
+        "--help": None,
+        "trials=0": "trials must be 1 or more",
+        "": "space is empty",
+        "space=sgd -- data=bcd": "no choice data=bcd",
+    },
 }
 # Starts each case as `python <program> <options>` does and prints what it wrote, its exit code and
 # the modules that it imported.

@@ -227,3 +227,14 @@ def _refuse_pod_of_torchrun(environment: Mapping[str, str]) -> None:
         f"this pod is made for torchrun (PET_NNODES={nodes}, PET_NPROC_PER_NODE={processes}), and plain python starts "
         "one process without a rank. fix: torchrun train.py ..., which reads them; for one process unset them"
     )
+
+
+def environment_of_device(device: str) -> dict[str, str]:
+    """The environment for a process that sees one GPU, numbered as here, or none ("cpu")."""
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if device != "cpu" and seen and int(device) >= len(seen):
+        raise DistributedError(
+            f"there is no GPU {device} among CUDA_VISIBLE_DEVICES={','.join(seen)}. fix: devices=auto"
+        )
+    chosen = "" if device == "cpu" else seen[int(device)] if seen else device
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": chosen}
