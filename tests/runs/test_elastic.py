@@ -86,7 +86,7 @@ class Elastic:
         def it_trains() -> bool:
             assert all(agent.poll() is None for agent in self.agents), self.outputs()
             *before, last = self.log().split("process(es) on")
-            return len(before) == starts and re.search(r"^\S+ \S+ epoch ", last, re.MULTILINE) is not None
+            return len(before) == starts and re.search(r"^\S+ \S+ +\d+/\d+ ", last, re.MULTILINE) is not None
 
         until(it_trains, self.outputs)
 
