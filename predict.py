@@ -20,7 +20,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 from conf.build.network import open_detector
@@ -37,7 +37,6 @@ from train_utils.run.run_folder import dated_folder, open_folder
 from train_utils.terminal.progress import Progress
 
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
-SECONDS_BETWEEN_LINES = 0.5, 10.0  # about a live source: on a terminal, and elsewhere
 
 
 def predict(config: PredictConfig) -> Path:
@@ -61,7 +60,7 @@ def predict(config: PredictConfig) -> Path:
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         frames = open_frames(config, media, predictor, stop)
-        count = Count(frames.count(), world.is_main and not config.verbose)
+        total = frames.count()
         view = stack.enter_context(LiveView(config.show_port)) if config.show else None
         writer = ResultWriter(config, media, detector, out, view)
         open_folder(world, out, "out")
@@ -71,10 +70,10 @@ def predict(config: PredictConfig) -> Path:
         if live is not None:
             print(f"{live.name} is open; Ctrl-C ends it", flush=True)
         started = time.perf_counter()
-        with closing(count), writer.drawn:
+        with Progress(total, "predict", enabled=not config.verbose) as progress, writer.drawn:
             for frame, found in predictor.found(frames):
                 writer.add(frame, found)
-                count.show(writer)
+                progress.at(writer.num_images, lambda: {"found": str(writer.counts.total())})
                 if stop.signal is not None:
                     break
         writer.close()
@@ -100,35 +99,6 @@ def open_frames(
         on_error=config.on_error,
         threads=config.workers,
     )
-
-
-class Count:
-    """Images, images per second and detections so far, as they come."""
-
-    def __init__(self, total: int | None, enabled: bool) -> None:
-        """``total`` None: unknown, as of a live source."""
-        self._progress = Progress(total, "predict", enabled) if total is not None else None
-        self._enabled, self._is_terminal = enabled, sys.stderr.isatty()
-        self._started = self._last = time.monotonic()
-
-    def show(self, writer: ResultWriter) -> None:
-        """Show the counts, when it is time to."""
-        now, done, found = time.monotonic(), writer.num_images, writer.counts.total()
-        rate = done / (now - self._started)
-        if self._progress is not None:
-            if self._progress.due(done):
-                self._progress.show(done, detections=found)
-        elif self._enabled and now - self._last > SECONDS_BETWEEN_LINES[not self._is_terminal]:
-            self._last = now
-            line = f"{done} images, {rate:.1f} images/s, {found} detections"
-            print(f"\r{line}\033[K" if self._is_terminal else line, end="" if self._is_terminal else "\n", flush=True)
-
-    def close(self) -> None:
-        """Leave the line of a live source, remove the bar of other sources."""
-        if self._progress is not None:
-            self._progress.close()
-        elif self._enabled and self._is_terminal:
-            print(flush=True)
 
 
 def summary(writer: ResultWriter, frames: FrameBatches | LiveBatches, predictor: Predictor, seconds: float) -> str:

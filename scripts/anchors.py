@@ -57,8 +57,7 @@ def find_anchors(config: AnchorsConfig) -> Sizes:
     with Progress(config.rounds, "refine", enabled=True, unit="rounds") as progress:
 
         def report(done: int, fitness: float) -> None:
-            if progress.due(done):
-                progress.show(done, mean_iou=fitness)
+            progress.at(done, lambda: {"mean IoU": f"{fitness:.4f}"})
 
         found = refine_anchors(sample, start, config.rounds, generator, report).round(1)
     print(f"{len(sizes):,} boxes of data={config.data.name} at {config.image_size} pixels")

@@ -28,7 +28,8 @@ from train_utils.run.run_folder import RunFolder, on_main
 from train_utils.run.run_state import LOSS_NAMES
 from train_utils.scores.coco_eval import FIGURES
 from train_utils.shell import option
-from train_utils.terminal.epochs import EpochProgress, EpochTable
+from train_utils.terminal.epochs import EpochTable
+from train_utils.terminal.progress import Progress, memory
 from train_utils.terminal.time_left import TimeLeft
 
 COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: equal in every repetition of a run
@@ -61,10 +62,10 @@ class Training:
         self.metrics = MetricsCsv(path / "metrics.csv", COLUMNS, is_main, epochs_done)
         self.times = MetricsCsv(path / "times.csv", TIME_COLUMNS, is_main, epochs_done)
         self.ranks = RankTable(path / "ranks.csv", is_main, epochs_done, self.log.line)
-        epochs, images = self.config.train.epochs, self.sampler.steps_per_epoch * self.config.train.batch_size
+        epochs, self.images = self.config.train.epochs, self.sampler.steps_per_epoch * self.config.train.batch_size
         evaluations = [epoch for epoch in range(1, epochs + 1) if self.config.evaluate.is_due(epoch, epochs)]
-        self.time_left = TimeLeft(epochs, evaluations, len(self.evaluator.annotations) / images)
-        self.table = EpochTable(epochs, self.time_left, self.log.line)
+        self.time_left = TimeLeft(epochs, evaluations, len(self.evaluator.annotations) / self.images)
+        self.table = EpochTable(self.log.line)
         self.started = time.monotonic()
 
     def run(self) -> dict[str, float]:
@@ -122,14 +123,20 @@ class Training:
         config, state, sampler = self.config, self.state, self.sampler
         steps_done = state.step - state.epoch * sampler.steps_per_epoch
         sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
-        epoch, done, lines = state.epoch + 1, sampler.start_micro_batch, config.logger.lines_per_epoch
-        progress = EpochProgress(self.table, epoch, done, len(sampler), self.world.is_main, lines)
+        epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
+        title, lines = f"epoch {epoch}/{config.train.epochs}", config.logger.lines_per_epoch
+        progress = Progress(rest, title, self.world.is_main, lines, left=self.seconds_left)
         every = config.logger.every_steps if self.world.is_main else 0
         scalars = StepScalars(state, every, lambda step, figures: self.loggers.scalars(step, "train", figures))
         save, check_every = self.checkpoints.save, config.train.check_sync_every
         result = train_one_epoch(self.step, self.loader, progress, save, check_every, scalars)
-        self.time_left.trained(progress.seconds, progress.whole_epoch)
+        self.time_left.trained(progress.seconds, progress.pace * self.images)
         return result
+
+    def seconds_left(self, progress: Progress) -> float:
+        """Seconds until the end of the training, with some images of an epoch still to come."""
+        share = 1 - (progress.total - progress.done) / self.images
+        return self.time_left.seconds(self.state.epoch + 1, share, progress.pace * self.images)
 
     def score(self) -> Evaluation | None:
         """Score the averaged weights; None off rank 0."""
@@ -155,7 +162,9 @@ class Training:
             keep_evaluation(self.folder.path, state.epoch, truth, evaluation, self.log.line)
         self.checkpoints.save(is_best, self.config.train.best_only)
         self.step.decisions.saved()
-        self.table.end_epoch(state.epoch, {**row, **took, "waiting": result.waiting}, is_best)
+        about = {"epoch": f"{state.epoch}/{self.config.train.epochs}", "memory": memory()}
+        left = self.time_left.seconds(state.epoch + 1, 0.0)
+        self.table.add({**row, **took, **about, "waiting": result.waiting, "left": left}, is_best)
 
     def finish(self, evaluation: Evaluation | None) -> None:
         """Show the result of the training, after rank 0's last ``evaluation`` or a new one."""

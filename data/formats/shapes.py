@@ -106,7 +106,7 @@ def _draw_split(folder: Path, count: int, image_size: int, seed: list[int]) -> d
     folder.mkdir()
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for number in counted(range(count), f"drawing {folder.name} shapes"):
+    for number in counted(range(count), f"drawing {folder.name} shapes", count):
         drawing = draw_image(image_size, np.random.Generator(np.random.PCG64(np.random.SeedSequence([*seed, number]))))
         height, width = drawing.image.shape[:2]
         name = f"{number + 1:06d}.jpg"

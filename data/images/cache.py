@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from data.config import ImageCache, OnError
 from data.errors import DataError
-from data.files.bars import bar
+from data.files.bars import counted
 from data.files.reading import usable_cores
 from data.index.annotations import Annotations
 from data.index.cache import stamp_files
@@ -86,9 +86,8 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
 
         with ThreadPoolExecutor(usable_cores()) as pool:  # OpenCV decodes without the GIL
             count = len(annotations)
-            with bar("decoding images", count) as report:
-                for done, _ in enumerate(pool.map(fill, range(count)), start=1):
-                    report(done, count)
+            for _ in counted(pool.map(fill, range(count)), "decoding images", count):
+                pass
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)

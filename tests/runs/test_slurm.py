@@ -20,7 +20,7 @@ from train_utils.scores.coco_eval import FIGURES
 
 SHAPES = ShapesConfig(train_images=384, val_images=6, image_size=64, seed=0)
 STEPS = 96  # of two epochs: signals take a second or two to arrive
-BEGUN = "1/2        3  "  # the row of the third step
+BEGUN = "epoch 1/2  24/384  "  # images: after the third step
 TWO_BY_TWO = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]  # the nodes' GPUs are stand-ins
 ONE = ["--nodes=1", "--gpus-per-node=0"]
 

@@ -74,8 +74,13 @@ def train_one_epoch(
     images_done, first_step, started = 0, state.step, time.perf_counter()
     waiting = Waiting(loader)
     stopped_by = None
+
+    def figures() -> dict[str, str]:
+        share = waiting.seconds / (time.perf_counter() - started)
+        return {"loss": f"{_means(state, 1)['loss']:.4g}", "wait": f"{share:.0%}"}
+
     with progress, one_thread_per_operator() if step.imagewise else nullcontext():
-        for micro_batch, batch in enumerate(waiting, start=1):
+        for batch in waiting:
             step.add(batch)
             images_done += len(batch.indices) * world.world_size
             if not step.full:
@@ -90,10 +95,7 @@ def train_one_epoch(
             if decision.stop:
                 stopped_by = decision.stop
                 break
-            if progress.due(micro_batch):
-                seconds = time.perf_counter() - started
-                rates = {"images_per_second": images_done / seconds, "waiting": waiting.seconds / seconds}
-                progress.show(micro_batch, step=state.step, **_means(state, 1), **rates)
+            progress.at(images_done, figures)
     seconds = time.perf_counter() - started
     times = RankTimes(seconds, waiting.seconds, clock.seconds, steps=state.step - first_step)
     result = EpochResult(step.lr, _means(state, world.world_size), images_done / seconds, times, stopped_by)

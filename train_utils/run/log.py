@@ -11,11 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from train_utils.errors import TrainError
 from train_utils.run.whole_files import whole_file
-from train_utils.terminal.screen import is_live, say, warn
+from train_utils.terminal.screen import say, warn
 
 
 class RunLog:
@@ -26,21 +24,21 @@ class RunLog:
         self._path = run_dir / "train.log" if run_dir is not None else None
         self._failed = False
 
-    def line(self, text: str | None, on_screen: Text | None = None) -> None:
-        """Write ``text``, in the file with a timestamp; skip None and empty text.
+    def line(self, text: str | None, on_screen: str | None = None, style: str = "") -> None:
+        """Write ``text``, in the file with a timestamp on each line; skip None and empty text.
 
-        A terminal shows ``on_screen`` instead, if it is given.
+        A terminal shows ``on_screen`` if it is given, in a ``style`` of rich.
         If the file cannot be written, as on a full disk, warn once on the terminal and continue.
         """
         if not self._is_main or not text:
             return
-        say(on_screen if on_screen is not None and is_live() else text)
+        say(on_screen or text, style)
         if self._path is None:
             return
         try:
             # Opened for each line: a kill loses nothing, and the log may be moved away.
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+                file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n" for line in text.split("\n"))
         except OSError as error:
             if not self._failed:
                 warn(f"cannot write {self._path} ({error.strerror}): until it can, its lines appear only here")

@@ -1,72 +1,80 @@
-"""Progress through one piece of work: a live line on a terminal, a few plain lines elsewhere."""
+"""Progress through one piece of work, on stderr: a live line, or whole lines in files and pipes."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
 
 from rich import progress as bars
 
 from train_utils.memory.peak import device_peak
-from train_utils.terminal.screen import SCREEN, is_live, say
+from train_utils.terminal.screen import SCREEN, is_live
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a live line: reading a loss waits for the device
-LEAST_BAR = 10  # cells; figures at the end of the line give way
+SECONDS_BETWEEN_LINES = 10.0  # about work without a known end
+LEAST_BAR = 8  # cells; figures at the end of the line give way
 
 
 class Progress:
-    """Progress through ``total`` units of work; silent unless enabled.
+    """Progress through ``total`` units of work, 0 if that is unknown; silent unless enabled.
 
-    A terminal gets a live line, other output at most ``lines`` lines. Figures may cost a wait for
-    the device, so ask ``due`` before computing them::
+    If stdout and stderr are a terminal it is a live line, otherwise at most ``lines`` lines::
 
-        with Progress(len(batches), "evaluate", enabled=True) as progress:
+        with Progress(len(images), "evaluate", enabled=True) as progress:
             ...
-            if progress.due(done):
-                progress.show(done, loss=loss.item())
+            progress.at(done, lambda: {"loss": f"{loss.item():.4g}"})
+
+    ``left`` tells the seconds until the end if the work is part of a longer one.
     """
 
-    def __init__(self, total: int, title: str, enabled: bool, lines: int = 10, unit: str = "img") -> None:
-        self.total, self.title, self._lines, self._unit = total, title, lines, unit
-        self.done, self._lines_shown = 0, 0
-        self.started = self._last_update = time.monotonic()
+    def __init__(
+        self,
+        total: int,
+        title: str,
+        enabled: bool,
+        lines: int = 10,
+        unit: str = "img",
+        left: Callable[[Progress], float] | None = None,
+    ) -> None:
+        self.total, self.title, self._lines, self._unit, self._left = total, title, lines, unit, left
+        self.done, self._shown = 0, 0  # units, and those of the last line
+        self._started = self._last = time.monotonic()
+        self._first: tuple[int, float] | None = None  # units and seconds when it was told of the first ones
         self._enabled = enabled
         self._bar = _start_bar(title, total) if enabled and is_live() else None
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
 
-    def due(self, done: int) -> bool:
-        """Whether it is time to show something, with ``done`` units finished."""
-        if self._bar is not None:
-            return done == self.total or time.monotonic() - self._last_update > SECONDS_BETWEEN_UPDATES
-        return self._enabled and done * self._lines >= (self._lines_shown + 1) * self.total
-
-    def show(self, done: int, **figures: float) -> None:
-        """Show that ``done`` units are finished, with the figures so far."""
-        self.done, self._last_update = done, time.monotonic()
-        if self._bar is not None:
-            room = SCREEN.width - len(self.title) - LEAST_BAR - 2
-            text = fit([f"{done / self.total:.0%}", self.left(), *self.parts(figures)], room)
-            self._bar.update(bars.TaskID(0), completed=done, text=text, refresh=True)
-        elif self._enabled:
-            self._lines_shown = done * self._lines // self.total
-            self.say(figures)
-
     def advance(self, units: int) -> None:
-        """Count ``units`` more as finished; show them when due, and close after the last."""
-        self.done += units
-        if self.due(self.done):
-            self.show(self.done)
-        if self.done >= self.total:
+        """Count ``units`` more as finished."""
+        self.at(self.done + units)
+
+    def at(self, done: int, figures: Callable[[], Mapping[str, str]] = dict) -> None:
+        """Tell that ``done`` units are finished; close after the last.
+
+        ``figures`` are asked for only when they are shown: they may cost a wait for the device.
+        """
+        self.done = done
+        self._first = self._first or (done, self.seconds)
+        if self._is_due():
+            self._shown, self._last = done, time.monotonic()
+            parts = [*(f"{name} {text}" for name, text in figures().items()), self._speed(), f"mem {memory()}"]
+            end = [f"{duration(self.seconds_left)} left"] if self.total else []
+            if self._bar is None:
+                count = f"{done}/{self.total}" if self.total else str(done)
+                print("  ".join([self.title, count, *parts, *end]), file=sys.stderr, flush=True)
+            else:
+                share = f"{done / self.total:.0%}" if self.total else str(done)
+                text = fit([share, *end, *parts], SCREEN.width - len(self.title) - LEAST_BAR - 2)
+                self._bar.update(bars.TaskID(0), completed=done, text=text, refresh=True)
+        if done == self.total:
             self.close()
 
     def close(self) -> None:
@@ -74,33 +82,33 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def say(self, figures: Mapping[str, float]) -> None:
-        """Print a plain line."""
-        say("  ".join([self.title, f"{self.done}/{self.total}", *self.parts(figures), self.left()]))
-
-    def parts(self, figures: Mapping[str, float]) -> list[str]:
-        """What a line says about the work; the last ones give way on a narrow terminal."""
-        speed = f"{self.done / max(self.seconds, 1e-9):.3g} {self._unit}/s"
-        return [*(f"{name} {value:.4g}" for name, value in figures.items()), speed, f"mem {memory()}"]
-
-    def left(self) -> str:
-        """How long it will take."""
-        return f"{duration(self.seconds_left)} left"
-
-    @property
-    def is_live(self) -> bool:
-        """Whether there is a live line."""
-        return self._bar is not None
-
     @property
     def seconds(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self.started
+        return time.monotonic() - self._started
+
+    @property
+    def pace(self) -> float:
+        """Seconds for a unit, without the first ones, which wait for workers to start."""
+        done, seconds = self._first or (0, 0.0)
+        if done == self.done:
+            done, seconds = 0, 0.0
+        return (self.seconds - seconds) / max(1, self.done - done)
 
     @property
     def seconds_left(self) -> float:
-        """Seconds that the rest takes, at the speed so far."""
-        return self.seconds / self.done * (self.total - self.done)
+        """Seconds until the end, at the pace so far."""
+        return self._left(self) if self._left is not None else self.pace * (self.total - self.done)
+
+    def _is_due(self) -> bool:
+        if self._bar is not None:
+            return time.monotonic() - self._last > SECONDS_BETWEEN_UPDATES
+        if not self.total:
+            return self._enabled and time.monotonic() - self._last > SECONDS_BETWEEN_LINES
+        return self._enabled and self.done * self._lines // self.total > self._shown * self._lines // self.total
+
+    def _speed(self) -> str:
+        return f"{self.done / max(self.seconds, 1e-9):.3g} {self._unit}/s"
 
 
 def fit(parts: list[str], room: int) -> str:
@@ -123,19 +131,9 @@ def memory() -> str:
 
 def _start_bar(title: str, total: int) -> bars.Progress:
     """A live line without a thread: it would be alive while data workers are forked."""
-    columns = (
-        bars.TextColumn("{task.description}", markup=False),
-        bars.BarColumn(bar_width=None),
-        bars.TextColumn("{task.fields[text]}", markup=False),
-    )
-    bar = bars.Progress(
-        *columns,
-        console=SCREEN,
-        auto_refresh=False,
-        transient=True,
-        expand=True,
-        redirect_stderr=sys.stderr.isatty(),
-    )
-    bar.add_task(title, total=total, text="")
+    label, text = (bars.TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
+    columns = label, bars.BarColumn(bar_width=None), text
+    bar = bars.Progress(*columns, console=SCREEN, auto_refresh=False, transient=True, expand=True)
+    bar.add_task(title, total=total or None, text="")
     bar.start()
     return bar

@@ -15,26 +15,25 @@ class _Screen(Console):
         return False
 
 
-SCREEN = _Screen(markup=False, emoji=False, highlight=False)  # stdout, also where a test replaces it
+SCREEN = _Screen(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 def is_live() -> bool:
-    """Whether stdout is a terminal where a line can be rewritten."""
-    return sys.stdout.isatty() and SCREEN.is_terminal and not SCREEN.is_dumb_terminal
+    """Whether stdout and stderr are a terminal where a line can be rewritten."""
+    return sys.stdout.isatty() and sys.stderr.isatty() and SCREEN.is_terminal and not SCREEN.is_dumb_terminal
 
 
-def say(text: str | Text) -> None:
+def say(text: str, style: str = "") -> None:
     """Print lines. On a terminal they are wrapped at words, unless they start with a space.
 
     Those are rows of a table and commands, which a break would spoil.
     """
     if not is_live():
-        print(str(text), flush=True)
+        print(text, flush=True)
         return
-    if isinstance(text, str):
-        wrap = TextWrapper(SCREEN.width, break_long_words=False, break_on_hyphens=False).fill
-        text = Text("\n".join(line if line.startswith(" ") else wrap(line) for line in text.split("\n")))
-    SCREEN.print(text, soft_wrap=True)
+    wrap = TextWrapper(SCREEN.width, break_long_words=False, break_on_hyphens=False).fill
+    lines = [line if line.startswith(" ") else wrap(line) for line in text.split("\n")]
+    SCREEN.print(Text("\n".join(lines), style), soft_wrap=True)
 
 
 def warn(text: str) -> None:

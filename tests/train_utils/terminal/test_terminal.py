@@ -18,6 +18,8 @@ from pathlib import Path
 import pyte
 import pytest
 
+from tests.train_utils.terminal.session import FIGURES, SAID
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 SESSION = [sys.executable, "-m", "tests.train_utils.terminal.session"]
 
@@ -52,42 +54,40 @@ def screen(seen: bytes, columns: int) -> tuple[list[str], pyte.Screen]:
 
 
 @pytest.mark.parametrize(
-    ("columns", "titles"),
+    ("columns", "end", "environment", "titles", "live"),
     [
-        (120, "epoch step loss box obj cls AP AP50 AP75 img/s wait mem time left best"),
-        (80, "epoch loss box obj cls AP AP50 img/s time best"),
-        (60, "epoch loss AP AP50 img/s time best"),
+        (120, "close", {}, "epoch step loss box obj cls AP AP50 AP75 img/s wait mem time left best", None),
+        (80, "kill", {}, "epoch loss box obj cls AP AP50 img/s time best", "loss 12.35  wait 12%  "),
+        (60, "kill", {"NO_COLOR": "1"}, "epoch loss AP AP50 img/s time best", "loss 12.35"),
     ],
 )
-def test_the_table_has_the_columns_that_fit(tmp_path: Path, columns: int, titles: str) -> None:
-    seen, code = run_on_terminal(tmp_path, columns)
-    assert code == 0
+def test_a_terminal_shows_what_fits(
+    tmp_path: Path, columns: int, end: str, environment: dict[str, str], titles: str, live: str | None
+) -> None:
+    seen, code = run_on_terminal(tmp_path, columns, end, **environment)
+    assert code == (0 if end == "close" else -signal.SIGKILL)
     lines, emulator = screen(seen, columns)
-    words = ("many", "images", "and", "boxes", "train:")
-    table = [line for line in lines if line.split()[0] not in words]
-    assert [line.split() for line in table[:1]] == [titles.split()]
-    note = next(index for index, line in enumerate(table) if line.startswith("rank 0: a note"))
-    rows = [line for index, line in enumerate(table) if index not in (0, note)]
-    assert [row.split()[0] for row in rows] == ["1/3", "2/3", "3/3"], "no live line is left over"
-    assert [row.endswith("*") for row in rows] == [False, True, False]
-    assert all(len(line) <= columns for line in lines)
-    at_ap = table[0].index(" AP ") + 3
-    assert [row[:at_ap].split()[-1] for row in rows] == ["-", "0.250", "0.167"], "columns stand under their titles"
-    prose = " ".join(line for line in lines if line not in table)
-    assert prose == "train: " + "many images and " * 12 + "boxes", "wrapped at words"
-    assert not emulator.cursor.hidden and (b"\x1b[1;32m" in seen), "the best row is green"
-
-
-@pytest.mark.parametrize(("columns", "shown"), [(80, ["loss", "img/s", "wait"]), (60, ["loss"])])
-def test_the_live_line(tmp_path: Path, columns: int, shown: list[str]) -> None:
-    seen, code = run_on_terminal(tmp_path, columns, "kill")
-    assert code == -signal.SIGKILL
-    lines, emulator = screen(seen, columns)
-    assert lines[-2] == "rank 0: a note in the middle of an epoch"
-    found = re.fullmatch(r"epoch 3/3 (\S+) +50%  0:00:03 left(.*)", lines[-1])
-    assert found is not None and len(found[1]) >= 10 and len(lines[-1]) <= columns, lines[-1]
-    assert [word for word in ("loss", "img/s", "wait") if word in found[2]] == shown
     assert not emulator.cursor.hidden, "a killed process leaves the cursor"
+    start = next(index for index, line in enumerate(lines) if line.split()[0] == "epoch")
+    assert " ".join(lines[:start]) == SAID and all(len(line) <= columns for line in lines[:start]), "wrapped at words"
+    table = lines[start : start + 3]
+    assert table[0].split() == titles.split()
+    assert [row.split()[0] for row in table[1:]] == ["1/3", "2/3"], "no live line is left over"
+    assert [row.endswith("*") for row in table[1:]] == [False, True]
+    assert all(len(line) <= columns for line in table)
+    at_ap = table[0].index(" AP ") + 3
+    assert [row[:at_ap].split()[-1] for row in table[1:]] == ["-", "0.250"], "columns stand under their titles"
+    assert (b"\x1b[1;32m" in seen) == (not environment), "the best row is green"
+    assert b"\x1b[1m" in seen and not (environment and re.search(rb"\x1b\[[\d;]*3\d", seen))
+    if live is None:
+        figures = "".join(line.ljust(columns) for line in lines[-3:]).rstrip()
+        assert lines[start + 3].startswith("rank 0: a note") and lines[-3] == "figures:", lines
+        assert figures.endswith(FIGURES.split("\n")[1].rstrip()), "rows are not broken at words"
+        return
+    assert lines[start + 3] == "rank 0: a note in the middle of an epoch"
+    found = re.fullmatch(r"epoch 3/3 (\S+ *) 50%  0:01:20 left  (.*)", lines[-1])
+    assert found is not None and len(found[1]) >= 8 and len(lines[-1]) <= columns, lines[-1]
+    assert found[2].startswith(live)
 
 
 def test_an_error_leaves_the_terminal_whole(tmp_path: Path) -> None:
@@ -97,29 +97,22 @@ def test_an_error_leaves_the_terminal_whole(tmp_path: Path) -> None:
     assert not any("left" in line and "50%" in line for line in lines), "the live line is gone"
 
 
-def test_no_colour(tmp_path: Path) -> None:
-    seen, _ = run_on_terminal(tmp_path, 80, NO_COLOR="1")
-    assert not re.search(rb"\x1b\[[\d;]*3\d", seen) and b"\x1b[1m" in seen
-
-
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"FORCE_COLOR": "1"}])
-def test_plain_lines_elsewhere(tmp_path: Path, environment: dict[str, str]) -> None:
-    if "TERM" in environment:
-        shown = run_on_terminal(tmp_path, 200, **environment)[0].decode().replace("\r\n", "\n")
-    else:
-        command, env = [*SESSION, str(tmp_path), "close"], {**os.environ, **environment}
-        done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True)
-        assert done.returncode == 0 and done.stderr == ""
-        shown = done.stdout
-    assert "\x1b" not in shown and "\r" not in shown
-    rows = [line for line in shown.splitlines() if re.match(r" +(epoch|\d/3) ", line) or line.startswith("epoch")]
-    assert [row.split()[:2] for row in rows] == [
-        ["epoch", "step"], *([f"{epoch}/3", str(4 * epoch - back)] for epoch in (1, 2, 3) for back in (2, 0))
+def test_elsewhere_progress_comes_in_lines_on_stderr(tmp_path: Path) -> None:
+    """Also where colours are forced, and on a terminal that cannot rewrite a line."""
+    env = {**os.environ, "FORCE_COLOR": "1"}
+    done = subprocess.run([*SESSION, str(tmp_path), "close"], cwd=REPOSITORY, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and not set("\x1b\r") & set(done.stdout + done.stderr)
+    lines = done.stderr.splitlines()
+    epochs = [f"epoch {epoch}/3  {done}/40  loss 12.35  wait 12%  " for epoch in (1, 2, 3) for done in (20, 40)]
+    expected = [part for start in (0, 2, 4) for part in (*epochs[start : start + 2], "evaluate  10/10  ")]
+    assert [line.startswith(start) for line, start in zip(lines, expected, strict=True)] == [True] * 9, lines
+    shown = done.stdout.splitlines()
+    assert [line.split()[0] for line in shown] == [
+        "train:", "epoch", "1/3", "2/3", "rank", "3/3", "figures:", "a",
     ]  # fmt: skip
-    assert "evaluate  10/10" in shown
-    log = (tmp_path / "train.log").read_text()
-    assert "\x1b" not in log and [line[20:] for line in log.splitlines()[1:]] == [
-        line
-        for line in shown.splitlines()[1:]
-        if not line.startswith("evaluate") and line.split()[1] not in ("2", "6", "10")
-    ], "the log has the rows of epochs"
+    log = (tmp_path / "train.log").read_text().splitlines()
+    assert [line[20:] for line in log] == shown and all(re.match(r"\d{4}-\d\d-\d\d \d\d:", line) for line in log)
+
+    dumb = run_on_terminal(tmp_path, 200, TERM="dumb")[0].decode().replace("\r\n", "\n")
+    assert not set("\x1b\r") & set(dumb)
+    assert sorted(line.split()[:2] for line in dumb.splitlines()) == sorted(line.split()[:2] for line in lines + shown)
