@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from train_utils.pictures.style import COLORS, MAP, chart, label, save
+from train_utils.pictures.style import COLORS, MAP, chart, label, line_style, save
 from train_utils.scores.detections import GroundTruth
-
-if TYPE_CHECKING:  # matplotlib takes longer to import than to draw, so only charts pay for it
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_POINTS = 20_000  # of a scatter plot: more are slow and show nothing new
 MOST_BARS = 100
@@ -65,51 +61,45 @@ def draw_box_sizes(
 def draw_labels(truth: GroundTruth, title: str, out: Path) -> None:
     """Draw the boxes of a set without crowds: their classes, centres, shapes and areas."""
     from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure
 
     counted = ~truth.crowd.astype(bool)
     boxes, sizes = truth.boxes_xywh[counted], truth.sizes[truth.image_of_box[counted]][:, ::-1]
     counts = np.bincount(truth.classes[counted], minlength=len(truth.names))
     order = np.argsort(-counts, kind="stable")[:MOST_LABEL_BARS]
     more = len(truth.names) - len(order)
-    figure, (bars, centres, shapes, areas) = _label_axes(len(order))
-    drawn = bars.barh(range(len(order)), counts[order], color=COLORS[0])
-    bars.bar_label(drawn, padding=2, fontsize=7)
-    bars.set_yticks(range(len(order)), [label(truth.names[cls]) for cls in order], fontsize=8)
-    bars.set(ylim=(len(order) - 0.4, -0.6), xlim=(0, 1.15 * max(1, counts.max(initial=0))), xlabel="boxes")
-    bars.set_title(
-        f"{title}: {len(truth.image_ids):,} images, {len(boxes):,} boxes" + f" ({more} more classes)" * (more > 0)
+    figure = Figure(figsize=(14, 9), layout="constrained")
+    axes = figure.subplot_mosaic([["bars"] * 3, ["centres", "shapes", "areas"]])
+    bars = axes["bars"]
+    places, many = range(len(order)), len(order) > 6
+    drawn = bars.bar(places, counts[order], color=COLORS[0])
+    bars.bar_label(drawn, padding=2, fontsize=7, rotation=90 * many)
+    bars.set_xticks(places, [label(truth.names[cls]) for cls in order], fontsize=8, rotation=90 * many)
+    bars.set(
+        xlim=(-0.6, max(10, len(order)) - 0.4),
+        ylabel="boxes",
+        title=f"{title}: {len(truth.image_ids):,} images, {len(boxes):,} boxes"
+        + f" ({more} more classes)" * (more > 0),
     )
+    bars.margins(y=0.15)
     fractions = boxes / np.tile(sizes, 2)
     halves = np.linspace(0, 1, 51)
-    centre = fractions[:, :2] + fractions[:, 2:] / 2
-    for axis, (x, y), name, labels in (
-        (centres, centre.T, "centres of the boxes", ("x, share of the width", "y, share of the height")),
-        (shapes, fractions[:, 2:].T, "sizes of the boxes", ("width, share of the image", "height, share of the image")),
+    for name, (x, y), axis_labels in (
+        ("centres", (fractions[:, :2] + fractions[:, 2:] / 2).T, ("x, share of the width", "y, share of the height")),
+        ("shapes", fractions[:, 2:].T, ("width, share of the image", "height, share of the image")),
     ):
+        axis = axes[name]
         axis.hist2d(x.clip(0, 1), y.clip(0, 1), bins=[halves, halves], cmap=MAP, cmin=1, norm=PowerNorm(0.5, vmin=0))
-        axis.set(title=name, xlabel=labels[0], ylabel=labels[1], xlim=(0, 1), ylim=(0, 1))
+        axis.set(title=f"{name} of the boxes", xlabel=axis_labels[0], ylabel=axis_labels[1], xlim=(0, 1), ylim=(0, 1))
         axis.set_box_aspect(1)
-    centres.invert_yaxis()  # as in the picture
+    axes["centres"].invert_yaxis()  # as in the picture
     area = np.sqrt(truth.areas[counted].clip(1))
     ends = area.min(initial=AREA_EDGES[0] ** 0.5), area.max(initial=AREA_EDGES[1] ** 0.5)
-    areas.hist(area, bins=np.geomspace(*ends, 40).tolist(), color=COLORS[0])
-    for edge, name in zip(AREA_EDGES, ("medium from 32 px", "large from 96 px"), strict=True):
-        areas.axvline(edge**0.5, color=COLORS[1], linestyle="--")
-        areas.text(
-            edge**0.5, 0.98, f" {name}", transform=areas.get_xaxis_transform(), rotation=90, va="top", fontsize=8
-        )
-    areas.set(xscale="log", title="root of the area", xlabel="pixels of the image", ylabel="boxes")
-    areas.set_box_aspect(1)
+    axis = axes["areas"]
+    axis.hist(area, bins=np.geomspace(*ends, 40).tolist(), color=COLORS[0])
+    for number, (edge, name) in enumerate(zip(AREA_EDGES, ("medium from 32 px", "large from 96 px"), strict=True), 1):
+        axis.axvline(edge**0.5, **line_style(number), label=name)
+    axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.06), ncol=2, frameon=False)
+    axis.set(xscale="log", xlabel="root of the area, pixels of the image", ylabel="boxes")
+    axis.set_box_aspect(1)
     save(figure, out)
-
-
-def _label_axes(classes: int) -> tuple[Figure, list[Axes]]:
-    """Axes for bars and three squares: beside the bars in a row, or in a column if many classes."""
-    from matplotlib.figure import Figure
-
-    tall = classes > 30
-    rows: Any = [["0", "1"], ["0", "2"], ["0", "3"]] if tall else [["0", "1", "2", "3"]]
-    size = (9.5, max(12, 1.2 + 0.17 * classes)) if tall else (17, max(4.2, 1.2 + 0.17 * classes))
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplot_mosaic(rows)
-    return figure, [axes[str(number)] for number in range(4)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +14,7 @@ import numpy as np
 from train_utils.errors import TrainError
 from train_utils.pictures.charts import draw_labels
 from train_utils.pictures.curves import draw_curves
-from train_utils.pictures.mistakes import Read, draw_suspects, draw_worst
+from train_utils.pictures.mistakes import NameOf, Read, draw_suspects, draw_worst
 from train_utils.pictures.score_charts import (
     draw_average_precision,
     draw_calibration,
@@ -48,7 +51,7 @@ PLOTS = {  # by file name, in the order in which one looks at them
     "confusion.png": Plot("Confusion matrix", "Labelled boxes by the class that was reported for them, counted."),
     "confusion_share.png": Plot("Confusion matrix, normalised", "The same as shares of each row."),
     "error_kinds.png": Plot("Kinds of errors", "How much AP50 would rise without each kind of error (TIDE)."),
-    "calibration.png": Plot("Calibration", "How often detections of a score are right, and how many there are."),
+    "calibration.png": Plot("Calibration", "How often detections of a score are right, and the gap to the score."),
     "val_detections.jpg": Plot("Labels and detections", "The first validation images: labels left, detections right."),
     "worst_images.jpg": Plot(
         "Worst images", "Most missed labels, then most false detections, with the reason of each error."
@@ -65,8 +68,8 @@ Say = Callable[[str], object]
 
 def draw_training(folder: Path, metrics_csv: Path, train_labels: GroundTruth, say: Say) -> None:
     """Draw what only a training has: its curves and its labels."""
-    _draw(folder, "curves.png", lambda out: draw_curves(metrics_csv, out), say)
-    _draw(folder, "labels_train.png", lambda out: draw_labels(train_labels, "training", out), say)
+    _draw(folder / "curves.png", partial(draw_curves, metrics_csv), say)
+    _draw(folder / "labels_train.png", partial(draw_labels, train_labels, "training"), say)
 
 
 def draw_evaluation(
@@ -75,59 +78,62 @@ def draw_evaluation(
     detections: Detections,
     scores: CocoResult,
     read: Read,
-    name_of: Callable[[int], str],
+    name_of: NameOf,
     say: Say,
 ) -> None:
     """Draw the other PLOTS into ``folder``.
 
-    ``read`` gives the image at a position (uint8 RGB; None if unreadable), ``name_of`` its file
-    name. What cannot be drawn is told by ``say``; an old picture in its place goes.
+    ``read`` gives the image at a position, ``name_of`` its file name. What cannot be drawn is told
+    by ``say``; an old picture in its place goes.
     """
-    try:
+    with _or_say(folder, say):
         found = diagnose(truth, detections)
-    except Exception as error:  # as in _draw
-        say(f"warning: {folder} was not drawn ({type(error).__name__}: {error})")
-        return
-    names, boxes = truth.names, [curve.boxes for curve in found.curves]
-    drawings: dict[str, Callable[[Path], object]] = {
-        "average_precision.png": lambda out: draw_average_precision(scores.figures, scores.per_class, out),
-        "precision_recall.png": lambda out: draw_precision_recall(found.precision, boxes, names, out),
-        "confidence.png": lambda out: draw_confidence(found.curves, found.pooled, found.threshold, names, out),
-        "confusion.png": lambda out: draw_confusion(found.confusion, names, found.threshold, out),
-        "confusion_share.png": lambda out: draw_confusion(found.confusion_share, names, found.threshold, out),
-        "error_kinds.png": lambda out: draw_error_kinds(found.tide, out),
-        "calibration.png": lambda out: draw_calibration(found.calibration, out),
-        "val_detections.jpg": lambda out: draw_detections(
-            _first_images(truth, detections, read, name_of), names, out, max(found.threshold, LEAST_SHOWN)
-        ),
-        "worst_images.jpg": lambda out: draw_worst(truth, found, read, name_of, out),
-        "label_suspects.jpg": lambda out: draw_suspects(truth, found.suspects, read, name_of, out),
-        "labels_val.png": lambda out: draw_labels(truth, "validation", out),
-    }
-    for name, drawing in drawings.items():
-        _draw(folder, name, drawing, say)
+        pairs, least = _first_images(truth, detections, read, name_of), max(found.threshold, LEAST_SHOWN)
+        drawings: dict[str, Callable[[Path], None]] = {
+            "average_precision.png": partial(draw_average_precision, scores),
+            "precision_recall.png": partial(draw_precision_recall, found),
+            "confidence.png": partial(draw_confidence, found),
+            "confusion.png": partial(draw_confusion, found, False),
+            "confusion_share.png": partial(draw_confusion, found, True),
+            "error_kinds.png": partial(draw_error_kinds, found),
+            "calibration.png": partial(draw_calibration, found),
+            "val_detections.jpg": lambda out: draw_detections(pairs, truth.names, out, least),
+            "worst_images.jpg": partial(draw_worst, found, read, name_of),
+            "label_suspects.jpg": partial(draw_suspects, found, read, name_of),
+            "labels_val.png": partial(draw_labels, truth, "validation"),
+        }
+        for name, draw in drawings.items():
+            _draw(folder / name, draw, say)
 
 
-def _draw(folder: Path, name: str, drawing: Callable[[Path], object], say: Say) -> None:
-    """Draw one file. If that fails, only say so: what it shows is done, and must not be lost."""
+def _draw(out: Path, draw: Callable[[Path], None], say: Say) -> None:
+    with _or_say(out, say):
+        from hotcoco.plot import style
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.unlink(missing_ok=True)
+        # hotcoco asks for bolder letters than its fonts have, which is nobody's news.
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+        with style(paper_mode=True):
+            draw(out)
+
+
+@contextmanager
+def _or_say(out: Path, say: Say) -> Iterator[None]:
+    """If drawing fails, only say so: what it shows is done, and must not be lost."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).unlink(missing_ok=True)
-        drawing(folder / name)
+        yield
     except Exception as error:
         reason = str(error) if isinstance(error, TrainError) else f"{type(error).__name__}: {error}"
-        say(f"warning: {folder / name} was not drawn ({reason})")
+        say(f"warning: {out} was not drawn ({reason})")
 
 
 def _first_images(
-    truth: GroundTruth, detections: Detections, read: Read, name_of: Callable[[int], str], count: int = 8
+    truth: GroundTruth, detections: Detections, read: Read, name_of: NameOf, count: int = 8
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray, Detections]]:
     """The first images with labels, crowds aside, and detections, as draw_detections takes them."""
     for i in range(min(count, len(truth.image_ids))):
-        if (image := read(i)) is None:
-            continue
-        rows = np.arange(truth.offsets[i], truth.offsets[i + 1])
-        rows = rows[~truth.crowd[rows].astype(bool)]
-        boxes = truth.boxes_xywh[rows].copy()
-        boxes[:, 2:] += boxes[:, :2]
-        yield name_of(i), image, truth.classes[rows], boxes, detections[detections["image_id"] == truth.image_ids[i]]
+        if (image := read(i)) is not None:
+            rows = np.flatnonzero((truth.image_of_box == i) & ~truth.crowd.astype(bool))
+            found = detections[detections["image_id"] == truth.image_ids[i]]
+            yield name_of(i), image, truth.classes[rows], truth.boxes_xyxy(rows), found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -11,20 +11,24 @@ if TYPE_CHECKING:  # matplotlib takes longer to import than to draw, so only cha
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette (Color Universal Design, 2008) without yellow, which is faint on paper.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Four of Okabe and Ito's colours (Color Universal Design, 2008) and two darker ones of Tol (2021).
+# Lines with the same dashes differ in lightness, which is what a grey print shows of a colour.
+COLORS = ("#0072B2", "#D55E00", "#E69F00", "#56B4E9", "#882255", "#117733")
 DASHES = ("-", "--", "-.", ":")
 NAMED = 10  # classes with a line of their own in the legend; 12 pairs of colour and dashes differ
 MAP = "Blues"  # of one hue: darker is more, also in print
 LONGEST = 30  # characters of a class name that show
 DPI = 110
+BESIDE: dict[str, Any] = {"fontsize": 8, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "frameon": False}
 
 
-def chart(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Figure, list[Axes]]:
+def chart(
+    width: float, height: float, columns: int = 1, layout: Literal["constrained", "tight"] = "constrained", **more: Any
+) -> tuple[Figure, list[Axes]]:
     """A figure of that size in inches, with its axes side by side."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=layout)
     return figure, list(figure.subplots(1, columns, squeeze=False, **more)[0])
 
 
@@ -53,10 +57,3 @@ def fraction_axis(axis: Axes, **labels: str) -> None:
     """A grid, labels, and both axes from 0 to 1."""
     axis.set(xlim=(0, 1), ylim=(0, 1.02), xticks=np.linspace(0, 1, 6), **labels)
     axis.grid(alpha=0.3)
-
-
-def legend_beside(axis: Axes, unnamed: int) -> None:
-    """The legend right of ``axis``; ``unnamed`` is the number of grey lines."""
-    if unnamed:
-        axis.plot([], [], color="0.8", linewidth=1, label=f"{unnamed} more classes")
-    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

@@ -38,6 +38,11 @@ class GroundTruth:
         """Position of the image of each box, int64 (M,)."""
         return np.repeat(np.arange(len(self.image_ids)), np.diff(self.offsets))
 
+    def boxes_xyxy(self, rows: np.ndarray) -> np.ndarray:
+        """Corners of some boxes, float64 (n, 4) in pixels."""
+        boxes = self.boxes_xywh[rows]
+        return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+
 
 def make_detections(image_id: int, classes: np.ndarray, scores: np.ndarray, boxes_xyxy: np.ndarray) -> Detections:
     """Detections of one image: classes (n,), scores (n,), boxes_xyxy (n, 4) in original pixels."""

@@ -47,8 +47,8 @@ def test_labels_are_counted_without_crowds_and_placed_as_shares_of_their_image(k
     counted = ~truth.crowd.astype(bool)
     counts = np.bincount(truth.classes[counted], minlength=4)
     order = np.argsort(-counts, kind="stable")
-    assert [label.get_text() for label in bars.get_yticklabels()] == [NAMES[cls] for cls in order]
-    assert [bar.get_width() for bar in bars.patches] == counts[order].tolist()
+    assert [label.get_text() for label in bars.get_xticklabels()] == [NAMES[cls] for cls in order]
+    assert [bar.get_height() for bar in bars.patches] == counts[order].tolist()
     assert bars.get_title() == f"validation: 30 images, {counted.sum()} boxes"
     for axis, points in (
         (centres, truth.boxes_xywh[:, :2] + truth.boxes_xywh[:, 2:] / 2), (shapes, truth.boxes_xywh[:, 2:])

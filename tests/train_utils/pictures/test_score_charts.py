@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tests.train_utils.coco_sets import INSTALLED, coco128, draw, many_classes
@@ -25,7 +28,6 @@ from train_utils.pictures.style import NAMED, label, line_style
 from train_utils.scores.coco_eval import ABSENT, score
 from train_utils.scores.detections import Detections, GroundTruth
 from train_utils.scores.diagnosis import diagnose
-from train_utils.scores.operating_points import ClassCurve
 
 OUT = Path("unused.png")
 
@@ -45,8 +47,8 @@ def assert_areas_are_the_table(
 ) -> None:
     diagnosis = diagnose(truth, found)
     boxes = [curve.boxes for curve in diagnosis.curves]
-    draw_precision_recall(diagnosis.precision, boxes, truth.names, OUT)
-    order = [cls for cls in np.argsort(-np.array(boxes), kind="stable") if boxes[cls]]
+    draw_precision_recall(diagnosis, OUT)
+    order = [cls for cls in np.argsort(boxes)[::-1] if boxes[cls]]
     for backend in backends:
         table = score(truth, found, backend)
         for axis, figure in zip(figures[-1].axes, ("AP50", "AP"), strict=True):
@@ -71,30 +73,36 @@ def test_the_area_under_each_drawn_curve_is_its_ap_on_photographs(shared_dir: Pa
     assert [round(area_of_lines(axis)[1], 3) for axis in kept[0].axes] == [0.370, 0.161]
 
 
-def class_curve(boxes: int) -> ClassCurve:
-    return ClassCurve(boxes, np.array([0.9, 0.5], np.float32), np.array([1.0, 0.5]), np.array([0.3, 0.6]))
-
-
 def test_figures_over_the_score_are_the_curves_and_only_the_first_classes_are_named(kept: list[Figure]) -> None:
-    count = NAMED + 5
-    curves = [class_curve(number) for number in range(1, count)] + [ClassCurve(99, *[np.zeros(0)] * 3)]
-    pooled = ClassCurve(120, np.array([0.9, 0.6], np.float32), np.array([0.8, 0.4]), np.array([0.1, 0.2]))
-    draw_confidence(curves, pooled, 0.6, [f"class {number}" for number in range(count)], OUT)
-    axes = kept[0].axes
-    for axis, figure in zip(axes, ("precision", "recall", "f1"), strict=True):
-        points = {str(line.get_label()): np.asarray(line.get_ydata(), float) for line in axis.lines}
-        assert np.allclose(points["all boxes together"], getattr(pooled, figure))
-        assert np.allclose(points["class 10"], getattr(curves[10], figure))
-    named = [text.get_text() for text in axes[-1].get_legend().get_texts()]
-    most_boxes = [f"class {number}" for number in range(count - 2, count - 2 - NAMED, -1)]
-    assert named == [*most_boxes, "all boxes together", "best F1 of all: 0.6", "4 more classes"]
-    draw_confidence([], ClassCurve(0, *[np.zeros(0)] * 3), 0.3, [], OUT)
+    truth, found = many_classes(NAMED + 5)
+    diagnosis = diagnose(truth, found[found["class"] > 0])
+    draw_confidence(diagnosis, OUT)
+    most_boxes = sorted(diagnosis.curves[1:], key=lambda curve: -curve.boxes)[:NAMED]
+    for axis, figure in zip(kept[0].axes, ("precision", "recall", "f1"), strict=True):
+        heights = [np.asarray(line.get_ydata(), float) for line in axis.lines]
+        for height, curve in zip(heights, most_boxes, strict=False):
+            assert np.array_equal(height, getattr(curve, figure))
+        assert np.array_equal(heights[NAMED + 4], getattr(diagnosis.pooled, figure))
+    named = [text.get_text() for text in kept[0].axes[-1].get_legend().get_texts()]
+    assert named[NAMED:] == ["all boxes together", "4 more classes", f"best F1 of all: {diagnosis.threshold:.2g}"]
+    draw_confidence(diagnose(truth, found[:0]), OUT)
     assert [axis.texts[0].get_text() for axis in kept[1].axes] == ["no detections"] * 3
 
 
-def test_named_lines_differ_in_colour_or_dashes() -> None:
+def lightness(color: str) -> float:
+    """CIE L* of a colour, 0 (black) to 100 (white)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
+    return float(116 * np.cbrt(np.dot(linear, (0.2126, 0.7152, 0.0722))) - 16)
+
+
+def test_named_lines_differ_without_their_hue() -> None:
+    """In a grey print, and for whoever sees no difference of hue, dashes or lightness remain."""
     styles = [line_style(number) for number in range(NAMED)]
-    assert len({(style["color"], style["linestyle"]) for style in styles}) == NAMED
+    assert all(a["linestyle"] != b["linestyle"] for a, b in itertools.pairwise(styles))
+    for a, b in itertools.combinations(styles, 2):
+        assert a["linestyle"] != b["linestyle"] or abs(lightness(a["color"]) - lightness(b["color"])) > 9
+    paler = [lightness(style["color"]) for style in styles]
+    assert max(paler) < 75, "a line is hard to see on white paper"
 
 
 def test_class_names_appear_as_they_are_cut_to_a_length() -> None:
@@ -103,30 +111,29 @@ def test_class_names_appear_as_they_are_cut_to_a_length() -> None:
     assert label("n" * 30) == "n" * 30 and label("n" * 31) == "n" * 27 + "..."
 
 
-@pytest.mark.parametrize("classes", [1, 20, 80, 100])
-def test_a_confusion_matrix_has_numbers_while_they_can_be_read(classes: int, kept: list[Figure]) -> None:
+@pytest.mark.parametrize("classes", [1, 20, 80])
+def test_a_confusion_matrix_has_numbers_that_can_be_read(classes: int, kept: list[Figure]) -> None:
     diagnosis = diagnose(*many_classes(classes))
-    names = [f"class {number}" for number in range(classes)]
-    for matrix in (diagnosis.confusion, diagnosis.confusion_share):
-        draw_confusion(matrix, names, 0.5, OUT)
-        axis, side = kept[-1].axes[0], min(classes, 80) + 1
-        drawn: Any = np.ma.asarray(axis.images[0].get_array())
-        assert drawn.shape == (side, side)
-        assert drawn.filled(0)[-1, -1] == matrix[-1, -1] == 0
-        if classes <= 80:
-            assert np.array_equal(drawn.filled(0), matrix)
-        assert len(axis.texts) == (np.count_nonzero(matrix) if classes <= 25 else 0)
-        assert [axis.get_xticklabels()[-1].get_text(), axis.get_yticklabels()[-1].get_text()] == [
-            "missed", "nothing there",
-        ]  # fmt: skip
-        assert ("20 rarer classes left out" in axis.get_title()) == (classes == 100)
+    for normalize, key in ((False, "matrix"), (True, "normalized")):
+        draw_confusion(diagnosis, normalize, OUT)
+        axis = cast(Any, kept[-1].axes[0])
+        drawn, matrix = axis.images[0].get_array(), diagnosis.confusion[key]
+        x_labels, y_labels = (
+            [tick.get_text() for tick in ticks] for ticks in (axis.get_xticklabels(), axis.get_yticklabels())
+        )
+        assert (x_labels[-1], y_labels[-1]) == ("missed", "nothing there") and x_labels[:-1] == y_labels[:-1]
+        if classes <= 30:
+            assert np.array_equal(drawn, matrix) and "of" not in axis.get_title().split(", ")[-1]
+        else:
+            assert drawn.shape == (26, 26) and axis.get_title().endswith("the 25 most confused of 80 classes")
+        assert axis.texts[0].get_text() in (f"{matrix[0, 0]:.2f}", f"{matrix[0, 0]:.0f}")
         assert max(kept[-1].get_size_inches()) <= 17
 
 
 def test_bars_and_points_of_ap_are_the_table(kept: list[Figure]) -> None:
     truth, found = draw(2, images=40)
     table = score(truth, found, "auto")
-    draw_average_precision(table.figures, table.per_class, OUT)
+    draw_average_precision(table, OUT)
     left, right = kept[0].axes
     present = sorted(
         (n for n, row in table.per_class.items() if row["AP"] >= 0), key=lambda n: -table.per_class[n]["AP"]
@@ -138,25 +145,19 @@ def test_bars_and_points_of_ap_are_the_table(kept: list[Figure]) -> None:
     for line, column in zip(right.lines, ("APs", "APm", "APl"), strict=True):
         expected = [(row[column], place) for place, row in enumerate(rows) if row[column] != ABSENT]
         assert list(zip(*line.get_data(), strict=True)) == expected
-    draw_average_precision(dict.fromkeys(table.figures, ABSENT), {}, OUT)
+    draw_average_precision(replace(table, figures=dict.fromkeys(table.figures, ABSENT), per_class={}), OUT)
 
 
 def test_calibration_and_kinds_of_errors_are_the_numbers_given(kept: list[Figure]) -> None:
     diagnosis = diagnose(*many_classes(3))
-    draw_calibration(diagnosis.calibration, OUT)
-    left, right = cast(list[Any], kept[0].axes)
+    draw_calibration(diagnosis, OUT)
     assert diagnosis.calibration is not None
-    bins = [row for row in diagnosis.calibration["bins"] if row["count"]]
-    points = [(row["avg_confidence"], row["avg_accuracy"]) for row in bins]
-    assert list(zip(*left.lines[1].get_data(), strict=True)) == points
-    assert [bar.get_height() for bar in right.patches] == [row["count"] for row in bins]
-    draw_calibration(None, OUT)
-    assert kept.pop().axes[1].texts[0].get_text() == "scores outside 0 to 1"
-    draw_error_kinds(diagnosis.tide, OUT)
-    axis: Any = kept[1].axes[0]
+    shares = [row["avg_accuracy"] for row in diagnosis.calibration["bins"] if row["count"]]
+    assert [bar.get_height() for bar in cast(Any, kept[0].axes[0]).containers[0]] == shares
+    draw_calibration(replace(diagnosis, calibration=None), OUT)
+    assert kept[1].axes[0].texts[0].get_text() == "scores outside 0 to 1"
+    draw_error_kinds(diagnosis, OUT)
+    axis: Any = kept[2].axes[0]
     assert [bar.get_width() for bar in axis.patches] == [diagnosis.tide["delta_ap"][kind] for kind in ERROR_KINDS]
     assert [tick.get_text() for tick in axis.get_yticklabels()] == list(ERROR_KINDS.values())
-    assert all(
-        f"({diagnosis.tide['counts'][kind]:,})" in text.get_text()
-        for kind, text in zip(ERROR_KINDS, axis.texts, strict=True)
-    )
+    assert axis.texts[0].get_text().endswith(f"({diagnosis.tide['counts']['Cls']:,})")

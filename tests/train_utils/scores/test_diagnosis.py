@@ -24,9 +24,8 @@ def check(truth: GroundTruth, found: Detections) -> Diagnosis:
 
     best = pooled_curve(truth, found).best()
     assert best is not None and diagnosis.threshold == best["threshold"]
-    right = sum(len(errors.right) for errors in diagnosis.images)
-    false = sum(len(errors.false) for errors in diagnosis.images)
-    missed = sum(len(errors.missed) for errors in diagnosis.images)
+    errors_on = [diagnosis.errors_on(image) for image in range(len(truth.image_ids))]
+    right, false, missed = (sum(map(len, kind)) for kind in zip(*errors_on, strict=True))
     assert right / (right + false) == pytest.approx(best["precision"])
     assert right / (right + missed) == pytest.approx(best["recall"])
 
@@ -35,16 +34,20 @@ def check(truth: GroundTruth, found: Detections) -> Diagnosis:
     evaluation = hotcoco_evaluation(len(truth.image_ids), len(truth.names), *columns(truth, reported))
     counted = evaluation.tide_errors(pos_thr=0.5, bg_thr=0.1)["counts"]
     reasons = Counter(
-        KINDS[reason.rpartition(": ")[2].split()[0]] for errors in diagnosis.images for reason in errors.false_reasons
+        KINDS[diagnosis.why_false(image, row).rpartition(": ")[2].split()[0]]
+        for image, errors in enumerate(errors_on)
+        for row in errors.false
     )
     assert {kind: reasons[kind] for kind in KINDS.values()} == {kind: counted[kind] for kind in KINDS.values()}
 
     labels = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=len(truth.names))
-    assert np.array_equal(diagnosis.confusion[:-1].sum(1), labels), "each label is in one cell of its row"
-    for errors in diagnosis.images:
-        assert (errors.false["image_id"] == truth.image_ids[errors.image]).all()
-        assert (truth.image_of_box[errors.missed] == errors.image).all() and not truth.crowd[errors.missed].any()
-        assert len(errors.false_reasons) == len(errors.false) and len(errors.missed_reasons) == len(errors.missed)
+    assert np.array_equal(diagnosis.confusion["matrix"][:-1].sum(1), labels), "each label is in one cell of its row"
+    for image, errors in enumerate(errors_on):
+        assert (errors.false["image_id"] == truth.image_ids[image]).all()
+        assert (truth.image_of_box[errors.missed] == image).all() and not truth.crowd[errors.missed].any()
+    for kind, counts in (("fp", [len(e.false) for e in errors_on]), ("fn", [len(e.missed) for e in errors_on])):
+        worst = diagnosis.worst(kind)
+        assert [counts[image] for image in worst] == sorted(filter(None, counts), reverse=True)
     return diagnosis
 
 
@@ -59,24 +62,21 @@ def test_many_classes_and_photographs(shared_dir: Path) -> None:
     diagnosis = check(truth, found)
     # A label that is found below the threshold says so, with the score.
     low = {
-        float(reason.rpartition(" ")[2])
-        for errors in diagnosis.images
-        for reason in errors.missed_reasons
-        if "at" in reason.split()
+        float(reason.rpartition(" at ")[2])
+        for image in diagnosis.worst("fn")
+        for reason in map(diagnosis.why_missed, diagnosis.errors_on(image).missed)
+        if " at " in reason
     }
     assert len(low) > 5 and max(low) < diagnosis.threshold + 0.005
     # Sure detections without a label, and those of another class than their label.
-    for suspect in diagnosis.suspects:
-        assert suspect["detection"]["image_id"] == truth.image_ids[suspect["image"]]
-        assert (
-            suspect["dt_score"] == pytest.approx(suspect["detection"]["score"])
-            and suspect["dt_score"] >= diagnosis.threshold
-        )
-        if suspect["gt_id"] is not None:
-            row = suspect["gt_id"] - 1
-            assert truth.image_of_box[row] == suspect["image"]
-            assert truth.classes[row] == suspect["gt_category_id"] - 1 != suspect["detection"]["class"]
-    assert {suspect["type"] for suspect in diagnosis.suspects} == {"missing_annotation", "wrong_label"}
+    suspects = diagnosis.suspects()
+    assert {suspect.label is None for suspect in suspects} == {True, False}
+    for suspect, next_one in zip(suspects, [*suspects[1:], suspects[-1]], strict=True):
+        assert suspect.detection["image_id"] == truth.image_ids[suspect.image]
+        assert suspect.detection["score"] >= next_one.detection["score"] >= np.float32(diagnosis.threshold)
+        if suspect.label is not None:
+            assert truth.image_of_box[suspect.label] == suspect.image
+            assert truth.classes[suspect.label] != suspect.detection["class"]
 
 
 def test_scores_of_another_scale_have_no_calibration_but_the_same_errors() -> None:
@@ -84,13 +84,14 @@ def test_scores_of_another_scale_have_no_calibration_but_the_same_errors() -> No
     expected, found["score"] = diagnose(truth, found), found["score"] * 64
     diagnosis = diagnose(truth, found)
     assert diagnosis.calibration is None and diagnosis.threshold == 64 * expected.threshold
-    assert np.array_equal(diagnosis.confusion, expected.confusion)
+    assert np.array_equal(diagnosis.confusion["matrix"], expected.confusion["matrix"])
 
 
 def test_nothing_found_and_nothing_labelled() -> None:
     truth, found = draw(1)
     diagnosis = diagnose(truth, found[:0])
-    assert diagnosis.threshold == USUAL_THRESHOLD and not diagnosis.suspects
+    assert diagnosis.threshold == USUAL_THRESHOLD and not diagnosis.suspects()
     labels = int((~truth.crowd.astype(bool)).sum())
-    assert sum(len(errors.missed) for errors in diagnosis.images) == labels == diagnosis.confusion.sum()
+    missed = sum(len(diagnosis.errors_on(image).missed) for image in diagnosis.worst("fn"))
+    assert missed == labels == diagnosis.confusion["matrix"].sum()
     assert diagnosis.precision.max() == 0
