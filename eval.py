@@ -72,7 +72,7 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
         return {}
     if out is not None:
         write_json(out / "detections.json", to_coco_json(evaluation.detections, annotations.category_ids))
-        keep_best(out, Best(0, evaluation.scores, evaluator.ground_truth, evaluation.detections))
+        keep_best(out, Best(evaluation.scores, evaluator.ground_truth, evaluation.detections))
     return report(evaluation, config, annotations, out)
 
 

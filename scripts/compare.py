@@ -15,29 +15,25 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("compare")
     raise SystemExit
 
-import time
 from pathlib import Path
 
-from conf.failures import ConfigError
 from conf.schema_tools import CompareConfig
-from train_utils.report.comparison import text, write_comparison
+from train_utils.report.comparison import contents, print_comparison, write_comparison
 from train_utils.report.gains import Gain, gain
 from train_utils.report.groups import read_groups
+from train_utils.run.run_folder import dated_folder
 
 
 def compare(config: CompareConfig) -> list[Gain]:
     """Print and write the comparison; return the gain of each setting over the first.
 
-    Raises TrainError if runs cannot be compared, ConfigError if the page cannot be written.
+    Raises TrainError if runs cannot be compared or the page cannot be written.
     """
     first, *others = groups = read_groups([Path(run) for run in config.runs])
     gains = [gain(first, other, config.resamples, config.confidence, config.seed) for other in others]
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    out = Path(config.out) if config.out is not None else Path("runs", "compare", stamp)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_comparison(out / "compare.html", groups, gains, config.resamples)
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be written ({error.strerror}). fix: name another folder") from error
-    print("\n".join([*text(groups, gains, config.resamples), "", f"page: {out / 'compare.html'}"]))
+    found = contents(groups, gains, config.resamples)
+    print_comparison(found)
+    page = (Path(config.out) if config.out is not None else dated_folder("compare")) / "compare.html"
+    write_comparison(page, groups, found)
+    print(f"\npage: {page}")
     return gains

@@ -16,15 +16,11 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 from pathlib import Path
 
 from conf.build.run_report import report_run
-from conf.failures import ConfigError
 from conf.schema_tools import ReportConfig
 
 
 def report(config: ReportConfig) -> Path:
-    """Write report.html of ``config.run`` and return it. Raises TrainError or ConfigError."""
-    try:
-        out = report_run(Path(config.run))
-    except OSError as error:
-        raise ConfigError(f"cannot write the report of {config.run} ({error}). fix: free some space there") from error
+    """Write report.html of ``config.run`` and return it. Raises TrainError."""
+    out = report_run(Path(config.run))
     print(f"report: {out}")
     return out

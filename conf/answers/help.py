@@ -23,7 +23,7 @@ from conf.entry import CONF_DIR, defaults
 from conf.schema import CHOICES
 
 REPOSITORY = CONF_DIR.parent
-LIBRARIES = ("torch", "torchvision", "hydra-core")
+LIBRARIES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools", "hotcoco")
 LEAST_WIDTH, MOST_WIDTH, KEY_WIDTH = 60, 120, 34
 HELP_FLAGS = frozenset(("--help", "-h"))
 

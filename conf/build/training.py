@@ -158,8 +158,7 @@ class Training:
         self.loggers.epoch(state.step, row, took | {"waiting": result.waiting})
         self.ranks.write(state.epoch, result.times)
         if is_best and evaluation is not None:
-            truth = self.evaluator.ground_truth
-            keep_evaluation(self.folder.path, state.epoch, truth, evaluation, self.log.line)
+            keep_evaluation(self.folder.path, self.evaluator.ground_truth, evaluation, self.log.line)
         self.checkpoints.save(is_best, self.config.train.best_only)
         self.step.decisions.saved()
         about = {"epoch": f"{state.epoch}/{self.config.train.epochs}", "memory": memory()}

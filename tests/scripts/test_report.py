@@ -35,14 +35,13 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_a_training_keeps(run_folder: Path) -> None:
     best = read_best(run_folder)
-    assert best.epoch in (1, 2) and len(best.truth.image_ids) == 6 and len(best.detections)
+    assert len(best.truth.image_ids) == 6 and len(best.detections)
     again = score(best.truth, best.detections, "pycocotools")
     assert (again.figures, again.per_class) == (best.scores.figures, best.scores.per_class)
     about = json.loads((run_folder / "about.json").read_text())
-    assert about["data"]["val"]["figures"]["images"] == "6"
-    assert sum(about["data"]["train"]["classes"].values()) == int(about["data"]["train"]["figures"]["boxes"])
+    assert about["data"]["val"]["images"] == 6 and about["data"]["train"]["boxes"] >= 8
     (start,) = about["starts"]
-    assert {"torch", "python", "device", "host", "command"} <= start.keys()
+    assert {"device", "host", "command"} <= start.keys() and "Python 3" in start["versions"]
 
 
 def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None:
@@ -56,9 +55,7 @@ def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
     shown = page.inner_text("#options")
     assert re.search(r"train\.epochs\s+2\s+300", shown) and re.search(r"model\.width\s+0\.125\s+1\.0", shown)
-    assert "optim.lr" not in shown.split("All options")[0], "a default is listed as changed"
-    marked = page.evaluate("[...document.querySelectorAll('tr.changed code:first-child')].map(e => e.textContent)")
-    assert "train.epochs" in marked and "optim.lr" not in marked
+    assert "optim.lr" not in shown.split("All other")[0], "a default is listed as changed"
     best = read_best(run_folder)
     assert f"{best.scores.figures['AP']:.3f}" in page.inner_text("#figures")
     shot = tmp_path / "shot.png"

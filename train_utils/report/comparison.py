@@ -1,93 +1,58 @@
-"""A comparison of runs as text and as ``compare.html``."""
+"""A comparison of runs on the terminal and as ``compare.html``."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import textwrap
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+from rich.table import Table
+
+from train_utils.pictures.style import chart, line_style
 from train_utils.report.gains import Gain
 from train_utils.report.groups import SEED, Group, differences
-from train_utils.report.overlay import draw_overlay
-from train_utils.report.page import figure, write_page
+from train_utils.report.page import data_url, figure, shown, write_page
 from train_utils.report.run_files import Run
-from train_utils.report.run_report import shown
-from train_utils.scores.coco_eval import FIGURES
+from train_utils.scores.coco_eval import ABSENT, FIGURES
+from train_utils.terminal.screen import SCREEN, say
 
-COLUMNS = 100  # at most
+TITLES = ("setting", "runs", "AP mean", "spread", "AP50", "AP75", "best epochs")
+CURVES = ("AP", "AP50", "loss")
 MORE_SEEDS = "A setting with one run only may be lucky in its seed: repeat it with train.seed=1,2 (train.py -m)."
 ONE_GROUP = "All runs have the same setting and differ in train.seed only: their spread is what luck does."
 
 
-def verdicts(groups: Sequence[Group], gains: Sequence[Gain]) -> list[tuple[str, bool]]:
-    """A sentence for each setting against the first, and whether its difference is real."""
-    pairs = zip(groups[1:], gains, strict=True)
-    return [(f"{group.letter} against {groups[0].letter}: {gain.sentence()}.", gain.is_real) for group, gain in pairs]
-
-
-def notes(groups: Sequence[Group], resamples: int) -> list[str]:
-    """What one must know to read the verdicts."""
-    if len(groups) == 1:
-        return [ONE_GROUP]
+def contents(groups: Sequence[Group], gains: Sequence[Gain], resamples: int) -> dict[str, Any]:
+    """What terminal and page show: tables by row, sentences, and whether each gain is real."""
     images = len(groups[0].best[0].truth.image_ids)
-    lines = [f"Paired bootstrap: {resamples:,} resamples of the {images:,} validation images, the same for both sides."]
-    return lines + [MORE_SEEDS] * any(len(group.runs) == 1 for group in groups)
+    notes = [f"Paired bootstrap: {resamples:,} resamples of the {images:,} validation images, the same for both sides."]
+    notes += [MORE_SEEDS] * any(len(group.runs) == 1 for group in groups)
+    runs = [(group.letter, run, best) for group in groups for run, best in zip(group.runs, group.best, strict=True)]
+    return {
+        "titles": TITLES,
+        "settings": [row_of(group) for group in groups],
+        "figure_titles": ("setting", "seed", *FIGURES),
+        "figures": [
+            (letter, seed_of(run), *(figure(best.scores.figures[name]) for name in FIGURES))
+            for letter, run, best in runs
+        ],
+        "folders": [(letter, seed_of(run), str(run.folder)) for letter, run, _ in runs],
+        "option_titles": ("option", *(group.letter for group in groups)),
+        "options": [(key, *map(shown, values)) for key, values in differences(groups)],
+        "verdicts": [
+            (f"{group.letter} against {groups[0].letter}: {gain.sentence()}.", gain.is_real)
+            for group, gain in zip(groups[1:], gains, strict=True)
+        ],
+        "notes": notes if gains else [ONE_GROUP],
+    }
 
 
-def text(groups: Sequence[Group], gains: Sequence[Gain], resamples: int) -> list[str]:
-    """The comparison as lines for a terminal."""
-    titles = ["", "runs", "AP mean", "spread", "AP50", "AP75", "best epochs"]
-    lines = aligned([titles, *([group.letter, *cells(group)] for group in groups)])
-    lines.append("")
-    for group in groups:
-        lines += [f"{group.letter}  seed {seed_of(run)}  {run.folder}" for run in group.runs]
-    if rows := differences(groups):
-        letters = [group.letter for group in groups]
-        lines += ["", *aligned([["options", *letters], *([key, *map(shown, values)] for key, values in rows)])]
-    columns = min(COLUMNS, shutil.get_terminal_size().columns)
-    said = [sentence for sentence, _ in verdicts(groups, gains)]
-    for paragraph in (*said, *notes(groups, resamples)):
-        lines += ["", *textwrap.wrap(paragraph, columns)]
-    return lines
-
-
-def write_comparison(out: Path, groups: Sequence[Group], gains: Sequence[Gain], resamples: int) -> None:
-    """Write the comparison to the page ``out``. Raises OSError."""
-    with tempfile.TemporaryDirectory() as folder:
-        curves = Path(folder, "curves.svg")
-        draw_overlay(groups, curves)
-        write_page(
-            "compare",
-            out,
-            title="Comparison of " + ", ".join(group.letter for group in groups),
-            groups=groups,
-            table=[(group.letter, cells(group)) for group in groups],
-            members=[
-                (group.letter, seed_of(run), best.scores.figures, run.folder)
-                for group in groups
-                for run, best in zip(group.runs, group.best, strict=True)
-            ],
-            figure_names=FIGURES,
-            options=[(key, list(map(shown, values))) for key, values in differences(groups)],
-            verdicts=verdicts(groups, gains),
-            notes=notes(groups, resamples),
-            curves=curves,
-        )
-
-
-def cells(group: Group) -> list[str]:
-    """The number of runs, AP with its spread, AP50, AP75 and the best epochs of a setting."""
-    spread = group.spread()
-    return [
-        str(len(group.runs)),
-        figure(group.mean()),
-        figure(spread) if spread is not None else "-",
-        figure(group.mean("AP50")),
-        figure(group.mean("AP75")),
-        ", ".join(str(best.epoch) for best in group.best),
-    ]
+def row_of(group: Group) -> tuple[str, ...]:
+    """The cells of a setting below TITLES."""
+    figures = group.mean("AP"), group.spread(), group.mean("AP50"), group.mean("AP75")
+    epochs = (f"{run.best['epoch']:.0f}" if run.best else "-" for run in group.runs)
+    return group.letter, str(len(group.runs)), *map(figure, figures), ", ".join(epochs)
 
 
 def seed_of(run: Run) -> str:
@@ -95,9 +60,38 @@ def seed_of(run: Run) -> str:
     return shown(run.options.get(SEED, "-"))
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as columns; a cell is cut where a terminal ends."""
-    most = (COLUMNS - 2 * len(rows[0])) // 2
-    short = [[cell if len(cell) <= most else f"{cell[: most - 3]}..." for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*short, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in short]
+def print_comparison(found: dict[str, Any]) -> None:
+    """Print ``contents``."""
+    for titles, rows in ((TITLES, found["settings"]), (found["option_titles"], found["options"])):
+        table = Table(*titles, box=None, padding=(0, 2, 0, 0))
+        for row in rows:
+            table.add_row(*row)
+        SCREEN.print(table)
+        say("")
+    say("\n".join(f" {letter}, seed {seed}  {folder}" for letter, seed, folder in found["folders"]))
+    for paragraph in (*(sentence for sentence, _ in found["verdicts"]), *found["notes"]):
+        say(f"\n{paragraph}")
+
+
+def write_comparison(out: Path, groups: Sequence[Group], found: dict[str, Any]) -> None:
+    """Write ``contents``, with the curves of all runs, as the page ``out``. Raises TrainError."""
+    title = "Comparison of " + ", ".join(group.letter for group in groups)
+    write_page("compare", out, title=title, curves=data_url(curves(groups), "curves.svg"), **found)
+
+
+def curves(groups: Sequence[Group]) -> bytes:
+    """CURVES over the epochs as SVG: a line for each run, in the colour of its setting."""
+    figure, axes = chart(4.2 * len(CURVES), 3.6, len(CURVES))
+    for axis, column in zip(axes, CURVES, strict=True):
+        for number, group in enumerate(groups):
+            for run in group.runs:
+                rows = [row for row in run.epochs if row.get(column, ABSENT) != ABSENT]
+                label = group.letter if run is group.runs[0] else None
+                points = [row["epoch"] for row in rows], [row[column] for row in rows]
+                axis.plot(*points, label=label, marker=".", alpha=0.8, **line_style(number))
+        axis.set(title=column, xlabel="epoch")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    drawing = BytesIO()
+    figure.savefig(drawing, format="svg")
+    return drawing.getvalue()

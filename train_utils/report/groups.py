@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from train_utils.errors import TrainError
-from train_utils.report.best import Best
+from train_utils.report.best import Best, read_best
 from train_utils.report.run_files import Run, read_files
 from train_utils.run.same_training import WITHOUT_EFFECT, is_covered
 from train_utils.scores.detections import GroundTruth
@@ -19,7 +20,7 @@ from train_utils.scores.detections import GroundTruth
 SEED = "train.seed"
 # Without effect on the steps of a training, but not on its result or its figures.
 COUNTS = {"evaluate", "model.cfg", "model.weights", "model.fresh_heads", "train.patience"}
-IGNORED = tuple(option for option in WITHOUT_EFFECT if option not in COUNTS)
+IGNORED = (SEED, *(option for option in WITHOUT_EFFECT if option not in COUNTS))
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,11 @@ class Group:
     """Runs that differ in their seed only."""
 
     letter: str
+    setting: dict[str, Any]
     runs: list[Run]
     best: list[Best]  # of each run
 
-    def figures(self, name: str) -> list[float]:
+    def figures(self, name: str = "AP") -> list[float]:
         """One of the COCO figures of each run's best epoch."""
         return [best.scores.figures[name] for best in self.best]
 
@@ -38,9 +40,9 @@ class Group:
         """The mean of a figure over the runs."""
         return fmean(self.figures(name))
 
-    def spread(self, name: str = "AP") -> float | None:
-        """The standard deviation of a figure over the runs (n - 1); None for a single run."""
-        return stdev(self.figures(name)) if len(self.runs) > 1 else None
+    def spread(self) -> float | None:
+        """The standard deviation of AP over the runs (n - 1); None for a single run."""
+        return stdev(self.figures()) if len(self.runs) > 1 else None
 
 
 def read_groups(folders: Sequence[Path]) -> list[Group]:
@@ -51,50 +53,45 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     """
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise TrainError("runs= names a folder twice. fix: name each run once")
-    runs = [read_files(folder) for folder in folders]
-    best = [run.best() for run in runs]
-    for run, one in zip(runs, best, strict=True):
-        if (why := difference(best[0].truth, one.truth)) is not None:
+    groups: dict[str, Group] = {}
+    truth: GroundTruth | None = None
+    for run in map(read_files, folders):
+        best = read_best(run.folder)
+        truth = truth or best.truth
+        if not same_labels(truth, best.truth):
             raise TrainError(
-                f"{run.folder} was scored on another validation set than {runs[0].folder} ({why}). "
-                "fix: score it on the same: python eval.py ckpt=... data=... out=<its folder>"
+                f"{run.folder} was scored on another validation set ({_size(best.truth)}) than {folders[0]} "
+                f"({_size(truth)}). fix: score it on the same: python eval.py ckpt=... data=... out=<its folder>"
             )
-        if one.scores.figures["AP"] < 0:
+        if best.scores.figures["AP"] < 0:
             raise TrainError(f"{run.folder} has no AP: no validation image has a box. fix: leave it out")
-    settings: list[tuple[dict[str, Any], Group]] = []
-    for run, one in zip(runs, best, strict=True):
         setting = setting_of(run)
-        group = next((group for known, group in settings if known == setting), None)
-        if group is None:
-            group = Group(chr(ord("A") + len(settings)) if len(settings) < 26 else f"G{len(settings) + 1}", [], [])
-            settings.append((setting, group))
+        letter = chr(ord("A") + len(groups))
+        group = groups.setdefault(json.dumps(setting, sort_keys=True), Group(letter, setting, [], []))
         group.runs.append(run)
-        group.best.append(one)
-    return [group for _, group in settings]
+        group.best.append(best)
+    return list(groups.values())
 
 
 def setting_of(run: Run) -> dict[str, Any]:
     """The options that make a result, and what the training set holds."""
-    options = {key: value for key, value in run.options.items() if key != SEED and not is_covered(key, IGNORED)}
-    return options | {"(training set)": run.data.get("train", {}).get("figures")}
+    options = {key: value for key, value in run.options.items() if not is_covered(key, IGNORED)}
+    counts = run.data.get("train", {}).items()
+    return options | {"(training set)": ", ".join(f"{count:,} {what}" for what, count in counts) or "-"}
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:
     """Each option in which settings differ, with the value of each; "-" where one lacks it."""
-    settings = [setting_of(group.runs[0]) for group in groups]
-    keys = list(dict.fromkeys(key for setting in settings for key in setting))
-    rows = [(key, [setting.get(key, "-") for setting in settings]) for key in keys]
+    keys = dict.fromkeys(key for group in groups for key in group.setting)
+    rows = [(key, [group.setting.get(key, "-") for group in groups]) for key in keys]
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
 
 
-def difference(first: GroundTruth, other: GroundTruth) -> str | None:
-    """Why two validation sets are not the same; None if they are, to the last box."""
-    if list(first.names) != list(other.names):
-        return f"{len(other.names)} classes, not the same {len(first.names)}"
-    counts = [(len(truth.image_ids), len(truth.classes)) for truth in (first, other)]
-    if counts[0] != counts[1]:
-        return "{} images with {} boxes, not {} with {}".format(*counts[1], *counts[0])
-    for field in fields(GroundTruth):
-        if field.name != "names" and not np.array_equal(getattr(first, field.name), getattr(other, field.name)):
-            return f"other {field.name}"
-    return None
+def same_labels(first: GroundTruth, other: GroundTruth) -> bool:
+    """Whether two validation sets are the same to the last box."""
+    pairs = zip(vars(first).values(), vars(other).values(), strict=True)
+    return all(np.array_equal(*pair) for pair in pairs)
+
+
+def _size(truth: GroundTruth) -> str:
+    return f"{len(truth.image_ids)} images with {len(truth.classes)} boxes of {len(truth.names)} classes"

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import base64
+import json
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from train_utils.errors import TrainError
 from train_utils.run.whole_files import whole_file
 from train_utils.scores.coco_eval import ABSENT
 
-MIME_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".svg": "image/svg+xml"}
-
 
 def write_page(template: str, out: Path, **values: Any) -> None:
-    """Fill ``<template>.html.jinja`` and write it to ``out``. Raises OSError."""
+    """Fill ``<template>.html.jinja`` and write it to ``out``. Raises TrainError."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=PackageLoader("train_utils.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"figure": figure, "duration": duration, "picture": data_url}
-    with whole_file(out) as file:
-        file.write(environment.get_template(f"{template}.html.jinja").render(values))
+    text = environment.get_template(f"{template}.html.jinja").render(values)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(out) as file:
+            file.write(text)
+    except OSError as error:
+        raise TrainError(f"cannot write {out} ({error.strerror}). fix: free some space there, or out=") from error
 
 
-def data_url(picture: Path) -> str:
-    """A .png, .jpg or .svg file as the address of an image."""
-    return f"data:{MIME_TYPES[picture.suffix]};base64,{base64.b64encode(picture.read_bytes()).decode()}"
+def data_url(content: bytes, name: str) -> str:
+    """A picture as the address of an image; ``name`` ends as that of its file."""
+    return f"data:{guess_type(name)[0]};base64,{base64.b64encode(content).decode()}"
 
 
 def figure(value: float | None) -> str:
@@ -38,10 +43,6 @@ def figure(value: float | None) -> str:
     return "-" if value is None or value == ABSENT else f"{value:.3f}"
 
 
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, as ``1 h 02 min`` or ``4 min 51 s``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+def shown(value: Any) -> str:
+    """A value of an option as the command line writes it."""
+    return value if isinstance(value, str) else json.dumps(value)
