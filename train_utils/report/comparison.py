@@ -7,6 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from train_utils.pictures.style import chart, line_style
@@ -15,7 +16,7 @@ from train_utils.report.groups import SEED, Group, differences
 from train_utils.report.page import data_url, figure, shown, write_page
 from train_utils.report.run_files import Run
 from train_utils.scores.coco_eval import ABSENT, FIGURES
-from train_utils.terminal.screen import SCREEN, say
+from train_utils.terminal.screen import say
 
 TITLES = ("setting", "runs", "AP mean", "spread", "AP50", "AP75", "best epochs")
 CURVES = ("AP", "AP50", "loss")
@@ -62,12 +63,12 @@ def seed_of(run: Run) -> str:
 
 def print_comparison(found: dict[str, Any]) -> None:
     """Print ``contents``."""
+    console = Console(markup=False, emoji=False, highlight=False)
     for titles, rows in ((TITLES, found["settings"]), (found["option_titles"], found["options"])):
         table = Table(*titles, box=None, padding=(0, 2, 0, 0))
         for row in rows:
             table.add_row(*row)
-        SCREEN.print(table)
-        say("")
+        console.print(table, "")
     say("\n".join(f" {letter}, seed {seed}  {folder}" for letter, seed, folder in found["folders"]))
     for paragraph in (*(sentence for sentence, _ in found["verdicts"]), *found["notes"]):
         say(f"\n{paragraph}")
