@@ -32,7 +32,10 @@ INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_
 TO_HOST = {Tensor.cpu, Tensor.tolist}
 FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 # No kernel runs. What returns a view of its argument is found by its schema.
-NO_LAUNCH = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::_local_scalar_dense", "aten::lift_fresh")
+NO_LAUNCH = (
+    *("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::_local_scalar_dense", "aten::lift_fresh"),
+    *("profiler::", "c10d::"),
+)
 
 
 class HostReads(TorchDispatchMode):
@@ -51,7 +54,7 @@ class HostReads(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self._calls = _Calls(self)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         launched = ", ".join(f"{name} {count}" for name, count in self.launches.most_common(12))
         return f"reads {dict(self.reads)}, copies {dict(self.copies)}, {self.launches.total()} launches: {launched}"
 

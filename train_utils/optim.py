@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from train_utils.config import Decay, OptimConfig
 from train_utils.errors import CheckpointError
@@ -145,37 +146,39 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
 class WeightAverage:
     """Exponential moving average of weights and batch-norm statistics; its decay ramps up from 0.
 
-    ``module`` is the averaged model: a copy in eval mode and float32 that is never trained.
+    ``module`` is the averaged model: a copy in eval mode that is never trained. It follows the
+    tensors that ``model`` has now: whatever changes them later does so in place.
     """
 
     def __init__(self, model: nn.Module, schedule: Schedule) -> None:
         self.schedule = schedule
         self.updates = 0
-        self._averaged = AveragedModel(model, multi_avg_fn=self._blend, use_buffers=True)
-        # AveragedModel's first update copies instead of blending. The copy is already made.
-        self._averaged.n_averaged.fill_(1)
-        self._averaged.requires_grad_(False).eval()
+        self.module = copy.deepcopy(model).requires_grad_(False).eval()
+        averaged, current = (chain(each.parameters(), each.buffers()) for each in (self.module, model))
+        self._pairs = pairs_by_dtype(averaged, current)
 
-    @property
-    def module(self) -> nn.Module:
-        """The averaged model."""
-        return self._averaged.module
-
-    def update(self, model: nn.Module) -> None:
+    @torch.no_grad()
+    def update(self) -> None:
         """Blend in the weights after an optimiser step."""
         self.updates += 1
-        self._averaged.update_parameters(model)
+        weight = 1 - self.schedule.ema_decay(self.updates)
+        for averaged, current in self._pairs:
+            if averaged[0].is_floating_point():
+                torch._foreach_lerp_(averaged, current, weight)
+            else:  # batch norm's counters of batches
+                torch._foreach_copy_(averaged, current)
 
     def load(self, state: dict[str, Tensor], updates: int) -> None:
         """Restore a saved average (state dict of the plain model) and its number of updates."""
         self.module.load_state_dict(state)
         self.updates = updates
 
-    @torch.no_grad()
-    def _blend(self, averaged: Sequence[Tensor], current: Sequence[Tensor], _: Tensor | int) -> None:
-        weight = 1 - self.schedule.ema_decay(self.updates)
-        if averaged[0].is_floating_point():
-            torch._foreach_lerp_(list(averaged), list(current), weight)
-        else:  # batch norm's counters of batches
-            for target, source in zip(averaged, current, strict=True):
-                target.copy_(source)
+
+def pairs_by_dtype(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Group two lists alike by dtype: on CUDA only lists of one dtype share a kernel."""
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        ours, theirs = groups.setdefault(target.dtype, ([], []))
+        ours.append(target)
+        theirs.append(source)
+    return list(groups.values())

@@ -93,6 +93,30 @@ def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = N
     )
 
 
+def new_step(
+    world: World,
+    state: RunState,
+    schedule: Schedule,
+    accumulate: int = 1,
+    loss: Any = mean_loss,
+    model: nn.Module | None = None,
+    **guard: Any,
+) -> OptimiserStep:
+    """The step of a training; arguments as for ``train_epoch``."""
+    return OptimiserStep(
+        model=model or state.model,
+        loss=loss,
+        state=state,
+        schedule=schedule,
+        world=world,
+        accumulate=accumulate,
+        autocast_dtype=None,
+        to_input=lambda batch: batch.images.float().div_(255),
+        guard=NonFiniteGuard(world, guard.pop("folder", None), guard.pop("limit", 0), guard.pop("say", print), **guard),
+        decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
+    )
+
+
 def train_epoch(
     world: World,
     state: RunState,
@@ -107,18 +131,7 @@ def train_epoch(
 
     ``model`` is the wrapped ``state.model``, if it is wrapped; ``guard`` goes to NonFiniteGuard.
     """
-    step = OptimiserStep(
-        model=model or state.model,
-        loss=loss,
-        state=state,
-        schedule=schedule,
-        world=world,
-        accumulate=accumulate,
-        autocast_dtype=None,
-        to_input=lambda batch: batch.images.float().div_(255),
-        guard=NonFiniteGuard(world, guard.pop("folder", None), guard.pop("limit", 0), guard.pop("say", print), **guard),
-        decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
-    )
+    step = new_step(world, state, schedule, accumulate, loss, model, **guard)
     progress = Progress(len(loader), "train", enabled=False)
     scalars = StepScalars(step.state, 0, lambda step, figures: None)
     return train_one_epoch(step, loader, progress, lambda: None, 0, scalars)

@@ -18,6 +18,12 @@ def small_model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
 
 
+@torch.no_grad()
+def change(model: nn.Module, by: int) -> None:
+    for value in model.state_dict().values():
+        value.add_(by)
+
+
 def test_three_groups_hold_every_trainable_parameter_once_and_only_kernels_decay() -> None:
     model = small_model()
     model[2].weight.requires_grad_(False)  # frozen
@@ -67,27 +73,27 @@ def test_average_follows_its_formula_and_copies_counters() -> None:
     average = WeightAverage(model, schedule)
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     for update in range(1, 6):
-        with torch.no_grad():
-            for value in model.state_dict().values():
-                value.add_(update)
-        average.update(model)
+        change(model, update)
+        average.update()
         decay = 0.9999 * (1 - math.exp(-update / 100))  # the ramp is at most as long as the training
         for name, value in model.state_dict().items():
             floating = value.is_floating_point()
-            expected[name] = decay * expected[name] + (1 - decay) * value if floating else value.clone()
+            expected[name] = expected[name].lerp(value, 1 - decay) if floating else value.clone()
     for name, value in average.module.state_dict().items():
-        torch.testing.assert_close(value, expected[name], msg=name)
+        assert torch.equal(value, expected[name]), name
     assert average.updates == 5 and not average.module.training
 
 
 def test_average_continues_where_it_was_saved() -> None:
     schedule = Schedule(CONFIG, 10, 100)
-    models = [small_model(), small_model()]
-    whole, resumed = WeightAverage(models[0], schedule), WeightAverage(models[1], schedule)
-    whole.update(models[1])
+    model = small_model()
+    whole, resumed = WeightAverage(model, schedule), WeightAverage(model, schedule)
+    change(model, 1)
+    whole.update()
     resumed.load(whole.module.state_dict(), whole.updates)
+    change(model, 1)
     for average in (whole, resumed):
-        average.update(models[0])
+        average.update()
     for one, other in zip(whole.module.parameters(), resumed.module.parameters(), strict=True):
         assert torch.equal(one, other)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from train_utils.distributed import World, max_over_ranks
 from train_utils.errors import TrainError
+from train_utils.optim import pairs_by_dtype
 
 MAX_DUMPS = 5  # steps of one run whose batches are kept
 FOLDER = "nonfinite"
@@ -41,16 +42,16 @@ class NonFiniteGuard:
         self._file_name, self._roll_back = file_name, roll_back
         self._dumps = 0
         self._rolled_back_at: int | None = None
-        self._before: list[Tensor] = []
+        self._buffers: list[tuple[list[Tensor], list[Tensor]]] = []  # (copies before the step, of the model)
         self._told_overflow = False
 
     def begin_step(self, model: nn.Module) -> None:
-        """Copy the buffers of the plain model before the step."""
-        buffers = list(model.buffers())
-        if not self._before:
-            self._before = [buffer.clone() for buffer in buffers]
-        elif buffers:
-            torch._foreach_copy_(self._before, buffers)
+        """Copy the buffers of the plain model, always the same one, before the step."""
+        if not self._buffers:
+            buffers = list(model.buffers())
+            self._buffers = pairs_by_dtype([buffer.clone() for buffer in buffers], buffers)
+        for before, now in self._buffers:
+            torch._foreach_copy_(before, now)
 
     def skip(
         self,
@@ -70,7 +71,7 @@ class NonFiniteGuard:
             self._dumps += 1
             layer = first_nonfinite_layer(model, batches, forward)
             self._dump(model, step, batches, losses, layer)
-        self._undo(model)
+        self._undo()
         self.in_a_row += 1
         named = ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
         where = f", first in {layer}" if layer is not None else ""
@@ -87,12 +88,12 @@ class NonFiniteGuard:
         self.in_a_row, self._rolled_back_at = 0, step
         self._say(self._roll_back())
 
-    def overflow(self, model: nn.Module, step: int, scale: float) -> None:
+    def overflow(self, step: int, scale: float) -> None:
         """Undo step ``step`` (from 0), whose gradients overflowed at float16's loss ``scale``.
 
         The scale has been lowered already. This is logged once and never counted.
         """
-        self._undo(model)
+        self._undo()
         if not self._told_overflow:
             self._say(
                 f"step {step}: a gradient overflows at a loss scale of {scale:g}: update skipped, the scale falls. "
@@ -101,9 +102,9 @@ class NonFiniteGuard:
         self._told_overflow = True
 
     @torch.no_grad()
-    def _undo(self, model: nn.Module) -> None:
-        for buffer, before in zip(model.buffers(), self._before, strict=True):
-            buffer.copy_(before)
+    def _undo(self) -> None:
+        for before, now in self._buffers:
+            torch._foreach_copy_(now, before)
 
     def _culprits(self, losses: dict[str, float]) -> str:
         """The ranks whose own losses are not finite; all ranks call this together."""

@@ -85,7 +85,7 @@ class OptimiserStep:
             state.scaler.scale(share).backward()
             self.clock.end()  # begun by the hook of the last gradient
         # Times the number of ranks, so that the mean over ranks is the loss.
-        self.sums += torch.stack([part.detach().double() for part in parts]) * self.world.world_size
+        self.sums += torch.stack([part.detach() for part in parts]).double() * self.world.world_size
 
     def forward(self, network: nn.Module, images: Tensor) -> list[Tensor]:
         """Raw maps of ``images``, (B, 3, H, W) on the device."""
@@ -98,7 +98,7 @@ class OptimiserStep:
         state, clip_norm = self.state, self.schedule.config.clip_norm
         state.scaler.unscale_(state.optimizer)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        finite = bool(self.sums.isfinite().all() & norm.isfinite())  # waits for the device
+        finite = bool((self.sums.sum() + norm).isfinite())  # the only time that a step waits for the device
         self.clock.read_device()
         with self.clock:
             decision = self.decisions.decide(finite, state.step + 1)
@@ -108,9 +108,9 @@ class OptimiserStep:
             self.guard.in_a_row = 0
             if clip_norm is not None:
                 nn.utils.clip_grads_with_norm_(self.parameters, clip_norm, norm)
-            state.scaler.step(state.optimizer)
+            state.optimizer.step()  # scaler.step() would ask the device again whether all is finite
             state.scaler.update()
-            state.average.update(state.model)
+            state.average.update()
             state.loss_sums += self.sums / self.accumulate
             state.loss_steps += 1
         state.optimizer.zero_grad(set_to_none=True)
@@ -153,7 +153,7 @@ class OptimiserStep:
         scale = state.scaler.get_scale()
         state.scaler.update()
         if not loss_broke and scale > max(1.0, state.scaler.get_scale()):
-            self.guard.overflow(state.model, state.step, scale)
+            self.guard.overflow(state.step, scale)
         else:
             self.guard.skip(
                 state.model,

@@ -3,9 +3,8 @@
 Four places count: the exchange at the end of a step, sums in the loss, batch-norm statistics, and
 the part of the gradient sync that outlasts the backward pass. On a CPU these block, so the host's
 clock measures them. On CUDA the host only queues work, so pairs of device events enclose the same
-places. They are read once per step, after the loop has waited for the device anyway. There a
-SyncBatchNorm layer counts as a whole, with its small computation. Measuring itself never exchanges
-data or waits.
+places. They are read once per step, as far as the device has come. There a SyncBatchNorm layer
+counts as a whole, with its small computation. Measuring itself never exchanges data or waits.
 """
 
 from __future__ import annotations
@@ -67,9 +66,10 @@ class WaitClock:
             self._spans.append((since, now))
 
     def read_device(self) -> None:
-        """Add the time between events; call once the device has finished all queued work."""
-        self.seconds += sum(begin.elapsed_time(end) for begin, end in self._spans) / 1000
-        self._spans.clear()
+        """Add the time between events that the device has passed; others are left for later."""
+        while self._spans and self._spans[0][1].query():
+            begin, end = self._spans.pop(0)
+            self.seconds += begin.elapsed_time(end) / 1000
 
     def _mark(self) -> float | torch.cuda.Event:
         if not self._cuda:

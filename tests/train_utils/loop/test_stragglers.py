@@ -117,34 +117,36 @@ def test_the_clock_counts_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class FakeEvent:
-    """A device event whose time is ``now``, in milliseconds."""
+    """A device event; the device's queue reaches to ``queued`` ms and is done up to ``done`` ms."""
 
-    now = 0.0
+    queued = done = 0.0
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
 
     def record(self) -> None:
-        self.at = FakeEvent.now
+        self.at = FakeEvent.queued
+
+    def query(self) -> bool:
+        return self.at <= FakeEvent.done
 
     def elapsed_time(self, other: FakeEvent) -> float:
+        assert self.query() and other.query(), "CUDA raises an error"
         return other.at - self.at
 
 
-def test_on_cuda_the_device_is_timed_and_read_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_each_span_counts_once_the_device_has_passed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     clock = WaitClock(torch.device("cuda"))
     for milliseconds in (500.0, 250.0):
+        FakeEvent.queued += 1000
         clock.begin()
-        FakeEvent.now += milliseconds
+        FakeEvent.queued += milliseconds
         clock.end()
-        FakeEvent.now += 1000
     clock.end()
-    assert clock.seconds == 0, "not before the device is waited for"
-    clock.read_device()
-    assert clock.seconds == 0.75
-    clock.read_device()
-    assert clock.seconds == 0.75, "each span counts once"
+    for FakeEvent.done, seconds in ((1499, 0), (1500, 0.5), (2700, 0.5), (2750, 0.75), (9000, 0.75)):
+        clock.read_device()
+        assert clock.seconds == seconds
 
 
 class Recorder(WaitClock):

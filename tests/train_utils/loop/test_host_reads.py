@@ -1,0 +1,83 @@
+"""A training step in the eyes of an accelerator: what waits for it, and how much it is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from conf.build.network import make_loss
+from conf.entry import compose
+from conf.schema import TrainConfig
+from data import Batch
+from models import Darknet, LossSection, zoo_cfg
+from tests.host_reads import HostReads
+from tests.models.small_network import small
+from tests.train_utils.small_training import CONFIG, new_state, new_step
+from train_utils.distributed import World, init_distributed_mode
+from train_utils.loop.step import OptimiserStep
+from train_utils.numerics import DTYPES, weights_dtype
+from train_utils.optim import Schedule
+
+IMAGES = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12], [0, 7, 40, 12, 33, 20], [1, 3, 30, 40, 30, 22.0]])
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return init_distributed_mode("cpu", 60)
+
+
+def batch(targets: torch.Tensor = TARGETS) -> Batch:
+    """Two images with new colours."""
+    nothing = torch.zeros(0, 4, dtype=torch.float64)
+    return Batch(IMAGES.permute(0, 3, 1, 2), targets, torch.arange(2), nothing, torch.full((2, 3), 1.1))
+
+
+@cache
+def loss_options(name: str) -> LossSection:
+    return compose("train", TrainConfig, [f"loss={name}"]).loss
+
+
+def step_on_cuda(
+    world: World, model: Darknet, loss: str, precision: str = "float32", accumulate: int = 1
+) -> OptimiserStep:
+    """A step as on one GPU: torch's batch norm and its multi-tensor SGD, but on the CPU."""
+    model = model.to(dtype=weights_dtype(precision)).to(memory_format=torch.channels_last).train()
+    schedule = Schedule(replace(CONFIG, clip_norm=10.0), 1, 40)
+    state = new_state(model, schedule, 8.0 if precision == "float16" else None)
+    for group in state.optimizer.param_groups:
+        group["foreach"] = True
+    step = new_step(world, state, schedule, accumulate, make_loss(model.heads, loss_options(loss)))
+    step.autocast_dtype, step.to_input = DTYPES.get(precision), Batch.network_input
+    return step
+
+
+@pytest.mark.parametrize("loss", ["yolov3", "darknet"])
+@pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16", "float16"])
+def test_a_step_is_queued_without_a_wait_but_for_its_decision(world: World, loss: str, precision: str) -> None:
+    step = step_on_cuda(world, small(80), loss, precision, accumulate=2)
+    for targets in (TARGETS, TARGETS[:0]):
+        given = batch(targets)
+        with HostReads(given.indices) as a_pass:
+            step.add(given)
+        assert not a_pass.reads, a_pass
+    assert not a_pass.copies, f"{a_pass}; only the first pass copies the anchors"
+    with HostReads() as update:
+        assert not step.update().skip
+    assert update.reads.total() == 1 and not update.copies, update
+
+
+@pytest.mark.parametrize(("loss", "most"), [("yolov3", 1294), ("darknet", 1200)])
+def test_a_step_of_yolov3_spp_starts_few_kernels(world: World, loss: str, most: int) -> None:
+    step = step_on_cuda(world, Darknet(zoo_cfg("yolov3-spp"), 80, width=0.125), loss)
+    for _ in range(2):
+        given = batch()
+        with HostReads(given.indices) as a_pass:
+            step.add(given)
+        with HostReads() as update:
+            step.update()
+    assert a_pass.launches.total() <= most, a_pass
+    assert update.launches.total() <= 32, update
