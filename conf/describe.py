@@ -73,3 +73,9 @@ def kind_in_words(kind: Any) -> str:
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
     name: str = kind.__name__
     return words.get(name, name)
+
+
+def shown(value: Any) -> str:
+    """A value as a user types it; ``-`` for a missing one."""
+    words = {None: "null", True: "true", False: "false", "???": "-"}
+    return words[value] if isinstance(value, str | bool | None) and value in words else str(value)

@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
+from conf.answers.suggest import suggest_path
 from conf.messages import explain, sentence
 from data.errors import DataError
 from models.errors import ModelError
@@ -103,7 +104,9 @@ def _print_once(text: str | None, traced: BaseException | None) -> None:
 def _reason(error: BaseException, schema: type) -> str | None:
     """The sentence for a user's error; None for a bug."""
     if isinstance(error, USER_ERRORS):
-        return sentence(error)
-    if isinstance(error, HydraException | OmegaConfBaseException):
-        return explain(error, schema)
-    return None
+        said = sentence(error)
+    elif isinstance(error, HydraException | OmegaConfBaseException):
+        said = explain(error, schema)
+    else:
+        return None
+    return said if "did you mean" in said else said + suggest_path(said, sys.argv[1:], schema)

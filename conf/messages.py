@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.answers.suggest import GROUPS, kinds_of, near_choice, near_value, option_of_file, suggest
+from conf.answers.suggest import kinds_of, near_choice, near_value, option_of_file, suggest
 from train_utils.shell import option
 
 OWN = "docs/own-data.md"
@@ -23,7 +23,7 @@ def explain(error: Exception, schema: Any) -> str:
     cause = error.__cause__
     if isinstance(error, OverrideParseException):
         key, equals, value = str(error.override).partition("=")
-        meant = option_of_file(value, kinds_of(schema), key) if key in GROUPS else None
+        meant = option_of_file(key, value, kinds_of(schema))
         plainly = option(key, os.path.expanduser(value)) if equals else "'data.root=\"/my data/a=b\"'"
         example = meant or plainly
         return (
@@ -40,7 +40,7 @@ def explain(error: Exception, schema: Any) -> str:
     choice = re.search(r"Could not find '((?:hydra/)?[^/]+)/(.+)'$", text, flags=re.MULTILINE)
     if choice:
         group, name = choice.groups()
-        options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        options = re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE)
         return _no_choice(group, name, options, schema)
     stray = re.match(r"Key '([^']+)' not in", text)
     if stray:
@@ -58,8 +58,7 @@ def explain(error: Exception, schema: Any) -> str:
 
 def _no_choice(group: str, name: str, choices: Sequence[str], schema: Any) -> str:
     """The sentence for a choice that a group lacks: it may be a file, a folder, or misspelt."""
-    kinds = kinds_of(schema)
-    if meant := option_of_file(name, kinds, group):
+    if meant := option_of_file(group, name, kinds_of(schema)):
         return f"{group}={name} is a file, and {group}= takes names. fix: {meant}"
     if group == "data" and name.endswith(".json"):
         return f"{group}={name} is a file, and {group}= takes names. fix: write a YAML file that names it, see {OWN}"

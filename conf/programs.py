@@ -8,8 +8,9 @@ with exit code 2; anything else is a bug and keeps its traceback.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from pathlib import Path
+from itertools import takewhile
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from conf.answers.command_line import misspelt
-from conf.answers.help import HELP_FLAGS, help_page, version_page
+from conf.answers.command_line import refusal_of_flags
+from conf.answers.help import page_instead
 from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import CONF_DIR, Complete, keys_of, register, to_plain
 from conf.failures import (
@@ -57,7 +58,7 @@ class Program(NamedTuple):
     schema: type
     function: str  # "module:function", imported once the options are right
     complete: Complete | None = None  # adds values of a checkpoint or an earlier run
-    first_word: str = ""  # the option that a bare first word gives; with "..." a list of all bare words
+    first_word: str = ""  # the option that a bare first word gives; with "..." the list of all first ones
 
     @property
     def command(self) -> str:
@@ -113,11 +114,9 @@ def run(name: str) -> None:
 
     try:
         sys.argv[1:] = prepare_arguments(sys.argv[1:], program)
-        if page := page_instead(name, sys.argv[1:]):
-            try:
-                print(page, flush=True)
-            except BrokenPipeError:  # `--help | head`; Python would flush once more at exit
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if page := page_instead(name, program.command, program.schema, sys.argv[1:]):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
+            print(page)
             return
         refuse_folders(sys.argv[1:], program.schema)
         register(name, program.schema)
@@ -151,20 +150,6 @@ def _compose_and_call(main: Any, schema: type) -> None:
         raise ConfigError(sentence) from error
 
 
-def page_instead(name: str, arguments: list[str]) -> str:
-    """The page that the command line asks for instead of a run; "" if it asks for none."""
-    if "--version" in arguments:
-        return version_page()
-    if not HELP_FLAGS & set(arguments):
-        return ""
-    program = PROGRAMS[name]
-    if "--config-dir" in arguments:
-        at = arguments.index("--config-dir")
-        path = Path(arguments[at + 1]).expanduser().absolute() if at + 1 < len(arguments) else None
-        arguments = [*arguments[:at], f"hydra.searchpath=[file://{path}]", *arguments[at + 2 :]]
-    return help_page(name, program.function.partition(":")[0], program.schema, arguments)
-
-
 def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     """The arguments for Hydra: without those that launchers add, a bare first word as its option.
 
@@ -176,17 +161,16 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
         )
-    if program.first_word.endswith("..."):
-        arguments = with_list(arguments, program.first_word.removesuffix("..."))
-    elif program.first_word and arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
-        arguments = [f"{program.first_word}={arguments[0]}", *arguments[1:]]
-    if sentence := misspelt(arguments, program.schema):
+    if program.first_word:
+        arguments = _with_first_words(arguments, program.first_word)
+    if sentence := refusal_of_flags(arguments, program.schema):
         raise ConfigError(sentence)
     return arguments
 
 
-def with_list(arguments: list[str], key: str) -> list[str]:
-    """The arguments with all bare words, and all folders, as the list ``key``."""
-    words = [word for word in arguments if word[:1] != "-" and ("=" not in word or os.path.isdir(word))]
-    quoted = ",".join("'{}'".format(word.replace("'", r"\'")) for word in words)
-    return [*([f"{key}=[{quoted}]"] if words else []), *(word for word in arguments if word not in words)]
+def _with_first_words(arguments: list[str], key: str) -> list[str]:
+    """The arguments with the bare words at their start, or folders with any name, as ``key``."""
+    words = list(takewhile(lambda word: word[:1] != "-" and ("=" not in word or os.path.isdir(word)), arguments))
+    listed = ",".join("'{}'".format(word.replace("'", r"\'")) for word in words)
+    given = f"{key.removesuffix('...')}=[{listed}]" if key.endswith("...") else f"{key}={' '.join(words)}"
+    return [given, *arguments[len(words) :]] if words else arguments

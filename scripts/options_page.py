@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from conf.describe import options_of, sections_in
+from conf.describe import options_of, sections_in, shown
 from conf.entry import defaults
 from conf.programs import PROGRAMS
 from conf.schema import CHOICES
@@ -52,14 +52,9 @@ def _table(schema: type, prefix: str, values: dict[str, Any]) -> str:
     rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
     for option in options_of(schema, prefix):
         value = values.get(option.key.removeprefix(prefix), "-")
-        cells = (f"`{option.key}`", option.kind, _shown(value), option.meaning)
+        cells = (f"`{option.key}`", option.kind, shown(value), option.meaning)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
-
-
-def _shown(value: Any) -> str:
-    words = {None: "null", True: "true", False: "false", "???": "-"}
-    return words[value] if isinstance(value, str | bool | None) and value in words else str(value)
 
 
 def _first_sentence(schema: type) -> str:
