@@ -13,6 +13,7 @@ from typing import Any
 from train_utils.errors import TrainError
 
 AUTO = "auto"  # of train.device_batch_size
+TORCH = "torch"  # of train.sync_bn
 BACKENDS = {  # of evaluate.backend, the fastest first, with their modules
     "hotcoco": "hotcoco",
     "faster-coco-eval": "faster_coco_eval",
@@ -72,7 +73,7 @@ class TrainSection:
     device: Device  # auto: CUDA if there is a GPU
     precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float32
     channels_last: bool  # memory layout NHWC, which is faster on most hardware
-    sync_bn: bool  # batch-norm statistics over all ranks
+    sync_bn: Any  # batch-norm statistics over all ranks; torch: by torch's slower SyncBatchNorm, on CUDA only
     cudnn_benchmark: bool  # let cuDNN time its algorithms; ignored with deterministic, rect or multi_scale
     deterministic: bool  # same bits in every run; on CPUs at any number of ranks
     best_only: bool  # write only checkpoints/best.pt, not last.pt after each epoch
@@ -99,6 +100,8 @@ class TrainSection:
         for key in ("save_every_steps", "save_every_minutes", "max_nonfinite_steps", "patience"):
             if getattr(self, key) < 0:
                 raise ValueError(f"train.{key} must be 0 or more, got {getattr(self, key)}")
+        if type(self.sync_bn) is not bool and self.sync_bn != TORCH:
+            raise ValueError(f"train.sync_bn must be true, false or {TORCH}, got {self.sync_bn}")
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
             raise ValueError(f"train.multi_scale must be [low, high] with 0 < low <= high, got {self.multi_scale}")
         if not 0 <= self.repeat_threshold <= 1:

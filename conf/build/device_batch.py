@@ -70,7 +70,7 @@ def _probe(
         weights_dtype(config.train.precision.value),
         dtype,
         torch.channels_last if config.train.channels_last else torch.contiguous_format,
-        config.train.sync_bn,
+        bool(config.train.sync_bn),
     )
     if world.device.type == "cuda":
         return GpuProbe(run, world.world_size)

@@ -8,8 +8,9 @@ from conf.build.network import describe
 from conf.schema import TrainConfig
 from data import Annotations, TrainBatchSampler
 from models import Darknet
-from train_utils.config import AUTO
+from train_utils.config import AUTO, TORCH
 from train_utils.distributed import World, broadcast_module
+from train_utils.errors import TrainError
 from train_utils.numerics import (
     check_same_bits,
     choose_benchmark,
@@ -26,6 +27,8 @@ def prepare_numerics(config: TrainConfig, world: World) -> str | None:
     """Set seeds, determinism and cuDNN's benchmark; return a line if the latter is overruled."""
     deterministic, sizes = config.train.deterministic, config.train.multi_scale
     check_same_bits(world.device, deterministic, config.train.sync_bn, config.train.device_batch_size == AUTO)
+    if config.train.sync_bn == TORCH and world.device.type != "cuda":
+        raise TrainError("train.sync_bn=torch needs GPUs. fix: train.sync_bn=true")
     sizes_change = config.train.rect or sizes[0] != sizes[1]
     benchmark, note = choose_benchmark(config.train.cudnn_benchmark, world.device, deterministic, sizes_change)
     seed_everything(config.train.seed, deterministic, benchmark)
@@ -51,7 +54,7 @@ def start_state(
     model = model.to(world.device, weights_dtype(config.train.precision.value)).to(memory_format=layout)
     broadcast_module(model)
     if config.train.sync_bn:
-        convert_sync_batchnorm(model, world)
+        convert_sync_batchnorm(model, world, of_torch=config.train.sync_bn == TORCH)
     micro_batch = sampler.device_batch_size * world.world_size
     state = RunState(
         model=model,

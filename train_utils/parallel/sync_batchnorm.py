@@ -1,8 +1,9 @@
 """Batch norm with statistics over all ranks, on CPUs.
 
-torch has nn.SyncBatchNorm on CUDA only. The formulas are those of Ioffe & Szegedy 2015, summed over
-the images and positions of all ranks. Each image is summed alone, and sums over images add sorted
-values, so all ranks get the same bits, whichever rank has which image.
+On CUDA reduced_batchnorm.py takes its place; torch's nn.SyncBatchNorm exists only there. The
+formulas are those of Ioffe & Szegedy 2015, summed over the images and positions of all ranks. Each
+image is summed alone, and sums over images add sorted values, so all ranks get the same bits,
+whichever rank has which image.
 """
 
 from __future__ import annotations
@@ -34,21 +35,17 @@ class Statistics(NamedTuple):
 
     mean: Tensor  # (channels,) float64
     variance: Tensor  # (channels,) float64, biased
-    elements: float  # in each channel
+    elements: float | Tensor  # in each channel
 
 
-class GlobalBatchNorm2d(nn.BatchNorm2d):
-    """nn.BatchNorm2d with training statistics over all ranks.
+class SyncedBatchNorm2d(nn.BatchNorm2d):
+    """What batch norms over all ranks share.
 
-    Takes over the parameters, statistics, mode and state dict of ``norm``. Ranks must have equally
-    many images; image sizes may differ. In evaluation it is plain batch norm. Forward and backward
-    each call ``stack_over_ranks`` once, so all ranks must run both in the same order. Input is
-    float32, float64, or bfloat16 with float32 parameters; its memory format is kept. If ``sums`` is
-    set, the gradients of weight and bias go there instead of ``.grad``. ``Images`` are computed one
-    by one.
+    Takes over the parameters, statistics, mode and state dict of ``norm``. In evaluation it is
+    plain batch norm.
     """
 
-    def __init__(self, norm: nn.BatchNorm2d, stack_over_ranks: Stack) -> None:
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
         if not (norm.affine and norm.track_running_stats and norm.momentum is not None):
             raise ValueError(f"this needs a batch norm with weights, running statistics and momentum, got {norm}")
         super().__init__(norm.num_features, norm.eps, norm.momentum)
@@ -56,6 +53,29 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
         self.running_mean, self.running_var = norm.running_mean, norm.running_var
         self.num_batches_tracked = norm.num_batches_tracked
         self.training = norm.training
+
+    @torch.no_grad()
+    def _follow(self, statistics: Statistics) -> None:
+        """Update the running statistics; the running variance is unbiased."""
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+        assert self.num_batches_tracked is not None
+        unbiased = statistics.variance * (statistics.elements / (statistics.elements - 1))
+        for running, new in ((self.running_mean, statistics.mean), (self.running_var, unbiased)):
+            running.copy_(running.double().lerp(new, self.momentum))
+        self.num_batches_tracked.add_(1)
+
+
+class GlobalBatchNorm2d(SyncedBatchNorm2d):
+    """nn.BatchNorm2d with training statistics over all ranks.
+
+    Ranks must have equally many images; image sizes may differ. Forward and backward each call
+    ``stack_over_ranks`` once, so all ranks must run both in the same order. Input is float32,
+    float64, or bfloat16 with float32 parameters; its memory format is kept. If ``sums`` is set, the
+    gradients of weight and bias go there instead of ``.grad``. ``Images`` are computed one by one.
+    """
+
+    def __init__(self, norm: nn.BatchNorm2d, stack_over_ranks: Stack) -> None:
+        super().__init__(norm)
         self.stack_over_ranks = stack_over_ranks
         self.sums: Sums | None = None
 
@@ -71,16 +91,6 @@ class GlobalBatchNorm2d(nn.BatchNorm2d):
         if isinstance(input, Images):
             return Images(normalised, input.random_states)
         return normalised[0]
-
-    @torch.no_grad()
-    def _follow(self, statistics: Statistics) -> None:
-        """Update the running statistics; the running variance is unbiased."""
-        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
-        assert self.num_batches_tracked is not None
-        unbiased = statistics.variance * (statistics.elements / (statistics.elements - 1))
-        for running, new in ((self.running_mean, statistics.mean), (self.running_var, unbiased)):
-            running.copy_(running.double().lerp(new, self.momentum))
-        self.num_batches_tracked.add_(1)
 
 
 def global_statistics(maps: Sequence[Tensor], like: Tensor, stack_over_ranks: Stack) -> Statistics:

@@ -3,8 +3,9 @@
 Four places count: the exchange at the end of a step, sums in the loss, batch-norm statistics, and
 the part of the gradient sync that outlasts the backward pass. On a CPU these block, so the host's
 clock measures them. On CUDA the host only queues work, so pairs of device events enclose the same
-places. They are read once per step, as far as the device has come. There a SyncBatchNorm layer
-counts as a whole, with its small computation. Measuring itself never exchanges data or waits.
+places. They are read once per step, as far as the device has come. There a layer of torch's
+SyncBatchNorm counts as a whole, with its small computation. Measuring itself never exchanges data
+or waits.
 """
 
 from __future__ import annotations
@@ -48,6 +49,17 @@ class WaitClock:
         def counted(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
             with self:
                 return function(*arguments, **named)
+
+        return counted
+
+    def spanning(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        """Wrap ``function`` so that the device's work in it counts."""
+
+        def counted(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+            self.begin()
+            result = function(*arguments, **named)
+            self.end()
+            return result
 
         return counted
 

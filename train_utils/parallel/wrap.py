@@ -12,26 +12,30 @@ from torch.nn.parallel import DistributedDataParallel
 from train_utils.distributed import stack_over_ranks, sum_over_ranks
 from train_utils.loop.interfaces import SumOverRanks
 from train_utils.parallel.image_sums import ImageSummed
+from train_utils.parallel.reduced_batchnorm import ReducedBatchNorm2d
 from train_utils.parallel.sync_batchnorm import GlobalBatchNorm2d, Stack
 from train_utils.parallel.wait_clock import WaitClock
 from train_utils.processes.world import World
 
 
-def convert_sync_batchnorm(model: nn.Module, world: World, stack: Stack = stack_over_ranks) -> nn.Module:
+def convert_sync_batchnorm(
+    model: nn.Module, world: World, stack: Stack = stack_over_ranks, of_torch: bool = False
+) -> nn.Module:
     """Change batch norm in place to statistics over all ranks; names and state dict are kept.
 
-    Call it before ``wrap_model``. On CUDA this is torch's SyncBatchNorm, which exists there only,
-    else GlobalBatchNorm2d, which calls ``stack``. On a CPU a single rank needs it too: the
-    statistics of torch's kernel are off by 1e-5 (docs/results/), the network amplifies that, and
-    one rank would train another model than two.
+    Call it before ``wrap_model``. On CUDA this is ReducedBatchNorm2d, or torch's SyncBatchNorm if
+    it shall be that ``of_torch``, else GlobalBatchNorm2d, which calls ``stack``. On a CPU a single
+    rank needs it too: the statistics of torch's kernel are off by 1e-5 (docs/results/), the network
+    amplifies that, and one rank would train another model than two.
     """
-    if world.device.type == "cuda" and world.world_size == 1:
+    on_cuda = world.device.type == "cuda"
+    if on_cuda and world.world_size == 1:
         return model
-    if world.device.type == "cuda":
+    if of_torch:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
     if type(model) is nn.BatchNorm2d:
-        return GlobalBatchNorm2d(model, stack)
+        return ReducedBatchNorm2d(model, sum_over_ranks) if on_cuda else GlobalBatchNorm2d(model, stack)
     for name, child in model.named_children():
         setattr(model, name, convert_sync_batchnorm(child, world, stack))
     return model
@@ -82,6 +86,8 @@ def time_waiting(model: nn.Module, clock: WaitClock) -> None:
     for module in model.modules():
         if isinstance(module, GlobalBatchNorm2d):
             module.stack_over_ranks = clock.timed(module.stack_over_ranks)
+        elif isinstance(module, ReducedBatchNorm2d):
+            module.sum_over_ranks = clock.spanning(module.sum_over_ranks)
         elif isinstance(module, nn.SyncBatchNorm):
             _time_layer(module, clock)
     if isinstance(model, DistributedDataParallel):
