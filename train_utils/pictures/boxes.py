@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import cv2
 import numpy as np
 
 DARK, LIGHT = (0, 0, 0), (255, 255, 255)
+FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
 def class_color(index: int) -> tuple[int, int, int]:
@@ -27,29 +28,42 @@ def draw_boxes(
 ) -> np.ndarray:
     """Copy ``image`` (uint8 RGB, H x W x 3) and draw ``boxes_xyxy`` (n, 4, pixels) and their names.
 
-    The first boxes are drawn last, so that those with the best scores are on top. ``color_of``
-    gives the colour of a class; a box without text has no plate.
+    The first boxes, those with the best scores, are drawn on top. A name stands where it covers no
+    better one, if its box has such a place. ``color_of`` gives the colour of a class; a box without
+    text has no plate.
     """
     canvas = np.ascontiguousarray(image).copy()
     thickness = max(1, round(min(canvas.shape[:2]) / 320))
-    for i in reversed(range(len(boxes_xyxy))):
-        x1, y1, x2, y2 = (round(float(value)) for value in boxes_xyxy[i])
-        color = color_of(int(classes[i]))
-        cv2.rectangle(canvas, (x1, y1), (x2, y2), color, thickness)
-        text = names[int(classes[i])] + (f" {scores[i]:.2f}" if scores is not None else "")
+    scale = max(0.42, min(canvas.shape[:2]) / 1100)
+    weight = max(1, round(scale * 1.4))
+    corners = boxes_xyxy.round().astype(int).tolist()
+    for box, cls in reversed(list(zip(corners, classes, strict=True))):
+        cv2.rectangle(canvas, box[:2], box[2:], color_of(int(cls)), thickness)
+    texts = [names[int(cls)] + (f" {scores[i]:.2f}" if scores is not None else "") for i, cls in enumerate(classes)]
+    plates: dict[int, tuple[int, int, int, int]] = {}
+    for i, text in enumerate(texts):
         if text:
-            _draw_label(canvas, text, (x1, y1), color)
+            (width, height), base = cv2.getTextSize(text, FONT, scale, weight)
+            plates[i] = _place(corners[i], (width, height + base), canvas, plates.values())
+    for i, (left, top, right, bottom) in reversed(plates.items()):
+        color = color_of(int(classes[i]))
+        cv2.rectangle(canvas, (left, top), (right, bottom), color, cv2.FILLED)
+        ink = DARK if np.dot(color, (0.299, 0.587, 0.114)) > 110 else LIGHT  # brightness by ITU-R BT.601
+        base = cv2.getTextSize(texts[i], FONT, scale, weight)[1]
+        cv2.putText(canvas, texts[i], (left, bottom - base), FONT, scale, ink, weight, cv2.LINE_AA)
     return canvas
 
 
-def _draw_label(canvas: np.ndarray, text: str, corner: tuple[int, int], color: tuple[int, int, int]) -> None:
-    """Draw a text on a plate above ``corner`` (x, y), shifted to lie inside the picture."""
-    font_scale = max(0.42, min(canvas.shape[:2]) / 1100)
-    weight = max(1, round(font_scale * 1.4))
-    (width, height), base = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, font_scale, weight)
-    left = max(0, min(corner[0], canvas.shape[1] - width))
-    top = max(0, corner[1] - height - base)
-    cv2.rectangle(canvas, (left, top), (left + width, top + height + base), color, cv2.FILLED)
-    brightness = np.dot(color, (0.299, 0.587, 0.114))  # ITU-R BT.601
-    ink = DARK if brightness > 110 else LIGHT
-    cv2.putText(canvas, text, (left, top + height), cv2.FONT_HERSHEY_SIMPLEX, font_scale, ink, weight, cv2.LINE_AA)
+def _place(
+    box: Sequence[int], size: tuple[int, int], canvas: np.ndarray, plates: Collection[tuple[int, int, int, int]]
+) -> tuple[int, int, int, int]:
+    """Where a plate of that size (width, height) lies near ``box``: above it, if that is free."""
+    (x1, y1, x2, y2), (width, height), (rows, columns) = box, size, canvas.shape[:2]
+    places = [
+        (left, top, left + width, top + height)
+        for y in (y1 - height, y2 + 1, y1, y2 - height, y1 - 2 * height, y2 + height)
+        for x in (x1, x2 - width)
+        for left, top in [(max(0, min(x, columns - width)), max(0, min(y, rows - height)))]
+    ]
+    free = (a for a in places if all(a[0] >= b[2] or b[0] >= a[2] or a[1] >= b[3] or b[1] >= a[3] for b in plates))
+    return next(free, places[0])

@@ -61,7 +61,9 @@ def draw_suspects(found: Diagnosis, read: Read, name_of: NameOf, out: Path, coun
             labelled = f"{found.truth.names[found.truth.classes[label]]} labelled"
         title = f"{found.truth.names[detection['class']]} {detection['score']:.2f} found, {labelled}"
         part, corner = _around(picture, boxes)
-        cell = Cell(part, boxes - np.tile(corner, 2), np.arange(2), ["", ""], title=title, colors=[FALSE, MISSED])
+        cell = Cell(
+            part, boxes - np.tile(corner, 2), np.arange(len(boxes)), ["", ""], title=title, colors=[FALSE, MISSED]
+        )
         groups.append(Group([cell], name_of(image)))
     if groups:
         save_sheet(groups, 3, out)

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from train_utils.errors import TrainError
-from train_utils.pictures.boxes import DARK, class_color, draw_boxes
+from train_utils.pictures.boxes import DARK, FONT, class_color, draw_boxes
 from train_utils.scores.detections import Detections, boxes_xyxy_of
 
 PAGE, GROUP = (255, 255, 255), (222, 226, 232)  # RGB of the page, and of the plate behind a group
@@ -18,7 +18,7 @@ MARGIN, GAP = 14, 6  # pixels between groups, and between cells of a group
 QUALITY = 88  # of a JPEG: half the bytes of OpenCV's 95, with nothing to see
 MOST_DRAWN = 30  # detections on a picture; more hide one another
 LINE = 24  # height of a line of text in pixels
-FONT, FONT_SCALE = cv2.FONT_HERSHEY_SIMPLEX, 0.5
+FONT_SCALE = 0.5
 
 
 class Cell(NamedTuple):
