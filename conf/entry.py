@@ -25,9 +25,7 @@ CONF_DIR = Path(__file__).parent
 
 def compose(name: str, schema: type[Config], overrides: list[str], complete: Complete | None = None) -> Config:
     """The options of ``python <name>.py <overrides>``, for tests, notebooks and other programs."""
-    register(name, schema)
-    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return to_plain(hydra.compose(name, overrides), schema, complete, keys_of(overrides))
+    return to_plain(_composed(name, schema, overrides), schema, complete, keys_of(overrides))
 
 
 def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -35,19 +33,21 @@ def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str
 
     Interpolations are unresolved; missing values are ``???``.
     """
-    register(name, schema)
-    outer = GlobalHydra.instance().hydra  # of a program that asks while it runs
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            return to_dictionary(hydra.compose(name, list(overrides)))
-    finally:
-        GlobalHydra.instance().hydra = outer
+    return to_dictionary(_composed(name, schema, overrides))
 
 
 def keys_of(overrides: Sequence[str]) -> list[str]:
     """The keys and groups that overrides name."""
     return [override.partition("=")[0].lstrip("+~") for override in overrides]
+
+
+def with_search_path(arguments: Sequence[str]) -> list[str]:
+    """The arguments with ``--config-dir FOLDER`` as the option of Hydra that ``compose`` takes."""
+    if "--config-dir" not in arguments[:-1]:
+        return list(arguments)
+    at = arguments.index("--config-dir")
+    folder = Path(arguments[at + 1]).expanduser().absolute()
+    return [*arguments[:at], f"hydra.searchpath=[file://{folder}]", *arguments[at + 2 :]]
 
 
 def to_plain(
@@ -106,6 +106,17 @@ def register(name: str, schema: type) -> None:
     for section, choices in CHOICES.items():
         for choice, kind in choices.items():
             store.store(name=f"{choice}_{section}_schema", node=kind)
+
+
+def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
+    register(name, schema)
+    outer = GlobalHydra.instance().hydra  # of a program that asks while it runs
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            return hydra.compose(name, list(overrides))
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def _with_sections(schema: type) -> DictConfig:

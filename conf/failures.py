@@ -72,7 +72,7 @@ def is_job_of_multirun() -> bool:
 def job_failure(error: BaseException, schema: type, debug: bool) -> JobError:
     """Report ``error`` in the log of this job, and return what the launcher receives for it."""
     hydra = HydraConfig.get()
-    job = f"job {hydra.job.num} ({' '.join(hydra.overrides.task)})"
+    job = f"job {hydra.job.num + 1} ({' '.join(hydra.overrides.task)})"
     reason = _reason(error, schema)
     code = BUG_EXIT_CODE if reason is None else USAGE_EXIT_CODE
     if isinstance(error, SystemExit):

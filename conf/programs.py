@@ -46,7 +46,7 @@ from conf.schema_tools import (
     ReportConfig,
     TuneConfig,
 )
-from conf.sweeps.multirun import here, objective, refuse_folders, register_folders, take_folder
+from conf.sweeps.multirun import objective, refuse_folders, register_folders, show_results, take_folder
 from conf.sweeps.space import gather_options
 from train_utils.launch.environment import peek_world_size, strip_local_rank
 from train_utils.processes.ending import name_lost_peers, shutdown
@@ -58,6 +58,7 @@ class Program(NamedTuple):
     schema: type
     function: str  # "module:function", imported once the options are right
     complete: Complete | None = None  # adds values of a checkpoint or an earlier run
+    folder: str | None = None  # the option that names its folder; a job of a multirun (-m) gets one of its own
     first_word: str = ""  # the option that a bare first word gives; with "..." the list of all first ones
 
     @property
@@ -68,8 +69,8 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {  # by the name of their YAML file in conf/
-    "train": Program(TrainConfig, "train:train", complete_training),
-    "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint),
+    "train": Program(TrainConfig, "train:train", complete_training, "run_dir"),
+    "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint, "out"),
     "predict": Program(PredictConfig, "predict:predict", model_or_checkpoint),
     "export": Program(ExportConfig, "export:export", model_or_checkpoint),
     "check_data": Program(CheckDataConfig, "scripts.check_data:main"),
@@ -99,7 +100,7 @@ def run(name: str) -> None:
         try:
             named = keys_of(HydraConfig.get().overrides.task)
             if is_job_of_multirun():
-                take_folder(cfg)
+                take_folder(cfg, program.folder)
             config: Any = to_plain(cfg, program.schema, program.complete, named)
             return objective(resolve_name(program.function)(config))
         except (Exception, SystemExit) as error:
@@ -118,13 +119,13 @@ def run(name: str) -> None:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
             print(page)
             return
-        refuse_folders(sys.argv[1:], program.schema)
+        refuse_folders(sys.argv[1:], program.folder)
         register(name, program.schema)
         register_folders()
         try:
             _compose_and_call(main, program.schema)
         finally:
-            here.close(isinstance(sys.exc_info()[1], KeyboardInterrupt))
+            show_results()
         if failures:
             raise failures[0]
     except KeyboardInterrupt as stop:

@@ -94,7 +94,7 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
     """
     assert program in NAMES, f"no program {program}"
     name = NAMES[program]
-    schema, _, complete, _ = PROGRAMS[name]
+    schema, complete = PROGRAMS[name].schema, PROGRAMS[name].complete
     options = prepare_arguments(options, PROGRAMS[name])
     if "--config-dir" in options:
         at = options.index("--config-dir")

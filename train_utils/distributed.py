@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train_utils.launch.environment import has_agent, node_name, read_launch
+from train_utils.launch.environment import node_name, read_launch, watched_parent
 from train_utils.processes.ending import ending
 from train_utils.processes.orphans import watch_parent
 from train_utils.processes.process_group import Group, launch_of_group, store_name
@@ -50,8 +50,8 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     global _description  # noqa: PLW0603 - as torch's process group, there is one for each process
     ending.leave(keep=True)  # of an earlier training in this process
     ending.joining = True
-    if has_agent():
-        watch_parent()
+    if (parent := watched_parent()) is not None:
+        watch_parent(parent)
     foreign = dist.is_initialized() and ending.destroy_group is None
     launch = launch_of_group() if foreign else read_launch()
     world = _group.enter(launch, device, timeout_seconds)

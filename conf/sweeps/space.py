@@ -1,81 +1,58 @@
-"""The search space of scripts/tune.py: how it is written, and which options it gives."""
+"""The options behind ``--`` of scripts/tune.py: what all trials share, and what to search."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from train_utils.shell import option
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
-Value = float | int | str | bool | None
-FORMS = "uniform:LOW:HIGH, log:LOW:HIGH, int:LOW:HIGH, int:LOW:HIGH:STEP or [A,B,...]"
+from conf.entry import compose, with_search_path
+from conf.failures import ConfigError
+from conf.messages import explain
+from conf.schema import TrainConfig
 
-
-@dataclass(frozen=True)
-class Dimension:
-    """The values of one option: ``choices``, or those from ``low`` to ``high``, both included."""
-
-    kind: str  # uniform, log, int or choice
-    low: float = 0
-    high: float = 0
-    step: int = 1  # between two values of kind int
-    choices: tuple[Value, ...] = ()
-
-    @property
-    def ends(self) -> tuple[Value, ...]:
-        """All choices, or the lowest and the highest value."""
-        return self.choices or (self.low, self.high)
+OWN = ("run_dir", "resume", "dry_run")  # what a trial gets from the study
 
 
-def parse_space(space: Mapping[str, Any], prefix: str = "") -> dict[str, Dimension]:
-    """The dimension of each option of train.py; ``space`` may nest as YAML does.
-
-    Raises ValueError, naming the key, for what has none of FORMS.
-    """
-    found: dict[str, Dimension] = {}
-    for key, given in space.items():
-        if isinstance(given, Mapping):
-            found |= parse_space(given, f"{prefix}{key}.")
-        else:
-            dimension = _parse(given)
-            if dimension is None:
-                raise ValueError(f"space.{prefix}{key}={given} is no range or list. fix: {FORMS}")
-            found[f"{prefix}{key}"] = dimension
-    return found
-
-
-def gather_options(given: Sequence[str]) -> list[str]:
-    """Command-line arguments with what follows ``--`` as the list ``options``.
-
-    Keys of ``space`` are marked as new ones, which Hydra takes only so.
-    """
-    words = [f"++{word}" if word.startswith("space.") else word for word in given]
+def gather_options(given: list[str]) -> list[str]:
+    """Command-line arguments with what follows ``--`` as the list ``options``."""
     if "--" not in given:
-        return words
+        return given
     at = given.index("--")
-    listed = (shlex.split(option("", word))[0].removeprefix("=") for word in given[at + 1 :])
-    quoted = (word if word.startswith('"') else f'"{word}"' for word in listed)
-    return [*words[:at], f"options=[{','.join(quoted)}]"]
+    return [*given[:at], f"options=[{','.join(map(quoted, with_search_path(given[at + 1 :])))}]"]
 
 
-def arguments(values: Mapping[str, Value]) -> list[str]:
-    """The values of one trial as arguments of train.py, not quoted for a shell."""
-    words = {None: "null", True: "true", False: "false"}
-    shown = {key: words[value] if value is None or isinstance(value, bool) else value for key, value in values.items()}
-    return [shlex.split(option(key, value))[0] for key, value in shown.items()]
+def quoted(text: object) -> str:
+    """The text as Hydra reads it in a list or behind ``=``, whatever it holds."""
+    return QuotedString(str(text), Quote.double).with_quotes()
 
 
-def _parse(given: Any) -> Dimension | None:
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        plain = all(value is None or isinstance(value, float | int | str | bool) for value in given)
-        return Dimension("choice", choices=tuple(given)) if given and plain else None
-    kind, *numbers = str(given).split(":")
-    with suppress(ValueError):  # not a number
-        low, high, *step = map(int if kind == "int" else float, numbers)
-        sizes = {"uniform": 0, "log": 0, "int": 1}
-        if len(step) <= sizes.get(kind, -1) and low < high and (kind != "log" or low > 0) and min(step, default=1) > 0:
-            return Dimension(kind, low, high, int(step[0]) if step else 1)
-    return None
+def split_options(options: Sequence[str]) -> tuple[list[str], list[Override]]:
+    """The options that all trials share, and those with several values or an interval.
+
+    Raises ConfigError if train.py refuses one of them, or an end or value of the others.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(options))
+        fixed = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
+        space = [each for each in parsed if each.is_sweep_override()]
+        if own := [each.input_line for each in parsed if each.key_or_group in OWN]:
+            raise ConfigError(f"{own[0]} does not fit trials. fix: leave it out behind --")
+        if not space:
+            raise ConfigError("there is nothing to search. fix: an option behind --, as 'optim.lr=interval(0.001,0.1)'")
+        values = {each.get_key_element(): values_of(each) for each in space}
+        for number in range(max(map(len, values.values()))):
+            trial = [f"{key}={listed[number % len(listed)]}" for key, listed in values.items()]
+            compose("train", TrainConfig, [*fixed, *trial])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"the options of the trials: {explain(error, TrainConfig)}") from error
+    return fixed, space
+
+
+def values_of(sweep: Override) -> list[str]:
+    """The values of an option to search, or the two ends of its interval."""
+    value = sweep.value()
+    return [f"{value.start}", f"{value.end}"] if isinstance(value, IntervalSweep) else [*sweep.sweep_string_iterator()]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.override_parser.types import IntervalSweep, Override
+
 from conf.failures import ConfigError
 from conf.schema_tools import TuneConfig
-from conf.sweeps.space import Dimension
+from conf.sweeps.space import values_of
 
 if TYPE_CHECKING:
     import optuna
 
 MOST_NAMED = 10  # lines that a legend names
-FOLDER = "folder"  # attribute of a trial: its run
 
 
 def open_study(config: TuneConfig, path: Path) -> optuna.Study:
@@ -30,40 +30,40 @@ def open_study(config: TuneConfig, path: Path) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path.parent.mkdir(parents=True, exist_ok=True)
     storage = optuna.storages.RDBStorage(f"sqlite:///{path.absolute()}")
-    study = optuna.create_study(storage=storage, study_name=path.parent.name, direction="maximize", load_if_exists=True)
-    done = len(study.trials)
+    study = optuna.create_study(
+        storage=storage,
+        study_name=path.parent.name,
+        direction="maximize",
+        load_if_exists=True,
+        pruner=optuna.pruners.MedianPruner(config.startup_trials, n_warmup_steps=config.prune_after),
+    )
     study.sampler = optuna.samplers.TPESampler(
         n_startup_trials=config.startup_trials,
-        seed=config.seed + done,  # after a stop the same seed would draw the same again
+        seed=config.seed + len(study.trials),  # after a stop the same seed would draw the same again
     )
-    pruner = optuna.pruners.MedianPruner(config.startup_trials, n_warmup_steps=config.prune_after)
-    study.pruner = pruner if config.prune else optuna.pruners.NopPruner()
-    for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # tune itself was killed
-        put_back(study, trial.number, trial.params, trial.user_attrs.get(FOLDER))
+    for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+        storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
     return study
 
 
-def put_back(study: optuna.Study, number: int, params: Mapping[str, object], folder: str | None) -> None:
-    """End a trial that was stopped, and let the next one go on with its values and its run."""
-    import optuna
+def distribution(sweep: Override) -> optuna.distributions.BaseDistribution:
+    """The values of an option to search, as Optuna has them.
 
-    study.tell(number, state=optuna.trial.TrialState.FAIL)
-    study.enqueue_trial(dict(params), user_attrs={} if folder is None else {FOLDER: folder})
-
-
-def distributions(space: Mapping[str, Dimension]) -> dict[str, optuna.distributions.BaseDistribution]:
-    """The space as Optuna has it."""
+    Raises ConfigError for an interval that Optuna refuses.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    found: dict[str, optuna.distributions.BaseDistribution] = {}
-    for key, dimension in space.items():
-        if dimension.choices:
-            found[key] = CategoricalDistribution(dimension.choices)
-        elif dimension.kind == "int":
-            found[key] = IntDistribution(int(dimension.low), int(dimension.high), step=dimension.step)
-        else:
-            found[key] = FloatDistribution(dimension.low, dimension.high, log=dimension.kind == "log")
-    return found
+    value = sweep.value()
+    if not isinstance(value, IntervalSweep):
+        return CategoricalDistribution(values_of(sweep))
+    assert value.start is not None and value.end is not None
+    log = "log" in value.tags
+    try:
+        if isinstance(value.start, int):
+            return IntDistribution(value.start, int(value.end), log=log)
+        return FloatDistribution(value.start, value.end, log=log)
+    except ValueError as error:
+        raise ConfigError(f"{sweep.input_line} is no interval ({error}). fix: the lower end first") from error
 
 
 def draw_study(study: optuna.Study, folder: Path) -> list[Path]:

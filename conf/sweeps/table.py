@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 import csv
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from train_utils.run.whole_files import whole_file
-from train_utils.shell import option
 
 
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]], of: str = "job") -> None:
-    """Print ``rows`` (job, setting, folder, result), titled ``of``, and write them to ``path``.
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the rows, with a star at the highest AP, and write them to the CSV file ``path``.
 
-    ``result`` is the AP, another value of the program, or "failed" or "stopped". The best AP has a
-    star.
+    They have the same keys. AP may be a word instead, such as "failed", or None.
     """
-    scores = [row["result"] for row in rows if _is_number(row["result"])]
-    best = max(scores, default=math.nan)
-    title = (of, "setting", "AP", "folder")
-    cells = [title]
+    with whole_file(path) as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    best = max((row["AP"] for row in rows if isinstance(row["AP"], float)), default=None)
+    cells = [list(rows[0])]
     for row in rows:
-        folder = os.path.relpath(row["folder"]) if row["folder"] else ""
-        cells.append((str(row["job"]), row["setting"], _shown(row["result"], best), folder))
+        values = ("" if value is None else value for value in row.values())
+        cells.append([_digits(value, best) if isinstance(value, float) else str(value) for value in values])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     print()
     for line in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    with whole_file(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(title)
-        writer.writerows([row["job"], row["setting"], row["result"], row["folder"]] for row in rows)
-    print(f"\n{os.path.relpath(path)} has this table")
-    chosen = next((row for row in rows if scores and row["result"] == best), None)
-    if chosen is not None and chosen["folder"]:
-        print(f"the best: python eval.py {option('ckpt', os.path.relpath(chosen['folder']))}", flush=True)
+    print(f"\n{os.path.relpath(path)} has this table", flush=True)
 
 
-def _is_number(result: Any) -> bool:
-    return isinstance(result, int | float) and not isinstance(result, bool) and math.isfinite(result)
-
-
-def _shown(result: Any, best: float) -> str:
-    if not _is_number(result):
-        return "" if result is None else str(result)
-    return f"{result:.4f}{' *' if result == best else ''}"
+def _digits(value: float, best: float | None) -> str:
+    return f"{value:.4f}{' *' if value == best else ''}"

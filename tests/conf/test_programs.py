@@ -45,8 +45,8 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "tune": {
         "--help": None,
         "trials=0": "trials must be 1 or more",
-        "": "space is empty",
-        "space=sgd -- data=bcd": "no choice data=bcd",
+        "": "there is nothing to search",
+        "-- data=bcd optim.lr=1,2": "no choice data=bcd",
     },
 }
 # Starts each case as `python <program> <options>` does and prints what it wrote, its exit code and

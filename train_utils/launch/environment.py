@@ -24,6 +24,8 @@ from train_utils.launch.launch import ALONE, Launch, checked, integer, integer_o
 from train_utils.launch.mpi import Names, mpi_names, read_mpi, refuse_unknown_mpi
 from train_utils.launch.slurm import is_srun_task, read_srun, refuse_shell_of_many_tasks
 
+PARENT = "TRAIN_ENDS_WITH_PROCESS"
+
 
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read the launch; torch's variables win, since torchrun may run under other launchers.
@@ -229,12 +231,19 @@ def _refuse_pod_of_torchrun(environment: Mapping[str, str]) -> None:
     )
 
 
-def environment_of_device(device: str) -> dict[str, str]:
-    """The environment for a process that sees one GPU, numbered as here, or none ("cpu")."""
+def environment_of_child(device: str) -> dict[str, str]:
+    """The environment for a training that ends with this process and sees one GPU, or "cpu"."""
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     if device != "cpu" and seen and int(device) >= len(seen):
         raise DistributedError(
             f"there is no GPU {device} among CUDA_VISIBLE_DEVICES={','.join(seen)}. fix: devices=auto"
         )
     chosen = "" if device == "cpu" else seen[int(device)] if seen else device
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": chosen}
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": chosen, PARENT: str(os.getpid())}
+
+
+def watched_parent(environment: Mapping[str, str] = os.environ) -> int | None:
+    """The process without which this one must end: torchrun's agent, or a search; else None."""
+    if environment.get(PARENT, "").isdecimal():
+        return int(environment[PARENT])
+    return os.getppid() if has_agent(environment) else None

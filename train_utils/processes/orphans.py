@@ -13,14 +13,14 @@ LOOK_SECONDS = 1.0
 ORPHAN_SECONDS = 30.0  # to finish the step and write a checkpoint
 
 
-def watch_parent() -> threading.Thread:
-    """End this process when its parent dies: by SIGTERM first, after ORPHAN_SECONDS at once.
+def watch_parent(parent: int) -> threading.Thread:
+    """End this process without its ``parent``: by SIGTERM first, after ORPHAN_SECONDS at once.
 
     A training answers SIGTERM with a checkpoint and exits; one that hangs cannot. The kernel's own
     signal (prctl) exists on Linux only and fires when a mere thread of the launcher ends. The
     parent's process id changes on every POSIX system.
     """
-    thread = threading.Thread(target=_watch, args=(os.getppid(),), name="parent watch", daemon=True)
+    thread = threading.Thread(target=_watch, args=(parent,), name="parent watch", daemon=True)
     thread.start()
     return thread
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CHILD = """
-import signal, sys, time
+import os, signal, sys, time
 sys.path.insert(0, {repository!r})
 from train_utils.processes import orphans
 orphans.LOOK_SECONDS, orphans.ORPHAN_SECONDS = 0.05, {seconds}
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-orphans.watch_parent()
+orphans.watch_parent(os.getppid())
 print("watching", flush=True)
 while not (asked and {listens}):
     time.sleep(0.02)
