@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from torch.utils.data import DataLoader
@@ -16,9 +15,7 @@ from conf.entry import to_dictionary
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler
 from train_utils.distributed import World, broadcast_module, max_over_ranks
-from train_utils.loggers.interface import LoggedRun
-from train_utils.loggers.loggers import Loggers, open_loggers
-from train_utils.loggers.step_scalars import StepScalars
+from train_utils.loggers.loggers import open_loggers
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import ask_for_requeue
 from train_utils.loop.stragglers import RankTable
@@ -70,11 +67,11 @@ class Training:
 
     def run(self) -> dict[str, float]:
         """Train the remaining epochs; return the best epoch's figures on rank 0, {} elsewhere."""
-        run = LoggedRun(self.folder.path, self.state.step, to_dictionary(self.config))
-        opening = open_loggers(self.config.logger, self.world, run, self.log.line)
-        # A training that had ended before logs nothing.
-        with opening if self.ended_after == 0 else nullcontext(Loggers([], run.folder)) as self.loggers:
-            self.loggers.pictures(run.step, "train_batch.jpg")
+        if self.ended_after > 0:
+            return self.run_epochs()  # nothing to do, and nothing to log
+        run = self.folder.path, self.state.step, to_dictionary(self.config)
+        with open_loggers(self.config.logger, self.world, *run, self.log.line) as self.loggers:
+            self.loggers.pictures(self.state.step, "train_batch.jpg")
             return self.run_epochs()
 
     def run_epochs(self) -> dict[str, float]:
@@ -126,10 +123,8 @@ class Training:
         epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
         title, lines = f"epoch {epoch}/{config.train.epochs}", config.logger.lines_per_epoch
         progress = Progress(rest, title, self.world.is_main, lines, left=self.seconds_left)
-        every = config.logger.every_steps if self.world.is_main else 0
-        scalars = StepScalars(state, every, lambda step, figures: self.loggers.scalars(step, "train", figures))
         save, check_every = self.checkpoints.save, config.train.check_sync_every
-        result = train_one_epoch(self.step, self.loader, progress, save, check_every, scalars)
+        result = train_one_epoch(self.step, self.loader, progress, save, check_every, self.log_step)
         self.time_left.trained(progress.seconds, progress.pace * self.images)
         return result
 
@@ -137,6 +132,12 @@ class Training:
         """Seconds until the end of the training, with some images of an epoch still to come."""
         share = 1 - (progress.total - progress.done) / self.images
         return self.time_left.seconds(self.state.epoch + 1, share, progress.pace * self.images)
+
+    def log_step(self) -> None:
+        """Log the losses of the step just made, if it is one of each ``logger.every_steps``."""
+        step, every = self.state.step, self.config.logger.every_steps
+        if every > 0 and step % every == 0:
+            self.loggers.step(step, {"lr": self.step.lr, **self.step.losses})
 
     def score(self) -> Evaluation | None:
         """Score the averaged weights; None off rank 0."""

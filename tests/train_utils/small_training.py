@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from train_utils.config import Decay, OptimConfig
 from train_utils.distributed import World
-from train_utils.loggers.step_scalars import StepScalars
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import StepDecisions, StopRequest
@@ -133,5 +132,4 @@ def train_epoch(
     """
     step = new_step(world, state, schedule, accumulate, loss, model, **guard)
     progress = Progress(len(loader), "train", enabled=False)
-    scalars = StepScalars(step.state, 0, lambda step, figures: None)
-    return train_one_epoch(step, loader, progress, lambda: None, 0, scalars)
+    return train_one_epoch(step, loader, progress, lambda: None, 0, lambda: None)

@@ -15,6 +15,7 @@ class LoggedRun:
     """What a logger knows of the run when it starts."""
 
     folder: Path
+    run_id: str  # the same each time the run is resumed
     step: int  # steps done, above 0 if the run is resumed; later ones of an earlier start are void
     options: dict[str, Any]  # nested dictionaries of numbers and strings
 
@@ -22,7 +23,7 @@ class LoggedRun:
 class Logger(Protocol):
     """A place for the figures of one run; any method may raise any exception.
 
-    A logger is made, called and closed in one thread of its own (``background.py``).
+    A logger is made, called and closed in one thread of its own.
     """
 
     def scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
@@ -40,13 +41,3 @@ class Logger(Protocol):
     def close(self, complete: bool) -> None:
         """Write out what is left; ``complete`` unless the run stopped or failed before its end."""
         ...
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """A table in Markdown, numbers with four digits."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(_text(cell) for cell in line)} |" for line in lines)
-
-
-def _text(cell: Cell) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell).replace("|", "\\|")

@@ -4,46 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from uuid import uuid4
 
 from train_utils.errors import TrainError
-from train_utils.loggers.config import WandbConfig, WandbMode
+from train_utils.loggers.config import WandbConfig
 from train_utils.loggers.interface import Cell, LoggedRun
-from train_utils.loggers.service_ids import read_id, write_id
 
-FINISH_SECONDS = 50  # for what the service has not taken yet
+FINISH_SECONDS = 15  # for what the service has not taken yet; the rest stays on the disk
 
 
 class WandbLogger:
-    """Logs into one run of the service, whose id the run folder keeps."""
+    """Logs into one run of the service, which has the id of the run."""
 
     def __init__(self, run: LoggedRun, config: WandbConfig) -> None:
         """Open the run. Raises TrainError without a login, wandb's errors without a connection."""
         import wandb
 
-        if config.mode is WandbMode.online and wandb.api.api_key is None:
-            raise TrainError("logger=wandb has no login here. fix: wandb login, or logger.wandb.mode=offline")
-        own_id = read_id(run.folder, "wandb")
-        if own_id is None:  # kept first: after a kill in between the service merely lacks the run
-            own_id = write_id(run.folder, "wandb", uuid4().hex[:8])
-        self._wandb, self._run = (
-            wandb,
-            wandb.init(
-                project=config.project,
-                entity=config.entity,
-                name=config.name or run.folder.name,
-                group=config.group,
-                id=own_id,
-                resume="allow",
-                mode=config.mode.value,
-                dir=run.folder,
-                reinit="create_new",  # a sweep trains several runs in one process
-                settings=wandb.Settings(
-                    console="off", silent=True, finish_timeout=FINISH_SECONDS, finish_timeout_raises=False
-                ),
+        if not config.offline and wandb.api.api_key is None:
+            raise TrainError("logger=wandb has no login here. fix: wandb login, or logger.wandb.offline=true")
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=config.project,
+            entity=config.entity,
+            name=run.folder.name,
+            id=run.run_id,
+            resume="allow",
+            config=run.options,
+            allow_val_change=True,
+            mode="offline" if config.offline else "online",
+            dir=run.folder,
+            reinit="create_new",  # a sweep trains several runs in one process
+            settings=wandb.Settings(
+                console="off", silent=True, finish_timeout=FINISH_SECONDS, finish_timeout_raises=False
             ),
         )
-        self._run.config.update(run.options, allow_val_change=True)  # type: ignore[no-untyped-call]
         # Its own count of calls cannot go back, but a resumed run repeats steps.
         self._run.define_metric("*", step_metric="step")
 

@@ -47,6 +47,7 @@ class OptimiserStep:
     def __post_init__(self) -> None:
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.sums = torch.zeros_like(self.state.loss_sums)
+        self.losses: dict[str, float] = {}  # of the last step on this rank, by LOSS_NAMES
         self.clock = WaitClock(self.world.device)  # counts the time spent waiting for peers
         time_waiting(self.model, self.clock)
         self._sum_over_ranks = self.clock.timed(sum_over_ranks)
@@ -98,7 +99,10 @@ class OptimiserStep:
         state, clip_norm = self.state, self.schedule.config.clip_norm
         state.scaler.unscale_(state.optimizer)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        finite = bool((self.sums.sum() + norm).isfinite())  # the only time that a step waits for the device
+        figures = torch.cat([self.sums / self.accumulate, norm.to(self.sums).view(1)])
+        *losses, _ = on_host = figures.tolist()  # the only time that a step waits for the device
+        self.losses = dict(zip(LOSS_NAMES, losses, strict=True))
+        finite = all(map(math.isfinite, on_host))
         self.clock.read_device()
         with self.clock:
             decision = self.decisions.decide(finite, state.step + 1)
@@ -148,8 +152,7 @@ class OptimiserStep:
         cause. A scale of 1 enlarges no gradient. If only the norm overflowed, the scale stays.
         """
         state = self.state
-        losses = dict(zip(LOSS_NAMES, (self.sums / self.accumulate).tolist(), strict=True))
-        loss_broke = max_over_ranks([not all(map(math.isfinite, losses.values()))])[0]
+        loss_broke = max_over_ranks([not all(map(math.isfinite, self.losses.values()))])[0]
         scale = state.scaler.get_scale()
         state.scaler.update()
         if not loss_broke and scale > max(1.0, state.scaler.get_scale()):
@@ -159,6 +162,6 @@ class OptimiserStep:
                 state.model,
                 state.step,
                 self.batches,
-                losses,
+                self.losses,
                 lambda batch: self.forward(state.model, self.to_input(batch)),
             )

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import Generic, NamedTuple, TypeVar
 
 from train_utils.distributed import sum_over_ranks
-from train_utils.loggers.step_scalars import StepScalars
 from train_utils.loop.interfaces import ImageBatch
 from train_utils.loop.same_weights import check_in_sync
 from train_utils.loop.step import OptimiserStep
@@ -60,12 +59,13 @@ def train_one_epoch(
     progress: Progress,
     save: Callable[[], None],
     check_sync_every: int,
-    scalars: StepScalars,
+    log: Callable[[], None],
 ) -> EpochResult:
     """Train on the batches that ``loader`` has left of an epoch.
 
     A step whose loss or gradient is not finite changes nothing. All ranks call ``save`` when they
     decide to save or stop. Every ``check_sync_every`` steps (0: never) they compare their weights.
+    ``log`` is called after each step that was not skipped.
     Raises TrainError if the weights differ or too many steps in a row are skipped.
     """
     state, world, clock = step.state, step.world, step.clock
@@ -86,7 +86,8 @@ def train_one_epoch(
             if not step.full:
                 continue
             decision = step.update()
-            scalars.after_step(step.lr)
+            if not decision.skip:
+                log()
             with clock:
                 check_in_sync(state.model, world, state.step, step.lr, check_sync_every)
             if decision.save or decision.stop:
@@ -98,9 +99,7 @@ def train_one_epoch(
             progress.at(images_done, figures)
     seconds = time.perf_counter() - started
     times = RankTimes(seconds, waiting.seconds, clock.seconds, steps=state.step - first_step)
-    result = EpochResult(step.lr, _means(state, world.world_size), images_done / seconds, times, stopped_by)
-    scalars.report()
-    return result
+    return EpochResult(step.lr, _means(state, world.world_size), images_done / seconds, times, stopped_by)
 
 
 def _means(state: RunState, world_size: int) -> dict[str, float]:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
+import os
+import signal
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import cv2
 import numpy as np
@@ -13,6 +19,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto.wandb_internal_pb2 import Record
 
 from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
@@ -20,10 +27,9 @@ from tests.small_run import small_run
 from train import train
 from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
+from train_utils.loggers import loggers as module
 from train_utils.loggers.config import LoggerConfig, is_installed
-from train_utils.loggers.interface import LoggedRun
-from train_utils.loggers.loggers import open_loggers
-from train_utils.loggers.tensorboard import TensorBoardLogger
+from train_utils.loggers.loggers import Loggers, open_loggers
 from train_utils.run.checkpoint import load_last
 from train_utils.run.run_state import LOSS_NAMES
 
@@ -39,102 +45,147 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
-    own = ("train.batch_size=8", "train.epochs=2", "evaluate.every=1", "logger.every_steps=1")
+    own = ("train.batch_size=6", "train.epochs=2", "evaluate.every=1", "logger.every_steps=1")
     return small_run(shapes, SHAPES, run_dir, *own, *more)
 
 
-def same_weights(one: Path, other: Path) -> bool:
-    a, b = (load_last(folder)[0]["model"] for folder in (one, other))
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_last(folder)[0]["model"])
 
 
-def test_a_run_has_the_same_bits_with_loggers_which_get_its_figures_and_pictures(shapes: Path, tmp_path: Path) -> None:
-    plain, logged = tmp_path / "plain", tmp_path / "logged"
-    (logged / "plots").mkdir(parents=True)
-    cv2.imwrite(str(logged / "plots/drawn.png"), np.full((8, 8, 3), 200, np.uint8))
-    train(options(shapes, plain, "logger.every_steps=0"))
-    train(options(shapes, logged, "logger=[csv,tensorboard]"))
-    assert same_weights(plain, logged)
-    with (logged / "steps.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["step"]) for row in rows] == [1, 2, 3, 4]
-    events = EventAccumulator(str(logged / "tensorboard")).Reload()
-    losses = events.Scalars("train/loss")
-    assert [event.step for event in losses] == [1, 2, 3, 4]
-    assert [event.value for event in losses] == pytest.approx([float(row["loss"]) for row in rows])
-    assert events.Tags()["images"] == ["plots/drawn"]
+def wandb_steps(run_folder: Path) -> list[int]:
+    """The steps with a point of ``train/loss`` in the offline folders of one run."""
+    steps = []
+    for file in sorted(run_folder.glob("wandb/offline-run-*/run-*.wandb")):
+        content, place, data = file.read_bytes(), 7, b""  # a log of LevelDB behind a header of seven bytes
+        while place < len(content):
+            length, kind = struct.unpack_from("<4xHB", content, place)
+            data += content[place + 7 : place + 7 + length]
+            place += 7 + length
+            if 32768 - place % 32768 < 7:  # blocks end with zeros where no header fits
+                place += 32768 - place % 32768
+            if kind in (1, 4):  # whole, or its last part
+                items = Record.FromString(data).history.item
+                point = {".".join(item.nested_key) or item.key: item.value_json for item in items}
+                steps += [int(point["step"])] if "train/loss" in point else []
+                data = b""
+    return steps
 
 
-def log_some(config: LoggerConfig, run: LoggedRun, steps: range, warnings: list[str], complete: bool) -> None:
-    with open_loggers(config, init_distributed_mode("cpu", 60), run, warnings.append) as loggers:
-        for step in steps:
-            loggers.scalars(step, "train", {"lr": 0.1, **dict.fromkeys(LOSS_NAMES, step / 2)})
-        loggers.pictures(steps[-1], "*.png")
-        loggers.complete = complete
-
-
-def test_a_resumed_run_goes_on_in_the_same_run_of_each_service(
+def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_of_one_without(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # MLflow keeps artifacts of a file store in mlruns/ of the working folder
-    store, folder, warnings = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "run", list[str]()
-    chosen = ["logger=[csv,tensorboard,wandb,mlflow]", "logger.wandb.mode=offline", f"logger.mlflow.uri={store}"]
-    config = options(shapes, folder, *chosen).logger
-    folder.mkdir()
-    cv2.imwrite(str(folder / "drawn.png"), np.full((8, 8, 3), 200, np.uint8))
-    log_some(config, LoggedRun(folder, 0, {"optim": {"lr": 0.1}}), range(1, 5), warnings, complete=False)
-    log_some(config, LoggedRun(folder, 2, {"optim": {"lr": 0.1}}), range(3, 6), warnings, complete=True)
-    assert warnings == []
+    store, plain, folder = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "plain", tmp_path / "run"
+    chosen = ["logger=[csv,tensorboard,wandb,mlflow]", "logger.wandb.offline=true", f"logger.mlflow.uri={store}"]
+    train(options(shapes, plain, "logger.every_steps=0"))
+    (folder / "plots").mkdir(parents=True)
+    cv2.imwrite(str(folder / "plots/drawn.png"), np.full((8, 8, 3), 200, np.uint8))
+
+    log_step = Loggers.step
+
+    def stop_after_five(self: Loggers, step: int, figures: dict[str, float]) -> None:
+        log_step(self, step, figures)
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)  # seen after the next step
+
+    monkeypatch.setattr(Loggers, "step", stop_after_five)
+    train(options(shapes, folder, *chosen))
+    run_id = (folder / "run_id.txt").read_text()
+    client = MlflowClient(store)
+    assert [run.info.status for run in client.search_runs(["1"])] == ["KILLED"]
+    train(options(shapes, folder, *chosen, f"resume={folder}", "run_dir=null"))
+
+    a, b = weights(plain), weights(folder)
+    assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    log = (folder / "train.log").read_text()
+    assert "stopped at step 5 by SIGTERM" in log and "warning" not in log
 
     with (folder / "steps.csv").open() as file:
-        assert [int(row["step"]) for row in csv.DictReader(file)] == [1, 2, 3, 4, 5]
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5]
+    losses = events.Scalars("train/loss")
+    assert [event.step for event in losses] == [1, 2, 3, 4, 5, 6]
+    assert [event.value for event in losses] == pytest.approx([float(row["loss"]) for row in rows])
+    assert events.Tags()["images"] == ["plots/drawn"]
 
-    ids = json.loads((folder / "loggers.json").read_text())
-    offline = list((folder / "wandb").glob(f"offline-run-*-{ids['wandb']}*/run-{ids['wandb']}.wandb"))
-    assert len(offline) == 2 and all(b"train/loss" in file.read_bytes() for file in offline)
-    assert list((folder / "wandb").glob("offline-run-*/files/media/images/drawn*.png"))
+    assert {path.name for path in folder.glob("wandb/offline-run-*/*.wandb")} == {f"run-{run_id}.wandb"}
+    assert wandb_steps(folder) == [1, 2, 3, 4, 5, 6]
+    assert list(folder.glob("wandb/offline-run-*/files/media/images/plots/drawn*.png"))
 
-    client = MlflowClient(store)
-    run = client.get_run(ids["mlflow"])
-    assert run.info.status == "FINISHED" and run.data.params == {"optim.lr": "0.1"}
-    assert {metric.step for metric in client.get_metric_history(ids["mlflow"], "train/loss")} == {1, 2, 3, 4, 5}
-    assert len(client.search_runs([run.info.experiment_id])) == 1
-    assert [file.path for file in client.list_artifacts(ids["mlflow"], "pictures")] == ["pictures/drawn.png"]
+    (run,) = client.search_runs(["1"])
+    assert run.info.status == "FINISHED" and run.data.params["optim.lr"] and run.data.tags["own_id"] == run_id
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "val/AP")] == [3, 6]
+    kept = {file.path for at in (None, "pictures/plots") for file in client.list_artifacts(run.info.run_id, at)}
+    assert kept >= {"pictures/plots/drawn.png", "classes.csv", "config.yaml"}
+
+
+class Service:
+    """A service as the loggers know it, whose methods a test replaces."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def scalars(self, *_: object) -> None: ...
+
+    def close(self, complete: bool) -> None: ...
+
+
+def log_some(config: LoggerConfig, folder: Path, steps: range, warnings: list[str]) -> None:
+    with open_loggers(config, init_distributed_mode("cpu", 60), folder, steps[0] - 1, {}, warnings.append) as loggers:
+        for step in steps:
+            loggers.step(step, {"lr": 0.1, **dict.fromkeys(LOSS_NAMES, step / 2)})
+
+
+def failing(*_: object) -> None:
+    raise OSError("no space left")
 
 
 def test_a_logger_that_fails_warns_once_and_the_others_go_on(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError("no space left")
-
-    config, warnings = options(shapes, tmp_path, "logger=tensorboard").logger, list[str]()
-    with monkeypatch.context() as patch:
-        patch.setattr(TensorBoardLogger, "scalars", full)
-        log_some(config, LoggedRun(tmp_path, 0, {}), range(1, 4), warnings, complete=True)
+    config, warnings, points = options(shapes, tmp_path, "logger=[tensorboard,wandb]").logger, list[str](), Counter()
+    monkeypatch.setitem(module.SERVICES, "tensorboard", type("Failing", (Service,), {"scalars": failing}))
+    good = type("Good", (Service,), {"scalars": lambda self, step, group, figures: points.update([group])})
+    monkeypatch.setitem(module.SERVICES, "wandb", good)
+    log_some(config, tmp_path, range(1, 4), warnings)
     assert len(warnings) == 1 and "logger=tensorboard failed (OSError: no space left)" in warnings[0]
-    assert (tmp_path / "steps.csv").read_text().count("\n") == 4
+    assert (tmp_path / "steps.csv").read_text().count("\n") == 4 and points == {"train": 3}
 
-    monkeypatch.setattr(TensorBoardLogger, "__init__", full)
+    monkeypatch.setitem(module.SERVICES, "tensorboard", failing)
     with pytest.raises(TrainError, match=r"logger=tensorboard cannot start .*no space left.* fix:"):
-        log_some(config, LoggedRun(tmp_path, 0, {}), range(1, 4), warnings, complete=True)
-    log_some(config, LoggedRun(tmp_path, 2, {}), range(3, 4), warnings, complete=True)  # resumed at night
+        log_some(config, tmp_path, range(1, 4), warnings)
+    log_some(config, tmp_path, range(3, 4), warnings)  # resumed at night
     assert len(warnings) == 2
 
 
-def test_a_hung_service_neither_delays_the_training_nor_its_end(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["the start", "a message", "the end"])
+def test_a_hung_service_delays_neither_the_training_nor_its_end(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     answer, warnings = Event(), list[str]()
-    monkeypatch.setattr(TensorBoardLogger, "scalars", lambda *_: answer.wait())
-    monkeypatch.setattr("train_utils.loggers.background.MOST_WAITING", 5)
-    monkeypatch.setattr("train_utils.loggers.loggers.PATIENCE", {True: 0.1, False: 0.1})
-    config = options(shapes, tmp_path, "logger=tensorboard").logger
-    log_some(config, LoggedRun(tmp_path, 0, {}), range(1, 30), warnings, complete=True)  # a wait here would never end
+    hang: Callable[..., Any] = lambda *_: None if answer.wait() else None  # noqa: E731
+    method = {"the start": "__init__", "a message": "scalars", "the end": "close"}[where]
+    monkeypatch.setitem(module.SERVICES, "tensorboard", type("Hung", (Service,), {method: hang}))
+    for name, value in (("START_SECONDS", 0.1), ("END_SECONDS", 0.1), ("MOST_WAITING", 5)):
+        monkeypatch.setattr(module, name, value)
+    log_some(options(shapes, tmp_path, "logger=tensorboard").logger, tmp_path, range(1, 30), warnings)
     answer.set()
-    assert any("logger=tensorboard is far behind" in warning for warning in warnings)
+    assert len(warnings) == 1 and "the training is whole" in warnings[0]
+    assert (tmp_path / "steps.csv").read_text().count("\n") == 30
+
+
+def test_a_server_that_never_answers_is_as_a_hung_one(
+    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "START_SECONDS", 0.1)
+    monkeypatch.setattr(module, "END_SECONDS", 0.1)
+    warnings = list[str]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"logger.mlflow.uri=http://127.0.0.1:{server.getsockname()[1]}"
+        log_some(options(shapes, tmp_path, "logger=mlflow", uri).logger, tmp_path, range(1, 4), warnings)
+    assert len(warnings) == 1 and "logger=mlflow does not answer" in warnings[0]
 
 
 def test_a_missing_extra_is_one_sentence(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
