@@ -8,10 +8,8 @@ import signal
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import cv2
 import numpy as np
@@ -19,7 +17,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
@@ -145,7 +143,11 @@ def failing(*_: object) -> None:
 def test_a_logger_that_fails_warns_once_and_the_others_go_on(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, warnings, points = options(shapes, tmp_path, "logger=[tensorboard,wandb]").logger, list[str](), Counter()
+    config, warnings, points = (
+        options(shapes, tmp_path, "logger=[tensorboard,wandb]").logger,
+        list[str](),
+        Counter[str](),
+    )
     monkeypatch.setitem(module.SERVICES, "tensorboard", type("Failing", (Service,), {"scalars": failing}))
     good = type("Good", (Service,), {"scalars": lambda self, step, group, figures: points.update([group])})
     monkeypatch.setitem(module.SERVICES, "wandb", good)
@@ -165,7 +167,10 @@ def test_a_hung_service_delays_neither_the_training_nor_its_end(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     answer, warnings = Event(), list[str]()
-    hang: Callable[..., Any] = lambda *_: None if answer.wait() else None  # noqa: E731
+
+    def hang(*_: object) -> None:
+        answer.wait()
+
     method = {"the start": "__init__", "a message": "scalars", "the end": "close"}[where]
     monkeypatch.setitem(module.SERVICES, "tensorboard", type("Hung", (Service,), {method: hang}))
     for name, value in (("START_SECONDS", 0.1), ("END_SECONDS", 0.1), ("MOST_WAITING", 5)):
