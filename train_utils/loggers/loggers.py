@@ -29,7 +29,7 @@ from train_utils.scores.coco_eval import ABSENT, FIGURES, CocoResult
 SERVICES: dict[str, Callable[..., Logger]] = {
     "tensorboard": TensorBoardLogger, "wandb": WandbLogger, "mlflow": MlflowLogger,
 }  # fmt: skip
-START_SECONDS, END_SECONDS = 20.0, 20.0  # that the training waits for services in all
+START_SECONDS, END_SECONDS = 30.0, 20.0  # that the training waits for services in all
 MOST_WAITING = 10_000  # messages
 
 
