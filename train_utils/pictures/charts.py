@@ -99,7 +99,7 @@ def draw_labels(truth: GroundTruth, title: str, out: Path) -> None:
     axis.hist(area, bins=np.geomspace(*ends, 40).tolist(), color=COLORS[0])
     for number, (edge, name) in enumerate(zip(AREA_EDGES, ("medium from 32 px", "large from 96 px"), strict=True), 1):
         axis.axvline(edge**0.5, **line_style(number), label=name)
-    axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.06), ncol=2, frameon=False)
+    axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.06), ncol=2)
     axis.set(xscale="log", xlabel="root of the area, pixels of the image", ylabel="boxes")
     axis.set_box_aspect(1)
     save(figure, out)

@@ -47,8 +47,10 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
                 axis.plot(steps, values, color=style["color"], linewidth=0.8, alpha=0.35)
                 values, style["marker"] = smooth(values), ""
             axis.plot(steps, values, **style)
-        axis.set(title=title, xlabel="step" + (f" ({_steps_per_epoch(rows[-1]):g} per epoch)" if rows else ""))
-        axis.grid(alpha=0.3)
+        axis.set(
+            title=title,
+            xlabel="step" + (f" ({int(rows[-1]['step']) / int(rows[-1]['epoch']):g} per epoch)" if rows else ""),
+        )
         axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
         if rows:  # the same for all, even for figures that are not there in every epoch
             axis.set_xlim(0, int(rows[-1]["step"]) * 1.02)
@@ -61,7 +63,7 @@ def draw_curves(metrics_csv: Path, out: Path) -> None:
         if best is not None:
             text = f"best: epoch {best['epoch']}" + (f", AP {float(best['AP']):.3f}" if title in FRACTIONS else "")
             axis.axvline(int(best["step"]), color="black", linestyle=":", linewidth=1, label=text)
-        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncol=2, frameon=False)
+        axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncol=2)
     save(figure, out)
 
 
@@ -86,7 +88,3 @@ def _points(rows: list[dict[str, str]], column: str) -> np.ndarray:
     points = [(float(row["step"]), float(row[column])) for row in rows if row.get(column) and float(row[column]) >= 0]
     blocks = np.array_split(np.array(points).reshape(-1, 2), min(MOST_POINTS, max(1, len(points))))
     return np.array([block.mean(0) for block in blocks if len(block)]).reshape(-1, 2)
-
-
-def _steps_per_epoch(row: dict[str, str]) -> float:
-    return int(row["step"]) / int(row["epoch"])

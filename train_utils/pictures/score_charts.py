@@ -137,6 +137,7 @@ def draw_calibration(found: Diagnosis, out: Path) -> None:
     from hotcoco.plot import reliability_diagram
 
     figure, (axis,) = chart(6, 6)
+    axis.set_prop_cycle(color=[COLORS[3]])  # hotcoco's blue is as dark as the red of the gap on it
     if found.calibration is not None:
         reliability_diagram(found.calibration, ax=axis)
     else:

@@ -19,7 +19,7 @@ NAMED = 10  # classes with a line of their own in the legend; 12 pairs of colour
 MAP = "Blues"  # of one hue: darker is more, also in print
 LONGEST = 30  # characters of a class name that show
 DPI = 110
-BESIDE: dict[str, Any] = {"fontsize": 8, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "frameon": False}
+BESIDE: dict[str, Any] = {"fontsize": 8, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
 
 
 def chart(
@@ -54,6 +54,5 @@ def write_instead(axis: Axes, text: str) -> None:
 
 
 def fraction_axis(axis: Axes, **labels: str) -> None:
-    """A grid, labels, and both axes from 0 to 1."""
+    """Labels, and both axes from 0 to 1."""
     axis.set(xlim=(0, 1), ylim=(0, 1.02), xticks=np.linspace(0, 1, 6), **labels)
-    axis.grid(alpha=0.3)

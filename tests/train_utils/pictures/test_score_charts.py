@@ -89,7 +89,7 @@ def test_figures_over_the_score_are_the_curves_and_only_the_first_classes_are_na
     assert [axis.texts[0].get_text() for axis in kept[1].axes] == ["no detections"] * 3
 
 
-def lightness(color: str) -> float:
+def lightness(color: Any) -> float:
     """CIE L* of a colour, 0 (black) to 100 (white)."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
     return float(116 * np.cbrt(np.dot(linear, (0.2126, 0.7152, 0.0722))) - 16)
@@ -153,7 +153,9 @@ def test_calibration_and_kinds_of_errors_are_the_numbers_given(kept: list[Figure
     draw_calibration(diagnosis, OUT)
     assert diagnosis.calibration is not None
     shares = [row["avg_accuracy"] for row in diagnosis.calibration["bins"] if row["count"]]
-    assert [bar.get_height() for bar in cast(Any, kept[0].axes[0]).containers[0]] == shares
+    bars, gaps = cast(Any, kept[0].axes[0]).containers[:2]
+    assert [bar.get_height() for bar in bars] == shares
+    assert lightness(bars[0].get_facecolor()) - lightness(gaps[0].get_facecolor()) > 20, "one grey in print"
     draw_calibration(replace(diagnosis, calibration=None), OUT)
     assert kept[1].axes[0].texts[0].get_text() == "scores outside 0 to 1"
     draw_error_kinds(diagnosis, OUT)
