@@ -28,7 +28,7 @@ from conf.build.predictor import Predictor
 from conf.build.results import ResultWriter, counted
 from conf.failures import ConfigError
 from conf.schema_inference import PredictConfig
-from data import FrameBatches, LiveBatches, LiveStream, Medium, find_media, live_medium
+from data import FrameBatches, find_media, live_medium
 from train_utils.distributed import init_distributed_mode
 from train_utils.launch.environment import peek_world_size
 from train_utils.loop.stop_and_save import StopRequest
@@ -59,10 +59,15 @@ def predict(config: PredictConfig) -> Path:
     out = Path(config.out) if config.out is not None else dated_folder("predict")
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        frames = open_frames(config, media, predictor, stop)
+        size = config.batch_size or (1 if predictor.device.type == "cpu" else GPU_BATCH_SIZE)
+        frames = FrameBatches(media, predictor.fit, size, config.exif, config.on_error, config.workers)
         total = frames.count()
         view = stack.enter_context(LiveView(config.show_port)) if config.show else None
-        writer = ResultWriter(config, media, detector, out, view)
+        writer = ResultWriter(
+            media, detector, out, config.workers,
+            draw=config.draw, save_json=config.save_json, save_txt=config.save_txt, save_crops=config.save_crops,
+            verbose=config.verbose, view=view,
+        )  # fmt: skip
         open_folder(world, out, "out")
         print(f"{detector.note}; {detector.image_size} pixels on {world.device.type}", flush=True)
         if view is not None:
@@ -84,32 +89,14 @@ def predict(config: PredictConfig) -> Path:
     return out
 
 
-def open_frames(
-    config: PredictConfig, media: list[Medium], predictor: Predictor, stop: StopRequest
-) -> FrameBatches | LiveBatches:
-    """Open the batches of network input, the same as in an evaluation with the same options."""
-    if media[0].address:
-        stream = LiveStream(media[0], config.reconnect_seconds, lambda: stop.signal is not None)
-        return LiveBatches(stream, predictor.fit)
-    return FrameBatches(
-        media,
-        predictor.fit,
-        batch_size=config.batch_size or (1 if predictor.device.type == "cpu" else GPU_BATCH_SIZE),
-        exif=config.exif,
-        on_error=config.on_error,
-        threads=config.workers,
-    )
-
-
-def summary(writer: ResultWriter, frames: FrameBatches | LiveBatches, predictor: Predictor, seconds: float) -> str:
+def summary(writer: ResultWriter, frames: FrameBatches, predictor: Predictor, seconds: float) -> str:
     """The last lines of output. Reading and network overlap: their times may exceed the total."""
     count, found = writer.num_images, writer.counts.total()
     total, reading, inference = (1000 * part / max(1, count) for part in (seconds, frames.seconds, predictor.seconds))
     left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
     turned = f", {writer.turned} turned upright by their EXIF tag" if writer.turned else ""
-    received = f" of the {frames.stream.received} that came" if isinstance(frames, LiveBatches) else ""
     by_class = f"{counted(writer.counts)}\n" if found else ""
     return (
-        f"{by_class}{count} images{received}, {found} detections{left_out}{turned}, in {writer.out}; ms per image:"
+        f"{by_class}{count} images, {found} detections{left_out}{turned}, in {writer.out}; ms per image:"
         f" {total:.1f} in total; in parallel threads {reading:.1f} reading, {inference:.1f} network and NMS"
     )

@@ -56,12 +56,10 @@ class PredictConfig(DetectConfig):
     verbose: bool  # print a line for each image or frame
     show: bool  # serve the drawn images to a browser on this machine while they are made
     show_port: int  # of that page, at 127.0.0.1; 0: any that is free
-    reconnect_seconds: float  # how long to try to reach a live source again that was lost
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, 1, "batch_size")
-        check_least(self, 0, "reconnect_seconds")
         check_port(self, "show_port")
 
 

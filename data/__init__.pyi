@@ -4,7 +4,6 @@ from .augment_config import Colour as Colour
 from .batches.frame_batches import FrameBatch as FrameBatch
 from .batches.frame_batches import FrameBatches as FrameBatches
 from .batches.frame_batches import InputFit as InputFit
-from .batches.frame_batches import LiveBatches as LiveBatches
 from .batches.loader import make_loader as make_loader
 from .batches.multi_scale import MultiScale as MultiScale
 from .batches.orders import repeat_factors as repeat_factors

@@ -16,7 +16,6 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit
 
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,12 @@ import numpy as np
 
 from conf.build.network import Detector, open_detector
 from conf.build.predictor import Found, Predictor
-from conf.build.results import counted
+from conf.build.results import ResultWriter, counted
 from conf.failures import ConfigError
 from conf.schema_inference import DemoConfig
 from data import Frame, FrameBatches, Medium, OnBadFile
 from train_utils.distributed import init_distributed_mode
 from train_utils.pictures.boxes import draw_boxes
-from train_utils.pictures.drawn_files import DrawnFiles
-from train_utils.scores.detections import make_detections
-from train_utils.scores.result_files import ImageResult, coco_files, write_json
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
@@ -113,41 +109,26 @@ class Session:
     def files(
         self, paths: list[str] | None, confidence: float, overlap: float, classes: list[int]
     ) -> tuple[str, list[tuple[str, str]], list[str]]:
-        """A text, drawn pictures and videos with their captions, and the json files of predict.py.
+        """A text, drawn pictures and videos with their names, and the json files of predict.py.
 
         What cannot be read is left out and named in the text.
         """
         out = Path(tempfile.mkdtemp(dir=self.folder))
-        named = Counter(Path(path).name for path in paths or [])
-        media = [
-            Medium(Path(path), Path(path).name if named[Path(path).name] == 1 else f"{number} {Path(path).name}")
-            for number, path in enumerate(paths or [], start=1)
-        ]
-        frames = FrameBatches(
-            media, self.predictor.fit, 1, self.config.exif, OnBadFile.skip, threads=self.config.workers
-        )
-        results, counts = list[ImageResult](), dict[str, Counter[str]]()
-        with DrawnFiles(self.detector.names, self.config.workers) as drawn:
+        given = [Path(path) for path in paths or []]
+        unique = len({path.name for path in given}) == len(given)
+        media = [Medium(path, path.name if unique else f"{n} {path.name}") for n, path in enumerate(given, start=1)]
+        threads = self.config.workers
+        frames = FrameBatches(media, self.predictor.fit, 1, self.config.exif, OnBadFile.skip, threads)
+        writer = ResultWriter(media, self.detector, out, threads, video_suffix=".webm")
+        with writer.drawn:
             for frame, found in self.predictor.at(confidence, overlap).found(frames):
-                kept = only(found, classes)
-                medium = frame.medium
-                path = out / f"{medium.name}{'.webm' if medium.is_video else '.jpg'}"
-                if medium.is_video:
-                    drawn.frame(path, frame.frames_per_second, 1, frame.image, *kept)
-                else:
-                    drawn.picture(path, frame.image, *kept)
-                rows = make_detections(0, kept.classes, kept.scores, kept.boxes_xyxy)
-                results.append(ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows))
-                counts.setdefault(str(path), Counter()).update(self.detector.names[i] for i in kept.classes.tolist())
-        written = [str(out / "images.json"), str(out / "detections.json")]
-        for name, content in zip(
-            written, coco_files(results, self.detector.names, self.detector.category_ids), strict=True
-        ):
-            write_json(Path(name), content)
-        total = sum(map(Counter.total, counts.values()))
-        lines = [f"{len(results)} images, {total} detections", *(f"left out: {told(why)}" for why in frames.skipped)]
-        shown = [(path, f"{Path(path).stem}: {counted(count) or 'nothing'}") for path, count in counts.items()]
-        return "\n\n".join(lines), shown, written
+                writer.add(frame, only(found, classes))
+        writer.close()
+        shown = [(str(out / name), medium) for medium, name in writer.drawn_names.items() if (out / name).exists()]
+        missing = sorted(set(writer.drawn_names) - {medium for _, medium in shown})
+        total = f"{writer.num_images} images, {writer.counts.total()} detections"
+        said = [total, counted(writer.counts), f"cannot be read: {', '.join(missing)}" if missing else ""]
+        return "\n\n".join(filter(None, said)), shown, [str(out / "images.json"), str(out / "detections.json")]
 
     def camera(
         self, image: np.ndarray | None, confidence: float, overlap: float, classes: list[int]
@@ -159,12 +140,6 @@ class Session:
         ((_, found),) = self.predictor.at(confidence, overlap).found([batch])
         kept = only(found, classes)
         return draw_boxes(image, kept.boxes_xyxy, kept.classes, self.detector.names, kept.scores)
-
-
-def told(why: str) -> str:
-    """The sentence about a file without the upload's folder, and without a fix by options."""
-    words = [Path(word).name if word.startswith("/") else word for word in why.partition(" fix:")[0].split(" ")]
-    return " ".join(words)
 
 
 def only(found: Found, classes: list[int]) -> Found:

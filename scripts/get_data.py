@@ -40,7 +40,7 @@ def get_data(config: GetDataConfig) -> Path:
             continue
         path = done.with_name(file_name)
         try:
-            with bar(file_name, in_bytes=True) as report:
+            with bar(file_name) as report:
                 download(archive.url, path, archive.md5, config.attempts, config.timeout_seconds, report)
         except UnreachableError as error:
             raise UnreachableError(f"{str(error).partition(' fix: ')[0]} fix: {by_hand(chosen, root)}") from error

@@ -8,8 +8,11 @@ import signal
 import socket
 import sys
 import threading
+import time
+import urllib.error
 import urllib.request
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +223,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(
         (["source=pictures", "ckpt=random.pt", "batch_size=0"], "batch_size must be 1 or more, or null, got 0"),
         (["source=pictures", "ckpt=random.pt", "nms_iou=1.5"], "nms_iou must lie in 0..1, got 1.5"),
         (["source=pictures", "ckpt=random.pt", "show_port=70000"], "show_port must lie in 0..65535, got 70000"),
-        (["source=pictures", "ckpt=random.pt", "reconnect_seconds=-1"], "reconnect_seconds must be 0 or more"),
-        (["source=87", "ckpt=random.pt"], "the camera camera87 cannot be opened. fix: check that it is on"),
+        (["source=87", "ckpt=random.pt"], "camera87 cannot be opened. fix: check its address, that it is on"),
         (["source=pictures", "ckpt=random.pt", "out=pictures"], "out=pictures would overwrite"),
         (["source=pictures", "ckpt=random.pt", "out=/proc/nothing"], "/proc/nothing cannot be written"),
         (["source=pictures", *weights, "names=no.names"], "the class names no.names cannot be read"),
@@ -327,15 +329,16 @@ def test_a_stream_is_watched_and_ended_by_ctrl_c_with_whole_files(folder: Path, 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    seen = b""
+    seen: set[bytes] = set()
 
     def watch() -> None:
         """Read the view like a browser, then press Ctrl-C."""
-        nonlocal seen
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/stream", timeout=20) as stream:
-                while seen.count(b"image/jpeg") < 3:
-                    seen += stream.read(500)
+            until = time.monotonic() + 20
+            while len(seen) < 3 and time.monotonic() < until:
+                with suppress(urllib.error.HTTPError):  # nothing is drawn yet
+                    seen.add(urllib.request.urlopen(f"http://127.0.0.1:{port}/picture", timeout=20).read())
+                time.sleep(0.02)
         finally:
             signal.raise_signal(signal.SIGINT)
 
@@ -354,9 +357,9 @@ def test_a_stream_is_watched_and_ended_by_ctrl_c_with_whole_files(folder: Path, 
         more = ("show=true", f"show_port={port}", "confidence=0.5")
         out, images, _ = found(folder, f"'{server.address}'", tmp_path / "out", *more)
     viewer.join()
-    assert seen.count(b"image/jpeg") == 3
+    assert len(seen) == 3 and all(picture[:2] == b"\xff\xd8" for picture in seen), "three pictures, as jpeg"
     said = capsys.readouterr().out
-    assert f"{len(images['images'])} images of the " in said and "Ctrl-C ends it" in said
+    assert f"{len(images['images'])} images, " in said and "Ctrl-C ends it" in said
     assert "secret" not in said + (out / "images.json").read_text()
     (drawn,) = out.glob("*.mp4")
     film = cv2.VideoCapture(str(drawn))

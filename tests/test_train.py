@@ -201,7 +201,7 @@ def power_cut(*_: Any) -> None:
 def closing_tables(run: Path) -> list[str]:
     """The closing table, as often as the log shows it."""
     text = re.sub(r"^\d{4}-\S+ \S+ ", "", (run / "train.log").read_text(), flags=re.MULTILINE)
-    return re.findall(r"^ *AP   AP50.+?^best AP [\d.]+ after epoch \d+", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^ *AP  AP50.+?^best AP [\d.]+ after epoch \d+", text, re.MULTILINE | re.DOTALL)
 
 
 def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes: Path, tmp_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from conf.build.network import Detector
 from conf.build.predictor import Found
 from conf.failures import ConfigError
-from conf.schema_inference import PredictConfig
 from data import Frame, Medium
 from train_utils.pictures.drawn_files import DrawnFiles
 from train_utils.pictures.live_view import LiveView
@@ -16,26 +16,38 @@ from train_utils.scores.detections import make_detections
 from train_utils.scores.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
 
 
+@dataclass
 class ResultWriter:
-    """The files of one prediction below ``out``, and its counts."""
+    """The files of one prediction below ``out``, and its counts; which, is in conf/predict.yaml.
 
-    def __init__(
-        self, config: PredictConfig, media: list[Medium], detector: Detector, out: Path, view: LiveView | None
-    ) -> None:
-        """Open the writer. Raises ConfigError if a picture would overwrite its source.
+    ``view`` gets each drawn picture as well. Raises ConfigError if a picture would overwrite its
+    source.
+    """
 
-        ``view`` gets each drawn picture as well.
-        """
-        self.config, self.detector, self.out, self.view = config, detector, out, view
-        names = [medium.name for medium in media]
-        videos = file_names([medium.name for medium in media if medium.is_video], ".mp4")
+    media: list[Medium]
+    detector: Detector
+    out: Path
+    threads: int
+    draw: bool = True
+    video_suffix: str = ".mp4"
+    save_json: bool = True
+    save_txt: bool = False
+    save_crops: bool = False
+    verbose: bool = False
+    view: LiveView | None = None
+
+    def __post_init__(self) -> None:
+        names = [medium.name for medium in self.media]
+        videos = file_names([medium.name for medium in self.media if medium.is_video], self.video_suffix)
         self.drawn_names = {name: videos.get(name, name) for name in names}
-        self.label_names = file_names([medium.name for medium in media if not medium.is_video], ".txt")
+        self.label_names = file_names([medium.name for medium in self.media if not medium.is_video], ".txt")
         self.crop_names = file_names(names, "")
-        for medium in media:
-            if config.draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
-                raise ConfigError(f"out={out} would overwrite {medium.path}. fix: choose another out=, or draw=false")
-        self.drawn = DrawnFiles(detector.names, config.workers, view.show if view is not None else None)
+        for medium in self.media:
+            if self.draw and medium.path.resolve() == (self.out / self.drawn_names[medium.name]).resolve():
+                raise ConfigError(
+                    f"out={self.out} would overwrite {medium.path}. fix: choose another out=, or draw=false"
+                )
+        self.drawn = DrawnFiles(self.detector.names, self.threads, self.view.show if self.view is not None else None)
         self.results: list[ImageResult] = []
         self.num_images = 0
         self.turned = 0  # pictures that EXIF tags turned
@@ -46,21 +58,21 @@ class ResultWriter:
         medium = frame.medium
         rows = make_detections(0, found.classes, found.scores, found.boxes_xyxy)
         result = ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, rows)
-        if self.config.save_json:  # else a camera may run for days without filling the memory
+        if self.save_json:  # else a camera may run for days without filling the memory
             self.results.append(result)
         self.num_images += 1
         self.turned += frame.turned
         counts = Counter(self.detector.names[index] for index in found.classes.tolist())
         self.counts += counts
-        if self.config.verbose:
+        if self.verbose:
             number = f" frame {frame.number}" if medium.is_video else ""
             print(f"{medium.name}{number}, {frame.size[1]}x{frame.size[0]}: {counted(counts) or 'nothing'}", flush=True)
-        if self.config.save_txt and not medium.is_video:
+        if self.save_txt and not medium.is_video:
             write_yolo(self.out / "labels" / self.label_names[medium.name], result)
-        if self.config.save_crops:
+        if self.save_crops:
             stem = self.crop_names[medium.name] + (f"_{frame.number}" if medium.is_video else "")
-            self.drawn.crops(self.out / "crops", stem, frame.image, found.boxes_xyxy, found.classes)
-        path = self.out / self.drawn_names[medium.name] if self.config.draw else None
+            self.drawn.crops(self.out / "crops", stem, frame.image, *found)
+        path = self.out / self.drawn_names[medium.name] if self.draw else None
         if path is not None and medium.is_video:
             self.drawn.frame(path, frame.frames_per_second, frame.copies, frame.image, *found)
         elif path is not None or self.view is not None:
@@ -68,7 +80,7 @@ class ResultWriter:
 
     def close(self) -> None:
         """Write the files that need all results."""
-        if self.config.save_json:
+        if self.save_json:
             images, detections = coco_files(self.results, self.detector.names, self.detector.category_ids)
             write_json(self.out / "images.json", images)
             write_json(self.out / "detections.json", detections)

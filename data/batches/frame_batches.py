@@ -63,32 +63,13 @@ class InputFit:
         return _together([self.prepare(frame)])
 
 
-class LiveBatches:
-    """The frames of a camera or stream, one in a batch, so that none waits for others."""
-
-    def __init__(self, stream: LiveStream, fit: InputFit) -> None:
-        self.stream, self.fit = stream, fit
-        self.seconds = 0.0  # spent so far on resizing
-        self.skipped: list[str] = []  # none: a stream that is lost ends
-
-    def count(self) -> int:
-        """Unknown, so 0."""
-        return 0
-
-    def __iter__(self) -> Iterator[FrameBatch]:
-        for frame in self.stream:
-            started = time.perf_counter()
-            batch = self.fit.batch(frame)
-            self.seconds += time.perf_counter() - started
-            yield batch
-
-
 class FrameBatches:
     """All frames of ``media`` in batches of at most ``batch_size``, resized as for evaluation.
 
     Only frames of one input shape (see ``input_shape``) share a batch, so a frame's input does not
     depend on its neighbours. Pictures come in no particular order. Frames of a video come in order
-    and share no batch with other media.
+    and share no batch with other media. A camera or stream, which comes alone, has batches of one
+    frame, so that none waits for others. Raises DataError if it cannot be opened.
     """
 
     def __init__(
@@ -102,6 +83,7 @@ class FrameBatches:
     ) -> None:
         self.media, self.batch_size, self.on_error, self.threads = media, batch_size, on_error, threads
         self.fit, self.exif = fit, exif
+        self._live = LiveStream(media[0]) if media and media[0].address else None
         self._times: list[float] = []  # appending is thread-safe
         self.skipped: list[str] = []  # the files left out so far, and why
 
@@ -111,11 +93,13 @@ class FrameBatches:
         return sum(self._times)
 
     def count(self) -> int:
-        """Count the frames as the videos state them; a video that does not counts as one frame.
+        """Count the frames as videos state them, else one for each; 0 if a live source has no end.
 
         With ``on_error=stop`` an unreadable video raises DataError here, before any computation.
         """
         total = 0
+        if self._live is not None:
+            return total
         for medium in self.media:
             try:
                 total += max(1, Video(medium).num_frames) if medium.is_video else 1
@@ -126,6 +110,13 @@ class FrameBatches:
 
     def __iter__(self) -> Iterator[FrameBatch]:
         self._times, self.skipped = [], []
+        for frame in self._live or ():
+            started = time.perf_counter()
+            batch = self.fit.batch(frame)
+            self._times.append(time.perf_counter() - started)
+            yield batch
+        if self._live is not None:
+            return
         with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as in_order:
             for is_video, group in groupby(self.media, key=lambda medium: medium.is_video):
                 if is_video:

@@ -8,22 +8,16 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 T = TypeVar("T")
 
 
 @contextmanager
-def bar(what: str, total: int = 0, in_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
+def bar(what: str, total: int = 0) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr: call its function with units done and in total, 0 if that is unknown."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn() if in_bytes else MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-    )
     hidden = not (sys.stdout.isatty() and sys.stderr.isatty())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as live:
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as live:
         task = live.add_task(what, total=total or None)
         yield lambda done, of: live.update(task, completed=done, total=of or None)
 

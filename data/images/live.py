@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from threading import Condition, Event, Thread
+from queue import Empty, Full, Queue
+from threading import Event, Thread
 from urllib.parse import urlsplit
 
 import cv2
@@ -20,10 +21,8 @@ from data.images.media import Frame, Medium
 logger = logging.getLogger(__name__)
 
 SCHEMES = ("rtsp", "rtsps", "rtmp", "http", "https", "udp", "tcp", "srt")
-RATE = 25.0  # frames per second of the video that a live source is drawn to
-LONGEST_STILL = 2.0  # seconds of that video that one frame may stand for, when a stream was away
-OPEN_SECONDS, READ_SECONDS = 10, 5  # until a silent stream counts as lost
-RETRY_SECONDS = 1.0
+FASTEST, USUAL_RATE = 120.0, 25.0  # frames per second: a stream that states more, or nothing, gets the usual
+OPEN_SECONDS, READ_SECONDS = 10, 5  # until a silent stream counts as ended
 
 
 def live_medium(source: str) -> Medium | None:
@@ -45,100 +44,63 @@ def live_medium(source: str) -> Medium | None:
 class LiveStream:
     """The frames of a camera or stream: always the newest, those that came meanwhile are dropped.
 
-    A stream that falls silent is opened again, with a warning. What states its length, as a video
-    served over http, loses no frame and ends.
+    It ends, with a warning, when nothing comes any more. What states its length, as a video served
+    over http, loses no frame.
     """
 
-    def __init__(self, medium: Medium, reconnect_seconds: float, is_over: Callable[[], bool]) -> None:
-        """Open it. ``is_over`` is asked several times a second. Raises DataError if it cannot open.
-
-        A lost stream is tried again for ``reconnect_seconds``; after that the frames end.
-        """
-        self.medium, self._patience, self._is_over = medium, reconnect_seconds, is_over
-        self._address: str | int = int(medium.address) if medium.address.isdecimal() else medium.address
-        self.received = 0  # frames so far, the dropped ones included
-        self._newest: tuple[int, Image, float] | None = None  # its number, BGR pixels, and when it came
-        self._changed, self._closing, self._ended = Condition(), Event(), False
-        capture = self._open()
-        if capture is None:
-            what = "camera" if isinstance(self._address, int) else "stream"
+    def __init__(self, medium: Medium) -> None:
+        """Raises DataError if it cannot be opened."""
+        self.medium, self._capture = medium, cv2.VideoCapture()
+        limits = (cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, 1000 * OPEN_SECONDS, cv2.CAP_PROP_READ_TIMEOUT_MSEC)
+        is_camera = medium.address.isdecimal()
+        opened = (
+            self._capture.open(int(medium.address))
+            if is_camera
+            else self._capture.open(medium.address, cv2.CAP_FFMPEG, [*limits, 1000 * READ_SECONDS])
+        )
+        if not opened:
             raise DataError(
-                f"the {what} {medium.name} cannot be opened. fix: check that it is on and that nothing else uses it"
-                if what == "camera"
-                else f"the {what} {medium.name} cannot be opened. fix: check its address and that it is sending"
+                f"{medium.name} cannot be opened. fix: check its address, that it is on, and that nothing else uses it"
             )
-        self._capture = capture
-        self._has_end = isinstance(self._address, str) and capture.get(cv2.CAP_PROP_FRAME_COUNT) > 0
+        self._has_end = not is_camera and self._capture.get(cv2.CAP_PROP_FRAME_COUNT) > 0
+        self._frames: Queue[tuple[int, Image] | None] = Queue(1)  # the newest: its number and BGR pixels
+        self._closing = Event()
 
     def __iter__(self) -> Iterator[Frame]:
-        """Yield frames until the end or ``is_over``; a frame's number counts those dropped."""
+        """Yield frames until the end; a frame's number counts those dropped.
+
+        ``copies`` stands for the dropped ones, too: a film of the frames keeps the stream's speed.
+        """
+        rate = self._capture.get(cv2.CAP_PROP_FPS)
+        rate = rate if 0 < rate <= FASTEST else USUAL_RATE
         thread = Thread(target=self._read, name="stream", daemon=True)  # a silent camera may never return
         thread.start()
-        start, drawn = time.monotonic(), 0
+        last = 0
         try:
-            while not self._is_over():
-                with self._changed:
-                    self._changed.wait_for(lambda: self._newest is not None or self._ended, timeout=0.2)
-                    taken, self._newest = self._newest, None
-                    self._changed.notify_all()
-                if taken is None:
-                    if self._ended:
-                        return
-                    continue
-                number, image, came = taken
-                due = round((came - start) * RATE) + 1 - drawn
-                if due > LONGEST_STILL * RATE:
-                    due = 1
-                    start = came - drawn / RATE
-                drawn += max(due, 0)
-                yield Frame(self.medium, number, image[..., ::-1], False, RATE, max(due, 0))
+            while (taken := self._frames.get()) is not None:
+                number, image = taken
+                yield Frame(self.medium, number, image[..., ::-1], False, rate, number - last)
+                last = number
         finally:
             self._closing.set()
-            with self._changed:
-                self._changed.notify_all()
             thread.join(2 * READ_SECONDS)
-
-    def _open(self) -> cv2.VideoCapture | None:
-        limits = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, 1000 * OPEN_SECONDS, cv2.CAP_PROP_READ_TIMEOUT_MSEC]
-        is_camera = isinstance(self._address, int)
-        capture = cv2.VideoCapture()
-        opened = (
-            capture.open(self._address)
-            if is_camera
-            else capture.open(self._address, cv2.CAP_FFMPEG, [*limits, 1000 * READ_SECONDS])
-        )
-        return capture if opened else None
+        if not self._has_end:
+            logger.warning("%s stopped sending", self.medium.name)
 
     def _read(self) -> None:
-        """What the thread does: read as fast as frames come, and open again what was lost."""
-        while not self._closing.is_set():
-            found, image = self._capture.read()
-            if not found:
-                if self._has_end or not self._reopened():
-                    break
-                continue
-            with self._changed:
-                if self._has_end:
-                    self._changed.wait_for(lambda: self._newest is None or self._closing.is_set())
-                self.received += 1
-                self._newest = (self.received, image.astype(np.uint8, copy=False), time.monotonic())
-                self._changed.notify_all()
+        """What the thread does: read as fast as frames come."""
+        number = 0
+        while not self._closing.is_set() and (read := self._capture.read())[0]:
+            number += 1
+            self._hand_over((number, read[1].astype(np.uint8, copy=False)))
         self._capture.release()
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        self._hand_over(None)
 
-    def _reopened(self) -> bool:
-        """Whether the lost stream is back, which may take a while."""
-        self._capture.release()
-        lost = time.monotonic()
-        logger.warning("%s stopped sending; trying for %g s to reach it again", self.medium.name, self._patience)
-        while time.monotonic() - lost < self._patience and not self._closing.wait(RETRY_SECONDS):
-            capture = self._open()
-            if capture is not None:
-                self._capture = capture
-                logger.warning("%s is back after %.0f s", self.medium.name, time.monotonic() - lost)
-                return True
-        if not self._closing.is_set():
-            logger.warning("%s did not come back within %g s", self.medium.name, self._patience)
-        return False
+    def _hand_over(self, taken: tuple[int, Image] | None) -> None:
+        """Wait for the reader if no frame may be lost, else take the place of an older one."""
+        while not self._closing.is_set():
+            if not self._has_end:
+                with suppress(Empty):
+                    self._frames.get_nowait()
+            with suppress(Full):
+                return self._frames.put(taken, timeout=0.2)

@@ -10,6 +10,7 @@ import numpy as np
 
 DARK, LIGHT = (0, 0, 0), (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX
+LEAST_SIDE = 128  # pixels
 
 
 def class_color(index: int) -> tuple[int, int, int]:
@@ -30,11 +31,13 @@ def draw_boxes(
 
     The first boxes, those with the best scores, are drawn on top. A name stands where it covers no
     better one, if its box has such a place. ``color_of`` gives the colour of a class; a box without
-    text has no plate.
+    text has no plate. A picture whose shorter side is below LEAST_SIDE has boxes only: texts would
+    cover it.
     """
     canvas = np.ascontiguousarray(image).copy()
-    thickness = max(1, round(min(canvas.shape[:2]) / 320))
-    scale = max(0.42, min(canvas.shape[:2]) / 1100)
+    side = min(canvas.shape[:2])
+    thickness = max(1, round(side / 220))
+    scale = max(0.36, side / 1100)
     weight = max(1, round(scale * 1.4))
     corners = boxes_xyxy.round().astype(int).tolist()
     for box, cls in reversed(list(zip(corners, classes, strict=True))):
@@ -42,7 +45,7 @@ def draw_boxes(
     texts = [names[int(cls)] + (f" {scores[i]:.2f}" if scores is not None else "") for i, cls in enumerate(classes)]
     plates: dict[int, tuple[int, int, int, int]] = {}
     for i, text in enumerate(texts):
-        if text:
+        if text and side >= LEAST_SIDE:
             (width, height), base = cv2.getTextSize(text, FONT, scale, weight)
             plates[i] = _place(corners[i], (width, height + base), canvas, plates.values())
     for i, (left, top, right, bottom) in reversed(plates.items()):

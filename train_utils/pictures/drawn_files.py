@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import cv2
 import numpy as np
@@ -22,7 +23,8 @@ class DrawnFiles:
     """Draws and writes pictures, videos and crops in threads while the network works on.
 
     Use it in a ``with`` statement: leaving it waits for the last file. ``picture``, ``frame`` or
-    leaving raises TrainError if a file cannot be written.
+    leaving raises TrainError if a file cannot be written. ``found`` are boxes (n, 4: x1, y1, x2, y2
+    in pixels), classes (n,) and scores (n,).
     """
 
     def __init__(self, names: Sequence[str], threads: int, show: Callable[[np.ndarray], None] | None = None) -> None:
@@ -35,39 +37,21 @@ class DrawnFiles:
         self._running: deque[Future[None]] = deque()
         self._video: tuple[Path, cv2.VideoWriter, tuple[int, int]] | None = None
 
-    def picture(
-        self, path: Path | None, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray
-    ) -> None:
-        """Write ``image`` (uint8 RGB) with ``boxes`` (n, 4: x1, y1, x2, y2 in pixels).
-
-        Without ``path`` it is only shown, and pictures stay in order.
-        """
-        self._wait(2 * self._threads)
+    def picture(self, path: Path | None, image: np.ndarray, *found: np.ndarray) -> None:
+        """Write ``image`` (uint8 RGB) with its boxes; without ``path`` it is only shown."""
         pool = self._pool if self._show is None else self._in_order
-        self._running.append(pool.submit(self._write_picture, path, image, boxes, classes, scores))
+        self._start(pool, self._write_picture, path, image, *found)
 
-    def crops(self, folder: Path, stem: str, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray) -> None:
+    def crops(self, folder: Path, stem: str, image: np.ndarray, *found: np.ndarray) -> None:
         """Write what is inside each box as ``folder/<class>/<stem>_<n>.jpg``; n counts from 1."""
-        self._wait(2 * self._threads)
-        self._running.append(self._pool.submit(self._write_crops, folder, stem, image, boxes, classes))
+        self._start(self._pool, self._write_crops, folder, stem, image, *found)
 
-    def frame(
-        self,
-        path: Path,
-        frames_per_second: float,
-        copies: int,
-        image: np.ndarray,
-        boxes: np.ndarray,
-        classes: np.ndarray,
-        scores: np.ndarray,
-    ) -> None:
+    def frame(self, path: Path, frames_per_second: float, copies: int, image: np.ndarray, *found: np.ndarray) -> None:
         """Add a frame ``copies`` times to the .mp4 or .webm at ``path``; a new path is a new video.
 
         The codecs have even sides only, so an odd side loses its last row or column.
         """
-        self._wait(2 * self._threads)
-        arguments = (path, frames_per_second, copies, image, boxes, classes, scores)
-        self._running.append(self._in_order.submit(self._write_frame, *arguments))
+        self._start(self._in_order, self._write_frame, path, frames_per_second, copies, image, *found)
 
     def __enter__(self) -> DrawnFiles:
         return self
@@ -81,6 +65,10 @@ class DrawnFiles:
                 pool.shutdown(cancel_futures=True)
             self._close_video()
 
+    def _start(self, pool: ThreadPoolExecutor, write: Callable[..., None], *arguments: Any) -> None:
+        self._wait(2 * self._threads)
+        self._running.append(pool.submit(write, *arguments))
+
     def _wait(self, number: int) -> None:
         """Wait until at most ``number`` files are pending."""
         while len(self._running) > number:
@@ -91,7 +79,9 @@ class DrawnFiles:
         if path is not None:
             _write_image(path, drawn, "draw=false")
 
-    def _write_crops(self, folder: Path, stem: str, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray) -> None:
+    def _write_crops(
+        self, folder: Path, stem: str, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, _: np.ndarray
+    ) -> None:
         for number, (box, index) in enumerate(zip(boxes, classes.tolist(), strict=True), start=1):
             (left, top), (right, bottom) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
             name = re.sub(r"[^\w .+-]", "_", self._names[index]).strip(". ") or "_"

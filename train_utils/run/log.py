@@ -38,7 +38,8 @@ class RunLog:
         try:
             # Opened for each line: a kill loses nothing, and the log may be moved away.
             with self._path.open("a", encoding="utf-8") as file:
-                file.writelines(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n" for line in text.split("\n"))
+                stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+                file.writelines(f"{stamp} {line}".rstrip() + "\n" for line in text.split("\n"))
         except OSError as error:
             if not self._failed:
                 warn(f"cannot write {self._path} ({error.strerror}): until it can, its lines appear only here")

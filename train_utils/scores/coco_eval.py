@@ -57,8 +57,8 @@ def summarise(precision: np.ndarray, recall: np.ndarray) -> list[float]:
 
 def format_table(result: CocoResult) -> str:
     """Format the 12 figures, a row per class and the backend; "-" means no ground truth."""
-    lines = ["  ".join(f"{name:>5}" for name in FIGURES)]
-    lines.append("  ".join(f"{_cell(result.figures[name]):>5}" for name in FIGURES))
+    lines = [" ".join(f"{name:>5}" for name in FIGURES)]
+    lines.append(" ".join(f"{_cell(result.figures[name]):>5}" for name in FIGURES))  # fits into 80 columns
     width = max(len(name) for name in ("class", *result.per_class))
     columns = PER_CLASS + OPERATING_POINT * any("f1" in row for row in result.per_class.values())
     titles = "  ".join(f"{name:>5}" for name in columns)

@@ -60,7 +60,7 @@ def test_crops_are_what_lies_in_each_box_in_folders_of_their_classes(tmp_path: P
     image[10:30, 20:60] = (250, 10, 10)
     boxes = np.array([[20.0, 10.0, 60.0, 30.0], [20.4, 10.2, 59.5, 29.9], [0.0, 0.0, 79.9, 60.0]])
     with DrawnFiles(["red/box", ".."], threads=2) as files:
-        files.crops(tmp_path, "deep/a", image, boxes, np.array([0, 0, 1]))
+        files.crops(tmp_path, "deep/a", image, boxes, np.array([0, 0, 1]), np.ones(3))
     found = {path.relative_to(tmp_path).as_posix(): cv2.imread(str(path)) for path in tmp_path.rglob("*.jpg")}
     assert sorted(found) == ["_/deep/a_3.jpg", "red_box/deep/a_1.jpg", "red_box/deep/a_2.jpg"]
     assert found["red_box/deep/a_1.jpg"].shape == found["red_box/deep/a_2.jpg"].shape == (20, 40, 3)
