@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
@@ -14,8 +13,6 @@ from conf.sweeps.space import values_of
 
 if TYPE_CHECKING:
     import optuna
-
-MOST_NAMED = 10  # lines that a legend names
 
 
 def open_study(config: TuneConfig, path: Path) -> optuna.Study:
@@ -67,38 +64,53 @@ def distribution(sweep: Override) -> optuna.distributions.BaseDistribution:
 
 
 def draw_study(study: optuna.Study, folder: Path) -> list[Path]:
-    """Draw the APs of the trials in turn, over each option and over epochs; return the files."""
+    """Draw the APs of the trials in turn, over each option and over epochs; return the files.
+
+    In each picture the trials that trained to their end are blue, pruned ones grey and the best
+    red. Nothing is drawn before two trials ended.
+    """
+    ended = [
+        trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED") and trial.intermediate_values
+    ]
+    if not any(trial.state.name == "COMPLETE" for trial in ended) or len(ended) < 2:
+        return []
     import matplotlib
-    import optuna
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import NullFormatter
-    from optuna.visualization import matplotlib as plots
+    from matplotlib.ticker import MaxNLocator, NullFormatter
 
-    if len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < 2:
-        return []
-    drawings: dict[str, tuple[str, str | None, Any]] = {
-        "trials": ("AP of each trial", "trial", plots.plot_optimization_history),
-        "options": ("AP over each option", None, plots.plot_slice),
-        "epochs": ("AP of each trial after each epoch", "epoch", plots.plot_intermediate_values),
-    }
-    for name, (title, below, draw) in drawings.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            draw(study)
-        figure = plt.gcf()
-        for axis in figure.axes:
-            axis.set_title("")
-            axis.xaxis.set_minor_formatter(NullFormatter())  # those of a log scale overlap
-            if below is not None:
-                axis.set(xlabel=below, ylabel="AP")
-            if len(axis.lines) > MOST_NAMED and (legend := axis.get_legend()) is not None:
-                legend.remove()
-        figure.suptitle(title)
-        if below is None:
-            figure.axes[0].set_ylabel("AP")
-            figure.set_size_inches(max(6.4, 2.6 * len(figure.axes)), 4.8)
-        figure.savefig(folder / f"{name}.png", dpi=110, bbox_inches="tight")
+    best = study.best_trial.number
+    colours = [
+        "tab:red" if trial.number == best else "tab:blue" if trial.state.name == "COMPLETE" else "silver"
+        for trial in ended
+    ]
+    values = [trial.value if trial.value is not None else max(trial.intermediate_values.values()) for trial in ended]
+    keys = sorted(set.intersection(*(set(trial.params) for trial in ended)))  # the space may have changed
+    titles = {"trials": "AP of each trial", "options": "AP over each option", "epochs": "AP of each trial by epoch"}
+    for name, title in titles.items():
+        columns = keys if name == "options" else [{"trials": "trial", "epochs": "epoch"}[name]]
+        size = (max(6.4, 2.8 * len(columns)), 4.8)
+        figure, axes = plt.subplots(1, len(columns), sharey=True, squeeze=False, figsize=size, layout="constrained")
+        for axis, key in zip(axes[0], columns, strict=True):
+            axis.set_xlabel(key)
+            if name == "epochs":
+                for trial, colour in zip(ended, colours, strict=True):
+                    steps, scores = zip(*sorted(trial.intermediate_values.items()), strict=True)
+                    axis.plot(steps, scores, ".-", color=colour, zorder=2 + (colour == "tab:red"))
+            else:
+                across = [trial.number if name == "trials" else trial.params[key] for trial in ended]
+                axis.scatter(across, values, c=colours)
+            if name != "options":
+                axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            elif isinstance(across[0], str):
+                axis.tick_params("x", rotation=30)
+            elif getattr(ended[0].distributions[key], "log", False):
+                axis.set_xscale("log")
+                axis.xaxis.set_minor_formatter(NullFormatter())  # its labels overlap
+            axis.grid(alpha=0.3)
+        axes[0][0].set_ylabel("AP")
+        figure.suptitle(f"{title} (red: the best, grey: pruned)")
+        figure.savefig(folder / f"{name}.png", dpi=110)
         plt.close(figure)
-    return [folder / f"{name}.png" for name in drawings]
+    return [folder / f"{name}.png" for name in titles]

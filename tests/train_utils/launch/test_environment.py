@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from train_utils.errors import DistributedError
 from train_utils.launch.environment import (
     agent_holds_store,
     allowed_restarts,
+    environment_of_child,
     has_agent,
     job_folder_name,
     peek_rank,
@@ -19,6 +21,7 @@ from train_utils.launch.environment import (
     requeue_file,
     slurm_job_name,
     strip_local_rank,
+    watched_parent,
 )
 from train_utils.launch.launch import ALONE
 from train_utils.launch.slurm import first_host
@@ -337,3 +340,8 @@ def test_strip_local_rank() -> None:
 def test_requeue_file_is_there_only_where_the_job_script_names_one() -> None:
     assert requeue_file(SRUN) is None and requeue_file(SRUN | {"REQUEUE_FILE": ""}) is None
     assert requeue_file(SRUN | {"REQUEUE_FILE": "/a b/x"}) == Path("/a b/x")
+
+
+def test_the_process_without_which_a_training_must_end() -> None:
+    assert watched_parent({}) is None and watched_parent(environment_of_child("cpu")) == os.getpid()
+    assert watched_parent({"TORCHELASTIC_RUN_ID": "x"}) == os.getppid()
