@@ -19,7 +19,7 @@ class WandbLogger:
         """Open the run. Raises TrainError without a login, wandb's errors without a connection."""
         import wandb
 
-        if not config.offline and wandb.api.api_key is None:
+        if not config.offline and not wandb.login(prompt=False, verify=False):
             raise TrainError("logger=wandb has no login here. fix: wandb login, or logger.wandb.offline=true")
         self._wandb = wandb
         self._run = wandb.init(
