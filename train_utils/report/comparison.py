@@ -68,7 +68,8 @@ def print_comparison(found: dict[str, Any]) -> None:
         table = Table(*titles, box=None, padding=(0, 2, 0, 0))
         for row in rows:
             table.add_row(*row)
-        console.print(table, "")
+        if rows:
+            console.print(table, "")
     say("\n".join(f" {letter}, seed {seed}  {folder}" for letter, seed, folder in found["folders"]))
     for paragraph in (*(sentence for sentence, _ in found["verdicts"]), *found["notes"]):
         say(f"\n{paragraph}")
