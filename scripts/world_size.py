@@ -16,8 +16,13 @@ largest difference.
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):  # before torch is imported
+    print(__doc__)
+    raise SystemExit
+
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence

@@ -60,8 +60,7 @@ class Evaluator:
         lines: int = 5,
         timeout_seconds: float = 0.0,
     ) -> None:
-        if image_size % model.max_stride:
-            nearest = max(1, round(image_size / model.max_stride)) * model.max_stride
+        if (nearest := model.nearest_size(image_size, image_size)[0]) != image_size:
             raise ConfigError(
                 f"evaluate.image_size={image_size} is not a multiple of the network's largest stride "
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"

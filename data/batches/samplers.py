@@ -138,7 +138,7 @@ def _check_batch_sizes(batch_size: int, device_batch_size: int, world_size: int)
             fitting = fitting_device_batch_size(batch_size, world_size, device_batch_size)
             hint = f", or train.device_batch_size={fitting}"
         raise DataError(
-            f"train.batch_size={batch_size} is not a multiple of {world_size} processes x "
+            f"train.batch_size={batch_size} is not a multiple of {world_size} ranks x "
             f"train.device_batch_size={device_batch_size}. fix: train.batch_size={nearest}{hint}"
         )
 
@@ -204,7 +204,7 @@ def fitting_device_batch_size(batch_size: int, world_size: int, largest: int) ->
     if rest or not per_rank:
         nearest = f"{per_rank * world_size} or " if per_rank else ""
         raise DataError(
-            f"train.batch_size={batch_size} is not a multiple of {world_size} processes. "
+            f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. "
             f"fix: train.batch_size={nearest}{(per_rank + 1) * world_size}"
         )
     return max(size for size in range(1, min(per_rank, largest) + 1) if per_rank % size == 0)

@@ -10,6 +10,11 @@ times; the modes "as listed" use the set itself.
 from __future__ import annotations
 
 import sys
+
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):  # before torch is imported
+    print(__doc__)
+    raise SystemExit
+
 import tempfile
 import time
 from functools import partial

@@ -10,10 +10,15 @@ areas of masks. pycocotools takes one to two minutes a round.
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):  # before torch is imported
+    print(__doc__)
+    raise SystemExit
+
 import json
 import statistics
 import subprocess
-import sys
 import time
 from functools import partial
 

@@ -8,9 +8,14 @@ measurement runs in a fresh process.
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):  # before torch is imported
+    print(__doc__)
+    raise SystemExit
+
 import json
 import os
-import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace

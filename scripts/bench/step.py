@@ -7,8 +7,13 @@ Each variant runs in a fresh process, since memory settings last.
 
 from __future__ import annotations
 
-import statistics
 import sys
+
+if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):  # before torch is imported
+    print(__doc__)
+    raise SystemExit
+
+import statistics
 import time
 from functools import partial
 from typing import NamedTuple

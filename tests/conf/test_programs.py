@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -106,3 +107,23 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     program.stdout.close()
     assert (program.stderr.read(), program.wait()) == (b"", -signal.SIGPIPE)
     program.stderr.close()
+
+
+def test_tab_completes_behind_every_launcher() -> None:
+    """As bash does it; uv is a stand-in that starts what follows ``run``."""
+    lines = {
+        "uv run --no-sync eval.py evaluate=ult": "evaluate=ultralytics-archive",
+        "torchrun --nproc-per-node=2 train.py data=shapes optim.weight_d": "optim.weight_decay=",
+        "python -m scripts.check_data data=bccd_": "data=bccd_voc",
+        "python train.py data.root=docs/coming": "data.root=docs/coming-from.md",
+        "python other.py data=co": "",
+    }
+    script = 'source scripts/complete.bash; uv() { shift; "$@"; }\n'
+    script += "".join(
+        f"COMP_LINE='{line}' COMPREPLY=(); _complete_hydra_yolov3; echo ${{COMPREPLY[*]}}\n" for line in lines
+    )
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (list(lines.values()), "")

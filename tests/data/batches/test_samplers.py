@@ -111,7 +111,7 @@ def test_multi_scale() -> None:
 @pytest.mark.parametrize(
     ("batch_size", "device_batch_size", "world_size", "message"),
     [
-        (10, 2, 4, r"train.batch_size=10 is not a multiple of 4 processes x train.device_batch_size=2. .*=8 or 16$"),
+        (10, 2, 4, r"train.batch_size=10 is not a multiple of 4 ranks x train.device_batch_size=2. .*=8 or 16$"),
         (12, 4, 2, r"fix: train.batch_size=8 or 16, or train.device_batch_size=3$"),
         (4, 8, 2, r"fix: train.batch_size=16, or train.device_batch_size=2$"),
         (64, 64, 1, r"has 20 images, fewer than train.batch_size=64. fix: a train.batch_size of at most 20"),
@@ -175,5 +175,5 @@ def test_the_derived_device_batch_divides_a_step_and_is_the_largest_allowed(
 def test_a_step_that_the_processes_cannot_share_names_the_next_that_they_can(
     batch_size: int, world_size: int, fix: str
 ) -> None:
-    with pytest.raises(DataError, match=f"not a multiple of {world_size} processes.*{fix}"):
+    with pytest.raises(DataError, match=f"not a multiple of {world_size} ranks.*{fix}"):
         fitting_device_batch_size(batch_size, world_size, 16)
