@@ -17,8 +17,6 @@ LOSSES = {"loss": 12.3456, "loss_box": 0.00123456, "loss_objectness": 123456.7, 
 RATES = {"images_per_second": 214.4, "waiting": 0.125, "memory": "1.2G"}
 SAID = "train: " + "many images and " * 12 + "boxes"
 FIGURES = "figures:\n  a row of a table that is longer than any of the terminals is wide:" + " one line" * 8
-    "figures:\n  a table's row that is much longer than what any of the terminals can show within " + "one line " * 5
-)
 
 
 def main(folder: Path, end: str) -> None:
