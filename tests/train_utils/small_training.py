@@ -101,7 +101,7 @@ def new_step(
     model: nn.Module | None = None,
     **guard: Any,
 ) -> OptimiserStep:
-    """The step of a training; arguments as for ``train_epoch``."""
+    """The step of a training; ``guard`` goes to NonFiniteGuard, but for ``autocast_dtype``."""
     return OptimiserStep(
         model=model or state.model,
         loss=loss,
@@ -109,8 +109,8 @@ def new_step(
         schedule=schedule,
         world=world,
         accumulate=accumulate,
-        autocast_dtype=None,
-        to_input=lambda batch: batch.images.float().div_(255),
+        autocast_dtype=guard.pop("autocast_dtype", None),
+        to_input=lambda batch: batch.images.to(next(state.model.parameters()).dtype).div_(255),
         guard=NonFiniteGuard(world, guard.pop("folder", None), guard.pop("limit", 0), guard.pop("say", print), **guard),
         decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
     )
@@ -128,7 +128,7 @@ def train_epoch(
 ) -> EpochResult:
     """One epoch of the real loop over ``loader``.
 
-    ``model`` is the wrapped ``state.model``, if it is wrapped; ``guard`` goes to NonFiniteGuard.
+    ``model`` is the wrapped ``state.model``, if it is wrapped; ``guard`` goes to ``new_step``.
     """
     step = new_step(world, state, schedule, accumulate, loss, model, **guard)
     progress = Progress(len(loader), "train", enabled=False)

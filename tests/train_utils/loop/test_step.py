@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.train_utils.small_training import (
     CONFIG,
@@ -20,6 +20,7 @@ from tests.train_utils.small_training import (
 )
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
+from train_utils.numerics import DTYPES, weights_dtype
 from train_utils.optim import Schedule
 from train_utils.run.run_state import RunState
 
@@ -61,32 +62,43 @@ def same(one: list[Tensor], other: list[Tensor]) -> list[bool]:
     return [torch.equal(*pair) for pair in zip(one, other, strict=True)]
 
 
-def start(clip_norm: float | None, loss_scale: float | None) -> tuple[RunState, Schedule]:
+def start(
+    clip_norm: float | None, loss_scale: float | None, model: nn.Module | None = None
+) -> tuple[RunState, Schedule]:
     schedule = Schedule(replace(CONFIG, clip_norm=clip_norm), steps_per_epoch=1, total_steps=40)
-    return new_state(network_with_norm(), schedule, loss_scale), schedule
+    return new_state(model or network_with_norm(), schedule, loss_scale), schedule
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("loss_scale", [None, 8.0, 1.0])
-@pytest.mark.parametrize("factor", [1.0, float("inf"), float("nan"), 1e30])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    ("precision", "loss_scale"),
+    [("float32", None), ("float64", None), ("bfloat16", None), ("float16", 8.0), ("float16", 1.0)],
+)
 def test_a_step_is_made_or_changes_no_bit(
-    world: World, clip_norm: float | None, loss_scale: float | None, factor: float
+    world: World, precision: str, loss_scale: float | None, frozen: bool, accumulate: int, clip_norm: float | None
 ) -> None:
-    """1e30 gives finite gradients whose norm is not. Training continues afterwards."""
-    state, schedule = start(clip_norm, loss_scale)
-    train_epoch(world, state, schedule, BATCH)
-    before = snapshot(state)
-    train_epoch(world, state, schedule, BATCH, loss=spoilt(factor), limit=1)
-    if factor == 1.0:
-        assert not any(same(before, snapshot(state))), "nothing was learnt"
-    else:
-        assert all(same(before, snapshot(state)))
-    assert state.step == 2
-    for _ in range(2):
+    """The last factor leaves each gradient finite, but not their norm. Training continues."""
+    model = network_with_norm().to(weights_dtype(precision))
+    model[0].requires_grad_(not frozen)
+    state, schedule = start(clip_norm, loss_scale, model)
+
+    def train(loss: Any = mean_loss) -> None:
+        loader, dtype = batches(8 // accumulate, 8), DTYPES.get(precision)
+        train_epoch(world, state, schedule, loader, accumulate, loss, limit=1, autocast_dtype=dtype)
+
+    train()
+    still = [name.startswith("0.") and frozen for name in model.state_dict()] * 2  # and in the average
+    for factor in (float("inf"), float("nan"), 1e200 if precision == "float64" else 1e30):
         before = snapshot(state)
-        train_epoch(world, state, schedule, BATCH)
-        assert not any(same(before, snapshot(state)))
-        assert all(tensor.isfinite().all() for tensor in snapshot(state))
+        train()
+        learnt = snapshot(state)
+        assert same(before, learnt) == still + [False] * (len(learnt) - len(still))
+        assert all(tensor.isfinite().all() for tensor in learnt)
+        train(spoilt(factor))
+        assert all(same(learnt, snapshot(state)))
+    assert state.step == 7 and state.average.updates == 4
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
