@@ -149,6 +149,21 @@ def test_on_cuda_each_span_counts_once_the_device_has_passed_it(monkeypatch: pyt
         assert clock.seconds == seconds
 
 
+@pytest.mark.gpu
+def test_on_a_real_gpu_a_span_is_read_once_it_has_passed() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    clock = WaitClock(torch.device("cuda"))
+    clock.begin()
+    torch.cuda._sleep(10**9)  # cycles
+    clock.end()
+    clock.read_device()
+    assert clock.seconds == 0, "this does not wait"
+    torch.cuda.synchronize()
+    clock.read_device()
+    assert clock.seconds > 0.1
+
+
 class Recorder(WaitClock):
     """Records the order of its calls."""
 

@@ -1,0 +1,71 @@
+"""The forward parts on a CUDA device without a GPU: its tensors have shapes, but no values.
+
+Where tensors of two devices meet, and where the host reads a value or a size, torch raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+from conf.build.network import make_loss
+from conf.entry import compose
+from conf.schema import TrainConfig
+from data import Batch
+from models import Darknet, zoo_cfg
+from models.decode import decode
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTensorMode]:
+    with FakeTensorMode() as mode:
+        yield mode
+
+
+def batch() -> Batch:
+    """Two images of 64 pixels with new colours, on the host."""
+    images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8).to(memory_format=torch.channels_last)
+    return Batch(images, torch.zeros(5, 6), torch.zeros(2).long(), torch.zeros(0, 4).double(), torch.ones(2, 3))
+
+
+def forward(name: str) -> tuple[Darknet, list[Tensor]]:
+    """A network of the zoo, and its raw maps of the batch."""
+    with CUDA:
+        model = Darknet(zoo_cfg(name), 3, width=0.25).train()
+    return model, model(batch().to(CUDA).network_input())
+
+
+@pytest.mark.parametrize("name", ["yolov3-spp", "yolov4-csp"])
+def test_input_network_losses_and_decoding_stay_on_their_device(fake: FakeTensorMode, name: str) -> None:
+    model, raw_maps = forward(name)
+    assert all(raw.device == CUDA for raw in raw_maps)
+    targets = batch().to(CUDA).targets
+    for options in ("yolov3", "darknet"):
+        loss = make_loss(model.heads, compose("train", TrainConfig, [f"loss={options}"]).loss)
+        for rows in (targets, targets[:0]):
+            assert all(part.device == CUDA and part.shape == () for part in loss(raw_maps, rows))
+    boxes, scores = decode([raw.detach() for raw in raw_maps], model.heads)
+    assert boxes.device == scores.device == CUDA and boxes.shape[:2] == scores.shape[:2]
+
+
+def test_a_mixture_of_devices_and_a_read_would_show(fake: FakeTensorMode) -> None:
+    model, raw_maps = forward("yolov3-tiny")
+    loss = make_loss(model.heads, compose("train", TrainConfig, []).loss)
+    with pytest.raises(RuntimeError, match="device"):
+        loss(raw_maps, batch().targets)
+    with pytest.raises(RuntimeError, match="device"):
+        model(batch().network_input())
+    with pytest.raises(DataDependentOutputException):
+        float(raw_maps[0].detach().sum())
+    with pytest.raises(DynamicOutputShapeException):
+        raw_maps[0][raw_maps[0] > 0]
