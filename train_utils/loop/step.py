@@ -99,8 +99,8 @@ class OptimiserStep:
         state, clip_norm = self.state, self.schedule.config.clip_norm
         state.scaler.unscale_(state.optimizer)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        figures = torch.cat([self.sums / self.accumulate, norm.to(self.sums).view(1)])
-        *losses, _ = on_host = figures.tolist()  # the only time that a step waits for the device
+        means = self.sums / self.accumulate
+        *losses, _ = on_host = torch.cat([means, norm.to(means).view(1)]).tolist()  # a step's only wait for the device
         self.losses = dict(zip(LOSS_NAMES, losses, strict=True))
         finite = all(map(math.isfinite, on_host))
         self.clock.read_device()
@@ -115,7 +115,7 @@ class OptimiserStep:
             state.optimizer.step()  # scaler.step() would ask the device again whether all is finite
             state.scaler.update()
             state.average.update()
-            state.loss_sums += self.sums / self.accumulate
+            state.loss_sums += means
             state.loss_steps += 1
         state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
