@@ -32,6 +32,7 @@ from conf.schema import EvalConfig, EvalTask
 from data import Annotations, Request
 from models import Darknet
 from train_utils.distributed import World, init_distributed_mode
+from train_utils.numerics import allow_tf32
 from train_utils.pictures.plots import FOLDER
 from train_utils.report.best import Best, keep_best
 from train_utils.run.checkpoint import load_checkpoint
@@ -50,6 +51,7 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
     that do not fit, data that cannot be read.
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
+    allow_tf32(False)  # speed is timed in the number format of the figures
     if config.task == EvalTask.speed and world.world_size > 1:
         raise ConfigError("task=speed times one process. fix: start it without a launcher")
     place = Path(config.out) if config.out is not None else dated_folder("eval") if config.plots else None

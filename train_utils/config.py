@@ -32,12 +32,14 @@ class Device(StrEnum):
 class Precision(StrEnum):
     """Number format of the forward pass in training; weights, loss and evaluation stay float32.
 
-    ``auto`` is bfloat16 if the hardware multiplies it natively, else float32. ``float64`` is for
-    comparisons of trainings: weights, loss and evaluation have it, too.
+    ``auto`` is bfloat16 if the hardware multiplies it natively, else float32. ``float32`` is that
+    of IEEE 754, on GPUs, too. ``tf32`` lets them round the factors of a product to 11 bits.
+    ``float64`` is for comparisons of trainings: weights, loss and evaluation have it, too.
     """
 
     auto = "auto"
     float32 = "float32"
+    tf32 = "tf32"
     float64 = "float64"
     bfloat16 = "bfloat16"
     float16 = "float16"
@@ -71,7 +73,8 @@ class TrainSection:
     repeat_threshold: float  # repeat images of classes that fewer than this share of the images show; 0: none
     seed: int  # of the initial weights, the order of the images and their augmentation
     device: Device  # auto: CUDA if there is a GPU
-    precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float32
+    precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float32. tf32: float32
+    # with factors of 11 bits, on GPUs that have it
     channels_last: bool  # memory layout NHWC, which is faster on most hardware
     sync_bn: Any  # batch-norm statistics over all ranks; torch: by torch's slower SyncBatchNorm, on CUDA only
     cudnn_benchmark: bool  # let cuDNN time its algorithms; ignored with deterministic, rect or multi_scale

@@ -23,15 +23,30 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     """Return the autocast dtype of the forward pass; None means the dtype of the weights.
 
-    ``precision`` is ``float32``, ``float64``, ``bfloat16``, ``float16`` or ``auto``. ``auto`` means
-    bfloat16 where the hardware multiplies it natively, else float32: emulated bfloat16 is slower.
-    Raises TrainError for float16 on a CPU, where bfloat16 works without a loss scale.
+    ``precision`` is a value of config.Precision. ``auto`` means bfloat16 where the hardware
+    multiplies it natively, else float32: emulated bfloat16 is slower. Raises TrainError for float16
+    on a CPU, where bfloat16 works without a loss scale, and for tf32 on hardware without it.
     """
     if precision == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else None
     if precision == "float16" and device.type == "cpu":
         raise TrainError("train.precision=float16 needs a GPU. fix: train.precision=bfloat16 or float32")
+    if precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
+        raise TrainError(
+            "train.precision=tf32 needs a GPU with TF32 (compute capability 8.0 or later). fix: train.precision=float32"
+        )
     return DTYPES.get(precision)
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Whether float32 convolutions and matrix products on CUDA may round their factors to TF32.
+
+    TF32 has the range of float32 and 11 bits of mantissa. torch's default allows it in convolutions
+    alone; where it is not allowed, float32 is that of IEEE 754.
+    """
+    # Not by ``fp32_precision``: torch refuses to read these flags after that, and cudnn.flags does.
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
 
 
 def weights_dtype(precision: str) -> torch.dtype:

@@ -52,9 +52,10 @@ def announce(
         log.line(summary.warning() if split == "train" else None)
         for note in (*part.skipped, *part.notes):
             log.line(f"{split}: {note}")
+    precision = config.train.precision.value
     log.line(
         f"{world.world_size} process(es) on {world.device.type} ({world.launcher}, {world.backend}), forward pass in "
-        f"{str(dtype or weights_dtype(config.train.precision.value)).removeprefix('torch.')}"
+        f"{'tf32' if precision == 'tf32' else str(dtype or weights_dtype(precision)).removeprefix('torch.')}"
     )
     log.line(
         f"{config.train.epochs} epochs x {sampler.steps_per_epoch} steps x {config.train.batch_size} images "

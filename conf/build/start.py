@@ -8,10 +8,11 @@ from conf.build.network import describe
 from conf.schema import TrainConfig
 from data import Annotations, TrainBatchSampler
 from models import Darknet
-from train_utils.config import AUTO, TORCH
+from train_utils.config import AUTO, TORCH, Precision
 from train_utils.distributed import World, broadcast_module
 from train_utils.errors import TrainError
 from train_utils.numerics import (
+    allow_tf32,
     check_same_bits,
     choose_benchmark,
     keep_freed_memory,
@@ -24,7 +25,7 @@ from train_utils.run.run_state import RunState
 
 
 def prepare_numerics(config: TrainConfig, world: World) -> str | None:
-    """Set seeds, determinism and cuDNN's benchmark; return a line if the latter is overruled."""
+    """Set seeds, determinism, TF32 and cuDNN's benchmark; a line if the latter is overruled."""
     deterministic, sizes = config.train.deterministic, config.train.multi_scale
     check_same_bits(world.device, deterministic, config.train.sync_bn, config.train.device_batch_size == AUTO)
     if config.train.sync_bn == TORCH and world.device.type != "cuda":
@@ -32,6 +33,7 @@ def prepare_numerics(config: TrainConfig, world: World) -> str | None:
     sizes_change = config.train.rect or sizes[0] != sizes[1]
     benchmark, note = choose_benchmark(config.train.cudnn_benchmark, world.device, deterministic, sizes_change)
     seed_everything(config.train.seed, deterministic, benchmark)
+    allow_tf32(config.train.precision is Precision.tf32)
     keep_freed_memory()
     return note
 

@@ -71,9 +71,9 @@ def detect_batches(
             return batch, postprocess(model(images))
 
     if device.type != "cpu":
-        # A benchmark would choose algorithms by speed, different ones on each rank.
-        cudnn = torch.backends.cudnn
-        with cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32):
+        # A benchmark would choose algorithms by speed, different ones on each rank. Figures are
+        # those of IEEE 754's float32, also in a training with TF32.
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
             yield from map(forward, loader)
         return
     with one_thread_per_operator() as threads, ThreadPoolExecutor(threads) as pool:

@@ -49,6 +49,8 @@ def test_precision_names_its_dtype_and_refuses_what_a_cpu_cannot() -> None:
     assert autocast_dtype("auto", cpu) in (None, torch.bfloat16)
     with pytest.raises(TrainError, match=r"train\.precision=float16 needs a GPU\. fix:"):
         autocast_dtype("float16", cpu)
+    with pytest.raises(TrainError, match=r"train\.precision=tf32 needs a GPU with TF32 .*fix: train\.precision="):
+        autocast_dtype("tf32", cpu)
 
 
 # In burn-in, with active clipping and a ramping average, each option affects every step.

@@ -1,0 +1,72 @@
+"""The number format of float32 products on CUDA: what is set, and what a GPU makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import conv2d
+
+from conf.build.start import prepare_numerics
+from train_utils.config import Precision
+from train_utils.loop.detect import detect_batches
+from train_utils.numerics import allow_tf32
+from train_utils.processes.world import World
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def is_allowed() -> tuple[bool, bool]:
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def test_tf32_is_allowed_or_not_whatever_torch_prefers() -> None:
+    for allowed in (True, False):
+        allow_tf32(allowed)
+        assert is_allowed() == (allowed, allowed)
+        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if allowed else "ieee")
+
+
+def test_a_training_allows_tf32_only_by_its_name() -> None:
+    world = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
+    fixed = {"deterministic": False, "multi_scale": [1, 1], "sync_bn": True, "device_batch_size": None}
+    for precision in Precision:
+        section = SimpleNamespace(**fixed, precision=precision, rect=False, cudnn_benchmark=False, seed=0)
+        prepare_numerics(SimpleNamespace(train=section), world)
+        assert is_allowed() == ((precision == "tf32"),) * 2
+
+
+def test_detections_of_a_training_in_tf32_are_those_of_float32() -> None:
+    allow_tf32(True)
+    seen: list[tuple[bool, bool]] = []
+
+    def batches() -> Iterator[Any]:
+        seen.append(is_allowed())
+        yield from ()
+
+    assert list(detect_batches(list, batches(), list, torch.device("cuda"))) == []
+    assert seen == [(True, False)], "cuDNN computes all convolutions"
+    assert is_allowed() == (True, True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_convolution_in_float32_has_all_its_digits_unless_tf32_is_allowed(allowed: bool) -> None:
+    if not torch.cuda.is_available() or not torch.cuda.is_tf32_supported():
+        pytest.skip("no CUDA device with TF32")
+    allow_tf32(allowed)
+    generator = torch.Generator().manual_seed(1)
+    images, kernels = (torch.randn(shape, generator=generator) for shape in ((4, 64, 32, 32), (64, 64, 3, 3)))
+    found = conv2d(images.cuda(), kernels.cuda()).cpu().double()
+    exact = conv2d(images.double(), kernels.double())
+    error = float((found - exact).norm() / exact.norm())
+    assert (1e-5 < error < 1e-2) if allowed else error < 2e-6, error
