@@ -27,7 +27,10 @@ CUDA = torch.device("cuda", 0)
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeTensorMode]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+    """The mode, with autocast as on a GPU; without one torch turns it off."""
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     with FakeTensorMode() as mode:
         yield mode
 
@@ -38,22 +41,29 @@ def batch() -> Batch:
     return Batch(images, torch.zeros(5, 6), torch.zeros(2).long(), torch.zeros(0, 4).double(), torch.ones(2, 3))
 
 
-def forward(name: str) -> tuple[Darknet, list[Tensor]]:
+def forward(name: str, precision: torch.dtype = torch.float32) -> tuple[Darknet, list[Tensor]]:
     """A network of the zoo, and its raw maps of the batch."""
     with CUDA:
         model = Darknet(zoo_cfg(name), 3, width=0.25).train()
-    return model, model(batch().to(CUDA).network_input())
+    with torch.autocast("cuda", precision, enabled=precision is not torch.float32):
+        return model, model(batch().to(CUDA).network_input())
 
 
-@pytest.mark.parametrize("name", ["yolov3-spp", "yolov4-csp"])
-def test_input_network_losses_and_decoding_stay_on_their_device(fake: FakeTensorMode, name: str) -> None:
-    model, raw_maps = forward(name)
-    assert all(raw.device == CUDA for raw in raw_maps)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("yolov3-tiny", torch.float16), ("yolov4-csp", torch.bfloat16)],
+)
+def test_input_network_losses_and_decoding_stay_on_their_device(
+    fake: FakeTensorMode, name: str, precision: torch.dtype
+) -> None:
+    model, raw_maps = forward(name, precision)
+    assert all(raw.device == CUDA and raw.dtype == precision for raw in raw_maps)
     targets = batch().to(CUDA).targets
     for options in ("yolov3", "darknet"):
         loss = make_loss(model.heads, compose("train", TrainConfig, [f"loss={options}"]).loss)
         for rows in (targets, targets[:0]):
-            assert all(part.device == CUDA and part.shape == () for part in loss(raw_maps, rows))
+            for part in loss(raw_maps, rows):
+                assert part.device == CUDA and part.shape == () and part.dtype == torch.float32
     boxes, scores = decode([raw.detach() for raw in raw_maps], model.heads)
     assert boxes.device == scores.device == CUDA and boxes.shape[:2] == scores.shape[:2]
 
