@@ -16,9 +16,12 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit
 
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from conf.build.agreement import check_agreement
 from conf.build.batches import make_sampler, make_train_loader, open_split
@@ -36,11 +39,13 @@ from models import Darknet
 from train_utils.config import OnNonFinite
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.launch.environment import fix_cublas_workspace
+from train_utils.loop.interfaces import Loss
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import StepDecisions, StopRequest
 from train_utils.numerics import autocast_dtype
 from train_utils.optim import Schedule
+from train_utils.parallel.compiled import compile_step
 from train_utils.parallel.wrap import wrap_model
 from train_utils.run.log import RunLog, log_warnings
 from train_utils.run.run_folder import RunFolder, on_main, open_run_folder
@@ -126,15 +131,20 @@ def build_step(
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
     checkpoints = Checkpoints(folder, state, log.line)
     roll_back = checkpoints.roll_back if options.on_nonfinite is OnNonFinite.rollback else None
+    loss: Loss = make_loss(model.heads, config.loss)
+    to_input: Callable[[Any], Tensor] = Batch.network_input
+    if options.compile.value != "off":
+        sizes, mode = sampler.sizes.largest - sampler.sizes.smallest + 1, options.compile.value
+        loss, to_input = compile_step(state.model, loss, to_input, mode, sizes, log.line)
     step = OptimiserStep(
         model=wrap_model(state.model, world, options.seed if options.deterministic else None),
-        loss=make_loss(model.heads, config.loss),
+        loss=loss,
         state=state,
         schedule=schedule,
         world=world,
         accumulate=sampler.accumulate,
         autocast_dtype=dtype,
-        to_input=Batch.network_input,
+        to_input=to_input,
         guard=NonFiniteGuard(world, folder.path, options.max_nonfinite_steps, log.line, train_set.file_name, roll_back),
         decisions=StepDecisions(stop, options.save_every_steps, options.save_every_minutes, checkpoints.writer.failed),
     )

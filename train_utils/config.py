@@ -45,6 +45,11 @@ class Precision(StrEnum):
     float16 = "float16"
 
 
+Compile = StrEnum(  # modes of torch.compile; options are read by member name, which needs the hyphens
+    "Compile", {"off": "off", "default": "default", "max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs"}
+)
+
+
 class OnNonFinite(StrEnum):
     """What to do after too many steps in a row without a finite loss and gradient.
 
@@ -76,6 +81,8 @@ class TrainSection:
     precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float32. tf32: float32
     # with factors of 11 bits, on GPUs that have it
     channels_last: bool  # memory layout NHWC, which is faster on most hardware
+    compile: Compile  # by torch.compile, each image size once; max-autotune-no-cudagraphs tries more kernels, for
+    # minutes a size
     sync_bn: Any  # batch-norm statistics over all ranks; torch: by torch's slower SyncBatchNorm, on CUDA only
     cudnn_benchmark: bool  # let cuDNN time its algorithms; ignored with deterministic, rect or multi_scale
     deterministic: bool  # same bits in every run; on CPUs at any number of ranks

@@ -13,6 +13,7 @@ from train_utils.distributed import World, broadcast_module
 from train_utils.errors import TrainError
 from train_utils.numerics import (
     allow_tf32,
+    check_compiling,
     check_same_bits,
     choose_benchmark,
     keep_freed_memory,
@@ -30,6 +31,8 @@ def prepare_numerics(config: TrainConfig, world: World) -> str | None:
     check_same_bits(world.device, deterministic, config.train.sync_bn, config.train.device_batch_size == AUTO)
     if config.train.sync_bn == TORCH and world.device.type != "cuda":
         raise TrainError("train.sync_bn=torch needs GPUs. fix: train.sync_bn=true")
+    if config.train.compile.value != "off":
+        check_compiling(world.device, deterministic, config.train.rect)
     sizes_change = config.train.rect or sizes[0] != sizes[1]
     benchmark, note = choose_benchmark(config.train.cudnn_benchmark, world.device, deterministic, sizes_change)
     seed_everything(config.train.seed, deterministic, benchmark)
@@ -56,7 +59,8 @@ def start_state(
     model = model.to(world.device, weights_dtype(config.train.precision.value)).to(memory_format=layout)
     broadcast_module(model)
     if config.train.sync_bn:
-        convert_sync_batchnorm(model, world, of_torch=config.train.sync_bn == TORCH)
+        compiled = config.train.compile.value != "off"
+        convert_sync_batchnorm(model, world, of_torch=config.train.sync_bn == TORCH, compiled=compiled)
     micro_batch = sampler.device_batch_size * world.world_size
     state = RunState(
         model=model,

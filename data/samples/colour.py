@@ -64,7 +64,9 @@ def network_input(images: Tensor, gains: Tensor) -> Tensor:
     chroma = saturation.mul_(value)
     lowest = value.sub_(chroma)
     # Back to RGB: each channel is the lowest value plus a trapezoid of hue around its own hue.
-    result = torch.empty_like(images, dtype=torch.float32)
-    for channel, ramp in enumerate(((hue - 3).abs_() - 1, 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_())):
-        torch.addcmul(lowest, chroma, ramp.clamp_(0, 1), out=result[:, channel])
-    return result
+    ramps = ((hue - 3).abs_().sub_(1), 2 - (hue - 2).abs_(), 2 - (hue - 4).abs_())
+    planes = [torch.addcmul(lowest, chroma, ramp.clamp_(0, 1)) for ramp in ramps]
+    # Not written into place by out=, which torch.compile takes for contiguous tensors only.
+    if images.is_contiguous(memory_format=torch.channels_last):
+        return torch.stack(planes, dim=-1).permute(0, 3, 1, 2)
+    return torch.stack(planes, dim=1)

@@ -76,10 +76,11 @@ def positives_by_shape(
 
     The anchor of the .cfg with the most similar shape (the first of equals) is positive if the head
     has it. With iou_thresh below 1 so are the head's anchors whose shape overlaps by more than
-    that.
+    that. A target without a size is in no positive pair: such rows fill up batches.
     """
     overlap = wh_iou(targets[:, 4:6], anchors.all)
-    positive = overlap.argmax(1, keepdim=True) == anchors.mask  # (t, a)
+    most, anchor = overlap.max(1, keepdim=True)
+    positive = (anchor == anchors.mask) & (most > 0)  # (t, a)
     if iou_thresh < 1:
         positive = positive | (overlap[:, anchors.mask] > iou_thresh)
     return Positives(

@@ -55,7 +55,7 @@ class HeadLoss(ABC):
 
         raw_maps: as Darknet returns them, any float type.
         targets: float32 (t, 6): image index in the batch, class, cx, cy, w, h in pixels of the
-            batch's images.
+            batch's images. A row of zeros counts for nothing.
         objectness_ratio: blends the objectness target of a positive from 1 (at 0) to its IoU (at
             1), in losses that have such targets.
         sum_over_ranks: sums a tensor over all ranks. It is called exactly once, with or without

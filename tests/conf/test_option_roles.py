@@ -67,6 +67,7 @@ ROLES = {
     "train.device": "resume restart",
     "train.precision": "",
     "train.channels_last": "",
+    "train.compile": "",
     "train.sync_bn": "",
     "train.cudnn_benchmark": "resume",
     "train.deterministic": "resume",

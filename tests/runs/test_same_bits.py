@@ -189,7 +189,7 @@ def alternatives(section: str, kind: type) -> Iterator[tuple[str, list[Any]]]:
     """The values to try for each option that changes the weights."""
     for name, annotation in get_type_hints(kind).items():
         key = f"{section}.{name}"
-        if key in WITHOUT_EFFECT or name == "name" or key == "train.sync_bn":
+        if key in WITHOUT_EFFECT or name == "name" or key in ("train.sync_bn", "train.compile"):
             continue
         by_type: dict[Any, list[Any]] = {bool: [True, False], float: [0.5], int: [2]}
         if isinstance(annotation, EnumType):

@@ -17,6 +17,7 @@ from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.stop_and_save import Decision, StepDecisions
 from train_utils.memory.out_of_memory import training_pass
 from train_utils.optim import Schedule
+from train_utils.parallel.compiled import eagerly
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
 from train_utils.parallel.wait_clock import WaitClock
 from train_utils.parallel.wrap import gradient_sync, loss_factor, time_waiting
@@ -158,10 +159,11 @@ class OptimiserStep:
         if not loss_broke and scale > max(1.0, state.scaler.get_scale()):
             self.guard.overflow(state.step, scale)
         else:
-            self.guard.skip(
-                state.model,
-                state.step,
-                self.batches,
-                self.losses,
-                lambda batch: self.forward(state.model, self.to_input(batch)),
-            )
+            with eagerly(state.model):
+                self.guard.skip(
+                    state.model,
+                    state.step,
+                    self.batches,
+                    self.losses,
+                    lambda batch: self.forward(state.model, self.to_input(batch)),
+                )

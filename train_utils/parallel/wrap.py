@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train_utils.distributed import stack_over_ranks, sum_over_ranks
 from train_utils.loop.interfaces import SumOverRanks
+from train_utils.parallel.compiled import is_compiled
 from train_utils.parallel.image_sums import ImageSummed
 from train_utils.parallel.reduced_batchnorm import ReducedBatchNorm2d
 from train_utils.parallel.sync_batchnorm import GlobalBatchNorm2d, Stack
@@ -19,14 +20,19 @@ from train_utils.processes.world import World
 
 
 def convert_sync_batchnorm(
-    model: nn.Module, world: World, stack: Stack = stack_over_ranks, of_torch: bool = False
+    model: nn.Module,
+    world: World,
+    stack: Stack = stack_over_ranks,
+    of_torch: bool = False,
+    compiled: bool = False,
 ) -> nn.Module:
     """Change batch norm in place to statistics over all ranks; names and state dict are kept.
 
     Call it before ``wrap_model``. On CUDA this is ReducedBatchNorm2d, or torch's SyncBatchNorm if
-    it shall be that ``of_torch``, else GlobalBatchNorm2d, which calls ``stack``. On a CPU a single
-    rank needs it too: the statistics of torch's kernel are off by 1e-5 (docs/results/), the network
-    amplifies that, and one rank would train another model than two.
+    it shall be that ``of_torch``, else GlobalBatchNorm2d, which calls ``stack`` and cannot be
+    ``compiled``; ReducedBatchNorm2d then replaces it. On a CPU a single rank needs it too: the
+    statistics of torch's kernel are off by 1e-5 (docs/results/), the network amplifies that, and
+    one rank would train another model than two.
     """
     on_cuda = world.device.type == "cuda"
     if on_cuda and world.world_size == 1:
@@ -35,9 +41,10 @@ def convert_sync_batchnorm(
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
     if type(model) is nn.BatchNorm2d:
-        return ReducedBatchNorm2d(model, sum_over_ranks) if on_cuda else GlobalBatchNorm2d(model, stack)
+        by_sums = on_cuda or compiled
+        return ReducedBatchNorm2d(model, sum_over_ranks) if by_sums else GlobalBatchNorm2d(model, stack)
     for name, child in model.named_children():
-        setattr(model, name, convert_sync_batchnorm(child, world, stack))
+        setattr(model, name, convert_sync_batchnorm(child, world, stack, compiled=compiled))
     return model
 
 
@@ -77,13 +84,14 @@ def wrap_model(
 def time_waiting(model: nn.Module, clock: WaitClock) -> None:
     """Let ``clock`` count the time a model of ``wrap_model`` waits for peers in both passes.
 
-    The caller must call ``clock.end`` after the backward pass. No value changes.
+    The caller must call ``clock.end`` after the backward pass. No value changes. In a compiled
+    model only the gradient sync counts, as its graphs hold the other exchanges.
     """
     if isinstance(model, ImageSummed):
         model.sum_over_ranks = clock.timed(model.sum_over_ranks)
     elif not isinstance(model, DistributedDataParallel):
         return
-    for module in model.modules():
+    for module in () if is_compiled(model) else model.modules():
         if isinstance(module, GlobalBatchNorm2d):
             module.stack_over_ranks = clock.timed(module.stack_over_ranks)
         elif isinstance(module, ReducedBatchNorm2d):

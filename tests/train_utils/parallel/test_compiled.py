@@ -1,0 +1,195 @@
+"""Compiled steps against eager ones, and that dynamo traces all parts as one graph each."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conf.build.network import make_loss
+from conf.entry import compose
+from conf.schema import TrainConfig
+from data import Batch
+from data.samples.colour import network_input
+from models import Darknet, LossSection
+from models.cfg.parse import ZOO
+from tests.models.small_network import small
+from tests.train_utils.small_training import CONFIG, Parts, network_with_norm, new_state, new_step
+from train_utils.distributed import World, init_distributed_mode
+from train_utils.loop.step import OptimiserStep
+from train_utils.optim import Schedule
+from train_utils.parallel.compiled import TARGET_ROWS, compile_step, is_compiled
+from train_utils.parallel.wrap import convert_sync_batchnorm
+
+TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12], [0, 0, 40, 12, 33, 20], [1, 1, 30, 40, 30, 22.0]])
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return init_distributed_mode("cpu", 60)
+
+
+def loss_options(*overrides: str) -> LossSection:
+    return compose("train", TrainConfig, list(overrides)).loss
+
+
+def batch(side: int, targets: Tensor = TARGETS) -> Batch:
+    images = torch.randint(0, 256, (2, side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    nothing = torch.zeros(0, 4, dtype=torch.float64)
+    return Batch(images.permute(0, 3, 1, 2), targets, torch.arange(2), nothing, torch.full((2, 3), 1.1))
+
+
+def square_loss(raw_maps: Sequence[Tensor], targets: Tensor, **_: Any) -> Parts:
+    value = torch.stack([raw.square().mean() for raw in raw_maps]).sum() + 0 * targets.sum()
+    return Parts(value, value.detach(), value.detach(), value.detach())
+
+
+def new_compiled_step(world: World, model: nn.Module, mode: str | None, say: Any = print) -> OptimiserStep:
+    """A step with a simple loss; ``mode`` None compiles nothing."""
+    torch._dynamo.reset()
+    convert_sync_batchnorm(model.to(memory_format=torch.channels_last).train(), world, compiled=True)
+    schedule = Schedule(CONFIG, 1, 40)
+    state = new_state(model, schedule)
+    loss: Any = square_loss
+    to_input: Any = Batch.network_input
+    if mode is not None:
+        loss, to_input = compile_step(model, loss, to_input, mode, 2, say)
+    step = new_step(world, state, schedule, loss=loss, limit=3)
+    step.to_input = to_input
+    return step
+
+
+def losses_of(step: OptimiserStep, sides: Sequence[int], broken: int | None = None) -> list[float]:
+    """The losses of steps on images of these sides; that of step ``broken`` is then NaN."""
+    losses = []
+    for number, side in enumerate(sides):
+        step.add(batch(side))
+        losses.append(float(step.sums[0]))
+        if number == broken:
+            step.sums += torch.nan
+        step.update()
+    return losses
+
+
+def detector() -> Darknet:
+    torch.manual_seed(0)
+    return small()
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile without its code generator, which takes long."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+@pytest.mark.usefixtures("traced_only")
+def test_a_compiled_training_is_the_eager_one(world: World) -> None:
+    """Also in its state's names, and where a step is skipped, whose images are looked at anew."""
+    said: list[str] = []
+    eager, compiled = (new_compiled_step(world, network_with_norm(), mode, said.append) for mode in (None, "default"))
+    assert is_compiled(compiled.model) and not is_compiled(eager.model)
+    assert not is_compiled(compiled.state.average.module)
+    sides = (64, 64, 32, 64)
+    assert losses_of(compiled, sides, broken=1) == pytest.approx(losses_of(eager, sides, broken=1), rel=1e-4)
+    weights, expected = compiled.state.model.state_dict(), eager.state.model.state_dict()
+    assert list(weights) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-4, msg=name)
+    told = [line.partition(" in ")[0] for line in said if line.startswith("compiled")]
+    assert told == ["compiled for images of 64x64", "compiled for images of 32x32"], "each size once"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None or sys.platform != "linux", reason="needs a C++ compiler")
+def test_generated_code_trains_alike(world: World) -> None:
+    eager, compiled = (
+        losses_of(new_compiled_step(world, network_with_norm(), mode), (16,) * 3) for mode in (None, "default")
+    )
+    assert compiled == pytest.approx(eager, rel=1e-4)
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("name", ["yolov3", "darknet"])
+def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, name: str) -> None:
+    """Its parts and gradients are those of the eager loss, also in a burn-in."""
+    model = detector()
+    plain = make_loss(model.heads, loss_options(f"loss={name}"))
+    compiled, _ = compile_step(model, plain, Batch.network_input, "default", 1, print)
+    maps = [raw.detach() for raw in model(torch.rand(2, 3, 64, 64))]
+    for ratio, count in ((0.3, 3), (0.7, 0)):
+        found = []
+        for loss in (plain, compiled):
+            raw = [each.clone().requires_grad_() for each in maps]
+            parts = loss(
+                raw, TARGETS[:count], objectness_ratio=ratio, sum_over_ranks=lambda tensor: tensor, world_size=1
+            )
+            parts.total.backward()
+            found.append([*parts, *(each.grad for each in raw)])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            compiled(raw, TARGETS[:1], objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["loss=yolov3"],
+        ["loss=yolov3", "loss.anchor_iou=0"],
+        ["loss=darknet"],
+        ["loss=darknet", "loss.truth_thresh=0.3", "loss.iou_thresh=0.2"],
+    ],
+)
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("name", ["yolov3-tiny", "yolov4-tiny", "yolov7-tiny"])
+def test_rows_of_zeros_change_no_loss_and_no_gradient(name: str, count: int, options: list[str]) -> None:
+    torch.manual_seed(0)
+    heads = Darknet(ZOO / f"{name}.cfg", num_classes=2, width=0.125).heads
+    loss = make_loss(heads, loss_options(*options))
+    maps = [torch.randn(2, len(head.anchors), 4, 4, 7, dtype=torch.float64) for head in heads]
+    found = []
+    for targets in (TARGETS[:count], F.pad(TARGETS[:count], (0, 0, 0, TARGET_ROWS - count))):
+        raw = [each.clone().requires_grad_() for each in maps]
+        parts = loss(raw, targets)
+        parts.total.backward()
+        found.append([*parts, *(each.grad for each in raw)])
+    for plain, padded in zip(*found, strict=True):
+        torch.testing.assert_close(padded, plain, rtol=1e-6, atol=1e-12)
+
+
+def graph(function: Any, *arguments: Any) -> None:
+    """Raise if dynamo cannot trace ``function`` as one graph."""
+    torch._dynamo.reset()
+    torch.compile(function, backend="eager", fullgraph=True, dynamic=False)(*arguments)
+
+
+def test_colours_and_a_network_are_one_graph_each() -> None:
+    images = batch(64).network_input()
+    graph(network_input, batch(64).images, batch(64).gains)
+    graph(detector().train(), images)
+
+
+def test_every_kind_of_layer_in_the_zoo_is_one_graph() -> None:
+    """The layers are called by the same loop in all networks, so each kind is traced once."""
+    kinds: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {}
+
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        kinds[re.sub(r"\d+", "", repr(layer))] = layer, tuple(x.detach().clone() for x in inputs)
+
+    for path in ZOO.glob("*.cfg"):
+        model = Darknet(path, num_classes=2, width=0.125)
+        for layer in model.layers:
+            layer.register_forward_pre_hook(note)
+        model(torch.rand(2, 3, 2 * model.max_stride, 2 * model.max_stride))
+    assert len(kinds) >= 10
+    for layer, inputs in kinds.values():
+        layer._forward_pre_hooks.clear()
+        graph(layer, *inputs)
