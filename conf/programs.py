@@ -48,7 +48,7 @@ from conf.schema_tools import (
 )
 from conf.sweeps.multirun import objective, refuse_folders, register_folders, show_results, take_folder
 from conf.sweeps.space import gather_options
-from train_utils.launch.environment import peek_world_size, strip_local_rank
+from train_utils.launch.environment import peek_world_size, prefer_expandable_segments, strip_local_rank
 from train_utils.processes.ending import name_lost_peers, shutdown
 
 
@@ -92,6 +92,7 @@ def run(name: str) -> None:
     Returns after success. Otherwise exits: with code 2 after a user error, 1 after a bug.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out of Hydra: they are reported here
+    prefer_expandable_segments()
     program, debug = PROGRAMS[name], "debug=true" in sys.argv
     failures: list[BaseException] = []  # of this process, which a launcher's jobs may have left
 

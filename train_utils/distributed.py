@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from train_utils.launch.environment import node_name, read_launch, watched_parent
+from train_utils.launch.orphans import watch_parent
 from train_utils.processes.ending import ending
-from train_utils.processes.orphans import watch_parent
 from train_utils.processes.process_group import Group, launch_of_group, store_name
 from train_utils.processes.shared_disks import find_builders
 from train_utils.processes.world import World
@@ -80,7 +80,8 @@ def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContex
 def barrier() -> None:
     """Wait until every rank is here, at most for the group's time-out."""
     if dist.is_initialized():
-        dist.all_reduce(torch.zeros(1), group=_group.cpu)  # on gloo, so the device's queue is left alone
+        here = torch.zeros(1)
+        dist.all_reduce(here, group=_group.of(here))  # on gloo, so the device's queue is left alone
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ def max_over_ranks(values: list[int]) -> list[int]:
     if not dist.is_initialized():
         return [int(value) for value in values]
     largest = torch.tensor(values, dtype=torch.int64)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=_group.cpu)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=_group.of(largest))
     return [int(value) for value in largest]
 
 
@@ -117,10 +118,10 @@ def broadcast_text(text: str | None) -> str:
         return text
     content = np.frombuffer((text or "").encode(), dtype=np.uint8)
     length = torch.tensor([content.size])
-    dist.broadcast(length, src=0, group=_group.cpu)
+    dist.broadcast(length, src=0, group=_group.of(length))
     received = torch.from_numpy(content.copy()) if dist.get_rank() == 0 else torch.empty(int(length), dtype=torch.uint8)
     if length > 0:
-        dist.broadcast(received, src=0, group=_group.cpu)
+        dist.broadcast(received, src=0, group=_group.of(received))
     return received.numpy().tobytes().decode()
 
 
@@ -141,15 +142,15 @@ def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:
         return [array]
     payload = torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([payload.numel()]), group=_group.cpu)
+    dist.all_gather(sizes, torch.tensor([payload.numel()]), group=_group.of(payload))
     if dist.get_rank() != 0:
         if payload.numel() > 0:
-            dist.send(payload, dst=0, group=_group.cpu)
+            dist.send(payload, dst=0, group=_group.of(payload))
         return None
     gathered = [array]
     for rank, size in enumerate(sizes[1:], start=1):
         received = torch.empty(int(size), dtype=torch.uint8)
         if received.numel() > 0:
-            dist.recv(received, src=rank, group=_group.cpu)
+            dist.recv(received, src=rank, group=_group.of(received))
         gathered.append(received.numpy().view(array.dtype).reshape(-1, *array.shape[1:]))
     return gathered

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import sys
 import time
 from argparse import ArgumentError, ArgumentParser
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train_utils.errors import DistributedError
+from train_utils.launch.kubernetes import refuse_pod_of_torchrun
 from train_utils.launch.launch import ALONE, Launch, checked, integer, integer_or_none
 from train_utils.launch.mpi import Names, mpi_names, read_mpi, refuse_unknown_mpi
 from train_utils.launch.slurm import is_srun_task, read_srun, refuse_shell_of_many_tasks
@@ -35,7 +37,7 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """
     names = _mpi_names(environment)
     if not has_agent(environment):
-        _refuse_pod_of_torchrun(environment)
+        refuse_pod_of_torchrun(environment)
     if "RANK" in environment:
         launch = _read_torch(environment)
     elif names is not None:
@@ -138,6 +140,21 @@ def fix_cublas_workspace() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
+def prefer_expandable_segments() -> None:
+    """Let CUDA's memory segments grow: sizes leave holes in fixed ones; call before torch loads."""
+    if sys.platform == "linux" and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def leave_failures_of_nccl() -> None:
+    """Keep torch's watchdog from killing the process when NCCL fails; call before NCCL starts.
+
+    CommunicatorWatch acts instead. torchrun sets the first variable, so it has no user's value.
+    """
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"  # else the watchdog waits for a dump of its records
+
+
 def _run_id(environment: Mapping[str, str]) -> str | None:
     run = environment.get("TORCHELASTIC_RUN_ID", "none")
     return None if run in ("", "none") else run
@@ -211,23 +228,6 @@ def _read_torch(environment: Mapping[str, str]) -> Launch:
         node_rank=node_rank,
         address=environment.get("MASTER_ADDR", ""),
         port=integer(environment, "MASTER_PORT") if world_size > 1 else 0,
-    )
-
-
-def _refuse_pod_of_torchrun(environment: Mapping[str, str]) -> None:
-    """Raise DistributedError in a Kubernetes pod whose PET_* options are meant for torchrun.
-
-    If they ask for more processes than there are pods with a rank, plain python would wait for
-    processes that nobody starts, or train alone.
-    """
-    nodes, processes = environment.get("PET_NNODES", "1"), environment.get("PET_NPROC_PER_NODE", "1")
-    alone = "RANK" not in environment and nodes.rpartition(":")[2] != "1"
-    several = processes.isdecimal() and processes != "1"
-    if "LOCAL_RANK" in environment or not (alone or several):
-        return
-    raise DistributedError(
-        f"this pod is made for torchrun (PET_NNODES={nodes}, PET_NPROC_PER_NODE={processes}), and plain python starts "
-        "one process without a rank. fix: torchrun train.py ..., which reads them; for one process unset them"
     )
 
 

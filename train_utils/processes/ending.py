@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from train_utils.launch.environment import peek_rank
+from train_utils.processes.communicators import CommunicatorWatch
 from train_utils.processes.lost_peers import Lookout
 
 
@@ -18,6 +19,7 @@ class Ending:
 
     joining: bool = False  # peers cannot learn of an error here yet
     lookout: Lookout | None = None
+    watch: CommunicatorWatch | None = None  # on CUDA
     losses: tuple[type[BaseException], ...] = ()  # torch's errors for a lost peer
     destroy_group: Callable[[], None] | None = None  # if the process group was opened here
 
@@ -27,6 +29,9 @@ class Ending:
         if self.lookout is not None:
             self.lookout.close()
             self.lookout = None
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
         if self.destroy_group is not None and not keep:
             destroy, self.destroy_group = self.destroy_group, None
             destroy()

@@ -16,12 +16,14 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from train_utils.errors import DistributedError
+from train_utils.launch.environment import report_to_launcher
 from train_utils.processes.rendezvous import Rendezvous, describe
 from train_utils.processes.reporter_lock import ReporterLock
 from train_utils.processes.store import Store, claim_report
@@ -111,11 +113,29 @@ class Lookout:
     def explain(self, error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException:
         """Turn a loss (see ``loss_in``) into an error that names the ranks; return others as is."""
         reason = loss_in(error, kinds)
-        if reason is None:
-            return error
-        if not self.claim():
-            return DistributedError(f"lost another process ({reason}), as was reported")
-        return DistributedError(self._name_missing(reason))
+        return error if reason is None else DistributedError(self._sentence(reason))
+
+    @property
+    def peer_reports(self) -> bool:
+        """Whether another rank reported an error; this process ends within END_SECONDS then."""
+        return self._reporter not in (None, self._rank)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait ``seconds`` at most until this rank asks who reports its error, or leaves."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._raised or self._ended, seconds)
+
+    def report_and_end(self, reason: str) -> None:
+        """Report a loss for the main thread, which hangs, and end the process."""
+        sentence = f"error: {self._sentence(reason)}"
+        if not self.peer_reports:
+            print(sentence, file=sys.stderr, flush=True)
+        report_to_launcher(sentence)
+        self.let_others_hear()
+        self._end()
+
+    def _sentence(self, reason: str) -> str:
+        return self._name_missing(reason) if self.claim() else f"lost another process ({reason}), as was reported"
 
     def _name_missing(self, reason: str) -> str:
         with self._changed:
@@ -152,7 +172,7 @@ class Lookout:
         with suppress(RuntimeError):
             while not self._ended:
                 self._look()
-                if self._reporter not in (None, self._rank):
+                if self.peer_reports:
                     deadline = deadline or time.monotonic() + END_SECONDS
                     if time.monotonic() > deadline:
                         self._end()

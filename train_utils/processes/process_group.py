@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from train_utils.errors import DistributedError, SharedError
 from train_utils.launch.devices import choose_device, device_conflict
-from train_utils.launch.environment import agent_holds_store, node_name
+from train_utils.launch.environment import agent_holds_store, leave_failures_of_nccl, node_name
 from train_utils.launch.launch import Launch
 from train_utils.launch.nodes import Arrival, Peer, this_machine
 from train_utils.processes import store
+from train_utils.processes.communicators import CollectiveError, CommunicatorWatch
 from train_utils.processes.connect import Deadline, in_time, listen, resolve, wait_for_listener, without_native_output
 from train_utils.processes.ending import ending
 from train_utils.processes.lost_peers import Lookout, collective_seconds, first_line
@@ -34,7 +36,12 @@ class Group:
     cpu: dist.ProcessGroup | None = None  # for CPU tensors; None: the default group takes them
 
     def of(self, tensor: Tensor) -> dist.ProcessGroup | None:
-        """The group that takes the tensor; None is the default group."""
+        """The group that takes the tensor; None is the default group.
+
+        Raises CollectiveError if an exchange of the devices failed.
+        """
+        if ending.watch is not None:
+            ending.watch.check()
         return self.cpu if tensor.device.type == "cpu" else None
 
     def shared_store(self) -> dist.Store:
@@ -101,14 +108,35 @@ class Group:
         assert not isinstance(cpu, int)
         self.cpu = cpu
         self.store = dist.PrefixStore("train_utils", started)
-        ending.losses = (dist.DistError,)
+        ending.losses = (dist.DistError, CollectiveError)
         ending.lookout = Lookout(
             self.store.clone(), me.rank, found, lock, store_name(launch), not agent_holds_store(), seconds
         )
+        if chosen.type == "cuda":
+            ending.watch = CommunicatorWatch(NcclCommunicators(chosen), ending.lookout)
         return me, chosen, num_nodes
 
 
+class NcclCommunicators:
+    """NCCL's communicators of the default group on ``device``."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert dist.group.WORLD is not None
+        self._backend: Any = dist.group.WORLD._get_backend(device)
+
+    def failure(self) -> str | None:
+        """What NCCL reports, e.g. a collective that took longer than the group's time-out."""
+        found = self._backend.get_error().name
+        return None if found == "SUCCESS" else f"NCCL reports {found}"
+
+    def abort(self) -> None:
+        """Abort them all; later collectives raise torch's DistError."""
+        self._backend.abort()
+
+
 def _open_group(launch: Launch, started: dist.Store, device: torch.device, seconds: float) -> None:
+    if device.type == "cuda":
+        leave_failures_of_nccl()
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",

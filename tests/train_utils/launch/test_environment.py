@@ -17,6 +17,7 @@ from train_utils.launch.environment import (
     job_folder_name,
     peek_rank,
     peek_world_size,
+    prefer_expandable_segments,
     read_launch,
     requeue_file,
     slurm_job_name,
@@ -345,3 +346,15 @@ def test_requeue_file_is_there_only_where_the_job_script_names_one() -> None:
 def test_the_process_without_which_a_training_must_end() -> None:
     assert watched_parent({}) is None and watched_parent(environment_of_child("cpu")) == os.getpid()
     assert watched_parent({"TORCHELASTIC_RUN_ID": "x"}) == os.getppid()
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_memory_segments_grow_unless_the_user_says_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(each, "")  # so that it is restored
+        monkeypatch.delenv(each)
+    prefer_expandable_segments()
+    assert os.environ.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    prefer_expandable_segments()
+    assert {key: value for key, value in os.environ.items() if "ALLOC_CONF" in key} == {name: "max_split_size_mb:64"}

@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 CHILD = """
 import os, signal, sys, time
 sys.path.insert(0, {repository!r})
-from train_utils.processes import orphans
+from train_utils.launch import orphans
 orphans.LOOK_SECONDS, orphans.ORPHAN_SECONDS = 0.05, {seconds}
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
