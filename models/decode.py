@@ -1,17 +1,23 @@
 """Decoding (shared with the losses), scores and non-maximum suppression: raw maps to boxes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou, nms
 
 from models.boxes import cxcywh_to_xyxy
+from models.loss.assignment import Anchors, HeadAnchors
 from models.network.heads import Head
+from models.suppression import merged, nms_at_once, nms_in_each_group
 
 MAX_LOG_SIZE = math.log(1e3)  # at most a thousand anchors wide: exp stays finite early in training
+FIRST_LOOK = 10  # candidates for each detection wanted that are looked at before all others
+CHUNK = 2**16  # candidates in one suppression, which takes up to n * n / 8 bytes of a GPU: 512 MB
 
 
 def cell_offsets(raw_xy: Tensor, head: Head) -> Tensor:
@@ -29,18 +35,21 @@ def box_sizes(raw_wh: Tensor, anchors: Tensor, head: Head) -> Tensor:
     return raw_wh.clamp(max=MAX_LOG_SIZE).exp() * anchors
 
 
-def decode(raw_maps: Sequence[Tensor], heads: Sequence[Head]) -> tuple[Tensor, Tensor]:
+def decode(
+    raw_maps: Sequence[Tensor], heads: Sequence[Head], anchors: Sequence[Anchors] | None = None
+) -> tuple[Tensor, Tensor]:
     """Boxes and scores of every anchor of every cell, in float32.
 
-    raw_maps: as Darknet returns them. Returns boxes_xyxy (batch, n, 4) in pixels at network scale,
-    not clipped to the image, and scores (batch, n, classes) = objectness * class probability.
-    n runs over heads, anchors, rows, columns.
+    raw_maps: as Darknet returns them; anchors: of the heads, on the maps' device, if they are there
+    already. Returns boxes_xyxy (batch, n, 4) in pixels at network scale, not clipped to the image,
+    and scores (batch, n, classes) = objectness * class probability. n runs over heads, anchors,
+    rows, columns.
     """
     boxes, scores = [], []
-    for raw, head in zip(raw_maps, heads, strict=True):
+    anchors = anchors or HeadAnchors(heads)[raw_maps[0].device]
+    for raw, head, sizes in zip(raw_maps, heads, anchors, strict=True):
         coordinates, objectness, classes = raw.float().split((4, 1, head.num_classes), dim=-1)
-        anchors = torch.tensor(head.anchors, device=raw.device)
-        boxes.append(decode_boxes(coordinates, anchors, head).flatten(1, 3))
+        boxes.append(decode_boxes(coordinates, sizes.own, head).flatten(1, 3))
         scores.append((objectness.sigmoid() * classes.sigmoid()).flatten(1, 3))
     return torch.cat(boxes, dim=1), torch.cat(scores, dim=1)
 
@@ -83,49 +92,98 @@ class Postprocess:
 
     @torch.no_grad()
     def __call__(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
-        """For each image a float32 (n, 6), best first: x1, y1, x2, y2, score, class.
+        """For each image a float32 (n, 6) on the CPU, best first: x1, y1, x2, y2, score, class.
 
-        Corners are in pixels at network scale. Each image is processed alone and equal scores keep
-        the order of decode, so the other images of the batch do not change the result.
+        Corners are in pixels at network scale. The other images of the batch do not change an
+        image's result, and equal scores keep the order of decode.
         """
-        boxes, scores = decode(raw_maps, self.heads)
-        return [self._one_image(boxes[index], scores[index]) for index in range(len(boxes))]
+        if raw_maps[0].device.type != "cpu":
+            return self.of_batch(raw_maps)
+        # The scores of one image fit a CPU's cache.
+        return [self.of_batch([raw[i : i + 1] for raw in raw_maps])[0] for i in range(len(raw_maps[0]))]
 
-    def _one_image(self, boxes_xyxy: Tensor, scores: Tensor) -> Tensor:
-        if self.multi_label:
-            rows, classes = (scores > self.confidence).nonzero(as_tuple=True)
+    def of_batch(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
+        """The same for all images together, as accelerators need it.
+
+        Their host waits three times, and at least twice more if the best candidates of an image are
+        not enough.
+        """
+        boxes, scores = decode(raw_maps, self.heads, self._anchors[raw_maps[0].device])
+        best = scores.amax(2)
+        values = scores.flatten(1) if self.multi_label else best
+        every = values > self.confidence
+        least = best.topk(min(FIRST_LOOK * self.max_detections, best.shape[1])).values[:, -1:]
+        # A box stays or not by those better than it. So the best mostly suffice, but not to merge.
+        looks = [every & (values >= least), every][self.merge :]
+        numbers = torch.stack([wanted.count_nonzero(1) for wanted in looks]).tolist()
+        found: dict[int, Tensor] = {}
+        for wanted, counts in zip(looks, numbers, strict=True):
+            parts = self._candidates(wanted, counts, values, boxes, scores, [*found])
+            for chunk in _chunks(parts):
+                for image, rows in self._survivors(chunk):
+                    whole = len(parts[image]) == min(numbers[-1][image], self.candidates)
+                    if whole or len(rows) >= self.max_detections:
+                        found[image] = rows
+            if len(found) == len(boxes):
+                break
+        return [found[image] for image in range(len(boxes))]
+
+    @cached_property
+    def _anchors(self) -> HeadAnchors:
+        return HeadAnchors(self.heads)
+
+    def _candidates(
+        self, wanted: Tensor, counts: list[int], values: Tensor, boxes: Tensor, scores: Tensor, done: list[int]
+    ) -> dict[int, Tensor]:
+        """By image, but for those ``done``, float32 (n, 7), best first: as a detection, and image.
+
+        wanted: bool (batch, m), ``counts`` of them in each image; values: their scores (batch, m).
+        """
+        flat = wanted.flatten().nonzero_static(size=sum(counts)).squeeze(1).split(counts)
+        parts = {}
+        for image, positions in enumerate(flat):
+            if image in done:
+                continue
+            falling, order = values.flatten()[positions].sort(descending=True, stable=True)
+            best = positions[order[: self.candidates]] - image * values.shape[1]
+            if self.multi_label:
+                rows, classes = best // scores.shape[2], best % scores.shape[2]
+            else:
+                rows, classes = best, scores[image, best].argmax(1)
+            columns = torch.stack((falling[: self.candidates], classes, torch.full_like(rows, image)), dim=1)
+            parts[image] = torch.cat((boxes[image, rows], columns), dim=1)
+        return parts
+
+    def _survivors(self, parts: dict[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """Each image and its detections (n, 6), on the CPU, from candidates of _candidates."""
+        table = torch.cat([*parts.values()])
+        boxes, scores, (classes, images) = table[:, :4], table[:, 4], table[:, 5:].long().unbind(1)
+        if table.device.type == "cpu":
+            kept = nms_in_each_group(boxes, scores, images * self.heads[0].num_classes + classes, self.nms_iou)
         else:
-            rows = (scores.amax(1) > self.confidence).nonzero().squeeze(1)
-            classes = scores[rows].argmax(1)
-        best_first = scores[rows, classes].sort(descending=True, stable=True)
-        order = best_first.indices[: self.candidates]
-        rows, classes, values = rows[order], classes[order], best_first.values[: self.candidates]
-        candidates = boxes_xyxy[rows]
-        kept = nms_in_each_class(candidates, values, classes, self.nms_iou)[: self.max_detections]
-        boxes = _merged(candidates, values, classes, kept, self.nms_iou) if self.merge else candidates[kept]
-        return torch.cat((boxes, values[kept, None], classes[kept, None].float()), dim=1)
+            kept = nms_at_once(boxes, images, classes, self.nms_iou)
+        rows = table[kept].cpu()
+        counts = np.bincount(rows[:, 6].numpy().astype(int), minlength=max(parts) + 1)[[*parts]].tolist()
+        detections = [of_image[: self.max_detections, :6] for of_image in rows.split(counts)]
+        if self.merge:
+            starts = accumulate(map(len, parts.values()), initial=0)
+            places = [at[: self.max_detections] - start for at, start in zip(kept.split(counts), starts, strict=False)]
+            means = [
+                merged(part[:, :4], part[:, 4], part[:, 5], at, self.nms_iou)
+                for part, at in zip(parts.values(), places, strict=True)
+            ]
+            for of_image, boxes in zip(detections, torch.cat(means).cpu().split([*map(len, means)]), strict=True):
+                of_image[:, :4] = boxes
+        yield from zip(parts, detections, strict=True)
 
 
-def nms_in_each_class(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, iou: float) -> Tensor:
-    """Positions of the boxes (n, 4) that survive, ascending. Boxes come sorted, best first.
-
-    Runs once per class present. The usual single run, with an offset between classes, is twenty
-    times slower with many candidates (scripts/bench/evaluation.py) and rounds the corners.
-    """
-    by_class = classes.sort(stable=True).indices  # best first inside each class
-    sizes = [size for size in torch.bincount(classes).tolist() if size]
-    if not sizes:
-        return by_class
-    columns = (by_class, boxes_xyxy[by_class], scores[by_class])  # gathered once, then only cut
-    groups = zip(*(column.split(sizes) for column in columns), strict=True)
-    kept = [positions[nms(boxes, values, iou)] for positions, boxes, values in groups]
-    return torch.cat(kept).sort().values
-
-
-def _merged(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, kept: Tensor, iou: float) -> Tensor:
-    """The boxes (k, 4) at positions `kept`, each averaged as Postprocess.merge describes."""
-    alike = (box_iou(boxes_xyxy[kept], boxes_xyxy) > iou) & (classes[kept, None] == classes)
-    alike[torch.arange(len(kept), device=kept.device), kept] = True  # a box without area overlaps itself by 0 / 0
-    weights = alike * scores
-    means: Tensor = weights @ boxes_xyxy / weights.sum(1, keepdim=True)
-    return means
+def _chunks(parts: dict[int, Tensor]) -> Iterator[dict[int, Tensor]]:
+    """The images in order, cut so that none but a single image has more than CHUNK candidates."""
+    chunk: dict[int, Tensor] = {}
+    for image, part in parts.items():
+        if chunk and sum(map(len, chunk.values())) + len(part) > CHUNK:
+            yield chunk
+            chunk = {}
+        chunk[image] = part
+    if chunk:
+        yield chunk

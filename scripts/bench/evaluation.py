@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import nms
 
-from models.decode import nms_in_each_class
+from models.suppression import nms_in_each_group
 from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
 from train_utils.config import BACKENDS
 from train_utils.distributed import barrier, gather_arrays, init_distributed_mode
@@ -170,14 +170,14 @@ def nms_by_offset(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, iou: floa
 def suppression(rounds: int) -> None:
     """Class by class against one run with offsets, on the CPU with one thread."""
     torch.set_num_threads(1)
-    ways = {"class by class": nms_in_each_class, "class offset": nms_by_offset}
+    ways = {"class by class": nms_in_each_group, "class offset": nms_by_offset}
     for dense in (True, False):
         given = candidates(dense)
         found = take_turns({name: partial(seconds_of, way, *given, 0.6) for name, way in ways.items()}, rounds)
         ours, other = medians(found).values()
         # In float64 the offset rounds no corner that decides.
         exact = nms_by_offset(given[0].double(), given[1].double(), given[2], 0.6)
-        equal = "equal" if nms_in_each_class(*given, 0.6).equal(exact.sort().values) else "NOT equal"
+        equal = "equal" if nms_in_each_group(*given, 0.6).equal(exact.sort().values) else "NOT equal"
         print(
             f"{'dense' if dense else 'trained'}, {len(given[0])} candidates, {len(exact)} kept: class by class "
             f"{ours * 1e3:.1f} ms, class offset {other * 1e3:.1f} ms, {other / ours:.1f}x, {equal}"

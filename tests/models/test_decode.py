@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvision import ops
 
 from models import Head, Postprocess
-from models.decode import decode, nms_in_each_class
+from models.decode import decode
 
 HEADS = [
     Head(layer=1, stride=32, anchors=((40, 30), (60, 90)), num_classes=4, scale_x_y=1.1),
@@ -155,9 +155,18 @@ def test_merging_keeps_boxes_without_area_and_images_without_detections() -> Non
     assert len(result) == 1 and result.isfinite().all()
 
 
-def test_suppression_of_no_class_and_of_classes_with_gaps() -> None:
-    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 10], [1, 0, 10, 10]])
-    scores, classes = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([70, 3, 70, 3])
-    assert nms_in_each_class(boxes, scores, classes, 0.5).tolist() == [0, 1]
-    assert nms_in_each_class(boxes, scores, classes, 0.85).tolist() == [0, 1, 3]
-    assert nms_in_each_class(boxes[:0], scores[:0], classes[:0], 0.5).tolist() == []
+def test_the_best_candidates_suffice_or_all_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two images whose best boxes lie upon one another, and one with many apart, give the same
+    whether a look at the best is enough or not.
+    """
+    maps = random_maps(3)
+    for raw in maps:
+        raw[:2, :, 1:3, 1:3, :4], raw[:2, :, 1:3, 1:3, 4:] = -9.0, 5.0
+        raw[:2, ..., 2:4] = 3.0
+    looks = []
+    for first_look in (1, 2, 10, 1000):
+        monkeypatch.setattr("models.decode.FIRST_LOOK", first_look)
+        for multi_label in (True, False):
+            looks.append(postprocess(max_detections=9, multi_label=multi_label)(maps))
+            assert all(one.equal(other) for one, other in zip(looks[-1], looks[not multi_label], strict=True))
+    assert [len(rows) for rows in looks[0]] == [9, 9, 9]
