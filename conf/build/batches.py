@@ -133,5 +133,5 @@ def make_train_loader(
     sampler = make_sampler(config, train_set, stride, world, micro_batch)
     images = open_images(train_set, config.data, world)
     dataset = TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images)
-    cuda, seconds = world.device.type == "cuda", config.train.timeout_seconds
-    return dataset, sampler, make_loader(dataset, sampler, config.data.workers, cuda, seconds)
+    loader = make_loader(dataset, sampler, config.data.workers, world.device, config.train.timeout_seconds)
+    return dataset, sampler, loader

@@ -73,8 +73,7 @@ class Evaluator:
         images = open_images(annotations, data, world)
         self.dataset = EvalDataset(annotations, images, config.upscale, config.resize)
         self.num_images = sum(len(batch) for batch in batches)
-        cuda = world.device.type == "cuda"
-        self.loader = make_loader(self.dataset, batches, data.workers, cuda, timeout_seconds)
+        self.loader = make_loader(self.dataset, batches, data.workers, world.device, timeout_seconds)
         self.postprocess = Postprocess(
             model.heads,
             confidence=config.confidence,

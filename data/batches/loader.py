@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import cv2
@@ -22,14 +22,24 @@ from data.samples.plan import Request
 # Forked workers share the pages of the index, start in milliseconds and never touch CUDA. The
 # system libraries of macOS do not survive a fork.
 START_METHOD = "fork" if sys.platform == "linux" else "spawn"
+HOST = torch.device("cpu")
 PREFETCHED_BATCHES = 4  # per worker
 PATIENCE = 0.4  # share of the time-out: the cause is reported before other ranks stop waiting
 
 
 class BatchLoader(DataLoader[Batch]):
-    """A torch loader that raises DataError if its workers hang."""
+    """A torch loader that raises DataError if its workers hang.
+
+    On a GPU, ``device``, its batches arrive there while the ones before them are in use.
+    """
+
+    device: torch.device
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        return copied_ahead(self._loaded(), self.device) if self.device.type == "cuda" else self._loaded()
+
+    def _loaded(self) -> Iterator[Batch]:
+        """The batches on the host."""
         batches = super().__iter__()
         while True:
             try:
@@ -53,19 +63,20 @@ def make_loader(
     dataset: TrainDataset | EvalDataset,
     batch_sampler: TrainBatchSampler | Sequence[list[Request]],
     workers: int,
-    pin_memory: bool,
+    device: torch.device = HOST,
     timeout_seconds: float = 0.0,
 ) -> BatchLoader:
     """Make a loader of ``Batch``; its ``workers`` processes (0: none) live as long as it does.
 
-    Raises DataError if they give no batch for PATIENCE times ``timeout_seconds`` (0: no limit).
+    Batches for a GPU, ``device``, are there already; others are on the host. Raises DataError if
+    the processes give no batch for PATIENCE times ``timeout_seconds`` (0: no limit).
     """
-    return BatchLoader(
+    loader = BatchLoader(
         dataset,
         batch_sampler=batch_sampler,
         num_workers=workers,
         collate_fn=_identity,  # __getitems__ returns whole batches
-        pin_memory=pin_memory,
+        pin_memory=device.type == "cuda",
         worker_init_fn=_start_worker,
         multiprocessing_context=START_METHOD if workers else None,
         generator=torch.Generator(),  # for the workers' seed, so that the global one is not used
@@ -73,6 +84,33 @@ def make_loader(
         prefetch_factor=PREFETCHED_BATCHES if workers else None,
         timeout=PATIENCE * timeout_seconds if workers else 0,
     )
+    loader.device = device
+    return loader
+
+
+def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield the ``batches`` on a GPU, copied on a stream of their own.
+
+    A batch is handed over once the next one is on its way, so that its copy runs beside the
+    computation. A batch that nobody asked for any more is dropped.
+    """
+    copies = torch.cuda.Stream(device)
+    ahead: list[tuple[Batch, torch.cuda.Event]] = []
+    for batch in batches:
+        with torch.cuda.stream(copies):
+            ahead.append((batch.to(device, non_blocking=True), copies.record_event()))
+        if len(ahead) > 1:
+            yield _arrived(*ahead.pop(0))
+    for last in ahead:
+        yield _arrived(*last)
+
+
+def _arrived(batch: Batch, copied: torch.cuda.Event) -> Batch:
+    """The batch, for use on the current stream, which waits for the copy; the host does not."""
+    stream = torch.cuda.current_stream(batch.images.device)
+    stream.wait_event(copied)
+    batch.record_stream(stream)  # its memory belongs to the stream of the copies
+    return batch
 
 
 def _kill(batches: Any) -> None:

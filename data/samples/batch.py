@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,10 @@ from data.errors import DataError
 from data.geometry import Boxes
 from data.samples.colour import network_input
 from data.samples.plan import Request
+
+# The fields that travel to a device. With the others, always on the host, it names images and maps
+# detections back to them.
+OF_THE_DEVICE = ("images", "targets", "gains")
 
 
 @dataclass
@@ -34,20 +38,23 @@ class Batch:
         return network_input(self.images, self.gains)
 
     def pin_memory(self) -> Batch:
-        """The batch in page-locked memory; the loader calls this."""
-        return Batch(*(tensor.pin_memory() for tensor in self._tensors()))
+        """The batch with what the device needs in page-locked memory; the loader calls this."""
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in OF_THE_DEVICE})
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        """The batch on a device."""
-        return Batch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self._tensors()))
+        """The batch with what the network and the loss need on a device."""
+        moved = {name: getattr(self, name).to(device, non_blocking=non_blocking) for name in OF_THE_DEVICE}
+        return replace(self, **moved)
 
-    def _tensors(self) -> list[Tensor]:
-        return [getattr(self, field.name) for field in fields(self)]
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keep the memory on the device until what ``stream`` has queued by its release is done."""
+        for name in OF_THE_DEVICE:
+            getattr(self, name).record_stream(stream)
 
     def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
         # From a worker only the images travel as shared memory: for each such tensor the training
         # process asks the worker, which is busy with the next batch.
-        images, *small = self._tensors()
+        images, *small = (getattr(self, field.name) for field in fields(self))
         return _receive, (images, *(tensor.numpy() for tensor in small))
 
 

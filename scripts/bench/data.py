@@ -81,7 +81,7 @@ def compare_loaders(bench: Bench) -> None:
 def load(bench: Bench, workers: int, step_seconds: float) -> tuple[float, float]:
     """Mean seconds per batch and mean seconds waited for it, once the workers are ahead."""
     dataset = bench.dataset(Mode(colour=bench.config.augment.colour), bench.files)
-    batches = iter(make_loader(dataset, bench.batches(Mode()), workers, pin_memory=False))
+    batches = iter(make_loader(dataset, bench.batches(Mode()), workers))
     for _ in range(PREFETCHED_BATCHES * workers):  # without these, none would be made ahead
         next(batches)
         time.sleep(step_seconds)

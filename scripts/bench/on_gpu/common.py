@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass
 from enum import EnumType
 from itertools import cycle, islice
 from pathlib import Path
@@ -167,4 +167,4 @@ def synthetic(settings: Settings, images: int, side: int = 0, seed: int = 0) -> 
         letterboxes=torch.empty((0, 4), dtype=torch.float64),
         gains=uniform(images, 3) * 0.6 + 0.7,
     )
-    return replace(batch.to(settings.device), indices=batch.indices)
+    return batch.to(settings.device)

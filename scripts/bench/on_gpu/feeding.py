@@ -69,7 +69,7 @@ class Drawn:
         sizes = MultiScale(settings.side, 1, 1, 32, 0)
         sampler = TrainBatchSampler(len(self.annotations), self.images, self.images, 1, 0, 0, sizes, tile_pool=pool)
         dataset = TrainDataset(self.annotations, augment, seed=0, epochs=300, images=self.source)
-        batches = iter(make_loader(dataset, sampler, workers, pin_memory=settings.device.type == "cuda"))
+        batches = iter(make_loader(dataset, sampler, workers, settings.device))
         for count in (PREFETCHED_BATCHES * workers, 2 * settings.steps):  # the second time counts
             started = time.perf_counter()
             for batch in islice(batches, count):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -10,6 +11,8 @@ import sys
 import textwrap
 import time
 import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from data import (
     AugmentConfig,
     Batch,
     CachedImages,
+    Colour,
     DataError,
     EvalDataset,
     ImageCache,
@@ -35,13 +39,16 @@ from data import (
     eval_batches,
     make_loader,
 )
+from data.batches.loader import copied_ahead
+
+GPU = torch.device("cuda", 0)
 
 
 def load_epoch(coco_set, augment: AugmentConfig, workers: int, epoch: int = 1, start: int = 0) -> list[Batch]:
     source = coco_set.source()
     dataset = TrainDataset(source.annotations, augment, 0, 3, source)
     sampler = TrainBatchSampler(7, 2, 1, 1, 0, 0, MultiScale(64, 0.5, 1.5, 32, 0))
-    loader = make_loader(dataset, sampler, workers, pin_memory=False)
+    loader = make_loader(dataset, sampler, workers)
     sampler.set_epoch(epoch, start)
     return list(loader)
 
@@ -93,7 +100,7 @@ def test_evaluation_loads_every_image_once(coco_set) -> None:
     source = coco_set.source()
     batches = eval_batches(source.annotations.sizes, 64, 3, 32, rect=True)
     dataset = EvalDataset(source.annotations, source)
-    loader = make_loader(dataset, batches, 2, pin_memory=False)
+    loader = make_loader(dataset, batches, 2)
     for _ in range(2):
         seen = [index for batch in loader for index in batch.indices.tolist()]
         assert sorted(seen) == list(range(7))
@@ -104,7 +111,7 @@ def test_an_error_in_a_worker_reaches_the_training_process(coco_set, no_augment:
     (coco_set.root / "images" / "12.png").write_bytes(b"no image")
     dataset = TrainDataset(source.annotations, no_augment, 0, 1, source)
     sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
-    loader = make_loader(dataset, sampler, 1, pin_memory=False)
+    loader = make_loader(dataset, sampler, 1)
     with pytest.raises(ValueError, match=r"12.png is not an image .* fix: "):
         list(loader)
     loader._iterator._shutdown_workers()  # else torch waits 5 s for a worker that had an error
@@ -114,11 +121,110 @@ def test_a_batch_is_freed_as_soon_as_its_user_lets_it_go(coco_set, no_augment: A
     source = coco_set.source()
     dataset = TrainDataset(source.annotations, no_augment, 0, 1, source)
     sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
-    batches = iter(make_loader(dataset, sampler, 0, pin_memory=False))
+    batches = iter(make_loader(dataset, sampler, 0))
     batch = next(batches)
     images = weakref.ref(batch.images)
     del batch
     assert images() is None
+
+
+class OnFakeGpu:
+    """A batch that keeps a diary of what happens to it."""
+
+    images = torch.zeros(0)
+
+    def __init__(self, number: int, diary: list[str]) -> None:
+        self.number, self.diary = number, diary
+        diary.append(f"load {number}")
+
+    def to(self, device: torch.device, non_blocking: bool) -> OnFakeGpu:
+        assert device == GPU and non_blocking
+        self.diary.append(f"copy {self.number}")
+        return self
+
+    def record_stream(self, stream: FakeStream) -> None:
+        self.diary.append(f"hold {self.number} for {stream.name}")
+
+
+class FakeStream:
+    """A CUDA stream that keeps a diary, too."""
+
+    def __init__(self, name: str, diary: list[str]) -> None:
+        self.name, self.diary, self.copied = name, diary, 0
+
+    def record_event(self) -> int:
+        assert self.diary[-1].startswith("copy"), "the event must follow the copy"
+        return int(self.diary[-1].split()[1])
+
+    def wait_event(self, event: int) -> None:
+        self.diary.append(f"{self.name} waits for copy {event}")
+
+
+@pytest.fixture
+def diary(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a fake GPU was asked to do, in order."""
+    diary: list[str] = []
+    for name, value in {
+        "Stream": lambda device: FakeStream("copies", diary),
+        "current_stream": lambda device: FakeStream("training", diary),
+        "stream": lambda stream: contextlib.nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return diary
+
+
+def test_the_next_batch_is_on_its_way_before_one_is_used(diary: list[str]) -> None:
+    for batch in copied_ahead((OnFakeGpu(number, diary) for number in range(3)), GPU):
+        diary.append(f"use {batch.number}")
+    assert [line for line in diary if line[:4] in ("load", "copy", "use ")] == [
+        "load 0", "copy 0", "load 1", "copy 1", "use 0", "load 2", "copy 2", "use 1", "use 2",
+    ]  # fmt: skip
+    for number in range(3):
+        before = diary[: diary.index(f"use {number}")]
+        assert before[-2:] == [f"training waits for copy {number}", f"hold {number} for training"]
+
+
+def test_a_batch_for_a_gpu_is_freed_as_soon_as_its_user_lets_it_go(diary: list[str]) -> None:
+    batches = copied_ahead((OnFakeGpu(number, diary) for number in range(3)), GPU)
+    batch = next(batches)
+    gone = weakref.ref(batch)
+    del batch
+    assert gone() is None
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_batches_reach_the_gpu_and_an_error_its_user(diary: list[str], count: int) -> None:
+    def loaded() -> Iterator[OnFakeGpu]:
+        yield from (OnFakeGpu(number, diary) for number in range(count))
+        if broken:
+            raise DataError("12.png is broken")
+
+    broken = False
+    assert [batch.number for batch in copied_ahead(loaded(), GPU)] == list(range(count))
+    broken = True
+    with pytest.raises(DataError, match="is broken"):
+        list(copied_ahead(loaded(), GPU))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_on_a_gpu_are_those_of_the_host(coco_set, every_augment: AugmentConfig) -> None:
+    """While the device is busy, too: what it queued reads a batch after its release."""
+    source = coco_set.source()
+    augment = replace(every_augment, colour=Colour.device)
+    dataset = TrainDataset(source.annotations, augment, 0, 3, source)
+    epochs, busy = [], torch.ones(4096, 4096, device="cuda")
+    for device in (torch.device("cpu"), torch.device("cuda", 0)):
+        sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 0.5, 1.5, 32, 0))
+        sums = []
+        for batch in make_loader(dataset, sampler, 2, device):
+            assert batch.images.device == batch.targets.device == device
+            assert batch.indices.device.type == batch.letterboxes.device.type == "cpu"
+            for _ in range(20 if device.type == "cuda" else 0):
+                busy = busy @ busy * 1e-4
+            sums.append(torch.cat([batch.images.double().sum().view(1), batch.targets.double().sum().view(1)]))
+        epochs.append(torch.stack(sums).cpu())
+    assert torch.equal(*epochs)
 
 
 class Stuck(TrainDataset):
@@ -133,7 +239,7 @@ def test_a_worker_that_hangs_ends_the_epoch_with_a_sentence(coco_set, no_augment
     source = coco_set.source()
     dataset = Stuck(source.annotations, no_augment, 0, 1, source)
     sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
-    loader = make_loader(dataset, sampler, 1, pin_memory=False, timeout_seconds=2)
+    loader = make_loader(dataset, sampler, 1, timeout_seconds=2)
     with pytest.raises(DataError, match=r"gave no batch for 0.8 s. fix: "):
         next(iter(loader))
     assert not any(worker.is_alive() for worker in loader._iterator._workers)
@@ -152,7 +258,7 @@ for number in range(40):
     drawn.add_image(np.zeros((40, 40, 3), dtype=np.uint8), [(1, [5, 5, 20, 20])])
 source = drawn.source()
 sampler = TrainBatchSampler(40, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
-loader = make_loader(TrainDataset(source.annotations, NO_AUGMENT, 0, 1, source), sampler, 2, False)
+loader = make_loader(TrainDataset(source.annotations, NO_AUGMENT, 0, 1, source), sampler, 2)
 batches = iter(loader)
 next(batches)
 print(*(worker.pid for worker in loader._iterator._workers), flush=True)

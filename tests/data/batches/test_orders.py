@@ -170,7 +170,7 @@ def test_a_sample_from_a_pool_does_not_depend_on_ranks_workers_or_a_resume(
                 image_sizes=source.annotations.sizes, tile_pool=4,
             )  # fmt: skip
             sampler.set_epoch(1, start)
-            for batch in make_loader(dataset, sampler, workers, pin_memory=False):
+            for batch in make_loader(dataset, sampler, workers):
                 for number, index in enumerate(batch.indices.tolist()):
                     targets = batch.targets[batch.targets[:, 0] == number][:, 1:]
                     found[index] = batch.images[number].numpy().tobytes() + targets.numpy().tobytes()
