@@ -31,7 +31,7 @@ from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, build_resumed_model, make_loss
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
 from conf.build.run_report import keep_about
-from conf.build.start import prepare_numerics, start_state
+from conf.build.start import prepare_numerics, resolve, start_state
 from conf.build.training import Training
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, check_same_classes
@@ -72,6 +72,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     opening = open_run_folder(world, config.name, config.run_dir, config.resume)
     folder = stack.enter_context(opening) if config.resume is not None and not config.dry_run else None
     saved, saved_note = continue_from(config.resume)
+    given, config = config, resolve(config, world, saved)
     train_set, val_set = open_split(config.data, "train", world), open_split(config.data, "val", world)
     check_same_classes(train_set, val_set)
     check_agreement(world, config, saved, train_set, val_set)
@@ -96,7 +97,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     folder = folder or stack.enter_context(opening)
     log = RunLog(folder.path, world.is_main)
     if saved is None:
-        on_main(world, lambda: save_config(folder.path, config))
+        on_main(world, lambda: save_config(folder.path, given))
     log_warnings(log, "deterministic")  # torch names each operator that is not deterministic
     announce(log, folder.path, config, world, dtype, train_set, val_set, sampler, model.heads)
     for note in (saved_note, weights_note, batch_note, numerics_note):
@@ -107,7 +108,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
         step.rehearse(2 * model.max_stride)
         log.line(step.state.resume(saved, folder.path, world, config.resume_force))
         del saved
-        on_main(world, lambda: save_config(folder.path, config))  # not before: a refused resume changes nothing
+        on_main(world, lambda: save_config(folder.path, given))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
         draw_first_batch(dataset, sampler, train_set.names, folder.path / "train_batch.jpg")
     keep_about(folder.path, config, world, {"train": train_set, "val": val_set}, log.line)

@@ -9,6 +9,8 @@ from typing import Any
 
 from data.index.classes import NAME_FILES, read_names
 
+AUTO = "auto"  # of data.workers
+
 
 class DataFormat(StrEnum):
     """How the annotations are stored; ``shapes`` is a COCO set drawn on first use."""
@@ -134,14 +136,15 @@ class DataConfig:
     # those of the stored pixels; ignore: read all images as stored
     on_error: OnError  # clip: clip training boxes at the image edge, stop at other faults; stop:
     # stop at any bad image or box; skip: clip boxes and leave out what is bad
-    workers: int  # image-loading processes per rank; 0: load in the training process
+    workers: Any  # image-loading processes per rank; 0: load in the training process; auto: by the
+    # cores of the rank
     cache: ImageCache  # cache decoded images, one copy per node: in memory (ram) or in a file in
     # data.index_dir that later runs reuse (disk)
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ValueError(f"data.workers must be 0 or more, got {self.workers}")
+        if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
+            raise ValueError(f"data.workers must be 0 or more, or {AUTO}, got {self.workers}")
         if self.format == DataFormat.shapes and self.shapes is None:
             raise ValueError("data.format=shapes needs data.shapes: the number of images, their size and a seed")
         if self.split is not None and not 0 < self.split < 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 from train_utils.errors import TrainError
 
-AUTO = "auto"  # of train.device_batch_size
+AUTO = "auto"  # of train.device_batch_size and train.max_device_batch_size
 TORCH = "torch"  # of train.sync_bn
 BACKENDS = {  # of evaluate.backend, the fastest first, with their modules
     "hotcoco": "hotcoco",
@@ -70,7 +70,7 @@ class TrainSection:
     device_batch_size: Any  # images in one forward pass of one rank; must divide the rank's share of a step, which
     # gradient accumulation completes. null: the most up to max_device_batch_size; auto: the most
     # that the memory holds
-    max_device_batch_size: int  # upper limit of device_batch_size=null
+    max_device_batch_size: Any  # upper limit of device_batch_size=null; auto: 16 on a CPU, on a GPU by its memory
     image_size: int  # side of the square training images, in pixels
     multi_scale: list[float]  # [low, high]: range of image_size multiples from which each step draws its size; the
     # first step has the largest
@@ -96,18 +96,17 @@ class TrainSection:
     check_sync_every: int  # steps between comparisons of the weights of all ranks; 0: never
 
     def __post_init__(self) -> None:
-        if self.check_sync_every < 0:
-            raise ValueError(f"train.check_sync_every must be 0 or more steps, got {self.check_sync_every}")
-        for key in ("epochs", "batch_size", "max_device_batch_size", "image_size"):
+        for key in ("epochs", "batch_size", "image_size"):
             if getattr(self, key) < 1:
                 raise ValueError(f"train.{key} must be 1 or more, got {getattr(self, key)}")
-        images = self.device_batch_size
-        if images not in (None, AUTO) and not (type(images) is int and images >= 1):
-            raise ValueError(
-                f"train.device_batch_size must be 1 or more, {AUTO} to find what the memory holds, or null to derive "
-                f"it, got {images}"
-            )
-        for key in ("save_every_steps", "save_every_minutes", "max_nonfinite_steps", "patience"):
+        for key, words, meaning in (
+            ("device_batch_size", (None, AUTO), f"{AUTO} to find what the memory holds, or null to derive it"),
+            ("max_device_batch_size", (AUTO,), f"or {AUTO}"),
+        ):
+            images = getattr(self, key)
+            if images not in words and not (type(images) is int and images >= 1):
+                raise ValueError(f"train.{key} must be 1 or more, {meaning}, got {images}")
+        for key in ("save_every_steps", "save_every_minutes", "max_nonfinite_steps", "patience", "check_sync_every"):
             if getattr(self, key) < 0:
                 raise ValueError(f"train.{key} must be 0 or more, got {getattr(self, key)}")
         if type(self.sync_bn) is not bool and self.sync_bn != TORCH:

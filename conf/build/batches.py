@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
+import torch
 from torch.utils.data import DataLoader
 
 from conf.schema import TrainConfig
@@ -28,9 +29,47 @@ from data import (
     repeat_factors,
 )
 from train_utils.config import AUTO
-from train_utils.distributed import World, barrier, broadcast_text, torch_distributed_zero_first
+from train_utils.distributed import World, barrier, broadcast_text, stack_over_ranks, torch_distributed_zero_first
+from train_utils.launch.limits import core_quota, usable_cores
 
 MEMORY_FILES = Path("/dev/shm")
+MOST_CORES = 8192  # of a node: the limit of Linux on x86
+MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
+CPU_WORKERS = 2
+
+
+def loader_workers(wanted: int | str, world: World) -> int:
+    """Loader processes of this rank for ``data.workers``; all ranks call this together.
+
+    ``auto`` leaves a core of a GPU's rank to the training process. Training on a CPU is slow enough
+    for two processes to feed it.
+    """
+    cores = cores_of_rank(world)
+    if wanted != AUTO:
+        return int(wanted)
+    return max(1, min(cores - 1, MOST_WORKERS) if world.device.type == "cuda" else min(cores, CPU_WORKERS))
+
+
+def cores_of_rank(world: World) -> int:
+    """An even share of the node's cores, at least 1; all ranks call this together.
+
+    srun and mpirun bind each rank to cores of its own, and torchrun lets all ranks use all of them.
+    Hence the ranks of a node share the cores that any of them may use, up to its CPU quota.
+    """
+    row = torch.zeros(1 + MOST_CORES, dtype=torch.int32)
+    row[0] = world.node_rank
+    row[[1 + core for core in usable_cores()]] = 1
+    rows = stack_over_ranks(row)
+    cores = int(rows[rows[:, 0] == world.node_rank, 1:].any(dim=0).sum())
+    return max(1, int(min(cores, core_quota()) / world.local_world_size))
+
+
+def resolved_options(config: TrainConfig, world: World) -> str:
+    """What this rank makes of options that may be ``auto``; ``config`` is from start.resolve."""
+    return (
+        f"data.workers={loader_workers(config.data.workers, world)}, augment.colour={config.augment.colour}, "
+        f"train.max_device_batch_size={config.train.max_device_batch_size}"
+    )
 
 
 def open_split(config: DataConfig, split: str, world: World) -> Annotations:
@@ -133,5 +172,6 @@ def make_train_loader(
     sampler = make_sampler(config, train_set, stride, world, micro_batch)
     images = open_images(train_set, config.data, world)
     dataset = TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images)
-    loader = make_loader(dataset, sampler, config.data.workers, world.device, config.train.timeout_seconds)
+    workers = loader_workers(config.data.workers, world)
+    loader = make_loader(dataset, sampler, workers, world.device, config.train.timeout_seconds)
     return dataset, sampler, loader

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from conf.build.batches import training_sizes
@@ -15,6 +17,25 @@ from train_utils.errors import TrainError
 from train_utils.memory.out_of_memory import available_memory, gib
 from train_utils.memory.probe import CPU_SHARE, CpuProbe, GpuProbe, TrainingPass, choose_images, divisors
 from train_utils.numerics import weights_dtype
+
+CPU_IMAGES = 16
+BYTES_OF_PIXEL = 1100  # that yolov3-spp saves for its backward pass in 16 bits; counted in float32: 892 MB at 640
+GPU_SHARE = 0.7  # the rest is for weights, gradients and the work space of operators
+
+
+def images_of_pass(config: TrainConfig, world: World, dtype: torch.dtype | None) -> int:
+    """The number for ``train.max_device_batch_size=auto``: a power of two that all ranks can hold.
+
+    On a GPU it is a rule of thumb, by the activations of yolov3-spp at the largest image size;
+    ``train.device_batch_size=auto`` measures. ``dtype`` is that of autocast.
+    """
+    if world.device.type == "cpu":
+        return CPU_IMAGES
+    side = config.train.image_size * config.train.multi_scale[1]
+    total = torch.cuda.get_device_properties(world.device).total_memory
+    fitting = GPU_SHARE * total / (side**2 * BYTES_OF_PIXEL * (1 if dtype is not None else 2))
+    exponent = int(math.log2(max(1, fitting)))
+    return 1 << -max_over_ranks([-exponent])[0]
 
 
 def probe_micro_batch(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from conf.build.batches import open_images
+from conf.build.batches import loader_workers, open_images
 from conf.failures import ConfigError
 from conf.schema import EvaluateConfig
 from data import (
@@ -73,7 +73,8 @@ class Evaluator:
         images = open_images(annotations, data, world)
         self.dataset = EvalDataset(annotations, images, config.upscale, config.resize)
         self.num_images = sum(len(batch) for batch in batches)
-        self.loader = make_loader(self.dataset, batches, data.workers, world.device, timeout_seconds)
+        workers = loader_workers(data.workers, world)
+        self.loader = make_loader(self.dataset, batches, workers, world.device, timeout_seconds)
         self.postprocess = Postprocess(
             model.heads,
             confidence=config.confidence,

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from conf.build.batches import resolved_options
 from conf.build.evaluator import ground_truth_of
 from conf.entry import to_yaml
 from conf.schema import TrainConfig
@@ -62,6 +63,7 @@ def announce(
         f"({world.world_size} ranks x {sampler.device_batch_size} images x {sampler.accumulate} passes), "
         f"run folder {folder}"
     )
+    log.line(resolved_options(config, world))
 
 
 def tell_places(
@@ -72,7 +74,8 @@ def tell_places(
     line = (
         f"{describe_rank()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
         f"{len(train_set.names)} classes, {len(val_set)} validation images), batch of {config.train.batch_size} images "
-        f"= {world.world_size} ranks x {sampler.device_batch_size} images x {sampler.accumulate} passes"
+        f"= {world.world_size} ranks x {sampler.device_batch_size} images x {sampler.accumulate} passes, "
+        f"{resolved_options(config, world)}"
     )
     lines = gather_arrays(np.frombuffer(line.encode(), np.uint8))
     for each in lines or ():

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 
+from conf.build.device_batch import images_of_pass
 from conf.build.network import describe
 from conf.schema import TrainConfig
-from data import Annotations, TrainBatchSampler
+from data import Annotations, Colour, TrainBatchSampler
 from models import Darknet
 from train_utils.config import AUTO, TORCH, Precision
 from train_utils.distributed import World, broadcast_module
 from train_utils.errors import TrainError
 from train_utils.numerics import (
     allow_tf32,
+    autocast_dtype,
     check_compiling,
     check_same_bits,
     choose_benchmark,
@@ -39,6 +44,23 @@ def prepare_numerics(config: TrainConfig, world: World) -> str | None:
     allow_tf32(config.train.precision is Precision.tf32)
     keep_freed_memory()
     return note
+
+
+def resolve(config: TrainConfig, world: World, saved: dict[str, Any] | None) -> TrainConfig:
+    """Replace ``auto`` of ``augment.colour`` and ``train.max_device_batch_size``.
+
+    All ranks call this together and get the same. ``saved`` is the checkpoint of a resumed run. It
+    keeps the place where colours change, because the results of the two differ by rounding.
+    """
+    augment, options = config.augment, config.train
+    if augment.colour == Colour.auto:
+        before = saved["config"]["augment"].get("colour") if saved is not None else None
+        here = Colour.device if world.device.type == "cuda" else Colour.cpu
+        augment = replace(augment, colour=Colour(before or here))
+    if options.max_device_batch_size == AUTO:
+        dtype = autocast_dtype(options.precision.value, world.device)
+        options = replace(options, max_device_batch_size=images_of_pass(config, world, dtype))
+    return replace(config, augment=augment, train=options)
 
 
 def start_state(

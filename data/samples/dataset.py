@@ -107,7 +107,7 @@ class TrainDataset(Dataset[Batch]):
             for donor in _draw_picture(other, pictures[-1], images):
                 paste = self._objects.paste(donor.position, donor.matrix, plan.size, plan.donor_seed)
                 cv2.copyTo(other, paste.mask, canvas)
-        if self.augment.colour == Colour.cpu:
+        if self.augment.colour != Colour.device:
             change_colour(canvas, plan.gains)
         return Drawn(tiles, donor, paste)
 

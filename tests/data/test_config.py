@@ -33,7 +33,7 @@ def test_augment(key: str, value: float, no_augment: AugmentConfig) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workers": -1}, r"data.workers must be 0 or more, got -1"),
+        ({"workers": -1}, r"data.workers must be 0 or more, or auto, got -1"),
         ({"format": DataFormat.shapes}, r"data.format=shapes needs data.shapes"),
         ({"format": DataFormat.voc}, r"data.format=voc needs data.names"),
         ({"names": []}, r"data.names must hold at least one class"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from conf.build.batches import make_sampler, make_train_loader, open_split
+from conf.build.start import resolve
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Batch, DataError, ShapesConfig, ensure_shapes
@@ -94,7 +95,7 @@ def micro_batches(folder: Path, world_size: int, workers: int) -> list[list[tupl
     epochs = []
     for rank in range(world_size):
         place = World(rank, rank, world_size, world_size, 0, 1, torch.device("cpu"), "none", "none")
-        _, sampler, loader = make_train_loader(config, annotations, 32, place)
+        _, sampler, loader = make_train_loader(resolve(config, place, None), annotations, 32, place)
         batches: list[Batch] = []
         for epoch in range(2):
             sampler.set_epoch(epoch)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from conf.build.report import announce
 from conf.entry import compose
@@ -23,6 +24,7 @@ from models import Darknet, zoo_cfg
 from scripts.check_data import check
 from tests.data.bad_inputs import exif, with_segment
 from tests.data.drawn_set import DrawnSet
+from train_utils.distributed import World
 from train_utils.pictures.sheets import GAP, LINE, MARGIN
 from train_utils.run.log import RunLog
 
@@ -160,7 +162,7 @@ def test_a_training_says_what_its_sets_are_like(
     config = compose("train", TrainConfig, [*data, "train.image_size=128", *options])
     train_set, val_set = (open_annotations(config.data, split) for split in ("train", "val"))
     heads = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125).heads
-    world = SimpleNamespace(world_size=1, device=SimpleNamespace(type="cpu"), launcher="alone", backend="none")
+    world = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
     sampler = SimpleNamespace(steps_per_epoch=1, device_batch_size=5, accumulate=1)
     announce(RunLog(None, True), tmp_path, config, world, None, train_set, val_set, sampler, heads)
     lines = capsys.readouterr().out.splitlines()

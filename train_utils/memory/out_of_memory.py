@@ -11,9 +11,14 @@ from pathlib import Path
 import torch
 
 from train_utils.errors import TrainError
+from train_utils.launch.limits import cgroup_folders
 from train_utils.memory.peak import process_peak
 
 GIB = 2**30
+CGROUP_FILES = {  # limit, use, and the key of the page cache, by version
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 # From messages of torch's allocators, cuBLAS, cuDNN, NCCL, oneDNN and the C++ library, lowercased.
 SIGNS = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed",
@@ -126,23 +131,10 @@ def _meminfo(root: Path, key: str) -> int:
 def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and use, in bytes, of this process's cgroups (v1 and v2), from its own to the root.
 
-    The page cache does not count as used, because the kernel can reclaim it. A container may see
-    the paths of its host; then only the top, its own cgroup, is found.
+    The page cache does not count as used, because the kernel can reclaim it.
     """
-    membership = root / "proc/self/cgroup"
-    for line in membership.read_text().splitlines() if membership.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            tops, names = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            tops = ["sys/fs/cgroup/memory"]
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        parts = [part for part in path.split("/") if part]
-        for top in tops:
-            for depth in range(len(parts), -1, -1):
-                yield from _cgroup(root.joinpath(top, *parts[:depth]), *names)
+    for folder, version in cgroup_folders("memory", root):
+        yield from _cgroup(folder, *CGROUP_FILES[version])
 
 
 def _cgroup(folder: Path, limit_name: str, used_name: str, cached_key: str) -> Iterator[tuple[int, int]]:

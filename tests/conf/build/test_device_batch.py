@@ -60,11 +60,15 @@ def test_auto_trains_as_the_number_that_it_finds(
     config = options(shapes, tmp_path / "auto")
     has_memory(monkeypatch, memory_for(config, 5))  # 5 does not divide 8
     train(config)
-    line = "train.device_batch_size=auto: 4 x 96 x 96 in a pass (images x height x width; the next larger number does"
-    assert line in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "auto: 4 x 96 x 96 in a pass (images x height x width; the next larger number does" in out
+    assert "\ndata.workers=0, augment.colour=cpu, train.max_device_batch_size=16\n" in out
     train(options(shapes, tmp_path / "given", "train.device_batch_size=4"))
     auto, given = read_run(tmp_path / "auto")[0], read_run(tmp_path / "given")[0]
     assert auto["micro_batch"] == 4 and auto["config"]["train"]["device_batch_size"] == "auto"
+    # A checkpoint tells what was, config.yaml what was asked for.
+    assert auto["config"]["augment"]["colour"] == "cpu"
+    assert "colour: auto\n" in (tmp_path / "auto/config.yaml").read_text()
     for part in ("model", "ema"):
         assert all(torch.equal(value, given[part][name]) for name, value in auto[part].items()), part
     assert torch.equal(auto["rng"][0], given["rng"][0])
@@ -81,7 +85,8 @@ def test_all_of_a_step_where_memory_abounds_and_no_training_where_it_lacks(
     config = options(shapes, tmp_path / "run", "dry_run=true")
     has_memory(monkeypatch, 2**50)
     train(config)
-    assert "batch of 8 images = 1 ranks x 8 images x 1 passes" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "batch of 8 images = 1 ranks x 8 images x 1 passes, data.workers=0, augment.colour=cpu, " in out
     has_memory(monkeypatch, 2**20)
     with pytest.raises(
         TrainError, match=r"1 x 96 x 96 in a pass .* needs 0\.\d\d GiB of the 0.00 GiB .*fix: a smaller"

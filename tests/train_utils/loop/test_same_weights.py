@@ -89,5 +89,5 @@ def test_ranks_that_differ_are_named_with_the_first_tensor_by_all_ranks() -> Non
 
 def test_the_option_is_a_number_of_steps() -> None:
     assert compose("train", TrainConfig, ["train.check_sync_every=0"]).train.check_sync_every == 0
-    with pytest.raises(ConfigError, match=r"train\.check_sync_every must be 0 or more steps, got -1"):
+    with pytest.raises(ConfigError, match=r"train\.check_sync_every must be 0 or more, got -1"):
         compose("train", TrainConfig, ["train.check_sync_every=-1"])
