@@ -173,8 +173,12 @@ def diary(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return diary
 
 
+def on_fake_gpu(batches: Iterator[OnFakeGpu]) -> Iterator[OnFakeGpu]:
+    return copied_ahead(batches, GPU)  # type: ignore[return-value]
+
+
 def test_the_next_batch_is_on_its_way_before_one_is_used(diary: list[str]) -> None:
-    for batch in copied_ahead((OnFakeGpu(number, diary) for number in range(3)), GPU):
+    for batch in on_fake_gpu(OnFakeGpu(number, diary) for number in range(3)):
         diary.append(f"use {batch.number}")
     assert [line for line in diary if line[:4] in ("load", "copy", "use ")] == [
         "load 0", "copy 0", "load 1", "copy 1", "use 0", "load 2", "copy 2", "use 1", "use 2",
@@ -185,7 +189,7 @@ def test_the_next_batch_is_on_its_way_before_one_is_used(diary: list[str]) -> No
 
 
 def test_a_batch_for_a_gpu_is_freed_as_soon_as_its_user_lets_it_go(diary: list[str]) -> None:
-    batches = copied_ahead((OnFakeGpu(number, diary) for number in range(3)), GPU)
+    batches = on_fake_gpu(OnFakeGpu(number, diary) for number in range(3))
     batch = next(batches)
     gone = weakref.ref(batch)
     del batch
@@ -200,10 +204,10 @@ def test_few_batches_reach_the_gpu_and_an_error_its_user(diary: list[str], count
             raise DataError("12.png is broken")
 
     broken = False
-    assert [batch.number for batch in copied_ahead(loaded(), GPU)] == list(range(count))
+    assert [batch.number for batch in on_fake_gpu(loaded())] == list(range(count))
     broken = True
     with pytest.raises(DataError, match="is broken"):
-        list(copied_ahead(loaded(), GPU))
+        list(on_fake_gpu(loaded()))
 
 
 @pytest.mark.gpu
