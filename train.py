@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from conf.build.agreement import check_agreement
-from conf.build.batches import make_sampler, make_train_loader, open_split
+from conf.build.batches import MEMORY_FILES, make_sampler, make_train_loader, open_split
 from conf.build.checkpoints import Checkpoints
 from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
@@ -34,7 +34,7 @@ from conf.build.run_report import keep_about
 from conf.build.start import prepare_numerics, resolve, start_state
 from conf.build.training import Training
 from conf.schema import TrainConfig
-from data import Annotations, Batch, TrainBatchSampler, check_same_classes
+from data import Annotations, Batch, TrainBatchSampler, check_same_classes, shared_memory_note
 from models import Darknet
 from train_utils.config import OnNonFinite
 from train_utils.distributed import World, init_distributed_mode
@@ -100,7 +100,9 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
         on_main(world, lambda: save_config(folder.path, given))
     log_warnings(log, "deterministic")  # torch names each operator that is not deterministic
     announce(log, folder.path, config, world, dtype, train_set, val_set, sampler, model.heads)
-    for note in (saved_note, weights_note, batch_note, numerics_note):
+    pixels = max(sampler.device_batch_size * sampler.sizes.most_pixels(1, 1), config.evaluate.batch_size * size**2)
+    memory_note = shared_memory_note(loader, pixels, world.local_world_size, MEMORY_FILES)
+    for note in (saved_note, weights_note, batch_note, numerics_note, memory_note):
         log.line(note)
 
     step, checkpoints = build_step(config, world, model, train_set, sampler, dtype, folder, log, stop)

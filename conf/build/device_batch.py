@@ -55,8 +55,10 @@ def probe_micro_batch(
     if saved is not None and saved % world.world_size == 0:
         kept = fitting_device_batch_size(config.train.batch_size, world.world_size, saved // world.world_size)
         return kept * world.world_size, f"train.device_batch_size={AUTO}: {kept} images, as before"
-    side = max(training_sizes(config, model.max_stride).size(0))
-    choice = choose_images(divisors(limit), _probe(config, model, world, dtype, side), max_over_ranks)
+    sizes = training_sizes(config, model.max_stride)
+    side, smallest = sizes.largest * sizes.stride, sizes.smallest * sizes.stride
+    sides = [side] if side == smallest else [side, smallest, side]
+    choice = choose_images(divisors(limit), _probe(config, model, world, dtype, sides), max_over_ranks)
     if world.device.type == "cuda":
         budget = f"the {gib(choice.available)} of a GPU"
     else:
@@ -79,14 +81,14 @@ def probe_micro_batch(
 
 
 def _probe(
-    config: TrainConfig, model: Darknet, world: World, dtype: torch.dtype | None, side: int
+    config: TrainConfig, model: Darknet, world: World, dtype: torch.dtype | None, sides: list[int]
 ) -> GpuProbe | CpuProbe:
     available = int(CPU_SHARE * available_memory() / world.local_world_size)
     barrier()  # before any process takes memory for its passes
     run = TrainingPass(
         model,
         make_loss(model.heads, config.loss),
-        side,
+        sides,
         world,
         weights_dtype(config.train.precision.value),
         dtype,

@@ -113,7 +113,7 @@ def out_of_memory_sentence(device: torch.device, kind: str, shape: Sequence[int]
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         if unused > FRAGMENTED * total:
             more += f"; {gib(unused)} are reserved but not allocated, so memory is fragmented"
-            fix += ", or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
+            fix += ", or PYTORCH_ALLOC_CONF=expandable_segments:True in the environment, unless that is so"
     return (
         f"out of memory on {device} in a {kind} pass of {images} x {height} x {width} (images x height x width): "
         f"{f'the peak was {gib(peak)} of' if peak is not None else 'it has'} {gib(total)}{more}. fix: {fix}"

@@ -23,7 +23,7 @@ from train_utils.parallel.wrap import convert_sync_batchnorm
 from train_utils.processes.world import World
 
 BOXES = 50  # per synthetic image; COCO has a mean of 7, a mosaic up to four times an image's
-# Share of a GPU for what torch does not count: NCCL buffers, cuDNN handles, fragmentation.
+# Share of a GPU for what torch does not count: NCCL's buffers, cuDNN's handles, other image sizes.
 GPU_MARGIN = 0.05
 CPU_SHARE = 0.75  # of the available memory; the loader's workers need the rest
 # CPU peak = KEPT_FACTOR * bytes that autograd keeps + LARGEST_FACTOR * the largest of its tensors +
@@ -72,18 +72,20 @@ def choose_images(candidates: Sequence[int], probe: Probe, max_over_ranks: Calla
 
 
 class TrainingPass:
-    """Passes of a copy of ``model`` and ``loss`` over synthetic square images of ``side`` pixels.
+    """Passes of a copy of ``model`` and ``loss`` over synthetic square images of ``sides`` pixels.
 
-    The copy is in train mode on the device of ``world``, in ``dtype`` and ``memory_format``; its
-    forward pass uses ``autocast_dtype`` (None: ``dtype``). On a CPU ``sync_bn`` gives it
-    synchronised batch norms, which take more memory than torch's, with the other ranks simulated.
+    The first side is the largest; the others follow because images of another size leave holes in
+    the memory. The copy is in train mode on the device of ``world``, in ``dtype`` and
+    ``memory_format``; its forward pass uses ``autocast_dtype`` (None: ``dtype``). On a CPU
+    ``sync_bn`` gives it synchronised batch norms, which take more memory than torch's, with the
+    other ranks simulated.
     """
 
     def __init__(
         self,
         model: nn.Module,
         loss: Loss,
-        side: int,
+        sides: Sequence[int],
         world: World,
         dtype: torch.dtype,
         autocast_dtype: torch.dtype | None,
@@ -95,11 +97,11 @@ class TrainingPass:
         if sync_bn and world.device.type == "cpu":
             convert_sync_batchnorm(self.model, world, lambda values: values.expand(world.world_size, *values.shape))
         self.weights_bytes: int = sum(tensor.nbytes for tensor in self.model.state_dict().values())
-        self._loss, self._side, self._dtype, self._autocast_dtype = loss, side, dtype, autocast_dtype
+        self._loss, self._sides, self._dtype, self._autocast_dtype = loss, sides, dtype, autocast_dtype
 
-    def forward(self, images: int) -> Tensor:
-        """The loss of ``images`` images, with its graph."""
-        side = self._side
+    def forward(self, images: int, side: int | None = None) -> Tensor:
+        """The loss of ``images`` images of ``side`` pixels (None: of the first), with its graph."""
+        side = side or self._sides[0]
         numbers = torch.arange(images, device=self.device).repeat_interleave(BOXES)
         rows = numbers.new_tensor([0, 0, side / 2, side / 2, side / 2, side / 2], dtype=torch.float32)
         targets = rows.repeat(len(numbers), 1)
@@ -114,12 +116,13 @@ class TrainingPass:
             ).total
 
     def __call__(self, images: int) -> None:
-        """Run forward and backward beside the gradients of an earlier pass."""
+        """Run forward and backward for each side, beside the gradients of an earlier pass."""
         try:
             for parameter in self.model.parameters():
                 if parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
-            self.forward(images).backward()
+            for side in self._sides:
+                self.forward(images, side).backward()
         finally:
             for parameter in self.model.parameters():
                 parameter.grad = None
@@ -139,7 +142,7 @@ class GpuProbe:
         self._found: dict[int, int] = {}
 
     def needed(self, images: int) -> int:
-        """The peak of a pass with that room; ``available`` + 1 if it ran out of memory."""
+        """The peak of what torch reserves with that room; ``available`` + 1 if memory ran out."""
         if images not in self._found:
             self._found[images] = self._measure(images)
         return self._found[images]
@@ -150,7 +153,7 @@ class GpuProbe:
         torch.cuda.reset_peak_memory_stats(device)
         try:
             self._run_beside_room(images)
-            peak = int(torch.cuda.max_memory_allocated(device))
+            peak = int(torch.cuda.max_memory_reserved(device))  # with the holes between allocations
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -108,7 +108,7 @@ def images_that_fit(settings: Settings, rows: Rows) -> None:
     """What train.device_batch_size=auto finds."""
     world, network = init_distributed_mode(settings.device.type, 60), new_network(settings)
     formats = torch.float32, torch.bfloat16, torch.channels_last
-    run = TrainingPass(network, new_loss(network), settings.side, world, *formats, sync_bn=False)
+    run = TrainingPass(network, new_loss(network), [settings.side], world, *formats, sync_bn=False)
     probe = GpuProbe(run, 1) if settings.device.type == "cuda" else CpuProbe(run, 1, 2**31)
     choice = choose_images(divisors(4 if settings.tiny else 512), probe, max_over_ranks)
     rows.add(f"images of {settings.side} px that fit", choice.images)

@@ -45,7 +45,7 @@ def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
 def memory_for(config: TrainConfig, images: int, world: World = HERE) -> int:
     """Bytes available on a node at which exactly ``images`` fit into a pass of each rank."""
     dtype = autocast_dtype(config.train.precision.value, world.device)
-    probe = device_batch._probe(config, build_model(config.model, 5)[0], world, dtype, 96)
+    probe = device_batch._probe(config, build_model(config.model, 5)[0], world, dtype, [96])
     enough, too_much = probe.needed(images), probe.needed(images + 1)
     return int((enough + too_much) / 2 / CPU_SHARE * world.local_world_size)
 

@@ -103,7 +103,7 @@ def mean_loss(raw_maps: Tensor, targets: Tensor, **_: Any) -> SimpleNamespace:
 
 
 def training_pass(model: nn.Module, sync_bn: bool = True, dtype: torch.dtype = torch.float32) -> TrainingPass:
-    return TrainingPass(model, mean_loss, 64, HERE, dtype, None, torch.channels_last, sync_bn)
+    return TrainingPass(model, mean_loss, [64, 32, 64], HERE, dtype, None, torch.channels_last, sync_bn)
 
 
 @pytest.mark.parametrize("sync_bn", [True, False])
@@ -114,7 +114,10 @@ def test_a_pass_leaves_no_trace(sync_bn: bool) -> None:
     types = [type(module) for module in model.children()]
     generator = torch.get_rng_state()
     run = training_pass(model, sync_bn, torch.float64)
+    seen: list[tuple[int, ...]] = []
+    run.model.register_forward_pre_hook(lambda _, images: seen.append(tuple(images[0].shape)))
     run(3)
+    assert seen == [(3, 3, 64, 64), (3, 3, 32, 32), (3, 3, 64, 64)]
     CpuProbe(run, 2, 2**40)
     assert torch.equal(torch.get_rng_state(), generator)
     assert not model.training and [type(module) for module in model.children()] == types
@@ -159,7 +162,7 @@ class FakeGpu:
             "empty_cache": self.empty,
             "reset_peak_memory_stats": lambda _: None,
             "synchronize": lambda _: None,
-            "max_memory_allocated": lambda _: self.peak,
+            "max_memory_reserved": lambda _: self.peak,
         }.items():
             monkeypatch.setattr(torch.cuda, name, function)
         monkeypatch.setattr(torch, "empty", lambda size, **_: self.take(size))
@@ -214,7 +217,8 @@ def test_on_a_real_gpu_the_choice_runs_and_the_next_does_not() -> None:
         pytest.skip("no CUDA device")
     device = torch.device("cuda", 0)
     world = World(0, 0, 1, 1, 0, 1, device, "none", "none")
-    run = TrainingPass(network(), mean_loss, 1024, world, torch.float32, torch.bfloat16, torch.channels_last, False)
+    sides, formats = [1024, 512, 1024], (torch.float32, torch.bfloat16, torch.channels_last)
+    run = TrainingPass(network(), mean_loss, sides, world, *formats, False)
     probe = GpuProbe(run, 1)
     generator = torch.cuda.get_rng_state(device)
     candidates = [2**exponent for exponent in range(16)]
