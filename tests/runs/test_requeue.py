@@ -108,7 +108,8 @@ def test_dry_run_says_what_would_be_done_and_leaves_nothing(
     assert len(said) == 1 and said[0].startswith("rank 0 of 1: local rank 0, node ")
     assert said[0].endswith(
         "device cpu, data=shapes (8 training images of 5 classes, 2 validation images), "
-        "batch of 4 images = 1 ranks x 2 images x 2 passes"
+        "batch of 4 images = 1 ranks x 2 images x 2 passes, "
+        "data.workers=0, augment.colour=cpu, train.max_device_batch_size=16"
     ), said[0]
     assert list(tmp_path.iterdir()) == []
     assert not list((shapes.parent / "index").glob("*.images")), "decoded all images"
