@@ -200,7 +200,7 @@ def power_cut(*_: Any) -> None:
 
 def closing_tables(run: Path) -> list[str]:
     """The closing table, as often as the log shows it."""
-    text = re.sub(r"^\d{4}-\S+ \S+ ", "", (run / "train.log").read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^\d{4}-\S+ \S+ ?", "", (run / "train.log").read_text(), flags=re.MULTILINE)
     return re.findall(r"^ *AP  AP50.+?^best AP [\d.]+ after epoch \d+", text, re.MULTILINE | re.DOTALL)
 
 
