@@ -1,6 +1,6 @@
 """What a CPU cannot show about training and evaluating on a GPU, in less than ten minutes.
 
-    python -m scripts.bench.gpu [--tiny] [--seconds 570] [--out gpu.jsonl] [stage ...]
+    python -m scripts.bench.gpu [--tiny] [--seconds 560] [--out gpu.jsonl] [stage ...]
 
 Each stage is a process with a deadline and appends its figures to --out, as JSON lines. The table
 comes last, complete as far as the stages came. --tiny takes seconds a stage, needs no GPU, and its
@@ -31,10 +31,10 @@ STAGES = {
     "correct": ("correct.correct", 100),
     "eager": ("training.eager", 80),
     "compiled": ("training.compiled", 150),
-    "evaluation": ("scoring.evaluation", 70),
+    "evaluation": ("scoring.evaluation", 80),
     "loader": ("feeding.loader", 130),
     "sizes": ("training.sizes", 50),
-    "losses": ("training.losses", 60),
+    "losses": ("training.losses", 80),
     "nccl": ("correct.one_rank", 45),
     "tests": ("correct.marked_tests", 90),
     "sizes compiled": ("training.sizes_compiled", 150),
@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="stage", help=f"{', '.join(STAGES)}; all if none is given")
     parser.add_argument("--tiny", action="store_true", help="small networks and images, without a GPU, too")
-    parser.add_argument("--seconds", type=float, default=570, help="limit of all stages together")
+    parser.add_argument("--seconds", type=float, default=560, help="limit of all stages together")
     parser.add_argument("--out", type=Path, default=Path("gpu.jsonl"), help="file of the figures; it is replaced")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -42,10 +44,11 @@ def loader(settings: Settings, rows: Rows) -> None:
         rows.add("an image on disk", drawn.kilobytes, "kB")
         for workers, pool in settings.loaders:
             name = f"{workers} workers, {'tile pool' if pool else 'fresh tiles'}"
-            rows.add(f"{name}: alone", drawn.speed(workers, pool, lambda _: None), "images/s")
-            fed = drawn.speed(workers, pool, partial(make_step, step))
+            rows.add(f"{name}: alone", drawn.speed(workers, pool, lambda _: None)[0], "images/s")
+            fed, cores = drawn.speed(workers, pool, partial(make_step, step))
             rows.add(f"{name}: feeding a step", fed, "images/s")
             rows.add(f"{name}: against synthetic input", 100 * fed / synthetic_speed, "%", "97 %")
+            rows.add(f"{name}: cores in use", cores, "", "5" if pool else "11")
 
 
 class Drawn:
@@ -62,8 +65,8 @@ class Drawn:
         self.source = RepeatedSource(listed, config.on_error)
         self.annotations = repeated(listed, -(-LISTED // len(listed)))
 
-    def speed(self, workers: int, pool: int, use: Callable[[Batch], object]) -> float:
-        """Images a second once all batches made ahead are used up."""
+    def speed(self, workers: int, pool: int, use: Callable[[Batch], object]) -> tuple[float, float]:
+        """Images a second, once all batches made ahead are used up, and the cores in use."""
         settings = self.settings
         augment = options(AugmentConfig, "augment/mosaic.yaml", tile_pool=pool, colour=Colour.device)
         sizes = MultiScale(settings.side, 1, 1, 32, 0)
@@ -71,8 +74,16 @@ class Drawn:
         dataset = TrainDataset(self.annotations, augment, seed=0, epochs=300, images=self.source)
         batches = iter(make_loader(dataset, sampler, workers, settings.device))
         for count in (PREFETCHED_BATCHES * workers, 2 * settings.steps):  # the second time counts
-            started = time.perf_counter()
+            started, busy = time.perf_counter(), _cpu_seconds()
             for batch in islice(batches, count):
                 use(batch)
             wait_for(settings.device)
-        return count * self.images / (time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return count * self.images / seconds, (_cpu_seconds() - busy) / seconds
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and its workers."""
+    files = [Path(f"/proc/{child.pid}/stat") for child in multiprocessing.active_children()]
+    ticks = [int(tick) for file in files for tick in file.read_text().rpartition(")")[2].split()[11:13]]
+    return time.process_time() + sum(ticks) / os.sysconf("SC_CLK_TCK")

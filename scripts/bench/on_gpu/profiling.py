@@ -40,6 +40,8 @@ class Shares:
             if event.device_type == DeviceType.CPU:
                 own = [(event.name, event.self_cpu_time_total)]
                 for name, microseconds in [kernel[::2] for kernel in event.kernels] if on_gpu else own:
+                    if on_gpu and name in RANGES:  # on the device a range is an event, too
+                        continue
                     self.microseconds[_kind(name, event, of_loss)] += microseconds / STEPS
         device = DeviceType.CUDA if on_gpu else DeviceType.CPU
         work = [each for each in events if each.device_type == device and not each.is_user_annotation]
@@ -101,7 +103,7 @@ def waits(run: Callable[[], object]) -> Counter[str]:
     found: Counter[str] = Counter()
 
     def note(message: Warning | str, *_: Any, **__: Any) -> None:
-        if "synchroniz" in str(message):
+        if "called a synchroniz" in str(message):
             frames = [each for each in traceback.extract_stack()[:-1] if "site-packages" not in each.filename]
             inner = [each for each in frames if not each.filename.endswith("warnings.py")][-1]
             found[f"{'/'.join(inner.filename.split('/')[-2:])}:{inner.lineno} {inner.name}"] += 1

@@ -15,6 +15,7 @@ from models import Darknet, Postprocess
 from scripts.bench.gpu import Rows
 from scripts.bench.on_gpu.common import Settings, new_network, seconds_each, synthetic
 from train_utils.loop.detect import detect
+from train_utils.numerics import allow_tf32
 from train_utils.terminal.progress import Progress
 
 OBJECTS, AROUND = 9, 50  # of an image, in each trained map, and the anchors that see each
@@ -26,12 +27,13 @@ COUNT = 3  # batches of an evaluation
 class WithMaps(nn.Module):
     """Computes the network's maps and returns others, of a known density, in their place."""
 
-    def __init__(self, network: Darknet, maps: Sequence[Tensor]) -> None:
+    def __init__(self, network: Darknet, maps: Sequence[Tensor], dtype: torch.dtype | None) -> None:
         super().__init__()
-        self.network, self.maps = network, list(maps)
+        self.network, self.maps, self.dtype = network, list(maps), dtype
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        self.network(images)
+        with torch.autocast(images.device.type, self.dtype, enabled=self.dtype is not None):
+            self.network(images)
         return self.maps
 
 
@@ -42,21 +44,24 @@ def evaluation(settings: Settings, rows: Rows) -> None:
     batch = replace(batch, gains=batch.gains[:0])
     images, floats = len(batch.images), batch.network_input()
     with torch.inference_mode():
-        forward = seconds_each(network, [floats], settings)
         shapes = [raw.shape for raw in network(floats)]
-    rows.add("forward pass alone", images / forward, "images/s")
     postprocess = Postprocess(network.heads, confidence=0.001, nms_iou=0.6, max_detections=300, multi_label=True)
 
     def whole(model: nn.Module) -> None:
         progress = Progress(COUNT * images, "evaluate", enabled=False)
         detect(model, [batch] * COUNT, postprocess, _unchanged, settings.device, progress)
 
-    for when, draw in (("early in training", _early), ("trained", _trained)):
-        generator = torch.Generator().manual_seed(0)
-        model = WithMaps(network, [draw(shape, generator).to(settings.device) for shape in shapes])
-        seconds = seconds_each(whole, [model], replace(settings, steps=2)) / COUNT
-        rows.add(f"evaluation, maps as {when}", images / seconds, "images/s")
-        rows.add(f"against forward alone, maps as {when}", 100 * forward / seconds, "%", "70 %")
+    allow_tf32(False)  # as evaluation has it
+    for name, dtype in (("float32", None), ("bfloat16", torch.bfloat16)):
+        with torch.inference_mode():
+            forward = seconds_each(WithMaps(network, [], dtype), [floats], settings)
+        rows.add(f"{name}: forward pass alone", images / forward, "images/s")
+        for when, draw in (("trained", _trained), ("early", _early)):
+            generator = torch.Generator().manual_seed(0)
+            model = WithMaps(network, [draw(shape, generator).to(settings.device) for shape in shapes], dtype)
+            seconds = seconds_each(whole, [model], replace(settings, steps=1)) / COUNT
+            rows.add(f"{name}: evaluation, maps {when}", images / seconds, "images/s")
+            rows.add(f"{name}: against forward alone, maps {when}", 100 * forward / seconds, "%", "70 %")
 
 
 def _unchanged(batch: Batch, i: int, boxes_xyxy: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

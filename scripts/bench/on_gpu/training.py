@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
+import torch
+
 from models import Darknet, count_flops
 from scripts.bench.gpu import Rows
 from scripts.bench.on_gpu.common import Settings, make_step, new_step, seconds_each, synthetic
@@ -21,7 +23,8 @@ def eager(settings: Settings, rows: Rows) -> None:
     for images in settings.batches:
         step = new_step(settings)
         _speed(settings, rows, step, images, "620 images/s")
-    found = waits(lambda: [make_step(step, synthetic(settings, images)) for _ in range(3)])
+    batch = synthetic(settings, images)
+    found = waits(lambda: [make_step(step, batch) for _ in range(3)])
     rows.add("waits for the device in three steps", found.total(), reach="3")
     for place, count in found.most_common(6):
         rows.add(f"  {place}", count)
@@ -49,6 +52,8 @@ def _speed(settings: Settings, rows: Rows, step: OptimiserStep, images: int, rea
     """Images a second and, for the large batch, what explains it."""
     batch, network = synthetic(settings, images), step.state.model
     assert isinstance(network, Darknet)
+    if settings.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     seconds = seconds_each(partial(make_step, step), [batch], settings)
     large = images == settings.batches[-1]
     rows.add(f"batch {images}", images / seconds, "images/s", reach if large else "")
