@@ -24,6 +24,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from train_utils.launch.environment import prefer_expandable_segments
+
 # Function below scripts.bench.on_gpu and deadline in seconds, in the order of their worth: the time
 # may be over before the last.
 STAGES = {
@@ -125,6 +127,7 @@ def main() -> None:
         options = ["--tiny"] if given.tiny else []
         run_stages(given.stages or list(STAGES), options, given.out, given.seconds)
         return
+    prefer_expandable_segments()  # as the programs do, before torch is imported
     settings = import_module("scripts.bench.on_gpu.common").settings_of(given.tiny)
     for name in given.stages:
         module, function = STAGES[name][0].split(".")
