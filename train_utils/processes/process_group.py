@@ -38,11 +38,14 @@ class Group:
     def of(self, tensor: Tensor) -> dist.ProcessGroup | None:
         """The group that takes the tensor; None is the default group.
 
-        Raises CollectiveError if an exchange of the devices failed.
+        For a CPU tensor it raises CollectiveError if an exchange of the devices failed. What the
+        device exchanges asks nothing, so that it can be compiled.
         """
+        if tensor.device.type != "cpu":
+            return None
         if ending.watch is not None:
             ending.watch.check()
-        return self.cpu if tensor.device.type == "cpu" else None
+        return self.cpu
 
     def shared_store(self) -> dist.Store:
         """The store of this start."""
@@ -112,7 +115,7 @@ class Group:
         ending.lookout = Lookout(
             self.store.clone(), me.rank, found, lock, store_name(launch), not agent_holds_store(), seconds
         )
-        if chosen.type == "cuda":
+        if chosen.type == "cuda" and "nccl" in dist.get_backend_config():
             ending.watch = CommunicatorWatch(NcclCommunicators(chosen), ending.lookout)
         return me, chosen, num_nodes
 
