@@ -25,12 +25,13 @@ from torch import Tensor
 
 from conf.build.batches import open_split
 from conf.build.evaluator import Evaluation, Evaluator, ground_truth_of
-from conf.build.network import build_model, image_size_of, model_from_checkpoint
+from conf.build.network import build_model, for_detection, image_size_of, model_from_checkpoint
 from conf.build.report import draw_plots
 from conf.failures import ConfigError
 from conf.schema import EvalConfig, EvalTask
 from data import Annotations, Request
 from models import Darknet
+from train_utils.config import EvalPrecision
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.numerics import allow_tf32
 from train_utils.pictures.plots import FOLDER
@@ -51,7 +52,7 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
     that do not fit, data that cannot be read.
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
-    allow_tf32(False)  # speed is timed in the number format of the figures
+    allow_tf32(config.evaluate.precision is EvalPrecision.tf32)  # speed is timed in the format of the figures
     if config.task == EvalTask.speed and world.world_size > 1:
         raise ConfigError("task=speed times one process. fix: start it without a launcher")
     place = Path(config.out) if config.out is not None else dated_folder("eval") if config.plots else None
@@ -68,7 +69,7 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
         annotations, config.evaluate, image_size, model, config.data, world, timeout_seconds=config.timeout_seconds
     )
     if config.task == EvalTask.speed:
-        return time_stages(evaluator, model.eval(), config.evaluate.batch_size)
+        return time_stages(evaluator, for_detection(model.eval(), world.device), config.evaluate.batch_size)
     evaluation = evaluator(model)
     if evaluation is None:
         return {}
@@ -130,14 +131,15 @@ def load_model(config: EvalConfig, annotations: Annotations, world: World) -> Da
 
 def time_stages(evaluator: Evaluator, model: torch.nn.Module, batch_size: int) -> dict[str, float]:
     """Print and return ms per image of each stage, for single images and for batches."""
-    device = evaluator.world.device
+    device, dtype = evaluator.world.device, evaluator.dtype
+    network = torch.autocast(device.type, dtype, enabled=dtype is not None)(model)
 
     def prepare(requests: list[Request]) -> Tensor:
         return evaluator.dataset.__getitems__(requests).to(device).network_input()
 
     figures: dict[str, float] = {}
     for size in sorted({1, batch_size}):
-        speed = measure_speed(evaluator.batches(size), prepare, model, evaluator.postprocess, device)
+        speed = measure_speed(evaluator.batches(size), prepare, network, evaluator.postprocess, device)
         print(speed.line(), flush=True)
         figures |= {f"{stage}_ms_batch{size}": value for stage, value in speed.milliseconds.items()}
     return figures

@@ -14,7 +14,7 @@ from typing import Any
 from data.augment_config import AugmentConfig
 from data.config import DataConfig, Resize
 from models.config import DarknetLossConfig, LossConfig, LossSection, ModelConfig
-from train_utils.config import Device, OptimConfig, TrainSection, choose_backend
+from train_utils.config import Device, EvalPrecision, OptimConfig, TrainSection, choose_backend
 from train_utils.loggers.config import LoggerConfig
 
 
@@ -40,6 +40,7 @@ class EvaluateConfig:
 
     image_size: int | None  # longest side in pixels; null: as trained
     batch_size: int  # images in one forward pass of one rank; the scores do not depend on it
+    precision: EvalPrecision  # of the forward pass: float32 on GPUs, too; the others are faster there and round more
     resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill the square, as Darknet does
     rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into a square
     rect_pad: float  # grey border of that rectangle, both sides together, in strides of the network

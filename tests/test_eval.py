@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tests.train_utils.coco_sets import INSTALLED, plain_pycocotools
 from train import train
 from train_utils.config import BACKENDS
 from train_utils.distributed import init_distributed_mode
+from train_utils.errors import TrainError
 from train_utils.pictures.plots import PLOTS
 from train_utils.run.checkpoint import load_last
 from train_utils.scores.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, score
@@ -221,6 +223,15 @@ def test_speed_is_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose("eval", EvalConfig, ["data=shapes", "model=yolov3-tiny", "task=speed"])
     with pytest.raises(ConfigError, match=r"task=speed times one process\. fix: "):
         evaluate(config)
+
+
+@pytest.mark.parametrize("precision", ["float16", "tf32"])
+def test_a_precision_that_needs_a_gpu_is_refused(precision: str) -> None:
+    config = compose("eval", EvalConfig, ["data=shapes", "model=yolov3-tiny", f"evaluate.precision={precision}"])
+    model, world = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.0625), init_distributed_mode("cpu", 60)
+    unread: Any = None
+    with pytest.raises(TrainError, match=rf"^evaluate\.precision={precision} needs a GPU.* fix: evaluate\.precision="):
+        building.Evaluator(unread, config.evaluate, 64, model, config.data, world)
 
 
 @pytest.mark.slow

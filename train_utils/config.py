@@ -50,6 +50,15 @@ Compile = StrEnum(  # modes of torch.compile; options are read by member name, w
 )
 
 
+class EvalPrecision(StrEnum):
+    """Number format of the forward pass in evaluation; the same meanings as in Precision."""
+
+    float32 = "float32"
+    tf32 = "tf32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 class OnNonFinite(StrEnum):
     """What to do after too many steps in a row without a finite loss and gradient.
 

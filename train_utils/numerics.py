@@ -20,21 +20,20 @@ CPU_INFO = Path("/proc/cpuinfo")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+def autocast_dtype(precision: str, device: torch.device, key: str = "train.precision") -> torch.dtype | None:
     """Return the autocast dtype of the forward pass; None means the dtype of the weights.
 
-    ``precision`` is a value of config.Precision. ``auto`` means bfloat16 where the hardware
-    multiplies it natively, else float32: emulated bfloat16 is slower. Raises TrainError for float16
-    on a CPU, where bfloat16 works without a loss scale, and for tf32 on hardware without it.
+    ``precision`` is a value of config.Precision or EvalPrecision, from the option ``key``. ``auto``
+    means bfloat16 where the hardware multiplies it natively, else float32: emulated bfloat16 is
+    slower. Raises TrainError for float16 on a CPU, where bfloat16 works without a loss scale, and
+    for tf32 on hardware without it.
     """
     if precision == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else None
     if precision == "float16" and device.type == "cpu":
-        raise TrainError("train.precision=float16 needs a GPU. fix: train.precision=bfloat16 or float32")
+        raise TrainError(f"{key}=float16 needs a GPU. fix: {key}=bfloat16 or float32")
     if precision == "tf32" and not (device.type == "cuda" and torch.cuda.is_tf32_supported()):
-        raise TrainError(
-            "train.precision=tf32 needs a GPU with TF32 (compute capability 8.0 or later). fix: train.precision=float32"
-        )
+        raise TrainError(f"{key}=tf32 needs a GPU with TF32 (compute capability 8.0 or later). fix: {key}=float32")
     return DTYPES.get(precision)
 
 

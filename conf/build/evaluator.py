@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from conf.build.batches import loader_workers, open_images
+from conf.build.network import for_detection
 from conf.failures import ConfigError
 from conf.schema import EvaluateConfig
 from data import (
@@ -22,8 +23,10 @@ from data import (
     make_loader,
 )
 from models import Darknet, Postprocess
+from train_utils.config import EvalPrecision
 from train_utils.distributed import World, gather_arrays
 from train_utils.loop.detect import detect
+from train_utils.numerics import autocast_dtype
 from train_utils.scores.coco_eval import CocoResult, score
 from train_utils.scores.detections import MAX_CLASSES, Detections, GroundTruth, pack, unpack
 from train_utils.terminal.progress import Progress
@@ -66,6 +69,7 @@ class Evaluator:
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
         self.annotations, self.world, self.lines, self.config = annotations, world, lines, config
+        self.dtype = autocast_dtype(config.precision.value, world.device, "evaluate.precision")
         self.image_size, self.stride = image_size, model.max_stride
         assert len(annotations.names) <= MAX_CLASSES, "a packed detection has two bytes for its class"
         self.ground_truth = ground_truth_of(annotations)
@@ -101,7 +105,10 @@ class Evaluator:
     def __call__(self, model: torch.nn.Module) -> Evaluation | None:
         """Score ``model``; None on all ranks but 0."""
         progress = Progress(self.num_images, "evaluate", self.world.is_main, self.lines)
-        found = detect(model, self.loader, self.postprocess, self.to_original, self.world.device, progress)
+        assert isinstance(model, Darknet)
+        network, tf32 = for_detection(model, self.world.device), self.config.precision is EvalPrecision.tf32
+        place = self.to_original, self.world.device
+        found = detect(network, self.loader, self.postprocess, *place, progress, self.dtype, tf32)
         gathered = gather_arrays(pack(found))
         if gathered is None:
             return None

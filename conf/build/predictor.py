@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from conf.build.network import Detector
+from conf.build.network import Detector, for_detection
 from conf.schema_inference import DetectConfig
 from data import Frame, FrameBatch, InputFit, cut_at_edges
 from models import Postprocess
@@ -31,7 +31,7 @@ class Predictor:
     """The network and its suppression, with the sum of its seconds over all calls and threads."""
 
     def __init__(self, config: DetectConfig, detector: Detector, world: World) -> None:
-        self.model, self.device = detector.model.to(world.device), world.device
+        self.model, self.device = for_detection(detector.model.to(world.device), world.device), world.device
         self.fit = InputFit(detector.image_size, detector.model.max_stride, config.resize, config.rect)
         self.postprocess = Postprocess(
             self.model.heads,
@@ -48,7 +48,7 @@ class Predictor:
         The columns are x1, y1, x2, y2 in pixels of the network's input, score and class.
         """
         started = time.perf_counter()
-        detections = [rows.cpu() for rows in self.postprocess(self.model(images))]
+        detections = self.postprocess(self.model(images))
         self._calls.append(time.perf_counter() - started)
         return detections
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,21 +28,24 @@ def detect(
     to_original: Callable[[BatchType, int, np.ndarray], np.ndarray],
     device: torch.device,
     progress: Progress,
+    dtype: torch.dtype | None = None,
+    tf32: bool = False,
 ) -> Detections:
     """Detections of ``model`` on every image of ``loader``, in original pixels.
 
-    ``postprocess`` turns raw maps into one (n, 6) tensor per image: x1, y1, x2, y2, score, class,
-    at network scale. ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the batch's i-th
-    image to its original pixels. The result's image ids are positions in the data set. An image's
-    detections do not depend on the number of ranks or threads.
+    ``postprocess`` turns raw maps into one (n, 6) tensor per image, on the CPU: x1, y1, x2, y2,
+    score, class, at network scale. ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the
+    batch's i-th image to its original pixels. ``dtype`` and ``tf32``: as in detect_batches. The
+    result's image ids are positions in the data set. An image's detections do not depend on the
+    number of ranks or threads.
     """
     was_training = model.training
     model.eval()
     found = []
     with progress:
-        for batch, detections in detect_batches(model, loader, postprocess, device):
+        for batch, detections in detect_batches(model, loader, postprocess, device, dtype=dtype, tf32=tf32):
             for i, rows in enumerate(detections):
-                table = rows.double().cpu().numpy()
+                table = rows.double().numpy()
                 boxes_xyxy = to_original(batch, i, table[:, :4])
                 found.append(make_detections(int(batch.indices[i]), table[:, 5].astype(int), table[:, 4], boxes_xyxy))
             progress.advance(len(detections))
@@ -56,32 +59,69 @@ def detect_batches(
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
     batch_key: str = "evaluate.batch_size",
+    dtype: torch.dtype | None = None,
+    tf32: bool = False,
 ) -> Iterator[tuple[InputType, list[Tensor]]]:
     """Yield each batch with its detections, in order; ``model`` is on ``device``, in eval mode.
 
     On a CPU the last bits of a convolution depend on how many threads share it. So there one thread
     computes a batch, while others compute other batches: any number of cores gives the same result.
-    Raises TrainError if memory runs out; it names ``batch_key``, the option of the batch size.
+    On a GPU a batch is finished while the next one is computed. ``dtype`` is that of autocast, if
+    any; otherwise ``tf32`` lets convolutions on a GPU round their factors. Raises TrainError if
+    memory runs out; it names ``batch_key``, the option of the batch size.
     """
 
-    def forward(batch: InputType) -> tuple[InputType, list[Tensor]]:
-        # The mode is thread-local, so it is entered here.
+    # The mode is thread-local, so it is entered in each function.
+    def forward(batch: InputType) -> list[Tensor]:
+        autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
+        with torch.inference_mode(), detection_pass(device, batch.images.shape, batch_key), autocast:
+            return model(batch.to(device, non_blocking=True).images.float().div_(255))
+
+    def finish(batch: InputType, raw_maps: list[Tensor]) -> tuple[InputType, list[Tensor]]:
         with torch.inference_mode(), detection_pass(device, batch.images.shape, batch_key):
-            images = batch.to(device, non_blocking=True).images.float().div_(255)
-            return batch, postprocess(model(images))
+            return batch, postprocess(raw_maps)
 
     if device.type != "cpu":
-        # A benchmark would choose algorithms by speed, different ones on each rank. Figures are
-        # those of IEEE 754's float32, also in a training with TF32.
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-            yield from map(forward, loader)
+        # A benchmark would choose algorithms by speed, different ones on each rank. Without tf32
+        # figures are those of IEEE 754's float32, also in a training with TF32.
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
+            yield from _overlapped(forward, finish, loader, device)
         return
     with one_thread_per_operator() as threads, ThreadPoolExecutor(threads) as pool:
         waiting: list[Future[tuple[InputType, list[Tensor]]]] = []
         for batch in loader:
-            waiting.append(pool.submit(forward, batch))
+            waiting.append(pool.submit(lambda batch: finish(batch, forward(batch)), batch))
             # What is finished leaves at once: the next frame of a slow camera may take its time.
             while waiting and (len(waiting) > threads or waiting[0].done()):
                 yield waiting.pop(0).result()
         for future in waiting:
             yield future.result()
+
+
+def _overlapped(
+    forward: Callable[[InputType], list[Tensor]],
+    finish: Callable[[InputType, list[Tensor]], tuple[InputType, list[Tensor]]],
+    loader: Iterable[InputType],
+    device: torch.device,
+) -> Iterator[tuple[InputType, list[Tensor]]]:
+    """Queue each batch's forward pass before the one before it is finished on a second stream.
+
+    ``finish`` ends with a copy to the host, so that nothing on that stream still needs the raw maps
+    when they are freed.
+    """
+    beside = torch.cuda.Stream(device)
+
+    def finish_beside(batch: InputType, raw_maps: list[Tensor], computed: torch.cuda.Event) -> Any:
+        with torch.cuda.stream(beside):
+            beside.wait_event(computed)
+            return finish(batch, raw_maps)
+
+    waiting: tuple[InputType, list[Tensor], torch.cuda.Event] | None = None
+    for batch in loader:
+        raw_maps = forward(batch)
+        computed = torch.cuda.current_stream(device).record_event()
+        if waiting is not None:
+            yield finish_beside(*waiting)
+        waiting = batch, raw_maps, computed
+    if waiting is not None:
+        yield finish_beside(*waiting)

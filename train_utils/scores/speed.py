@@ -42,8 +42,9 @@ def measure_speed(
     """Time the stages one after another, without overlap.
 
     ``prepare`` reads images and puts the network's input (B, 3, H, W) on ``device``, ``network``
-    gives raw maps, ``suppress`` the detections of each image. Only batches of the largest size
-    count; the first WARM_UP also run once uncounted. Each stage ends with a GPU synchronisation.
+    gives raw maps, ``suppress`` the detections of each image, on the CPU. Only batches of the
+    largest size count; the first WARM_UP also run once uncounted. Each stage ends with a GPU
+    synchronisation.
     """
     size = max(len(batch) for batch in batches)
     whole = [batch for batch in batches if len(batch) == size][:COUNTED]
@@ -54,7 +55,7 @@ def measure_speed(
         ends.append(_now(device))
         raw_maps = network(images)
         ends.append(_now(device))
-        [rows.cpu() for rows in suppress(raw_maps)]
+        suppress(raw_maps)
         ends.append(_now(device))
         if number >= min(WARM_UP, len(whole)):
             for stage, start, end in zip(STAGES, ends, ends[1:], strict=False):

@@ -1,0 +1,134 @@
+"""Detection as on a GPU: what overlaps, what the host waits for, what fusing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import conf.build.network as building
+from models import Darknet, Postprocess, zoo_cfg
+from tests.host_reads import HostReads
+from tests.models.small_network import small
+from train_utils.loop.detect import detect_batches
+
+CUDA = torch.device("cuda")
+
+
+@dataclass
+class Numbered:
+    """A batch that stays on the CPU wherever it is sent."""
+
+    number: int
+    images: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Numbered:
+        return self
+
+
+class Streams:
+    """Notes what is queued on which stream, in the order of the host."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.noted, self.events = "main", list[str](), 0
+        monkeypatch.setattr(torch.cuda, "Stream", lambda _: self)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self)
+        monkeypatch.setattr(torch.cuda, "stream", self.entered)
+
+    @contextmanager
+    def entered(self, _: Any) -> Iterator[None]:
+        self.now = "beside"
+        yield
+        self.now = "main"
+
+    def record_event(self) -> int:
+        self.events += 1
+        self.note(f"event {self.events - 1}")
+        return self.events - 1
+
+    def wait_event(self, event: int) -> None:
+        self.note(f"wait {event}")
+
+    def note(self, what: str) -> None:
+        self.noted.append(f"{self.now}: {what}")
+
+
+def test_a_batch_is_finished_while_the_next_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams(monkeypatch)
+
+    def model(images: Tensor) -> list[Tensor]:
+        assert torch.is_inference_mode_enabled()
+        assert torch.backends.cudnn.deterministic and torch.backends.cudnn.allow_tf32 is False
+        streams.note(f"forward {int(images[0, 0, 0, 0] * 255)}")
+        return [images]
+
+    def finish(raw_maps: list[Tensor]) -> list[Tensor]:
+        streams.note(f"finish {int(raw_maps[0][0, 0, 0, 0] * 255)}")
+        return [*raw_maps[0]]
+
+    batches = [Numbered(number, torch.full((2, 3, 4, 4), number, dtype=torch.uint8)) for number in range(3)]
+    assert [batch.number for batch, _ in detect_batches(model, batches, finish, CUDA)] == [0, 1, 2]
+    assert streams.noted == [
+        "main: forward 0", "main: event 0",
+        "main: forward 1", "main: event 1", "beside: wait 0", "beside: finish 0",
+        "main: forward 2", "main: event 2", "beside: wait 1", "beside: finish 1",
+        "beside: wait 2", "beside: finish 2",
+    ]  # fmt: skip
+    assert list(detect_batches(model, [], finish, CUDA)) == []
+
+
+def test_a_fused_network_in_channels_last_finds_the_same_and_waits_for_nothing() -> None:
+    torch.manual_seed(0)
+    model = small(80).eval()
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_var.uniform_(0.5, 2)  # type: ignore[operator, union-attr]
+    assert building.for_detection(model, torch.device("cpu")) is model
+    on_cuda = building.for_detection(model, CUDA)  # the model decides where it is
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in on_cuda.modules())
+    assert on_cuda.layers[0].conv.weight.is_contiguous(memory_format=torch.channels_last)
+    images = torch.rand(2, 3, 64, 64)
+    with torch.inference_mode(), HostReads() as forward:
+        raw_maps = on_cuda(images)
+    assert not forward.reads and not forward.copies, forward
+    for ours, theirs in zip(raw_maps, model(images), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_gpu_finds_what_a_cpu_finds(dtype: torch.dtype | None) -> None:
+    """Scores by rank, because rounding may swap neighbours; the forward pass has no hidden wait."""
+    torch.manual_seed(0)
+    model = Darknet(zoo_cfg("yolov3-tiny"), 80, width=0.25).eval()
+    on_cuda = building.for_detection(model.cuda(), CUDA)
+    postprocess = Postprocess(model.heads, confidence=0.001, nms_iou=0.6, max_detections=100, multi_label=True)
+    images = torch.randint(0, 256, (3, 4, 3, 128, 128), dtype=torch.uint8)
+
+    @dataclass
+    class OnDevice:
+        images: Tensor
+
+        def to(self, device: torch.device, non_blocking: bool = False) -> OnDevice:
+            return replace(self, images=self.images.to(device))
+
+    def computed(x: Tensor) -> list[Tensor]:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return on_cuda(x)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    batches = [OnDevice(one) for one in images]
+    found = [rows for _, batch in detect_batches(computed, batches, postprocess, CUDA, dtype=dtype) for rows in batch]
+    model = model.cpu()
+    cpu = torch.device("cpu")
+    expected = [rows for _, batch in detect_batches(model, batches, postprocess, cpu) for rows in batch]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(ours[:, 4], theirs[:, 4], atol=1e-4 if dtype is None else 2e-2)
