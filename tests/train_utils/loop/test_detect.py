@@ -87,7 +87,7 @@ def test_a_fused_network_in_channels_last_finds_the_same_and_waits_for_nothing()
     model = small(80).eval()
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
-            module.running_var.uniform_(0.5, 2)  # type: ignore[operator, union-attr]
+            module.running_var.uniform_(0.5, 2)
     assert building.for_detection(model, torch.device("cpu")) is model
     on_cuda = building.for_detection(model, CUDA)  # the model decides where it is
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in on_cuda.modules())
