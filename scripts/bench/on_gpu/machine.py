@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 
@@ -10,6 +9,7 @@ import cv2
 import torch
 import torchvision
 
+from data.files.reading import usable_cores
 from scripts.bench.gpu import Rows
 from scripts.bench.on_gpu.common import Settings, seconds_each
 
@@ -21,7 +21,7 @@ def machine(settings: Settings, rows: Rows) -> None:
     """Names, versions, cores, clocks before and after work, peaks of arithmetic and memory."""
     rows.add("device", torch.cuda.get_device_name() if settings.device.type == "cuda" else "CPU")
     rows.add("versions", f"torch {torch.__version__}, torchvision {torchvision.__version__}, OpenCV {cv2.__version__}")
-    rows.add("cores of this process", len(os.sched_getaffinity(0)))
+    rows.add("cores of this process", usable_cores())
     rows.add("free in /dev/shm", shutil.disk_usage("/dev/shm").free / 2**30, "GiB")
     _clocks(rows, "idle")
     side = settings.matrix
