@@ -71,14 +71,14 @@ def test_the_page_and_the_text(
     printed = capsys.readouterr().out
     said = " ".join(printed.split("\n"))
     assert "B against A: the gain of 0." in said and "AP is real: 95% interval +0." in said
-    assert "C against A: the " in said and "AP is within chance: 95% interval -0." in said
+    assert "C against A: the " in said and "AP is unproven: 95% interval -0." in said
     assert "over images and seeds. C against A" in " ".join(said.split()) and "may be lucky in its seed" in said
     assert "optim.lr  0.01  0.02  0.03" in printed and "data.workers" not in said and "run_dir" not in said
     assert all(len(line) <= 100 for line in printed.splitlines() if str(tmp_path.parent) not in line)
     page.goto((tmp_path / "compare.html").as_uri())
     assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 500)")
     shown = page.inner_text("main")
-    assert all(name in shown for name in names) and "is real" in shown and "is within chance" in shown
+    assert all(name in shown for name in names) and "is real" in shown and "is unproven" in shown
     assert len(page.screenshot(full_page=True)) > 20_000
 
 

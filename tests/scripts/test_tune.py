@@ -34,7 +34,7 @@ import math, os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {str(REPOSITORY)!r})
 from train_utils.launch.environment import watched_parent
-from train_utils.processes import orphans
+from train_utils.launch import orphans
 given = dict(word.split("=", 1) for word in sys.argv[1:])
 folder, rate = Path(given["run_dir"].strip('"')), float(given["optim.lr"])
 stop = []

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import conv2d
 
 from conf.build.start import prepare_numerics
-from train_utils.config import Precision
+from train_utils.config import Compile, Precision
 from train_utils.loop.detect import detect_batches
 from train_utils.numerics import allow_tf32
 from train_utils.processes.world import World
@@ -39,13 +39,15 @@ def test_tf32_is_allowed_or_not_whatever_torch_prefers() -> None:
 def test_a_training_allows_tf32_only_by_its_name() -> None:
     world = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
     fixed = {"deterministic": False, "multi_scale": [1, 1], "sync_bn": True, "device_batch_size": None}
+    fixed["compile"] = Compile.off
     for precision in Precision:
         section = SimpleNamespace(**fixed, precision=precision, rect=False, cudnn_benchmark=False, seed=0)
         prepare_numerics(SimpleNamespace(train=section), world)
         assert is_allowed() == ((precision == "tf32"),) * 2
 
 
-def test_detections_of_a_training_in_tf32_are_those_of_float32() -> None:
+def test_detections_of_a_training_in_tf32_are_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     allow_tf32(True)
     seen: list[tuple[bool, bool]] = []
 

@@ -34,9 +34,9 @@ class Gain:
 
     def sentence(self) -> str:
         """The verdict in plain words."""
-        word, verdict = "gain" if self.value >= 0 else "loss", "real" if self.is_real else "within chance"
+        word, verdict = "gain" if self.value >= 0 else "loss", "is real" if self.is_real else "is unproven"
         interval = f"{self.confidence:.0%} interval {self.low:+.3f} to {self.high:+.3f} over {self.source}"
-        return f"the {word} of {abs(self.value):.3f} AP is {verdict}: {interval}"
+        return f"the {word} of {abs(self.value):.3f} AP {verdict}: {interval}"
 
 
 def gain(first: Group, second: Group, resamples: int, confidence: float, seed: int) -> Gain:
