@@ -22,6 +22,13 @@ FAKE_CAMERA = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-st
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first, so that no process ends long after the others."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The reference material that docs/testing.md lists; tests that need it skip where it is
