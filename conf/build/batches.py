@@ -28,9 +28,10 @@ from data import (
     open_annotations,
     repeat_factors,
 )
+from data.files.reading import usable_cores
 from train_utils.config import AUTO
 from train_utils.distributed import World, barrier, broadcast_text, stack_over_ranks, torch_distributed_zero_first
-from train_utils.launch.limits import core_quota, usable_cores
+from train_utils.launch.limits import core_quota
 
 MEMORY_FILES = Path("/dev/shm")
 MOST_CORES = 8192  # of a node: the limit of Linux on x86

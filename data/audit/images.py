@@ -59,7 +59,7 @@ def check_images(annotations: Annotations, threads: int | None, advance: Callabl
             _check_image(source, index, facts)
         return len(indices)
 
-    threads = threads or usable_cores()
+    threads = threads or len(usable_cores())
     waiting: deque[Future[int]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for start in range(0, count, CHUNK):

@@ -21,9 +21,9 @@ WAITING_RATIO = 3.0  # a chunk waited if its time is this multiple of its comput
 LEAST_WAIT = 0.005  # plus these seconds, which the clocks' resolution and the scheduler may add
 
 
-def usable_cores() -> int:
-    """The number of cores this process may use: on Linux its CPU affinity, elsewhere all."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores() -> set[int]:
+    """Numbers of the cores this process may use: on Linux its CPU affinity, elsewhere all."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
@@ -58,7 +58,7 @@ def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], what: st
             done += 1
             report(min(done * CHUNK, len(items)), len(items))
             yield result
-        with ThreadPoolExecutor(min(MAX_THREADS, THREADS_PER_CORE * usable_cores())) as pool:
+        with ThreadPoolExecutor(min(MAX_THREADS, THREADS_PER_CORE * len(usable_cores()))) as pool:
             futures = [pool.submit(function, chunk) for chunk in chunks[done:]]
             try:
                 for number, future in enumerate(futures, start=done + 1):

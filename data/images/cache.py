@@ -84,7 +84,7 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
                 target[starts[index] : starts[index + 1]] = image.reshape(-1)
                 target[index] = 1
 
-        with ThreadPoolExecutor(usable_cores()) as pool:  # OpenCV decodes without the GIL
+        with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
             count = len(annotations)
             for _ in counted(pool.map(fill, range(count)), "decoding images", count):
                 pass

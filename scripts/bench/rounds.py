@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -13,10 +14,11 @@ Result = TypeVar("Result")
 
 
 def take_turns(contenders: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
-    """What each contender returned in each round, by name."""
+    """What each contender returned in each round, by name; progress goes to stderr."""
     found: dict[str, list[Result]] = {name: [] for name in contenders}
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         for name, run in contenders.items():
+            print(f"round {number}/{rounds}: {name}", file=sys.stderr, flush=True)
             found[name].append(run())
     return found
 

@@ -69,10 +69,10 @@ def many_classes(count: int, images: int = 40) -> tuple[GroundTruth, Detections]
     return truth, found
 
 
-def coco128(shared_dir: Path) -> tuple[GroundTruth, Detections]:
-    """Real labels of 80 classes, and what OpenCV finds with yolo-fastest-1.1 on their images."""
-    folder = shared_dir / "data" / "coco128" / "annotations"
-    content = json.loads((folder / "instances_val2017.json").read_text())
+def coco128_truth(shared_dir: Path, split: str) -> tuple[Path, GroundTruth, list[int]]:
+    """Real labels of 80 classes of one split of coco128: the file, what it holds, category ids."""
+    path = shared_dir / "data" / "coco128" / "annotations" / f"instances_{split}.json"
+    content = json.loads(path.read_text())
     ids = sorted(category["id"] for category in content["categories"])
     names = {category["id"]: category["name"] for category in content["categories"]}
     position = {image["id"]: number for number, image in enumerate(content["images"])}
@@ -88,6 +88,12 @@ def coco128(shared_dir: Path) -> tuple[GroundTruth, Detections]:
         areas=np.array([box["area"] for box in boxes], float),
         names=[names[number] for number in ids],
     )
+    return path, truth, ids
+
+
+def coco128(shared_dir: Path) -> tuple[GroundTruth, Detections]:
+    """Labels of coco128, and what OpenCV finds with yolo-fastest-1.1 on their images."""
+    _, truth, ids = coco128_truth(shared_dir, "val2017")
     results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
     return truth, read_results(results, truth.image_ids, ids)[0]
 

@@ -1,8 +1,7 @@
-"""What the kernel lets this process use: its control groups and its cores."""
+"""What the kernel lets this process use: its control groups."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,13 +25,6 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pa
         for top in tops:
             for depth in range(len(parts), -1, -1):
                 yield root.joinpath(top, *parts[:depth]), version
-
-
-def usable_cores() -> set[int]:
-    """Numbers of the cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    return set(range(os.cpu_count() or 1))
 
 
 def core_quota(root: Path = Path("/")) -> float:

@@ -21,7 +21,7 @@ def machine(settings: Settings, rows: Rows) -> None:
     """Names, versions, cores, clocks before and after work, peaks of arithmetic and memory."""
     rows.add("device", torch.cuda.get_device_name() if settings.device.type == "cuda" else "CPU")
     rows.add("versions", f"torch {torch.__version__}, torchvision {torchvision.__version__}, OpenCV {cv2.__version__}")
-    rows.add("cores of this process", usable_cores())
+    rows.add("cores of this process", len(usable_cores()))
     rows.add("free in /dev/shm", shutil.disk_usage("/dev/shm").free / 2**30, "GiB")
     _clocks(rows, "idle")
     side = settings.matrix

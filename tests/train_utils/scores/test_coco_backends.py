@@ -10,7 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.train_utils.coco_sets import CATEGORY_IDS, INSTALLED, NAMES, draw, plain_pycocotools, write_coco
+from tests.train_utils.coco_sets import (
+    CATEGORY_IDS,
+    INSTALLED,
+    NAMES,
+    coco128_truth,
+    draw,
+    plain_pycocotools,
+    write_coco,
+)
 from train_utils.config import BACKENDS, choose_backend
 from train_utils.errors import TrainError
 from train_utils.scores.coco_backends import curves
@@ -148,24 +156,9 @@ def test_the_fast_libraries_are_tested() -> None:
 def test_coco128(shared_dir: Path, tmp_path: Path) -> None:
     """Real annotations with crowds, mask areas and gaps in category ids; detections nearby."""
     for split in ("train2017", "val2017"):
-        path = shared_dir / "data" / "coco128" / "annotations" / f"instances_{split}.json"
-        content = json.loads(path.read_text())
-        category_ids = sorted(category["id"] for category in content["categories"])
-        position = {image["id"]: number for number, image in enumerate(content["images"])}
-        boxes = sorted(content["annotations"], key=lambda box: position[box["image_id"]])
-        counts = np.bincount([position[box["image_id"]] for box in boxes], minlength=len(position))
-        truth = GroundTruth(
-            image_ids=np.array(list(position)),
-            sizes=np.array([[image["height"], image["width"]] for image in content["images"]]),
-            offsets=np.concatenate([[0], np.cumsum(counts)]),
-            boxes_xywh=np.array([box["bbox"] for box in boxes], float),
-            classes=np.searchsorted(category_ids, [box["category_id"] for box in boxes]),
-            crowd=np.array([box["iscrowd"] for box in boxes], bool),
-            areas=np.array([box["area"] for box in boxes], float),
-            names=[str(number) for number in category_ids],
-        )
+        path, truth, category_ids = coco128_truth(shared_dir, split)
         rng = np.random.default_rng(0)
-        near = np.repeat(np.arange(len(boxes)), 5)
+        near = np.repeat(np.arange(len(truth.boxes_xywh)), 5)
         xywh = truth.boxes_xywh[near] * rng.normal(1, 0.07, (len(near), 4))
         classes = np.where(rng.random(len(near)) < 0.8, truth.classes[near], rng.integers(0, 80, len(near)))
         scores = rng.integers(1, 200, len(near)) / 200
