@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
+
+# Tests start a hundred programs; without .pyc files each would compile torch's source anew, which
+# doubles the time of its import.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+import torch  # noqa: E402 - after the lines above, which then hold for it, too
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
