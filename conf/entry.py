@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -99,6 +100,7 @@ def plain(tree: Any) -> dict[str, Any]:
     return {str(key): value for key, value in container.items()}
 
 
+@cache  # Hydra copies what it loads
 def register(name: str, schema: type) -> None:
     """Register the dataclasses under the names that the YAML files use."""
     store = ConfigStore.instance()
