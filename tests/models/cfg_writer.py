@@ -24,10 +24,12 @@ def shortcut(*layers: int, activation: str = "linear", **more: object) -> str:
     return section("shortcut", **{"from": ",".join(map(str, layers))}, activation=activation, **more)
 
 
-def head(*mask: int, anchors: str = "4,6, 10,12, 20,9", activation: str = "linear", **more: object) -> str:
+def head(
+    *mask: int, anchors: str = "4,6, 10,12, 20,9", activation: str = "linear", classes: int = CLASSES, **more: object
+) -> str:
     """A [yolo] section and the convolution before it."""
-    filters = len(mask) * (5 + CLASSES)
-    listed = {"mask": ",".join(map(str, mask)), "anchors": anchors, "classes": CLASSES}
+    filters = len(mask) * (5 + classes)
+    listed = {"mask": ",".join(map(str, mask)), "anchors": anchors, "classes": classes}
     return conv(filters, activation=activation, batch_normalize=0) + section("yolo", **(listed | more))
 
 

@@ -42,71 +42,93 @@ def darknet(
     return Outcome(deltas, tuple(losses), seen)
 
 
+class _Assigned(NamedTuple):
+    """What each cell of a head is to learn."""
+
+    objectness: dict[Cell, float | None]  # None: left out
+    boxes: list[tuple[Cell, Box]]
+    classes: dict[Cell, set[int]]
+
+    def make_positive(self, cell: Cell, label: int, box: Box) -> None:
+        self.objectness[cell] = 1.0
+        self.boxes.append((cell, box))
+        self.classes.setdefault(cell, set()).add(label)
+
+
 def _one_head(raw: np.ndarray, targets: list, head: Head, image_size: tuple[int, int], seen: Counter) -> tuple:
-    keys = head.darknet_loss
+    keys, activated = head.darknet_loss, _activated(raw, head)
     height, width = image_size
     truths = [(int(i), int(c), (x / width, y / height, w / width, h / height)) for i, c, x, y, w, h in targets]
-    probability = np.vectorize(sigmoid)(raw)
-    activated = raw.copy()  # as Darknet has them before the loss
-    activated[..., : 4 if head.new_coords else 2] = probability[..., : 4 if head.new_coords else 2]
-    activated[..., :2] = activated[..., :2] * head.scale_x_y - (head.scale_x_y - 1) / 2
-    activated[..., 4:] = probability[..., 4:]
-
-    wanted: dict[Cell, float | None] = {}  # objectness; None: left out
-    boxes: list[tuple[Cell, Box]] = []
-    classes: dict[Cell, set[int]] = {}
-
-    def make_positive(cell: Cell, label: int, box: Box) -> None:
-        wanted[cell] = 1.0
-        boxes.append((cell, box))
-        classes.setdefault(cell, set()).add(label)
-
-    rows, columns = raw.shape[2:4]
-    for cell in product(*map(range, raw.shape[:4])):
-        predicted = _box(activated[cell], cell, head, raw.shape, image_size)
-        best, best_label, best_box = 0.0, -1, ()
-        for image, label, box in truths:
-            if image == cell[0] and overlap(predicted, box, "iou") > best:
-                best, best_label, best_box = overlap(predicted, box, "iou"), label, box
-        wanted[cell] = 0.0
-        if best > keys.ignore_thresh and max(activated[cell][5:]) > 0.25:
-            wanted[cell] = None
-            seen["left out"] += 1
-        elif best > keys.ignore_thresh:
-            seen["not recognised"] += 1
-        if best > keys.truth_thresh:
-            make_positive(cell, best_label, best_box)
-            seen["by overlap"] += 1
-
-    for image, label, box in truths:
-        column, row = min(int(box[0] * columns), columns - 1), min(int(box[1] * rows), rows - 1)
-        alike = [overlap((0, 0, w / width, h / height), (0, 0, *box[2:]), "iou") for w, h in head.all_anchors]
-        for anchor, index in enumerate(head.mask):
-            if index == alike.index(max(alike)):
-                make_positive((image, anchor, row, column), label, box)
-                seen["best"] += 1
-            elif keys.iou_thresh < 1 and alike[index] > keys.iou_thresh:
-                make_positive((image, anchor, row, column), label, box)
-                seen["alike"] += 1
+    wanted = _Assigned({}, [], {})
+    _assign_by_overlap(wanted, activated, truths, head, image_size, seen)
+    _assign_by_anchor(wanted, raw.shape, truths, head, image_size, seen)
 
     delta = np.zeros_like(raw)
     box_loss = objectness_loss = class_loss = 0.0
-    for cell, target in wanted.items():
+    for cell, target in wanted.objectness.items():
         if target is not None:
             delta[cell][4] = keys.obj_normalizer * (target - activated[cell][4])
             objectness_loss += keys.obj_normalizer * _loss(raw[cell][4], target)
-    for cell, labels in classes.items():
+    for cell, labels in wanted.classes.items():
         seen["several classes"] += len(labels) > 1
         for index in range(head.num_classes):
             hot = float(index in labels) * (1 - keys.label_smooth_eps) + keys.label_smooth_eps / 2
             delta[cell][5 + index] = keys.cls_normalizer * (hot - activated[cell][5 + index])
             class_loss += keys.cls_normalizer * _loss(raw[cell][5 + index], hot)
-    for cell, box in boxes:
-        share = keys.iou_normalizer / (len(classes[cell]) if keys.iou_thresh < 1 else 1)
+    for cell, box in wanted.boxes:
+        share = keys.iou_normalizer / (len(wanted.classes[cell]) if keys.iou_thresh < 1 else 1)
         part, loss = _box_delta(activated[cell], raw[cell], cell, box, head, raw.shape, image_size)
         delta[cell][:4] += share * part
         box_loss += share * loss
     return delta, np.array((box_loss, objectness_loss, class_loss))
+
+
+def _activated(raw: np.ndarray, head: Head) -> np.ndarray:
+    """The values as Darknet has them before the loss."""
+    probability, activated = np.vectorize(sigmoid)(raw), raw.copy()
+    activated[..., : 4 if head.new_coords else 2] = probability[..., : 4 if head.new_coords else 2]
+    activated[..., :2] = activated[..., :2] * head.scale_x_y - (head.scale_x_y - 1) / 2
+    activated[..., 4:] = probability[..., 4:]
+    return activated
+
+
+def _assign_by_overlap(
+    wanted: _Assigned, activated: np.ndarray, truths: list, head: Head, image_size: tuple[int, int], seen: Counter
+) -> None:
+    """Every cell is empty, left out or, if its prediction overlaps an object enough, positive."""
+    keys = head.darknet_loss
+    for cell in product(*map(range, activated.shape[:4])):
+        predicted = _box(activated[cell], cell, head, activated.shape, image_size)
+        best, best_label, best_box = 0.0, -1, ()
+        for image, label, box in truths:
+            if image == cell[0] and overlap(predicted, box, "iou") > best:
+                best, best_label, best_box = overlap(predicted, box, "iou"), label, box
+        wanted.objectness[cell] = 0.0
+        if best > keys.ignore_thresh and max(activated[cell][5:]) > 0.25:
+            wanted.objectness[cell] = None
+            seen["left out"] += 1
+        elif best > keys.ignore_thresh:
+            seen["not recognised"] += 1
+        if best > keys.truth_thresh:
+            wanted.make_positive(cell, best_label, best_box)
+            seen["by overlap"] += 1
+
+
+def _assign_by_anchor(
+    wanted: _Assigned, shape: tuple, truths: list, head: Head, image_size: tuple[int, int], seen: Counter
+) -> None:
+    """The cell of an object's centre is positive for the anchors of the object's size."""
+    keys, (height, width), (rows, columns) = head.darknet_loss, image_size, shape[2:4]
+    for image, label, box in truths:
+        column, row = min(int(box[0] * columns), columns - 1), min(int(box[1] * rows), rows - 1)
+        alike = [overlap((0, 0, w / width, h / height), (0, 0, *box[2:]), "iou") for w, h in head.all_anchors]
+        for anchor, index in enumerate(head.mask):
+            if index == alike.index(max(alike)):
+                wanted.make_positive((image, anchor, row, column), label, box)
+                seen["best"] += 1
+            elif keys.iou_thresh < 1 and alike[index] > keys.iou_thresh:
+                wanted.make_positive((image, anchor, row, column), label, box)
+                seen["alike"] += 1
 
 
 def _box(values: np.ndarray, cell: Cell, head: Head, shape: tuple, image_size: tuple[int, int]) -> Box:

@@ -7,82 +7,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import Darknet, parse_cfg
+from tests.models.cfg_writer import cfg, conv, head, route, section, shortcut
 
 
 def cfg_text(num_classes: int = 2) -> str:
     """The .cfg; layers 5 and 11 feed the heads, with one anchor each."""
-    filters = 5 + num_classes
-    return f"""[net]
-width=32
-height=32
-channels=3
-[convolutional]
-batch_normalize=1
-filters=8
-size=3
-stride=1
-pad=1
-activation=leaky
-[convolutional]
-batch_normalize=1
-filters=16
-size=3
-stride=2
-pad=1
-activation=leaky
-[convolutional]
-batch_normalize=1
-filters=8
-size=1
-stride=1
-pad=1
-activation=leaky
-[convolutional]
-batch_normalize=1
-filters=16
-size=3
-stride=1
-pad=1
-activation=leaky
-[shortcut]
-from=-3
-activation=linear
-[convolutional]
-filters={filters}   # of the first head
-size=1
-stride=1
-pad=1
-activation=linear
-[yolo]
-mask=0
-anchors=10,14, 23,27
-classes={num_classes}
-num=2
-[route]
-layers=4
-[convolutional]
-batch_normalize=1
-filters=8
-size=1
-stride=1
-pad=1
-activation=leaky
-[upsample]
-stride=2
-[route]
-layers=-1,0
-[convolutional]
-filters={filters}
-size=1
-stride=1
-pad=1
-activation=linear
-[yolo]
-mask=1
-anchors=10,14, 23,27
-classes={num_classes}
-num=2
-"""
+
+    one, other = (head(mask, anchors="10,14, 23,27", classes=num_classes, num=2) for mask in (0, 1))
+    filters = f"filters={5 + num_classes}"
+    return cfg(
+        conv(8, 3), conv(16, 3, 2), conv(8), conv(16, 3), shortcut(-3),
+        one.replace(filters, f"{filters}   # of the first head"),
+        route(4), conv(8), section("upsample", stride=2), route(-1, 0), other, side=32,
+    )  # fmt: skip
 
 
 def small(num_classes: int = 2, width: float = 1.0) -> Darknet:

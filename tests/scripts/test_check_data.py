@@ -22,7 +22,7 @@ from conf.schema_tools import CheckDataConfig
 from data import DataFormat, open_annotations
 from models import Darknet, zoo_cfg
 from scripts.check_data import check
-from tests.data.bad_inputs import exif, with_segment
+from tests.data.bad_images import exif, with_segment
 from tests.data.drawn_set import DrawnSet
 from train_utils.distributed import World
 from train_utils.pictures.sheets import GAP, LINE, MARGIN

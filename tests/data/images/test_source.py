@@ -15,7 +15,7 @@ from PIL import Image
 
 from data import DataError, ImageSource, OnError
 from data.files.headers import is_cut_short, read_header
-from tests.data.bad_inputs import exif, with_segment
+from tests.data.bad_images import exif, with_segment
 
 
 def with_orientation(jpeg: bytes, orientation: int) -> bytes:

@@ -21,8 +21,10 @@ from data import (
     SplitConfig,
     open_annotations,
 )
-from tests.data.bad_inputs import GOOD_BOX, HEIGHT, WIDTH, as_coco, images
-from tests.data.bad_labels import jsons, labels, xmls
+from tests.data.bad_images import as_coco, images
+from tests.data.bad_inputs import GOOD_BOX, HEIGHT, WIDTH
+from tests.data.bad_jsons import jsons
+from tests.data.bad_labels import labels, xmls
 
 Edit = Callable[[dict[str, Any]], Any]
 
