@@ -1,8 +1,10 @@
-"""Which of overlapping boxes stay, for all images and classes of a batch."""
+"""Which of overlapping boxes stay, for all images and classes of a batch.
+
+torchvision is imported where it is used: that takes as long as torch, and many programs need none.
+"""
 
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou, nms
 
 REACH = 2**18  # pixels from the origin; boxes are cut there
 PER_PIXEL = 2**18  # steps of a coordinate, about float32's own at 48 pixels
@@ -14,6 +16,8 @@ def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: f
     groups: int64 (n,), one number for each pair of image and class. There is one run for each, the
     fastest way on a CPU: a single run compares all pairs (scripts/bench/evaluation.py).
     """
+    from torchvision.ops import nms
+
     if not len(groups):
         return groups
     sorted_groups, by_group = groups.sort(stable=True)  # best first inside each group
@@ -32,6 +36,8 @@ def nms_at_once(boxes_xyxy: Tensor, images: Tensor, classes: Tensor, iou: float)
     the other boxes of a call do not change what stays. Rounding may decide otherwise than float32
     where an overlap equals ``iou`` to six digits.
     """
+    from torchvision.ops import nms
+
     steps = (boxes_xyxy.double().clamp(-REACH, REACH) * PER_PIXEL).round()
     places = torch.stack((classes, images, classes, images), dim=1)
     in_order = torch.arange(len(boxes_xyxy), 0, -1, dtype=torch.float64, device=boxes_xyxy.device)
@@ -41,6 +47,8 @@ def nms_at_once(boxes_xyxy: Tensor, images: Tensor, classes: Tensor, iou: float)
 
 def merged(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, kept: Tensor, iou: float) -> Tensor:
     """The boxes (k, 4) at positions `kept`, each averaged as Postprocess.merge describes."""
+    from torchvision.ops import box_iou
+
     alike = (box_iou(boxes_xyxy[kept], boxes_xyxy) > iou) & (classes[kept, None] == classes)
     alike[torch.arange(len(kept), device=kept.device), kept] = True  # a box without area overlaps itself by 0 / 0
     weights = alike * scores

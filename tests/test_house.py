@@ -83,6 +83,13 @@ def test_only_few_files_know_torch_distributed_and_the_environment(part: str) ->
                 assert used != "os.environ" or part == "conf", path
 
 
+def test_no_import_waits_for_torchvision() -> None:
+    """Its import takes as long as torch's: it is done where boxes are suppressed, or never."""
+    for path in all_sources():
+        names = imported_names(path, at_start_only=True)
+        assert "bench" in path.parts or not any(name.startswith("torchvision") for name in names), path
+
+
 def test_the_rule_finds_a_breach(tmp_path: Path) -> None:
     breach = tmp_path / "breach.py"
     breach.write_text("import torch\nfrom somewhere.log import Progress\nimport omegaconf.errors\n")

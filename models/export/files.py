@@ -100,6 +100,8 @@ def run_onnx_part(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> 
 
 def run_torch(path: Path) -> Run:
     """A function that runs a torch.export archive."""
+    import torchvision  # noqa: F401 - registers the suppression that the archive calls
+
     with _quiet():
         module: Any = torch.export.load(path).module()
 

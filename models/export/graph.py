@@ -9,7 +9,6 @@ import copy
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
-from torchvision.ops import nms
 
 from models.decode import decode
 from models.network.darknet import Darknet
@@ -64,6 +63,8 @@ class FixedSuppression(nn.Module):
         Each pair of image and class has its own cell in a square grid. In a single row of cells the
         coordinates would grow so large that float32 rounds them to whole pixels.
         """
+        from torchvision.ops import nms  # not above: most programs import this module and export nothing
+
         images = torch.arange(values.shape[0], device=values.device)[:, None]
         cells = images * num_classes + classes
         columns = (cells.max() + 1).float().sqrt().ceil().long()

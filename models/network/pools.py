@@ -4,11 +4,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import wrap_torch_function
-from torchvision.ops import drop_block2d
+
 
 # Wrapped like torch's own functions, so that a caller can run a batch image by image, each with
 # its own blocks.
-_drop_blocks = wrap_torch_function(lambda x, *_, **__: (x,))(drop_block2d)
+@wrap_torch_function(lambda x, *_, **__: (x,))
+def _drop_blocks(x: Tensor, probability: float, size: int, training: bool) -> Tensor:
+    from torchvision.ops import drop_block2d  # an import as long as torch's
+
+    dropped: Tensor = drop_block2d(x, probability, size, training=training)
+    return dropped
 
 
 class MaxPool(nn.Module):

@@ -26,7 +26,8 @@ def free_port() -> int:
 def fork_context() -> multiprocessing.context.ForkServerContext:
     """A fork server that has imported the project and computed nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "torch._dynamo"])  # DDP's import of the latter is slow
+    # DDP imports the second, an evaluation the third, and both are slow.
+    context.set_forkserver_preload(["train", "torch._dynamo", "torchvision"])
     return context
 
 
