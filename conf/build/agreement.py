@@ -29,6 +29,8 @@ def check_agreement(
     ``saved`` is the checkpoint of a resumed run, compared by its step. The program includes the
     version of torch. All ranks must call this.
     """
+    if world.world_size == 1:
+        return
     options = {key: value for key, value in flat(to_dictionary(config)).items() if key not in MAY_DIFFER}
     sets: dict[str, Any] = {}
     for split, found in (("training", train_set), ("validation", val_set)):

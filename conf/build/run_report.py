@@ -10,6 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,12 @@ def report_run(folder: Path) -> Path:
     """Write the report of a run and return its file. Raises TrainError."""
     run = read_files(folder)
     # Of the defaults, only the name stands for another option.
-    return write_report(run, flat(defaults("train", TrainConfig)) | {"name": run.options["data.name"]})
+    return write_report(run, _defaults() | {"name": run.options["data.name"]})
+
+
+@cache  # for the jobs of a sweep
+def _defaults() -> dict[str, Any]:
+    return flat(defaults("train", TrainConfig))
 
 
 def summary_of(part: Annotations) -> dict[str, int]:
