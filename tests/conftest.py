@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -34,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files with slow tests first, so that no process ends long after the others."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what the imports made: it would look at all of it many times."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -354,7 +354,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"best.pt"}
     assert len({shape[-2:] for shape in seen}) > 1 and seen[0][-2:] == (96, 96), "largest size first"
     longer = resumed(config, tmp_path / "run", train=replace(config.train, epochs=4), resume_force=True)
-    train(longer)
+    train(replace(longer, logger=replace(config.logger, pictures=False)))
     torch.use_deterministic_algorithms(False)
     assert [row["epoch"] for row in rows(tmp_path / "run")] == ["1", "2", "3", "4"], "best.pt did not serve to go on"
     assert len(list((tmp_path / "run").glob("config*.yaml"))) == 2
@@ -370,7 +370,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
 def test_evaluation_needs_nothing_but_the_checkpoint(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures = train(options(shapes, tmp_path / "run", "train.epochs=1"))
+    figures = train(options(shapes, tmp_path / "run", "train.epochs=1", "logger.pictures=false"))
     monkeypatch.chdir(tmp_path)
     base = {
         "ckpt": str(tmp_path / "run"),

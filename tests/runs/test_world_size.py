@@ -63,21 +63,22 @@ def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", list(PLAN))
 def test_weights_do_not_depend_on_the_number_of_processes(folder: Path, precision: str) -> None:
-    """With two passes per step; compares average, statistics and momentum as well."""
+    """With two passes per step; compares average, statistics and momentum as well.
+
+    tests/runs/test_same_bits.py has two and three processes.
+    """
     more, tolerance = PLAN[precision]
     states = []
-    for processes in (1, 2, 4):
+    for processes in (1, 4):
         run_dir = folder / f"{precision}_{processes}"
         network = ["model=yolov3-spp", "model.width=0.125", f"train.precision={precision}", *more]
         run_group(train_here, processes, folder, run_dir, [*network, sizes(2, processes)])
         states.append(load_checkpoint(run_dir / "checkpoints" / "last.pt"))
     assert states[0]["step"] == 3
-    one = parts_of(states[0])
+    one, four = map(parts_of, states)
     assert all(tensor.dtype == getattr(torch, precision) for tensor in one["momentum"].values())
-    for state in states[1:]:
-        others = parts_of(state)
-        found = {part: largest_difference(tensors, others[part]) for part, tensors in one.items()}
-        assert max(found.values()) <= tolerance, (precision, state["world_size"], found)
+    found = {part: largest_difference(tensors, four[part]) for part, tensors in one.items()}
+    assert max(found.values()) <= tolerance, (precision, found)
 
 
 def test_the_measure_of_differences() -> None:

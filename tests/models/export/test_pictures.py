@@ -113,7 +113,8 @@ def write(folder: Path, file_format: str, model: Darknet, example: Tensor, open_
 
 @pytest.mark.parametrize(
     ("file_format", "open_axes", "confidence"),
-    [("torch", open_axes, confidence) for open_axes in (False, True) for confidence in (0.25, 0.9, 0.0)]
+    [("torch", False, confidence) for confidence in (0.25, 0.0)]
+    + [("torch", True, confidence) for confidence in (0.25, 0.9, 0.0)]
     + [("onnx", False, 0.25), ("onnx", True, 0.25), ("onnx", True, 0.0)],
 )
 def test_any_number_of_boxes(file_format: str, open_axes: bool, confidence: float, tmp_path: Path) -> None:
@@ -165,8 +166,8 @@ def test_any_number_of_boxes_of_trained_weights(
     run = run_onnx(path) if file_format == "onnx" else run_torch(path)
     model = Darknet(network / "yolo-fastest-1.1.cfg").eval()
     load_darknet_weights(model, network / "yolo-fastest-1.1.weights")
-    photographs = [shared_dir / "darknet" / "dog.jpg"]
-    photographs += sorted((shared_dir / "data" / "coco128" / "images" / "val2017").iterdir())[:40]
+    photographs = [shared_dir / "darknet" / "dog.jpg"]  # with thousands of boxes at the lowest confidence
+    photographs += sorted((shared_dir / "data" / "coco128" / "images" / "val2017").iterdir())[:12]
     counts = []
     for batch, height, width in [(1, 320, 320)] + open_axes * [(3, 320, 320), (2, 256, 416)]:
         images = [picture(height, width, kind) for kind in ("black", "white", "grey", "noise")]
