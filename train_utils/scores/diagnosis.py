@@ -16,6 +16,7 @@ from train_utils.scores.detections import Detections, GroundTruth, canonical_ord
 from train_utils.scores.operating_points import IOU, ClassCurve, class_curves, overlaps_of, pooled_curve
 
 USUAL_THRESHOLD = 0.3  # where no detection is right, so that no score is better than another
+SURE = 0.5  # score from which a detection may know better than a label
 NEAR = 0.1  # a detection that overlaps every label by less lies on background, as in TIDE
 
 
@@ -94,14 +95,18 @@ class Diagnosis:
         return f"{self.truth.names[detection['class']]} {detection['score']:.2f}: {reason}"
 
     def suspects(self) -> list[Suspect]:
-        """The detections that contradict the labels, surest first."""
+        """The sure detections that contradict the labels, surest first; one for each label."""
+        first: dict[int, dict[str, Any]] = {}
+        for row in sorted(self.status["label_errors"], key=lambda row: -row["dt_score"]):
+            if row["dt_score"] >= SURE:
+                first.setdefault(row["gt_id"] or -row["dt_id"], row)  # both count from 1
         return [
             Suspect(
                 int(self.by_id[row["image_id"] - 1]),
                 self.reported[row["dt_id"] - 1],
                 None if row["gt_id"] is None else row["gt_id"] - 1,
             )
-            for row in sorted(self.status["label_errors"], key=lambda row: -row["dt_score"])
+            for row in first.values()
         ]
 
 
