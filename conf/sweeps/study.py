@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,53 +66,30 @@ def distribution(sweep: Override) -> optuna.distributions.BaseDistribution:
 
 
 def draw_study(study: optuna.Study, folder: Path) -> list[Path]:
-    """Draw the APs of the trials in turn, over each option and over epochs; return the files.
+    """Draw the APs of the trials in turn, over each option and by epoch; return the files.
 
-    In each picture the trials that trained to their end are blue, pruned ones grey and the best
-    red. Nothing is drawn before two trials ended.
+    Nothing is drawn before a trial trained to its end.
     """
-    ended = [
-        trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED") and trial.intermediate_values
-    ]
-    if not any(trial.state.name == "COMPLETE" for trial in ended) or len(ended) < 2:
+    if not any(trial.state.name == "COMPLETE" for trial in study.trials):
         return []
     import matplotlib
 
     matplotlib.use("Agg")
+    import numpy as np
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import MaxNLocator, NullFormatter
+    from optuna.visualization import matplotlib as drawings
 
-    best = study.best_trial.number
-    colours = [
-        "tab:red" if trial.number == best else "tab:blue" if trial.state.name == "COMPLETE" else "silver"
-        for trial in ended
-    ]
-    values = [trial.value if trial.value is not None else max(trial.intermediate_values.values()) for trial in ended]
-    keys = sorted(set.intersection(*(set(trial.params) for trial in ended)))  # the space may have changed
-    titles = {"trials": "AP of each trial", "options": "AP over each option", "epochs": "AP of each trial by epoch"}
-    for name, title in titles.items():
-        columns = keys if name == "options" else [{"trials": "trial", "epochs": "epoch"}[name]]
-        size = (max(6.4, 2.8 * len(columns)), 4.8)
-        figure, axes = plt.subplots(1, len(columns), sharey=True, squeeze=False, figsize=size, layout="constrained")
-        for axis, key in zip(axes[0], columns, strict=True):
-            axis.set_xlabel(key)
+    drawn = {
+        "trials": partial(drawings.plot_optimization_history, target_name="AP"),
+        "options": partial(drawings.plot_slice, target_name="AP"),
+        "epochs": drawings.plot_intermediate_values,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna calls them experimental
+        for name, draw in drawn.items():
+            axis = np.ravel(draw(study))[0]
             if name == "epochs":
-                for trial, colour in zip(ended, colours, strict=True):
-                    steps, scores = zip(*sorted(trial.intermediate_values.items()), strict=True)
-                    axis.plot(steps, scores, ".-", color=colour, zorder=2 + (colour == "tab:red"))
-            else:
-                across = [trial.number if name == "trials" else trial.params[key] for trial in ended]
-                axis.scatter(across, values, c=colours)
-            if name != "options":
-                axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            elif isinstance(across[0], str):
-                axis.tick_params("x", rotation=30)
-            elif getattr(ended[0].distributions[key], "log", False):
-                axis.set_xscale("log")
-                axis.xaxis.set_minor_formatter(NullFormatter())  # its labels overlap
-            axis.grid(alpha=0.3)
-        axes[0][0].set_ylabel("AP")
-        figure.suptitle(f"{title} (red: the best, grey: pruned)")
-        figure.savefig(folder / f"{name}.png", dpi=110)
-        plt.close(figure)
-    return [folder / f"{name}.png" for name in titles]
+                axis.set(title="AP of each trial by epoch", xlabel="epoch", ylabel="AP")
+            axis.figure.savefig(folder / f"{name}.png", dpi=110, bbox_inches="tight")
+            plt.close(axis.figure)
+    return [folder / f"{name}.png" for name in drawn]
