@@ -33,9 +33,11 @@ class TimeLeft:
     def seconds(self, epoch: int, share: float, whole: float = 0.0) -> float:
         """Seconds left when ``share`` of ``epoch`` (from 1) is done.
 
-        ``whole`` is the guess of an epoch's length until one has ended.
+        ``whole`` is the length of this epoch at its pace so far. It counts by ``share`` beside the
+        earlier epochs: a machine that is busier now, or a mosaic that was closed, shows at once.
         """
-        whole = median(self._trained[-RECENT:]) if self._trained else whole
+        if self._trained:
+            whole = share * whole + (1 - share) * median(self._trained[-RECENT:])
         evaluation = whole * self._evaluation_ratio * FORWARD_SHARE
         if self._evaluated:
             evaluation = median(self._evaluated[-RECENT:])

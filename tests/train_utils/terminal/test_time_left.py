@@ -23,7 +23,7 @@ def test_it_is_right_within_a_tenth_after_the_first_epoch(every: int, seed: int)
         rest = trained[epoch:].sum() + sum(evaluated[each - 1] for each in evaluations if each > epoch)
         if epoch > 1:
             middle = rest + trained[epoch - 1] / 2 + evaluated[epoch - 1] * (epoch in evaluations)
-            assert told.seconds(epoch, 0.5) == pytest.approx(middle, rel=0.1)
+            assert told.seconds(epoch, 0.5, trained[epoch - 1]) == pytest.approx(middle, rel=0.1)
         start = 45.0 * (epoch == 1)
         told.trained(trained[epoch - 1] + start, trained[epoch - 1])
         if epoch in evaluations:
@@ -34,3 +34,9 @@ def test_it_is_right_within_a_tenth_after_the_first_epoch(every: int, seed: int)
 def test_before_an_epoch_has_ended_its_pace_counts() -> None:
     told = TimeLeft(3, [2, 3], 0.5)
     assert told.seconds(1, 0.5, whole=100) == pytest.approx(250 + 2 * 20, rel=0.01)
+
+
+def test_a_pace_that_changes_shows_within_the_epoch() -> None:
+    told = TimeLeft(10, [], 0.0)
+    told.trained(100, 100)
+    assert [told.seconds(2, share, whole=200) for share in (0.0, 0.5, 1.0)] == [900, 8.5 * 150, 8 * 200]
