@@ -160,8 +160,13 @@ def test_a_logger_that_fails_warns_once_and_the_others_go_on(
     monkeypatch.setitem(module.SERVICES, "tensorboard", failing)
     with pytest.raises(TrainError, match=r"logger=tensorboard cannot start .*no space left.* fix:"):
         log_some(config, tmp_path, range(1, 4), warnings)
-    log_some(config, tmp_path, range(3, 4), warnings)  # resumed at night
+    with (tmp_path / "steps.csv").open("a") as file:
+        file.writelines(f"{step},0.1,{step / 2},9,9,9\n" for step in (1, 2, 3, 4))
+        file.write("5,0.1")  # as after a kill
+    log_some(config, tmp_path, range(3, 4), warnings)  # resumed at night, after step 2
     assert len(warnings) == 2
+    rows = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
+    assert [(row["step"], row["loss"]) for row in rows] == [("1", "0.5"), ("2", "1.0"), ("3", "1.5")], "told twice"
 
 
 @pytest.mark.parametrize("where", ["the start", "a message", "the end"])
