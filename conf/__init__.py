@@ -4,6 +4,9 @@ The import refuses Windows: the rest of the project needs POSIX signals.
 """
 
 import sys
+from pathlib import Path
+
+CONF_DIR = Path(__file__).parent
 
 if sys.platform == "win32":
     print(

@@ -8,9 +8,12 @@ from typing import Any
 
 import yaml
 
-from conf.entry import CONF_DIR, layered
+from conf import CONF_DIR
+from conf.answers.suggest import darknet_options
+from conf.entry import layered
 from conf.failures import ConfigError
 from conf.schema import EvalTask
+from train_utils.errors import CheckpointError
 from train_utils.run.checkpoint_files import find_checkpoint
 
 
@@ -37,12 +40,17 @@ def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dic
 def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options with ``model`` null if no network is named: then ``ckpt`` holds one.
 
-    Raises ConfigError if options of a network are given beside ``ckpt``, or without a network.
+    Raises ConfigError if options of a network are given beside ``ckpt``, or without a network;
+    CheckpointError if ``ckpt`` is none.
     """
     model = given.get("model") or {}
     keys = [key for key in named if key.split(".")[0] == "model"]
-    if given.get("ckpt") is not None and keys and model:
-        raise ConfigError(f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out")
+    if given.get("ckpt") is not None:
+        if keys and model:
+            raise ConfigError(
+                f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out"
+            )
+        check_checkpoint(given["ckpt"])
     if "cfg" in model:
         return given
     if given.get("ckpt") is None and (keys or model.get("weights") is not None):
@@ -86,12 +94,19 @@ def complete_conversion(given: dict[str, Any], named: Sequence[str]) -> dict[str
     return {**given, "model": {"cfg": "", **given["model"]}}
 
 
-def config_of_checkpoint(path: str) -> dict[str, Any]:
-    """The configuration in a checkpoint file or run folder.
-
-    A wrong path is refused before torch is imported.
-    """
+def check_checkpoint(path: str) -> None:
+    """Raise CheckpointError for a wrong path before torch is imported."""
+    if Path(path).suffix in (".weights", ".cfg"):
+        raise CheckpointError(
+            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, Darknet's are two files. "
+            f"fix: {darknet_options(path)} instead of ckpt="
+        )
     find_checkpoint(Path(path), "best")
+
+
+def config_of_checkpoint(path: str) -> dict[str, Any]:
+    """The configuration in a checkpoint file or run folder."""
+    check_checkpoint(path)
     from train_utils.run.checkpoint import peek_config
 
     return peek_config(Path(path))

@@ -14,14 +14,13 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from conf import CONF_DIR
 from conf.failures import ConfigError
 from conf.messages import explain
 from conf.schema import CHOICES
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
-
-CONF_DIR = Path(__file__).parent
 
 
 def compose(name: str, schema: type[Config], overrides: list[str], complete: Complete | None = None) -> Config:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from itertools import takewhile
+from itertools import pairwise
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
@@ -18,10 +18,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from conf.answers.command_line import refusal_of_flags
+from conf import CONF_DIR
+from conf.answers.command_line import VALUED_FLAGS, refusal_of_flags
 from conf.answers.help import page_instead
 from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint
-from conf.entry import CONF_DIR, Complete, keys_of, register, to_plain
+from conf.entry import Complete, keys_of, register, to_plain
 from conf.failures import (
     ConfigError,
     JobError,
@@ -43,7 +44,6 @@ from conf.schema_tools import (
     ConvertConfig,
     ConvertDataConfig,
     GetDataConfig,
-    ReportConfig,
     TuneConfig,
 )
 from conf.sweeps.multirun import objective, refuse_folders, register_folders, show_results, take_folder
@@ -59,7 +59,7 @@ class Program(NamedTuple):
     function: str  # "module:function", imported once the options are right
     complete: Complete | None = None  # adds values of a checkpoint or an earlier run
     folder: str | None = None  # the option that names its folder; a job of a multirun (-m) gets one of its own
-    first_word: str = ""  # the option that a bare first word gives; with "..." the list of all first ones
+    bare: str = ""  # the option that a bare word gives; with "..." the list of all of them
 
     @property
     def command(self) -> str:
@@ -76,12 +76,11 @@ PROGRAMS = {  # by the name of their YAML file in conf/
     "check_data": Program(CheckDataConfig, "scripts.check_data:main"),
     "convert_data": Program(ConvertDataConfig, "scripts.convert_data:convert"),
     "anchors": Program(AnchorsConfig, "scripts.anchors:find_anchors"),
-    "get_data": Program(GetDataConfig, "scripts.get_data:get_data", first_word="name"),
+    "get_data": Program(GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
     "demo": Program(DemoConfig, "scripts.demo:main", model_or_checkpoint),
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
-    "compare": Program(CompareConfig, "scripts.compare:compare", first_word="runs..."),
-    "report": Program(ReportConfig, "scripts.report:report", first_word="run"),
+    "compare": Program(CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(TuneConfig, "scripts.tune:tune"),
 }
 
@@ -153,7 +152,7 @@ def _compose_and_call(main: Any, schema: type) -> None:
 
 
 def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
-    """The arguments for Hydra: without those that launchers add, a bare first word as its option.
+    """The arguments for Hydra: without those that launchers add, bare words as an option.
 
     What follows ``--`` becomes the list ``options``. Raises ConfigError for the spelling of other
     programs and for a multirun of several ranks.
@@ -163,16 +162,22 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
         )
-    if program.first_word:
-        arguments = _with_first_words(arguments, program.first_word)
     if sentence := refusal_of_flags(arguments, program.schema):
         raise ConfigError(sentence)
-    return arguments
+    return _in_order(arguments, program.bare)
 
 
-def _with_first_words(arguments: list[str], key: str) -> list[str]:
-    """The arguments with the bare words at their start, or folders with any name, as ``key``."""
-    words = list(takewhile(lambda word: word[:1] != "-" and ("=" not in word or os.path.isdir(word)), arguments))
-    listed = ",".join("'{}'".format(word.replace("'", r"\'")) for word in words)
-    given = f"{key.removesuffix('...')}=[{listed}]" if key.endswith("...") else f"{key}={' '.join(words)}"
-    return [given, *arguments[len(words) :]] if words else arguments
+def _in_order(arguments: list[str], key: str) -> list[str]:
+    """Options before flags, as Hydra wants them; bare words, or folders of any name, as ``key``."""
+    bare, options, flags = [], [], []
+    for before, word in pairwise(["", *arguments]):
+        if word[:1] == "-" or before in VALUED_FLAGS:
+            flags.append(word)
+        elif key and word[:1] not in "+~" and ("=" not in word or os.path.isdir(word)):
+            bare.append(word)
+        else:
+            options.append(word)
+    if bare:
+        listed = ",".join("'{}'".format(word.replace("'", r"\'")) for word in bare)
+        options.append(f"{key.removesuffix('...')}=[{listed}]" if key.endswith("...") else f"{key}={' '.join(bare)}")
+    return options + flags

@@ -1,5 +1,6 @@
 """Compare runs: options, curves, mean and spread over seeds, and whether a gain is real.
 
+    python -m scripts.compare runs/a                 # of one run the report.html, as far as it is
     python -m scripts.compare runs/a runs/b
     python -m scripts.compare runs/base-0 runs/base-1 runs/wide-0 runs/wide-1 out=wide
 
@@ -17,6 +18,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 from pathlib import Path
 
+from conf.build.run_report import report_run
 from conf.schema_tools import CompareConfig
 from train_utils.report.comparison import contents, print_comparison, write_comparison
 from train_utils.report.gains import Gain, gain
@@ -27,13 +29,18 @@ from train_utils.run.run_folder import dated_folder
 def compare(config: CompareConfig) -> list[Gain]:
     """Print and write the comparison; return the gain of each setting over the first.
 
-    Raises TrainError if runs cannot be compared or the page cannot be written.
+    Of one run write the report. Raises TrainError if runs cannot be read or compared, or if the
+    page cannot be written.
     """
-    first, *others = groups = read_groups([Path(run) for run in config.runs])
+    folders, out = [Path(run) for run in config.runs], None if config.out is None else Path(config.out)
+    if len(folders) == 1:
+        print(f"page: {report_run(folders[0], out)}")
+        return []
+    first, *others = groups = read_groups(folders)
     gains = [gain(first, other, config.resamples, config.confidence, config.seed) for other in others]
     found = contents(groups, gains, config.resamples)
     print_comparison(found)
-    page = (Path(config.out) if config.out is not None else dated_folder("compare")) / "compare.html"
+    page = (out or dated_folder("compare")) / "compare.html"
     write_comparison(page, groups, found)
     print(f"\npage: {page}")
     return gains

@@ -17,7 +17,8 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch.distributed.run import get_args_parser
 
-from conf.entry import CONF_DIR, compose, defaults
+from conf import CONF_DIR
+from conf.entry import compose, defaults
 from conf.failures import ConfigError
 from conf.programs import PROGRAMS, prepare_arguments
 from tests.test_house import all_sources, tracked

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from conf.answers.suggest import kinds_of, meant, written
+from conf.answers.suggest import kinds_of, meant, readers, written
 
-HYDRA_FLAGS = frozenset(
-    "--help --hydra-help --version --cfg --resolve --package --run --multirun --shell-completion --config-path "
-    "--config-name --config-dir --experimental-rerun --info -h -c -p -r -m -sc -cp -cn -cd -i".split()
+VALUED_FLAGS = frozenset(
+    "--cfg -c --package -p --config-path -cp --config-name -cn --config-dir -cd --experimental-rerun --info -i".split()
+)
+HYDRA_FLAGS = VALUED_FLAGS | set(
+    "--help -h --hydra-help --version --resolve --run -r --multirun -m --shell-completion -sc".split()
 )
 
 
@@ -20,11 +22,15 @@ def refusal_of_flags(arguments: Sequence[str], schema: Any) -> str | None:
     found = dict(_foreign(arguments))
     if not found:
         return None
-    kinds = kinds_of(schema)
-    keys = {flag: meant(flag.lstrip("-").replace("-", "_"), value, kinds)[:1] for flag, value in found.items()}
-    fix = " ".join(dict.fromkeys(written(key, found[flag], kinds) for flag in found for key in keys[flag]))
-    notes = []
-    if nowhere := [flag for flag in found if not keys[flag]]:
+    options, nowhere, notes = dict[str, None](), list(found), []
+    for before, reader in readers(schema).items():
+        kinds = kinds_of(reader)
+        keys = {flag: meant(flag.lstrip("-").replace("-", "_"), found[flag], kinds)[:1] for flag in nowhere}
+        if given := [written(key, found[flag], kinds) for flag in nowhere for key in keys[flag]]:
+            options |= dict.fromkeys([before.strip(), *given])
+        nowhere = [flag for flag in nowhere if not keys[flag]]
+    fix = " ".join(filter(None, options))
+    if nowhere:
         notes.append(f"nothing here is like {_listed(nowhere)}")
     if "device=cuda" in fix:
         notes.append("the environment variable CUDA_VISIBLE_DEVICES chooses among GPUs, torchrun uses several")

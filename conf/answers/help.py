@@ -19,8 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from conf import CONF_DIR
 from conf.describe import options_of, sections_in, shown
-from conf.entry import CONF_DIR, defaults
+from conf.entry import defaults
 from conf.schema import CHOICES
 
 REPOSITORY = CONF_DIR.parent

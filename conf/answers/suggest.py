@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
+from conf import CONF_DIR
 from conf.answers.names import FILES, KEYS, VALUES
 from conf.describe import meanings_of
-from conf.schema import CHOICES
+from conf.schema import CHOICES, TrainConfig
+from conf.schema_tools import TuneConfig
 from train_utils.shell import option
 
-CONF_DIR = Path(__file__).parents[1]
 GROUPS = ("data", "model")  # that people give files instead of names
 
 
@@ -64,37 +66,59 @@ def written(key: str, value: str | None, kinds: Mapping[str, Any]) -> str:
     if value is None:
         is_switch = bool in (kinds[key], *get_args(kinds[key])) or _translated(key, "true") != "true"
         value = "true" if is_switch else "..."
+    if get_origin(kinds[key]) is list:
+        return shlex.quote(f"{key}=[{value}]")
     return option_of_file(key, value, kinds) or option(key, os.path.expanduser(_translated(key, value)))
 
 
 def option_of_file(key: str, value: str, kinds: Mapping[str, Any]) -> str | None:
     """The options that take the file of ``key=value`` by its suffix; None if ``key`` is right."""
-    stem, suffix = os.path.splitext(value)
-    fitting = [known for known in FILES.get(suffix.lower(), ()) if known in kinds]
+    suffix = os.path.splitext(value)[1].lower()
+    fitting = [known for known in FILES.get(suffix, ()) if known in kinds]
     if not fitting or key not in (*GROUPS, "ckpt") or (key == "data") != (fitting[0] == "data.root"):
         return None
     given = option(fitting[0], os.path.expanduser(value))
     if key == "data":
         return f"data=yolo {given}"
     if suffix == ".weights" and "ckpt" in kinds:  # no network is chosen there otherwise
-        zoo = os.path.basename(stem)
-        in_zoo = (CONF_DIR / "model" / f"{zoo}.yaml").exists()
-        return f"{option('model.cfg', zoo if in_zoo else f'{os.path.expanduser(stem)}.cfg')} {given}"
+        return darknet_options(value, fitting[0])
     return given
+
+
+def darknet_options(path: str, key: str = "model.weights") -> str:
+    """Both files of a Darknet network by the name of one; the .cfg by its name in the zoo."""
+    stem = os.path.splitext(os.path.expanduser(path))[0]
+    zoo = os.path.basename(stem)
+    in_zoo = (CONF_DIR / "model" / f"{zoo}.yaml").exists()
+    return f"{option('model.cfg', zoo if in_zoo else f'{stem}.cfg')} {option(key, f'{stem}.weights')}"
+
+
+def readers(schema: Any) -> dict[str, Any]:
+    """What reads the options of a program, by what stands before them."""
+    return {"": schema, "-- ": TrainConfig} if schema is TuneConfig else {"": schema}
 
 
 def suggest(key: str, value: str | None, schema: Any) -> str:
     """A sentence with the keys that may be meant, or with the way to list all."""
-    kinds = kinds_of(schema)
-    words = re.findall(r"[a-z]{4,}", key.rpartition(".")[2].lower())
-    about = [
+    for before, reader in readers(schema).items():
+        kinds = kinds_of(reader)
+        near = meant(key, value, kinds) or _about(key, reader)
+        said = " or ".join((known if value is None else written(known, value, kinds)) + _where(known) for known in near)
+        if near:
+            return f"did you mean {before}{said}?"
+    return "--help lists all options."
+
+
+def _about(key: str, schema: Any) -> list[str]:
+    """Up to three keys whose meanings have all words of one that is no name of another program."""
+    name = key.rpartition(".")[2].lower()
+    words = re.findall(r"[a-z]{4,}", name)
+    found = [
         known
         for known, meaning in meanings_of(schema).items()
         if words and all(re.search(rf"(\b|_){word}", f"{known} {meaning}".lower()) for word in words)
     ]
-    near = meant(key, value, kinds) or (about if len(about) <= 3 else [])
-    said = [(known if value is None else written(known, value, kinds)) + _where(known) for known in near]
-    return f"did you mean {' or '.join(said)}?" if near else "--help lists all options."
+    return found if len(found) <= 3 and name not in KEYS else []
 
 
 def _where(key: str) -> str:

@@ -28,7 +28,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.entry import keys_of
 from conf.failures import ConfigError
-from conf.sweeps.table import write_table
 from train_utils.launch.environment import job_folder_name, read_job
 from train_utils.shell import option
 
@@ -133,6 +132,8 @@ def show_results() -> None:
     """Print the table of the multirun that this process started; nothing if it started none."""
     while _started:
         folder = _started.pop()
+        from conf.sweeps.table import write_table  # takes rich, which --help and completion do without
+
         if found := [json.loads(path.read_text(encoding="utf-8")) for path in (folder / RESULTS).glob("*.json")]:
             write_table(folder / "results.csv", sorted(found, key=lambda row: int(row["job"])))
 

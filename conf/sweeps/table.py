@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from train_utils.run.whole_files import whole_file
+from train_utils.terminal.screen import say_table
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -21,16 +22,12 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writeheader()
         writer.writerows(rows)
     best = max((row["AP"] for row in rows if isinstance(row["AP"], float)), default=None)
-    cells = [list(rows[0])]
-    for row in rows:
-        values = ("" if value is None else value for value in row.values())
-        cells.append([_digits(value, best) if isinstance(value, float) else str(value) for value in values])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     print()
-    for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    say_table(list(rows[0]), [[_text(value, best) for value in row.values()] for row in rows])
     print(f"\n{os.path.relpath(path)} has this table", flush=True)
 
 
-def _digits(value: float, best: float | None) -> str:
-    return f"{value:.4f}{' *' if value == best else ''}"
+def _text(value: Any, best: float | None) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}{' *' if value == best else ''}"
+    return "" if value is None else str(value)

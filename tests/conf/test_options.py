@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from conf import CONF_DIR
 from conf.answers.suggest import kinds_of
 from conf.build.report import save_config
-from conf.entry import CONF_DIR, compose, to_dictionary, to_yaml
+from conf.entry import compose, to_dictionary, to_yaml
 from conf.failures import ConfigError
 from conf.programs import run
 from conf.resume import complete_training, continue_run

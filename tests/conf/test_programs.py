@@ -41,8 +41,11 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
     "demo": {"--help": None, "port=70000": "port must lie in 0..65535", "workers=0": "workers must be 1 or more"},
     "cfg_info": {"--help": None, "model=yolov3 num_classes=0": "num_classes must be 1 or more"},
-    "compare": {"--help": None, "": "runs has no value", "here": "runs needs two folders or more"},
-    "report": {"--help": None, "": "run has no value"},
+    "compare": {
+        "--help": None,
+        "": "runs has no value",
+        "--config-dir conf here resamples=1 there": "resamples must be 10 or more",
+    },
     "tune": {
         "--help": None,
         "trials=0": "trials must be 1 or more",

@@ -221,7 +221,7 @@ def test_a_cfg_that_leaves_filters_to_their_default_is_completed(tmp_path: Path)
         (["ckpt=a.pt", "out=b.weights", "seen=20000000000000000000"], "does not fit the 64 bits of a header"),
         (
             ["ckpt=a.weights", "out=b.weights"],
-            "a.weights is not a checkpoint: ckpt takes run folders and their .pt files, Darknet's",
+            "Darknet's are two files. fix: model.cfg=a.cfg model.weights=a.weights instead of ckpt=",
         ),
         (["ckpt=none.pt", "out=b.weights"], "there is no checkpoint"),
     ],

@@ -7,18 +7,16 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from train_utils.pictures.style import chart, line_style
 from train_utils.report.gains import Gain
 from train_utils.report.groups import SEED, Group, differences
 from train_utils.report.page import data_url, figure, shown, write_page
 from train_utils.report.run_files import Run
 from train_utils.scores.coco_eval import ABSENT, FIGURES
-from train_utils.terminal.screen import say
+from train_utils.terminal.screen import say, say_table
 
 TITLES = ("setting", "runs", "AP mean", "spread", "AP50", "AP75", "best epochs")
+FOLDER_TITLES = ("setting", "seed", "folder")
 CURVES = ("AP", "AP50", "loss")
 MORE_SEEDS = "A setting with one run only may be lucky in its seed: repeat it with train.seed=1,2 (train.py -m)."
 ONE_GROUP = "All runs have the same setting and differ in train.seed only: their spread is what luck does."
@@ -38,6 +36,7 @@ def contents(groups: Sequence[Group], gains: Sequence[Gain], resamples: int) -> 
             (letter, seed_of(run), *(figure(best.scores.figures[name]) for name in FIGURES))
             for letter, run, best in runs
         ],
+        "folder_titles": FOLDER_TITLES,
         "folders": [(letter, seed_of(run), str(run.folder)) for letter, run, _ in runs],
         "option_titles": ("option", *(group.letter for group in groups)),
         "options": [(key, *map(shown, values)) for key, values in differences(groups)],
@@ -63,16 +62,12 @@ def seed_of(run: Run) -> str:
 
 def print_comparison(found: dict[str, Any]) -> None:
     """Print ``contents``."""
-    console = Console(markup=False, emoji=False, highlight=False)
-    for titles, rows in ((TITLES, found["settings"]), (found["option_titles"], found["options"])):
-        table = Table(*titles, box=None, padding=(0, 2, 0, 0))
-        for row in rows:
-            table.add_row(*row)
+    tables = (TITLES, found["settings"]), (found["option_titles"], found["options"]), (FOLDER_TITLES, found["folders"])
+    for titles, rows in tables:
         if rows:
-            console.print(table, "")
-    say("\n".join(f" {letter}, seed {seed}  {folder}" for letter, seed, folder in found["folders"]))
-    for paragraph in (*(sentence for sentence, _ in found["verdicts"]), *found["notes"]):
-        say(f"\n{paragraph}")
+            say_table(titles, rows)
+            print()
+    say("\n\n".join([*(sentence for sentence, _ in found["verdicts"]), *found["notes"]]))
 
 
 def write_comparison(out: Path, groups: Sequence[Group], found: dict[str, Any]) -> None:
@@ -92,6 +87,7 @@ def curves(groups: Sequence[Group]) -> bytes:
                 points = [row["epoch"] for row in rows], [row[column] for row in rows]
                 axis.plot(*points, label=label, marker=".", alpha=0.8, **line_style(number))
         axis.set(title=column, xlabel="epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     drawing = BytesIO()

@@ -17,13 +17,13 @@ from train_utils.terminal.progress import duration
 TRAIN_BATCH = Plot("First training batch", "What the network was given first, with its boxes.")
 
 
-def write_report(run: Run, defaults: Mapping[str, Any]) -> Path:
-    """Write report.html of a run into its folder and return it.
+def write_report(run: Run, out: Path, defaults: Mapping[str, Any]) -> Path:
+    """Write the report of a run to ``out`` and return that.
 
     ``defaults`` are the values of options by full key without any choice. Raises
     TrainError if it cannot be written, or if the run's detections are damaged.
     """
-    out, options = run.folder / "report.html", run.options
+    options = run.options
     pictures = {run.folder / FOLDER / name: plot for name, plot in PLOTS.items()}
     pictures[run.folder / "train_batch.jpg"] = TRAIN_BATCH
     classes = read_best(run.folder).scores.per_class if (run.folder / FILE).is_file() else {}

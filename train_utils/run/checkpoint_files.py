@@ -7,16 +7,14 @@ from pathlib import Path
 from train_utils.errors import CheckpointError
 
 FOLDER = "checkpoints"
-EXPORTED = "exported ones are for other programs. fix: ckpt=<the run folder or .pt file that it was exported from>"
-DARKNET = "Darknet's are two files. fix: model.cfg=<its .cfg> and model.weights=<its .weights> instead of ckpt="
-OTHER_FORMATS = {".onnx": EXPORTED, ".pt2": EXPORTED, ".weights": DARKNET, ".cfg": DARKNET}
 
 
 def find_checkpoint(path: Path, which: str) -> Path:
     """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
-    if path.suffix in OTHER_FORMATS:
+    if path.suffix in (".onnx", ".pt2"):
         raise CheckpointError(
-            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, {OTHER_FORMATS[path.suffix]}"
+            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, exported ones are for other "
+            "programs. fix: ckpt=<the run folder or .pt file that it was exported from>"
         )
     if path.is_file():
         return path

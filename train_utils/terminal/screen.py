@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from textwrap import TextWrapper
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
+
+WIDE = 10_000  # columns of a file or pipe: nothing is wrapped there
 
 
 class _Screen(Console):
@@ -34,6 +38,14 @@ def say(text: str, style: str = "") -> None:
     wrap = TextWrapper(SCREEN.width, break_long_words=False, break_on_hyphens=False).fill
     lines = [line if line.startswith(" ") else wrap(line) for line in text.split("\n")]
     SCREEN.print(Text("\n".join(lines), style), soft_wrap=True)
+
+
+def say_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; its cells are wrapped on a narrow terminal only."""
+    table = Table(*titles, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, emoji=False, highlight=False, width=None if is_live() else WIDE).print(table)
 
 
 def warn(text: str) -> None:

@@ -8,10 +8,11 @@ import shlex
 import hydra
 import pytest
 
+from conf import CONF_DIR
 from conf.answers.command_line import refusal_of_flags
 from conf.answers.names import KEYS, TABLE
 from conf.answers.suggest import kinds_of
-from conf.entry import CONF_DIR, register
+from conf.entry import register
 from conf.programs import PROGRAMS
 
 PAGE = CONF_DIR.parent / "docs" / "coming-from.md"
@@ -37,7 +38,7 @@ def test_each_foreign_spelling_is_answered_with_options_that_compose(program: st
         value = VALUES.get(name, "1")
         said = refusal_of_flags([f"--{name.replace('_', '-')}", value], schema)
         assert said is not None
-        if "fix: --help" in said:
+        if "fix: --" in said:  # help, or options of train.py behind -- for tune
             assert not {key.partition("=")[0] for key in keys} & kinds_of(schema).keys(), said
             continue
         for option in shlex.split(said.partition("fix: ")[2].partition(" (")[0]):

@@ -12,9 +12,9 @@ import pytest
 
 from conf.build import training
 from conf.entry import compose
-from conf.schema_tools import ReportConfig
+from conf.schema_tools import CompareConfig
 from data import ShapesConfig
-from scripts.report import report
+from scripts.compare import compare
 from tests.small_run import small_run
 from train import train
 from train_utils.errors import TrainError
@@ -72,11 +72,11 @@ def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None
 def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Path) -> None:
     """A run that was just started, or one of an earlier version."""
     (tmp_path / "config.yaml").write_text((run_folder / "config.yaml").read_text())
-    written = report(compose("report", ReportConfig, [f"run={tmp_path}"]))
-    text = written.read_text()
+    assert compare(compose("compare", CompareConfig, [f"runs=[{tmp_path}]", f"out={tmp_path / 'again'}"])) == []
+    text = (tmp_path / "again" / "report.html").read_text()
     assert "No epoch was evaluated" in text and "0 of 2" in text and "None were drawn" in text
     with pytest.raises(TrainError, match="fix: runs/"):
-        report(compose("report", ReportConfig, [f"run={tmp_path.parent}/nowhere"]))
+        compare(compose("compare", CompareConfig, [f"runs=[{tmp_path.parent}/nowhere]"]))
 
 
 def test_a_report_that_fails_is_a_line_and_the_training_goes_on(
