@@ -63,7 +63,7 @@ def build(config: DemoConfig, folder: Path) -> Any:
             given = gr.File(file_count="multiple", file_types=["image", "video"], label="Drop them here", height=140)
             said = gr.Markdown()
             drawn = gr.Gallery(
-                label="Detections", columns=2, object_fit="contain", height="auto", interactive=False,
+                label="Detections", columns=2, object_fit="contain", height="max-content", interactive=False,
                 buttons=["download", "fullscreen"],
             )  # fmt: skip
             files = gr.File(file_count="multiple", label="As COCO json", interactive=False)
