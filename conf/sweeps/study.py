@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
@@ -79,7 +80,7 @@ def draw_study(study: optuna.Study, folder: Path) -> list[Path]:
     from matplotlib import pyplot as plt
     from optuna.visualization import matplotlib as drawings
 
-    drawn = {
+    drawn: dict[str, Callable[[optuna.Study], Any]] = {
         "trials": partial(drawings.plot_optimization_history, target_name="AP"),
         "options": partial(drawings.plot_slice, target_name="AP"),
         "epochs": drawings.plot_intermediate_values,

@@ -78,6 +78,8 @@ def write_comparison(out: Path, groups: Sequence[Group], found: dict[str, Any]) 
 
 def curves(groups: Sequence[Group]) -> bytes:
     """CURVES over the epochs as SVG: a line for each run, in the colour of its setting."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = chart(4.2 * len(CURVES), 3.6, len(CURVES))
     for axis, column in zip(axes, CURVES, strict=True):
         for number, group in enumerate(groups):
@@ -87,7 +89,7 @@ def curves(groups: Sequence[Group]) -> bytes:
                 points = [row["epoch"] for row in rows], [row[column] for row in rows]
                 axis.plot(*points, label=label, marker=".", alpha=0.8, **line_style(number))
         axis.set(title=column, xlabel="epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     drawing = BytesIO()
