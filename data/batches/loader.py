@@ -30,13 +30,13 @@ PATIENCE = 0.4  # share of the time-out: the cause is reported before other rank
 class BatchLoader(DataLoader[Batch]):
     """A torch loader that raises DataError if its workers hang.
 
-    On a GPU, ``device``, its batches arrive there while the ones before them are in use.
+    On a GPU its batches arrive there while the ones before them are in use.
     """
 
-    device: torch.device
+    copies: torch.cuda.Stream | None  # on a GPU; one for all epochs, as torch keeps freed memory for each stream
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        return copied_ahead(self._loaded(), self.device) if self.device.type == "cuda" else self._loaded()
+        return self._loaded() if self.copies is None else copied_ahead(self._loaded(), self.copies)
 
     def _loaded(self) -> Iterator[Batch]:
         """The batches on the host."""
@@ -84,21 +84,20 @@ def make_loader(
         prefetch_factor=PREFETCHED_BATCHES if workers else None,
         timeout=PATIENCE * timeout_seconds if workers else 0,
     )
-    loader.device = device
+    loader.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
     return loader
 
 
-def copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield the ``batches`` on a GPU, copied on a stream of their own.
+def copied_ahead(batches: Iterable[Batch], copies: torch.cuda.Stream) -> Iterator[Batch]:
+    """Yield the ``batches`` on a GPU, copied on the stream ``copies``.
 
     A batch is handed over once the next one is on its way, so that its copy runs beside the
     computation. A batch that nobody asked for any more is dropped.
     """
-    copies = torch.cuda.Stream(device)
     ahead: list[tuple[Batch, torch.cuda.Event]] = []
     for batch in batches:
         with torch.cuda.stream(copies):
-            ahead.append((batch.to(device, non_blocking=True), copies.record_event()))
+            ahead.append((batch.to(copies.device, non_blocking=True), copies.record_event()))
         if len(ahead) > 1:
             yield _arrived(*ahead.pop(0))
     for last in ahead:

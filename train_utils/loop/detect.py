@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -98,6 +99,16 @@ def detect_batches(
             yield future.result()
 
 
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream of a GPU for all evaluations.
+
+    torch keeps freed memory for the stream that asked for it. With a new one each time, as many as
+    torch's 32 streams would each keep what an evaluation takes.
+    """
+    return torch.cuda.Stream(device)
+
+
 def _overlapped(
     forward: Callable[[InputType], list[Tensor]],
     finish: Callable[[InputType, list[Tensor]], tuple[InputType, list[Tensor]]],
@@ -109,7 +120,7 @@ def _overlapped(
     ``finish`` ends with a copy to the host, so that nothing on that stream still needs the raw maps
     when they are freed.
     """
-    beside = torch.cuda.Stream(device)
+    beside = side_stream(device)
 
     def finish_beside(batch: InputType, raw_maps: list[Tensor], computed: torch.cuda.Event) -> Any:
         with torch.cuda.stream(beside):

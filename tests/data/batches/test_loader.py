@@ -150,7 +150,7 @@ class FakeStream:
     """A CUDA stream that keeps a diary, too."""
 
     def __init__(self, name: str, diary: list[str]) -> None:
-        self.name, self.diary, self.copied = name, diary, 0
+        self.name, self.diary, self.device = name, diary, GPU
 
     def record_event(self) -> int:
         assert self.diary[-1].startswith("copy"), "the event must follow the copy"
@@ -165,7 +165,6 @@ def diary(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a fake GPU was asked to do, in order."""
     diary: list[str] = []
     for name, value in {
-        "Stream": lambda device: FakeStream("copies", diary),
         "current_stream": lambda device: FakeStream("training", diary),
         "stream": lambda stream: contextlib.nullcontext(),
     }.items():
@@ -173,12 +172,12 @@ def diary(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return diary
 
 
-def on_fake_gpu(batches: Iterator[OnFakeGpu]) -> Iterator[OnFakeGpu]:
-    return copied_ahead(batches, GPU)  # type: ignore[return-value]
+def on_fake_gpu(diary: list[str], batches: Iterator[OnFakeGpu]) -> Iterator[OnFakeGpu]:
+    return copied_ahead(batches, FakeStream("copies", diary))  # type: ignore[return-value]
 
 
 def test_the_next_batch_is_on_its_way_before_one_is_used(diary: list[str]) -> None:
-    for batch in on_fake_gpu(OnFakeGpu(number, diary) for number in range(3)):
+    for batch in on_fake_gpu(diary, (OnFakeGpu(number, diary) for number in range(3))):
         diary.append(f"use {batch.number}")
     assert [line for line in diary if line[:4] in ("load", "copy", "use ")] == [
         "load 0", "copy 0", "load 1", "copy 1", "use 0", "load 2", "copy 2", "use 1", "use 2",
@@ -189,7 +188,7 @@ def test_the_next_batch_is_on_its_way_before_one_is_used(diary: list[str]) -> No
 
 
 def test_a_batch_for_a_gpu_is_freed_as_soon_as_its_user_lets_it_go(diary: list[str]) -> None:
-    batches = on_fake_gpu(OnFakeGpu(number, diary) for number in range(3))
+    batches = on_fake_gpu(diary, (OnFakeGpu(number, diary) for number in range(3)))
     batch = next(batches)
     gone = weakref.ref(batch)
     del batch
@@ -204,10 +203,10 @@ def test_few_batches_reach_the_gpu_and_an_error_its_user(diary: list[str], count
             raise DataError("12.png is broken")
 
     broken = False
-    assert [batch.number for batch in on_fake_gpu(loaded())] == list(range(count))
+    assert [batch.number for batch in on_fake_gpu(diary, loaded())] == list(range(count))
     broken = True
     with pytest.raises(DataError, match="is broken"):
-        list(on_fake_gpu(loaded()))
+        list(on_fake_gpu(diary, loaded()))
 
 
 @pytest.mark.gpu
