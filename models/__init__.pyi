@@ -10,6 +10,7 @@ from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection
 from .decode import Postprocess as Postprocess
 from .errors import ModelError as ModelError
+from .export.graph import for_detection as for_detection
 from .export.graph import fuse_batch_norm as fuse_batch_norm
 from .loss.base import LossParts as LossParts
 from .loss.darknet import DarknetLoss as DarknetLoss

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from conf.build.batches import loader_workers, open_images
-from conf.build.network import for_detection
 from conf.failures import ConfigError
 from conf.schema import EvaluateConfig
 from data import (
@@ -22,7 +21,7 @@ from data import (
     eval_batches,
     make_loader,
 )
-from models import Darknet, Postprocess
+from models import Darknet, Postprocess, for_detection
 from train_utils.config import EvalPrecision
 from train_utils.distributed import World, gather_arrays
 from train_utils.loop.detect import detect

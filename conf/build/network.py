@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.nn import BatchNorm2d
 
 from conf.entry import to_dictionary
@@ -27,7 +26,6 @@ from models import (
     ModelError,
     WeightsReport,
     YoloLoss,
-    fuse_batch_norm,
     load_cfg,
     load_darknet_weights,
     load_foreign_state_dict,
@@ -232,12 +230,3 @@ def describe(
         "steps_per_epoch": steps_per_epoch,
         "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
     }
-
-
-def for_detection(model: Darknet, device: torch.device) -> Darknet:
-    """``model`` as it detects fastest on the device that it is on.
-
-    On a GPU that is a copy with batch norm in the convolutions, in channels_last memory. On a CPU
-    it is the model itself, whose figures are kept to the last bit.
-    """
-    return model if device.type == "cpu" else fuse_batch_norm(model).to(memory_format=torch.channels_last)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from conf.build.network import Detector, for_detection
+from conf.build.network import Detector
 from conf.schema_inference import DetectConfig
 from data import Frame, FrameBatch, InputFit, cut_at_edges
-from models import Postprocess
+from models import Postprocess, for_detection
 from train_utils.distributed import World
 from train_utils.loop.detect import detect_batches
 

@@ -14,20 +14,18 @@ if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):  # before torch 
     raise SystemExit
 
 import statistics
-import time
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
-from models import Darknet, IouKind, LossConfig, YoloLoss, zoo_cfg
-from scripts.bench.rounds import in_fresh_process, medians, take_turns
+from scripts.bench.on_gpu.common import make_step, new_network, settings_of, step_of, synthetic
+from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
 from train_utils.distributed import init_distributed_mode
-from train_utils.loop.interfaces import Loss
-from train_utils.numerics import has_native_bfloat16, keep_freed_memory
-from train_utils.parallel.image_sums import ImagewiseLoss
-from train_utils.parallel.wrap import convert_sync_batchnorm, gradient_sync, wrap_model
+from train_utils.numerics import has_native_bfloat16, keep_freed_memory, one_thread_per_operator
+from train_utils.parallel.wrap import convert_sync_batchnorm
 
 
 class Variant(NamedTuple):
@@ -54,38 +52,21 @@ WARM_UP, COUNTED = 3, 6
 
 
 def measure(variant: str, model_name: str, image_size: int, batch_size: int) -> float:
-    """Median seconds of a step: forward, loss, backward, update."""
+    """Median seconds of a step as training makes it: input, forward, loss, backward, update."""
     chosen = VARIANTS[variant]
     if chosen.keep:
         keep_freed_memory()
-    torch.manual_seed(0)
-    darknet = Darknet(zoo_cfg(model_name), num_classes=3)
+    small = settings_of(tiny=True)
+    settings = replace(small, device=torch.device("cpu"), model=model_name, width=1.0, side=image_size)
     layout = torch.channels_last if chosen.channels_last else torch.contiguous_format
-    model: nn.Module = darknet.to(memory_format=layout)
-    world = init_distributed_mode("cpu", 60)
+    network, world = new_network(settings).to(memory_format=layout).train(), init_distributed_mode("cpu", 60)
     if chosen.global_norm:
-        model = convert_sync_batchnorm(model, world)
-    model = wrap_model(model, world, seed=0 if chosen.by_image else None)
-    images = torch.rand(batch_size, 3, image_size, image_size).to(memory_format=layout)
-    targets = torch.rand(8 * batch_size, 6) * image_size / 2
-    targets[:, 0] = torch.arange(8 * batch_size) % batch_size
-    targets[:, 1] = torch.arange(8 * batch_size) % 3
-    config = LossConfig("yolov3", 3.54, 64.3, 37.4, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0)
-    loss: Loss = YoloLoss(darknet.heads, config)
-    if chosen.by_image:
-        loss = ImagewiseLoss(loss)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
-    seconds = []
-    for _ in range(WARM_UP + COUNTED):
-        started = time.perf_counter()
-        with gradient_sync(model, last=True):
-            with torch.autocast("cpu", torch.bfloat16, enabled=chosen.bfloat16):
-                raw_maps = model(images)
-            parts = loss(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=lambda counts: counts, world_size=1)
-            parts.total.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        seconds.append(time.perf_counter() - started)
+        convert_sync_batchnorm(network, world)
+    dtype, seed = torch.bfloat16 if chosen.bfloat16 else None, 0 if chosen.by_image else None
+    step, batch = step_of(network, world, dtype, seed), synthetic(settings, batch_size)
+    batch = replace(batch, gains=batch.gains[:0])  # for a CPU the loader changes colours
+    with one_thread_per_operator() if step.imagewise else nullcontext():
+        seconds = [seconds_of(make_step, step, batch) for _ in range(WARM_UP + COUNTED)]
     return statistics.median(seconds[WARM_UP:])
 
 

@@ -17,14 +17,14 @@ from torch import Tensor
 from data import Batch
 from models import Darknet, LossConfig, YoloLoss, zoo_cfg
 from train_utils.config import OptimConfig
-from train_utils.distributed import init_distributed_mode
-from train_utils.loop.interfaces import Loss
+from train_utils.distributed import World, init_distributed_mode
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import StepDecisions, StopRequest
 from train_utils.numerics import allow_tf32, autocast_dtype, keep_freed_memory, seed_everything
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.parallel.compiled import compile_step
+from train_utils.parallel.wrap import wrap_model
 from train_utils.run.run_state import RunState
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -119,24 +119,27 @@ def new_step(
     allow_tf32(False)
     seed_everything(0, deterministic, cudnn_benchmark=not deterministic)
     network = new_network(settings).to(settings.device).to(memory_format=torch.channels_last).train()
-    schedule = Schedule(options(OptimConfig, "optim/sgd.yaml"), STEPS // 100, STEPS)
-    dtype = autocast_dtype(precision, settings.device)
-    scaler = torch.amp.GradScaler(settings.device.type, enabled=dtype is torch.float16)
-    state = RunState(network, WeightAverage(network, schedule), make_optimizer(network, schedule.config), scaler, {})
-    state.loss_sums = state.loss_sums.to(settings.device)
-    loss: Loss = new_loss(network)
-    to_input: Callable[[Any], Tensor] = Batch.network_input
+    step = step_of(network, world, autocast_dtype(precision, settings.device))
     if mode:  # of train.compile
-        loss, to_input = compile_step(network, loss, to_input, mode, sizes, print)
+        step.loss, step.to_input = compile_step(network, step.loss, step.to_input, mode, sizes, print)
+    return step
+
+
+def step_of(network: Darknet, world: World, dtype: torch.dtype | None, seed: int | None = None) -> OptimiserStep:
+    """The step of a network on its device; ``dtype`` is autocast's, ``seed`` that of wrap_model."""
+    schedule = Schedule(options(OptimConfig, "optim/sgd.yaml"), STEPS // 100, STEPS)
+    scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
+    state = RunState(network, WeightAverage(network, schedule), make_optimizer(network, schedule.config), scaler, {})
+    state.loss_sums = state.loss_sums.to(world.device)
     return OptimiserStep(
-        model=network,
-        loss=loss,
+        model=wrap_model(network, world, seed),
+        loss=new_loss(network),
         state=state,
         schedule=schedule,
         world=world,
         accumulate=1,
         autocast_dtype=dtype,
-        to_input=to_input,
+        to_input=Batch.network_input,
         guard=NonFiniteGuard(world, None, 50, print),
         decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
     )

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from data import Batch
-from models import Darknet, Postprocess
+from models import Darknet, Postprocess, for_detection
 from scripts.bench.gpu import Rows
 from scripts.bench.on_gpu.common import Settings, new_network, seconds_each, synthetic
-from train_utils.loop.detect import detect
-from train_utils.numerics import allow_tf32
+from train_utils.loop.detect import detect, detect_batches
 from train_utils.terminal.progress import Progress
 
 OBJECTS, AROUND = 9, 50  # of an image, in each trained map, and the anchors that see each
@@ -27,39 +26,38 @@ COUNT = 3  # batches of an evaluation
 class WithMaps(nn.Module):
     """Computes the network's maps and returns others, of a known density, in their place."""
 
-    def __init__(self, network: Darknet, maps: Sequence[Tensor], dtype: torch.dtype | None) -> None:
+    def __init__(self, network: Darknet, maps: Sequence[Tensor]) -> None:
         super().__init__()
-        self.network, self.maps, self.dtype = network, list(maps), dtype
+        self.network, self.maps = network, list(maps)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        with torch.autocast(images.device.type, self.dtype, enabled=self.dtype is not None):
-            self.network(images)
+        self.network(images)
         return self.maps
 
 
 def evaluation(settings: Settings, rows: Rows) -> None:
     """Images a second of the forward pass alone, and of a whole evaluation up to its scores."""
-    network = new_network(settings).to(settings.device).to(memory_format=torch.channels_last).eval()
+    network = for_detection(new_network(settings).to(settings.device).eval(), settings.device)
     batch = synthetic(settings, settings.batches[-1])
-    batch = replace(batch, gains=batch.gains[:0])
-    images, floats = len(batch.images), batch.network_input()
+    images, once = len(batch.images), replace(settings, steps=1)
     with torch.inference_mode():
-        shapes = [raw.shape for raw in network(floats)]
+        shapes = [raw.shape for raw in network(batch.network_input())]
     postprocess = Postprocess(network.heads, confidence=0.001, nms_iou=0.6, max_detections=300, multi_label=True)
+
+    def alone(dtype: torch.dtype | None) -> None:
+        list(detect_batches(network, [batch] * COUNT, lambda _: [], settings.device, dtype=dtype))
 
     def whole(model: nn.Module) -> None:
         progress = Progress(COUNT * images, "evaluate", enabled=False)
-        detect(model, [batch] * COUNT, postprocess, _unchanged, settings.device, progress)
+        detect(model, [batch] * COUNT, postprocess, _unchanged, settings.device, progress, dtype)
 
-    allow_tf32(False)  # as evaluation has it
     for name, dtype in (("float32", None), ("bfloat16", torch.bfloat16)):
-        with torch.inference_mode():
-            forward = seconds_each(WithMaps(network, [], dtype), [floats], settings)
+        forward = seconds_each(alone, [dtype], once) / COUNT
         rows.add(f"{name}: forward pass alone", images / forward, "images/s")
         for when, draw in (("trained", _trained), ("early", _early)):
             generator = torch.Generator().manual_seed(0)
-            model = WithMaps(network, [draw(shape, generator).to(settings.device) for shape in shapes], dtype)
-            seconds = seconds_each(whole, [model], replace(settings, steps=1)) / COUNT
+            model = WithMaps(network, [draw(shape, generator).to(settings.device) for shape in shapes])
+            seconds = seconds_each(whole, [model], once) / COUNT
             rows.add(f"{name}: evaluation, maps {when}", images / seconds, "images/s")
             rows.add(f"{name}: against forward alone, maps {when}", 100 * forward / seconds, "%", "70 %")
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import conf.build.network as building
-from models import Darknet, Postprocess, zoo_cfg
+from models import Darknet, Postprocess, for_detection, zoo_cfg
 from tests.host_reads import HostReads
 from tests.models.small_network import small
-from train_utils.loop.detect import detect_batches
+from train_utils.loop import detect
+from train_utils.loop.detect import detect_batches, side_stream
 
 CUDA = torch.device("cuda")
 
@@ -36,7 +36,7 @@ class Streams:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.noted, self.events = "main", list[str](), 0
-        monkeypatch.setattr(torch.cuda, "Stream", lambda _: self)
+        monkeypatch.setattr(detect, "side_stream", lambda _: self)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self)
         monkeypatch.setattr(torch.cuda, "stream", self.entered)
 
@@ -82,20 +82,29 @@ def test_a_batch_is_finished_while_the_next_is_computed(monkeypatch: pytest.Monk
     assert list(detect_batches(model, [], finish, CUDA)) == []
 
 
+def test_all_evaluations_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps the memory of each stream apart, so a new one each time would hoard it."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: [device])
+    side_stream.cache_clear()
+    assert side_stream(CUDA) is side_stream(CUDA)
+    side_stream.cache_clear()
+
+
 def test_a_fused_network_in_channels_last_finds_the_same_and_waits_for_nothing() -> None:
     torch.manual_seed(0)
     model = small(80).eval()
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_var.uniform_(0.5, 2)
-    assert building.for_detection(model, torch.device("cpu")) is model
-    on_cuda = building.for_detection(model, CUDA)  # the model decides where it is
+    assert for_detection(model, torch.device("cpu")) is model
+    on_cuda = for_detection(model, CUDA)  # the model decides where it is
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in on_cuda.modules())
     assert on_cuda.layers[0].conv.weight.is_contiguous(memory_format=torch.channels_last)
     images = torch.rand(2, 3, 64, 64)
     with torch.inference_mode(), HostReads() as forward:
         raw_maps = on_cuda(images)
     assert not forward.reads and not forward.copies, forward
+    assert forward.launches.total() <= 24, forward
     for ours, theirs in zip(raw_maps, model(images), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -107,7 +116,7 @@ def test_a_gpu_finds_what_a_cpu_finds(dtype: torch.dtype | None) -> None:
     """Scores by rank, because rounding may swap neighbours; the forward pass has no hidden wait."""
     torch.manual_seed(0)
     model = Darknet(zoo_cfg("yolov3-tiny"), 80, width=0.25).eval()
-    on_cuda = building.for_detection(model.cuda(), CUDA)
+    on_cuda = for_detection(model.cuda(), CUDA)
     postprocess = Postprocess(model.heads, confidence=0.001, nms_iou=0.6, max_detections=100, multi_label=True)
     images = torch.randint(0, 256, (3, 4, 3, 128, 128), dtype=torch.uint8)
 
