@@ -105,8 +105,8 @@ class Postprocess:
     def of_batch(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
         """The same for all images together, as accelerators need it.
 
-        Their host waits three times, and at least twice more if the best candidates of an image are
-        not enough.
+        Their host waits three times, twice more if the best candidates of an image are not enough,
+        and twice more for each further CHUNK of candidates.
         """
         boxes, scores = decode(raw_maps, self.heads, self._anchors[raw_maps[0].device])
         best = scores.amax(2)

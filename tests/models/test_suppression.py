@@ -108,15 +108,25 @@ def test_suppression_of_no_class_and_of_classes_with_gaps() -> None:
     assert nms_at_once(boxes[:0], classes[:0], classes[:0], 0.5).tolist() == []
 
 
-@pytest.mark.parametrize(("nms_iou", "reads"), [(0.5, 3), (0.0, 5)])
-def test_the_host_waits_few_times_for_a_batch(monkeypatch: pytest.MonkeyPatch, nms_iou: float, reads: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "nms_iou", "reads", "launches"),
+    [("dense", 0.5, 3, 90), ("no box", 0.5, 3, 90), ("few classes", 0.5, 3, 90), ("few classes", 0.0, 5, 120)],
+)
+def test_the_host_waits_few_times_for_a_batch(
+    monkeypatch: pytest.MonkeyPatch, kind: str, nms_iou: float, reads: int, launches: int
+) -> None:
+    """The last one needs both looks at its candidates. The network adds no wait: test_detect.py."""
     on_gpu(monkeypatch)
     monkeypatch.setattr(decoding, "FIRST_LOOK", 1)
     postprocess = Postprocess(HEADS, confidence=0.02, nms_iou=nms_iou, max_detections=70, multi_label=True)
     maps = random_maps(2)
     for raw in maps:
-        raw[..., 8:] = -200.0
+        if kind == "few classes":
+            raw[..., 8:] = -200.0
+        if kind == "no box":
+            raw[..., 4] = -200.0
     postprocess.of_batch(maps)
     with torch.inference_mode(), HostReads() as counted:
         postprocess.of_batch(maps)
     assert counted.reads.total() == reads and not counted.copies, counted
+    assert counted.launches.total() <= launches, counted
