@@ -45,7 +45,7 @@ def loader_workers(wanted: int | str, world: World) -> int:
     ``auto`` leaves a core of a GPU's rank to the training process. Training on a CPU is slow enough
     for two processes to feed it.
     """
-    cores = cores_of_rank(world)
+    cores = cores_of_rank(world)  # asked for in any case: only some ranks may have ``auto``
     if wanted != AUTO:
         return int(wanted)
     return max(1, min(cores - 1, MOST_WORKERS) if world.device.type == "cuda" else min(cores, CPU_WORKERS))

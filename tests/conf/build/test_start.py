@@ -116,3 +116,12 @@ def test_loader_processes_by_cores(monkeypatch: pytest.MonkeyPatch, cores: int, 
     has_cores(monkeypatch, set(range(cores)), {})
     assert loader_workers("auto", GPU) == on_gpu and loader_workers("auto", CPU) == on_cpu
     assert loader_workers(0, GPU) == 0 and loader_workers(99, CPU) == 99
+
+
+def test_a_rank_with_a_number_of_its_own_answers_those_with_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes may differ in data.workers, and an exchange that some ranks leave out never ends."""
+    asked: list[Tensor] = []
+    monkeypatch.setattr(batches, "stack_over_ranks", lambda row: (asked.append(row), row[None])[1])
+    for wanted in (3, "auto"):
+        loader_workers(wanted, CPU)
+    assert len(asked) == 2

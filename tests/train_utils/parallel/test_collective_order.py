@@ -67,14 +67,14 @@ def reduced(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
 
 
 def collectives_of_steps(
-    rank: int, folder: Path, decide: Callable[[bool], None], sync_bn: bool, deterministic: bool
+    rank: int, folder: Path, decide: Callable[[bool], None], sync_bn: str, deterministic: bool
 ) -> list[Any]:
     """Those of a step of two micro-batches that is made, of one that is skipped, and of checks."""
     with as_rank(rank) as world:
         torch.manual_seed(0)
         model: nn.Module = small().train()
-        if sync_bn:
-            model = convert_sync_batchnorm(model, world)
+        if sync_bn != "none":
+            model = convert_sync_batchnorm(model, world, compiled=sync_bn == "as on CUDA")
         schedule = Schedule(CONFIG, 1, 40)
         wrapped = wrap_model(model, world, 0 if deterministic else None)
         if isinstance(wrapped, DistributedDataParallel):
@@ -95,9 +95,11 @@ def collectives_of_steps(
         return collectives.issued
 
 
-@pytest.mark.parametrize(("sync_bn", "deterministic"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("sync_bn", "deterministic"), [("none", False), ("on CPUs", False), ("as on CUDA", False), ("on CPUs", True)]
+)
 def test_ranks_issue_the_same_collectives(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sync_bn: bool, deterministic: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sync_bn: str, deterministic: bool
 ) -> None:
     def decide(skip: bool) -> None:
         """Let each rank hear whether one of them has to skip."""
