@@ -45,9 +45,8 @@ class Precision(StrEnum):
     float16 = "float16"
 
 
-Compile = StrEnum(  # modes of torch.compile; options are read by member name, which needs the hyphens
-    "Compile", {"off": "off", "default": "default", "max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs"}
-)
+# Modes of torch.compile. Options are read by member name, which needs the hyphens.
+Compile = StrEnum("Compile", ["off", "default", "reduce-overhead", "max-autotune-no-cudagraphs"])
 
 
 class EvalPrecision(StrEnum):
@@ -90,8 +89,8 @@ class TrainSection:
     precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float32. tf32: float32
     # with factors of 11 bits, on GPUs that have it
     channels_last: bool  # memory layout NHWC, which is faster on most hardware
-    compile: Compile  # by torch.compile, each image size once; max-autotune-no-cudagraphs tries more kernels, for
-    # minutes a size
+    compile: Compile  # by torch.compile, each image size once; reduce-overhead: into CUDA graphs, for small networks on
+    # one GPU; max-autotune-no-cudagraphs tries more kernels, for minutes a size
     sync_bn: Any  # batch-norm statistics over all ranks; torch: by torch's slower SyncBatchNorm, on CUDA only
     cudnn_benchmark: bool  # let cuDNN time its algorithms; ignored with deterministic, rect or multi_scale
     deterministic: bool  # same bits in every run; on CPUs at any number of ranks

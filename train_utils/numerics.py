@@ -123,20 +123,6 @@ def check_same_bits(device: torch.device, deterministic: bool, sync_bn: bool, de
         )
 
 
-def check_compiling(device: torch.device, deterministic: bool, rect: bool) -> None:
-    """Raise TrainError for options that train.compile cannot go with."""
-    if deterministic and device.type == "cpu":
-        raise TrainError(
-            "train.deterministic=true on a CPU computes image by image, which cannot be compiled. "
-            "fix: train.compile=off"
-        )
-    if rect:
-        raise TrainError(
-            "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
-            "fix: train.compile=off or train.rect=false"
-        )
-
-
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory in this process and in loader workers forked from it.
 

@@ -18,7 +18,6 @@ from train_utils.errors import TrainError
 from train_utils.numerics import (
     allow_tf32,
     autocast_dtype,
-    check_compiling,
     check_same_bits,
     choose_benchmark,
     keep_freed_memory,
@@ -26,6 +25,7 @@ from train_utils.numerics import (
     weights_dtype,
 )
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
+from train_utils.parallel.compiled import check_compiling
 from train_utils.parallel.wrap import convert_sync_batchnorm
 from train_utils.run.run_state import RunState
 
@@ -36,8 +36,8 @@ def prepare_numerics(config: TrainConfig, world: World) -> str | None:
     check_same_bits(world.device, deterministic, config.train.sync_bn, config.train.device_batch_size == AUTO)
     if config.train.sync_bn == TORCH and world.device.type != "cuda":
         raise TrainError("train.sync_bn=torch needs GPUs. fix: train.sync_bn=true")
-    if config.train.compile.value != "off":
-        check_compiling(world.device, deterministic, config.train.rect)
+    if (mode := config.train.compile.value) != "off":
+        check_compiling(mode, world, deterministic, config.train.rect)
     sizes_change = config.train.rect or sizes[0] != sizes[1]
     benchmark, note = choose_benchmark(config.train.cudnn_benchmark, world.device, deterministic, sizes_change)
     seed_everything(config.train.seed, deterministic, benchmark)

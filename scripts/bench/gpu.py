@@ -40,6 +40,7 @@ STAGES = {
     "nccl": ("correct.one_rank", 45),
     "tests": ("correct.marked_tests", 90),
     "sizes compiled": ("training.sizes_compiled", 150),
+    "graphs": ("training.graphs", 150),
     "autotuned": ("training.autotuned", 240),
 }
 LEAST_SECONDS = 15  # a stage with less than this left is not begun

@@ -4,23 +4,69 @@ Sizes are static, so each image size of a multi-scale training has its graphs. U
 splits the network's graph where DDP's buckets end, and the exchange of one bucket overlaps with the
 rest of the backward pass. The module itself is not replaced: state dicts keep their names, and
 copies of it, such as the weight average, are not compiled.
+
+With CUDA graphs the results of a micro-batch lie in memory that the next one overwrites. Losses are
+read before, and gradients that a later micro-batch adds to are copied out.
 """
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train_utils.distributed import sum_over_ranks
+from train_utils.distributed import World, sum_over_ranks
+from train_utils.errors import TrainError
 from train_utils.loop.interfaces import Loss, LossParts, SumOverRanks
 
+CUDA_GRAPHS = "reduce-overhead"  # torch's name of the mode
 TARGET_ROWS = 256  # targets are filled up to multiples of this, for few graphs of the loss
 GRAPHS_OF_A_SIZE = 16  # at most: one for each multiple
+
+
+def check_compiling(mode: str, world: World, deterministic: bool, rect: bool) -> None:
+    """Raise TrainError for options that train.compile cannot go with, and where it cannot work."""
+    if deterministic and world.device.type == "cpu":
+        raise TrainError(
+            "train.deterministic=true on a CPU computes image by image, which cannot be compiled. "
+            "fix: train.compile=off"
+        )
+    if rect:
+        raise TrainError(
+            "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
+            "fix: train.compile=off or train.rect=false"
+        )
+    if mode == CUDA_GRAPHS and (world.device.type == "cpu" or world.backend != "none"):
+        raise TrainError(
+            f"train.compile={mode} is for one GPU and a process without a launcher such as torchrun. "
+            "fix: train.compile=default"
+        )
+    check_tools(world.device)
+
+
+def check_tools(device: torch.device) -> None:
+    """Raise TrainError if what torch.compile builds its code with is not installed here."""
+    from torch._inductor.cpp_builder import get_cpp_compiler  # slow
+    from torch.utils._triton import has_triton
+
+    try:
+        compiler = get_cpp_compiler()
+    except RuntimeError:
+        compiler = ""
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    for found, tool, fix in (
+        (compiler, "a C++ compiler", "apt-get install g++"),
+        (header.is_file(), f"{header}", "apt-get install python3-dev"),
+        (device.type == "cpu" or has_triton(), "Triton and a GPU that Triton knows", "uv pip install triton"),
+    ):
+        if not found:
+            raise TrainError(f"train.compile needs {tool}. fix: {fix}, or train.compile=off")
 
 
 def compile_step(
@@ -37,7 +83,7 @@ def compile_step(
     limits.recompile_limit = max(limits.recompile_limit, sizes * GRAPHS_OF_A_SIZE)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, sizes * GRAPHS_OF_A_SIZE)
     network.compile(mode=mode, dynamic=False)
-    return _CompiledLoss(loss, mode), _CompiledInput(to_input, mode, say)
+    return _CompiledLoss(loss, mode), _CompiledInput(to_input, mode, say, list(network.parameters()))
 
 
 def is_compiled(network: nn.Module) -> bool:
@@ -82,11 +128,16 @@ class _CompiledLoss:
 
 
 class _CompiledInput:
-    """The compiled ``to_input``, called first in a step: it tells what the last one cost."""
+    """The compiled ``to_input``, called first in a micro-batch: it tells what the last one cost.
 
-    def __init__(self, to_input: Callable[[Any], Tensor], mode: str, say: Callable[[str], None]) -> None:
+    With CUDA graphs it also ends the life of the last one's results.
+    """
+
+    def __init__(
+        self, to_input: Callable[[Any], Tensor], mode: str, say: Callable[[str], None], parameters: list[nn.Parameter]
+    ) -> None:
         self._to_input = torch.compile(to_input, mode=mode, dynamic=False, fullgraph=True)
-        self._say = say
+        self._mode, self._say, self._parameters = mode, say, parameters
         self._spent, self._size = _seconds_spent(), ""
 
     def __call__(self, batch: Any) -> Tensor:
@@ -94,7 +145,19 @@ class _CompiledInput:
         if spent > self._spent and self._size:
             self._say(f"compiled for images of {self._size} in {spent - self._spent:.0f} s")
         self._spent, self._size = spent, "x".join(map(str, batch.images.shape[2:]))
+        if self._mode == CUDA_GRAPHS:
+            self._begin_graphs()
         return self._to_input(batch)
+
+    def _begin_graphs(self) -> None:
+        """Copy the gradients that the step has so far; let the graphs use their memory again.
+
+        Without the mark torch takes each of the three graphs for the start of a new micro-batch.
+        """
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+        torch.compiler.cudagraph_mark_step_begin()
 
 
 def _seconds_spent() -> float:

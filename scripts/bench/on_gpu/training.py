@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,6 +15,7 @@ from scripts.bench.on_gpu.machine import PEAK
 from scripts.bench.on_gpu.profiling import KINDS, Shares, waits
 from train_utils.loop.step import OptimiserStep
 from train_utils.memory.peak import device_peak
+from train_utils.parallel.compiled import CUDA_GRAPHS
 
 PASSES = 3  # a backward pass computes twice what a forward pass does
 
@@ -39,6 +41,16 @@ def compiled(settings: Settings, rows: Rows) -> None:
 def autotuned(settings: Settings, rows: Rows) -> None:
     """The large batch with train.compile=max-autotune-no-cudagraphs."""
     _compiled(settings, rows, settings.batches[-1], "max-autotune-no-cudagraphs")
+
+
+def graphs(settings: Settings, rows: Rows) -> None:
+    """A small network, whose launches may take longer than its kernels, in CUDA graphs, too."""
+    small = replace(settings, model="yolov3-tiny", side=min(settings.side, 416))
+    images = small.batches[0]
+    batch = synthetic(small, images)
+    for mode in ("", "default", CUDA_GRAPHS):
+        seconds = seconds_each(partial(make_step, new_step(small, mode=mode)), [batch], small)
+        rows.add(f"{small.model}, batch {images}: {mode or 'eager'}", images / seconds, "images/s")
 
 
 def _compiled(settings: Settings, rows: Rows, images: int, mode: str) -> None:

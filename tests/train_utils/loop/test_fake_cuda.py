@@ -6,6 +6,7 @@ Where tensors of two devices meet, and where the host reads a value or a size, t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.utils._pytree import tree_leaves
 
 from conf.build.network import make_loss
 from conf.entry import compose
@@ -22,6 +24,8 @@ from conf.schema import TrainConfig
 from data import Batch
 from models import Darknet, zoo_cfg
 from models.decode import decode
+from tests.models.small_network import small
+from train_utils.parallel.compiled import compile_step
 
 CUDA = torch.device("cuda", 0)
 
@@ -66,6 +70,30 @@ def test_input_network_losses_and_decoding_stay_on_their_device(
                 assert part.device == CUDA and part.shape == () and part.dtype == torch.float32
     boxes, scores = decode([raw.detach() for raw in raw_maps], model.heads)
     assert boxes.device == scores.device == CUDA and boxes.shape[:2] == scores.shape[:2]
+
+
+def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else torch does not record them as CUDA graphs."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def traced(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *args, mode, **named: compile(*args, backend=traced, **named))
+    with CUDA:
+        model = small(3).train()
+    given, raw_maps = batch().to(CUDA), None
+    for name in ("yolov3", "darknet"):
+        plain = make_loss(model.heads, compose("train", TrainConfig, [f"loss={name}"]).loss)
+        loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1, print)
+        raw_maps = raw_maps or model(to_input(given))
+        loss(raw_maps, given.targets, objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)
+    assert len(graphs) == 4
+    for node in (node for graph in graphs for node in graph.graph.nodes):
+        values = tree_leaves(node.meta.get("example_value"))
+        assert all(value.device == CUDA for value in values if isinstance(value, Tensor)), node.format_node()
 
 
 def test_a_mixture_of_devices_and_a_read_would_show(fake: FakeTensorMode) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 import sys
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +28,15 @@ from tests.train_utils.small_training import CONFIG, Parts, network_with_norm, n
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.loop.step import OptimiserStep
-from train_utils.numerics import check_compiling
 from train_utils.optim import Schedule
-from train_utils.parallel.compiled import TARGET_ROWS, compile_step, is_compiled
+from train_utils.parallel.compiled import (
+    CUDA_GRAPHS,
+    TARGET_ROWS,
+    check_compiling,
+    check_tools,
+    compile_step,
+    is_compiled,
+)
 from train_utils.parallel.wrap import convert_sync_batchnorm
 
 TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12], [0, 0, 40, 12, 33, 20], [1, 1, 30, 40, 30, 22.0]])
@@ -54,31 +62,43 @@ def square_loss(raw_maps: Sequence[Tensor], targets: Tensor, **_: Any) -> Parts:
     return Parts(value, value.detach(), value.detach(), value.detach())
 
 
-def new_compiled_step(world: World, model: nn.Module, mode: str | None, say: Any = print) -> OptimiserStep:
+def new_compiled_step(
+    world: World, mode: str | None, say: Any = print, accumulate: int = 1, precision: torch.dtype | None = None
+) -> OptimiserStep:
     """A step with a simple loss; ``mode`` None compiles nothing."""
     torch._dynamo.reset()
-    convert_sync_batchnorm(model.to(memory_format=torch.channels_last).train(), world, compiled=True)
+    model = network_with_norm().to(world.device).train()
+    convert_sync_batchnorm(model, world, compiled=True)
     schedule = Schedule(CONFIG, 1, 40)
-    state = new_state(model, schedule)
+    state = new_state(model, schedule, 8.0 if precision is torch.float16 else None)
+    state.loss_sums = state.loss_sums.to(world.device)
     loss: Any = square_loss
     to_input: Any = Batch.network_input
     if mode is not None:
         loss, to_input = compile_step(model, loss, to_input, mode, 2, say)
-    step = new_step(world, state, schedule, loss=loss, limit=3)
+    step = new_step(world, state, schedule, accumulate, loss, limit=3, autocast_dtype=precision)
     step.to_input = to_input
     return step
 
 
 def losses_of(step: OptimiserStep, sides: Sequence[int], broken: int | None = None) -> list[float]:
-    """The losses of steps on images of these sides; that of step ``broken`` is then NaN."""
+    """The losses of passes over images of these sides; that of pass ``broken`` is then NaN."""
     losses = []
     for number, side in enumerate(sides):
         step.add(batch(side))
         losses.append(float(step.sums[0]))
         if number == broken:
             step.sums += torch.nan
-        step.update()
+        if step.full:
+            step.update()
     return losses
+
+
+def assert_same_weights(step: OptimiserStep, other: OptimiserStep, rtol: float, atol: float) -> None:
+    found, expected = step.state.model.state_dict(), other.state.model.state_dict()
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol, msg=name)
 
 
 def detector() -> Darknet:
@@ -89,45 +109,106 @@ def detector() -> Darknet:
 @pytest.fixture
 def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile without its code generator, which takes long."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *args, mode, **named: compile(*args, backend="aot_eager", **named))
 
 
 @pytest.mark.usefixtures("traced_only")
 def test_a_compiled_training_is_the_eager_one(world: World) -> None:
     """Also in its state's names, and where a step is skipped, whose images are looked at anew."""
     said: list[str] = []
-    eager, compiled = (new_compiled_step(world, network_with_norm(), mode, said.append) for mode in (None, "default"))
+    eager, compiled = (new_compiled_step(world, mode, said.append) for mode in (None, "default"))
     assert is_compiled(compiled.model) and not is_compiled(eager.model)
     assert not is_compiled(compiled.state.average.module)
     sides = (64, 64, 32)
     assert losses_of(compiled, sides, broken=1) == pytest.approx(losses_of(eager, sides, broken=1), rel=1e-4)
-    weights, expected = compiled.state.model.state_dict(), eager.state.model.state_dict()
-    assert list(weights) == list(expected)
-    for name, value in expected.items():
-        torch.testing.assert_close(weights[name], value, rtol=1e-3, atol=1e-4, msg=name)
+    assert_same_weights(compiled, eager, rtol=1e-3, atol=1e-4)
     with torch.compiler.set_stance("fail_on_recompile"):
         losses_of(compiled, (64, 32))
     told = [line.partition(" in ")[0] for line in said if line.startswith("compiled")]
     assert told == ["compiled for images of 64x64", "compiled for images of 32x32"], "each size once"
 
 
+@pytest.mark.usefixtures("traced_only")
+def test_what_cuda_graphs_overwrite_is_read_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's mark of a new micro-batch, all gradients that the last one left become NaN."""
+    eager, graphs = (new_compiled_step(world, mode, accumulate=2) for mode in (None, CUDA_GRAPHS))
+    left: list[Tensor] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: [grad.fill_(torch.nan) for grad in left])
+    found = []
+    for _ in range(4):
+        found += losses_of(graphs, (32,))
+        left[:] = [parameter.grad for parameter in graphs.parameters if parameter.grad is not None]
+    assert found == pytest.approx(losses_of(eager, (32,) * 4), rel=1e-4)
+    assert_same_weights(graphs, eager, rtol=1e-3, atol=1e-4)
+
+
+GPU = World(0, 0, 1, 1, 0, 1, torch.device("cuda", 0), "none", "none")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_graphs_train_alike() -> None:
+    """Also after each size was seen so often that its graphs are replayed."""
+    eager, graphs = (new_compiled_step(GPU, mode, accumulate=2) for mode in (None, CUDA_GRAPHS))
+    torch._dynamo.utils.counters.clear()
+    sides = (64, 64, 32, 64) * 6
+    assert losses_of(graphs, sides, broken=3) == pytest.approx(losses_of(eager, sides, broken=3), rel=1e-3)
+    assert_same_weights(graphs, eager, rtol=1e-2, atol=1e-3)
+    assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+
+
 @pytest.mark.parametrize(
-    ("deterministic", "rect", "sentence"),
-    [(True, False, "train.deterministic=true on a CPU"), (False, True, "train.rect=true gives hundreds")],
+    ("mode", "place", "deterministic", "rect", "sentence"),
+    [
+        ("default", {"device": torch.device("cpu")}, True, False, "train.deterministic=true on a CPU .*=off"),
+        ("default", {}, False, True, "train.rect=true gives hundreds .*=off or train.rect=false"),
+        (CUDA_GRAPHS, {"device": torch.device("cpu")}, False, False, "=reduce-overhead is for one GPU .*=default"),
+        (CUDA_GRAPHS, {"backend": "nccl", "world_size": 2}, False, False, "a launcher such as torchrun. .*=default"),
+    ],
 )
-def test_what_cannot_be_compiled_is_refused(deterministic: bool, rect: bool, sentence: str) -> None:
-    check_compiling(torch.device("cpu"), False, False)
-    with pytest.raises(TrainError, match=rf"{sentence}.* fix: train\.compile=off"):
-        check_compiling(torch.device("cpu"), deterministic, rect)
+def test_what_cannot_be_compiled_is_refused(
+    mode: str, place: dict[str, Any], deterministic: bool, rect: bool, sentence: str
+) -> None:
+    with pytest.raises(TrainError, match=sentence.replace(".*", r".*fix: train\.compile")):
+        check_compiling(mode, replace(GPU, **place), deterministic, rect)
+
+
+def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._inductor import config, cpp_builder
+    from torch.utils import _triton
+
+    nameless = config.patch({"cpp.cxx": (None, "no-such-compiler")})
+    with nameless, pytest.raises(TrainError, match=r"needs a C\+\+ compiler\. fix: apt-get install g\+\+, or .*=off"):
+        check_tools(torch.device("cpu"))
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", lambda: "g++")
+    monkeypatch.setattr("sysconfig.get_path", lambda *_: str(tmp_path))
+    with pytest.raises(TrainError, match=r"Python\.h\. fix: apt-get install python3-dev"):
+        check_tools(torch.device("cpu"))
+    (tmp_path / "Python.h").touch()
+    check_tools(torch.device("cpu"))
+    monkeypatch.setattr(_triton, "has_triton", lambda: False)
+    with pytest.raises(TrainError, match=r"needs Triton .* fix: uv pip install triton"):
+        check_tools(GPU.device)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None or sys.platform != "linux", reason="needs a C++ compiler")
-def test_generated_code_trains_alike(world: World) -> None:
+def test_generated_code_trains_alike_and_resumes_to_the_bit(world: World, tmp_path: Path) -> None:
+    """In float16 with a loss scale, two passes a step, of which one is skipped."""
     eager, compiled = (
-        losses_of(new_compiled_step(world, network_with_norm(), mode), (16,) * 3) for mode in (None, "default")
+        new_compiled_step(world, mode, accumulate=2, precision=torch.float16) for mode in (None, "default")
     )
-    assert compiled == pytest.approx(eager, rel=1e-4)
+    sides = (16,) * 6
+    assert losses_of(compiled, sides, broken=3) == pytest.approx(losses_of(eager, sides, broken=3), rel=1e-2)
+    assert_same_weights(compiled, eager, rtol=1e-2, atol=1e-3)
+    assert compiled.state.scaler.get_scale() == eager.state.scaler.get_scale() == 8
+    saved = copy.deepcopy(compiled.state.to_plain())
+    resumed = new_compiled_step(world, "default", accumulate=2, precision=torch.float16)
+    assert saved is not None
+    resumed.state.resume(saved, tmp_path, world, force=False)
+    assert losses_of(resumed, sides) == losses_of(compiled, sides)
+    assert_same_weights(resumed, compiled, rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("traced_only")
