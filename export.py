@@ -31,7 +31,7 @@ from torch import Tensor
 from conf.build.network import Detector, open_detector
 from conf.failures import ConfigError
 from conf.schema_inference import ExportConfig, ExportFormat
-from data.formats.shapes import draw_image
+from data.formats.drawn.shapes import draw_image
 from data.samples.letterbox import letterbox
 from models.export.check import Comparison, check_onnx, check_torch
 from models.export.files import DynamicAxes, output_names, write_onnx, write_torch

@@ -13,12 +13,18 @@ AUTO = "auto"  # of data.workers
 
 
 class DataFormat(StrEnum):
-    """How the annotations are stored; ``shapes`` is a COCO set drawn on first use."""
+    """How the annotations are stored; ``shapes`` and ``signs`` are COCO sets drawn on first use."""
 
     coco = "coco"
     voc = "voc"
     yolo = "yolo"
     shapes = "shapes"
+    signs = "signs"
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the project draws the set itself."""
+        return self in (DataFormat.shapes, DataFormat.signs)
 
 
 class OnError(StrEnum):
@@ -120,7 +126,7 @@ class DataConfig:
     """A data set and how it is read (keys ``data.*``)."""
 
     name: str  # name of the data set, used in messages and as the default folder below runs/
-    format: DataFormat  # annotation format; shapes: a COCO set drawn on first use
+    format: DataFormat  # annotation format; shapes, signs: a COCO set drawn on first use
     root: str  # folder of the data set; yolo: or its data.yaml or obj.data
     train: SplitConfig
     val: SplitConfig
@@ -131,7 +137,7 @@ class DataConfig:
     # (by id) or of the data.yaml
     shapes: ShapesConfig | None
     single_class: bool  # treat every object as the one class "object"
-    outlines: bool  # read object polygons, which augment.copy_paste needs; coco and shapes only
+    outlines: bool  # read object polygons, which augment.copy_paste needs; coco, shapes and signs only
     exif: Exif  # apply: turn images upright by their EXIF tag, unless their annotated sizes are
     # those of the stored pixels; ignore: read all images as stored
     on_error: OnError  # clip: clip training boxes at the image edge, stop at other faults; stop:
@@ -145,13 +151,15 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
             raise ValueError(f"data.workers must be 0 or more, or {AUTO}, got {self.workers}")
-        if self.format == DataFormat.shapes and self.shapes is None:
-            raise ValueError("data.format=shapes needs data.shapes: the number of images, their size and a seed")
+        if self.format.is_drawn and self.shapes is None:
+            raise ValueError(
+                f"data.format={self.format} needs data.shapes: the number of images, their size and a seed"
+            )
         if self.split is not None and not 0 < self.split < 1:
             raise ValueError(f"data.split must lie between 0 and 1, or be null, got {self.split}")
         for split in ("train", "val") if self.split is None else ("train",):
             self._check_split(split)
-        if self.outlines and self.format not in (DataFormat.coco, DataFormat.shapes):
+        if self.outlines and not (self.format == DataFormat.coco or self.format.is_drawn):
             raise ValueError(f"data.outlines=true needs masks, which data.format={self.format} does not have")
         if self.format == DataFormat.voc and self.names is None:
             raise ValueError("data.format=voc needs data.names: VOC files do not list the classes")

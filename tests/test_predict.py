@@ -30,7 +30,7 @@ from conf.programs import run
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import PredictConfig
 from data import DataFormat, Frame, InputFit, ShapesConfig, cut_at_edges, ensure_shapes
-from data.formats.shapes import CLASSES
+from data.formats.drawn.shapes import CLASSES
 from eval import evaluate
 from models import Darknet, save_darknet_weights
 from models.weights.darknet import head_layers

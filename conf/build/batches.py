@@ -15,7 +15,6 @@ from data import (
     CachedImages,
     DataConfig,
     DataError,
-    DataFormat,
     ImageCache,
     ImageSource,
     MultiScale,
@@ -78,7 +77,7 @@ def open_split(config: DataConfig, split: str, world: World) -> Annotations:
 
     The other ranks wait and map the same file.
     """
-    written = [Path(config.index_dir)] + ([Path(config.root)] if config.format == DataFormat.shapes else [])
+    written = [Path(config.index_dir)] + ([Path(config.root)] if config.format.is_drawn else [])
     with torch_distributed_zero_first(world, *written):
         return open_annotations(config, split)
 

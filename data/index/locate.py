@@ -8,8 +8,8 @@ from data.config import DataConfig, DataFormat, SplitConfig
 from data.errors import DataError
 from data.files.near_files import NearFiles
 from data.formats.coco import read_coco
+from data.formats.drawn.files import ensure_shapes
 from data.formats.set_files import find_set_file
-from data.formats.shapes import ensure_shapes
 from data.formats.voc import locate_voc
 from data.formats.yolo import locate_yolo
 from data.index.source import Files
@@ -19,9 +19,9 @@ def locate(config: DataConfig, split: str) -> Files:
     """Find the files of the ``train`` or ``val`` split. Raises ``DataError`` if any is missing."""
     assert split in ("train", "val"), split
     root = Path(config.root).absolute()
-    if config.format == DataFormat.shapes:
+    if config.format.is_drawn:
         assert config.shapes is not None  # by DataConfig.__post_init__
-        root = ensure_shapes(root, config.shapes)
+        root = ensure_shapes(root, config.shapes, config.format)
     if config.split is not None:
         split = "train"  # both splits are parts of it
     part: SplitConfig = getattr(config, split)

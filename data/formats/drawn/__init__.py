@@ -1,0 +1,1 @@
+"""Data sets that the project draws."""

@@ -1,0 +1,66 @@
+"""The drawn data sets: the same bytes every time, and annotations that fit the files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import pytest
+
+from data import DataError, DataFormat, ShapesConfig, SplitConfig, ensure_shapes
+from data.formats.drawn import shapes, signs
+
+SMALL = ShapesConfig(train_images=6, val_images=3, image_size=128, seed=0)
+DRAWN = {DataFormat.shapes: shapes.CLASSES, DataFormat.signs: signs.CLASSES}
+
+
+def digest(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return hashlib.sha256(
+        b"".join(str(path.relative_to(folder)).encode() + path.read_bytes() for path in files)
+    ).hexdigest()
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_same_settings_give_the_same_bytes(kind: DataFormat, tmp_path: Path) -> None:
+    first, second = ensure_shapes(tmp_path / "a", SMALL, kind), ensure_shapes(tmp_path / "b", SMALL, kind)
+    assert first.name == second.name and digest(first) == digest(second)
+    stamp = first.stat().st_mtime_ns
+    assert ensure_shapes(tmp_path / "a", SMALL, kind) == first and first.stat().st_mtime_ns == stamp, "drawn once"
+    other = ensure_shapes(tmp_path / "a", replace(SMALL, seed=1), kind)
+    assert other != first and digest(other) != digest(first) and len(list((tmp_path / "a").iterdir())) == 2
+    more = ensure_shapes(tmp_path / "a", replace(SMALL, train_images=7), kind)
+    assert (more / "train" / "000003.jpg").read_bytes() == (first / "train" / "000003.jpg").read_bytes()
+    assert (more / "train" / "000001.jpg").read_bytes() != (more / "val" / "000001.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_annotations_match_the_files(kind: DataFormat, coco_set, tmp_path: Path) -> None:
+    folder = ensure_shapes(tmp_path, SMALL, kind)
+    content = json.loads((folder / "annotations" / "instances_train.json").read_text())
+    assert [category["name"] for category in content["categories"]] == list(DRAWN[kind])
+    for image in content["images"]:
+        pixels = cv2.imread(str(folder / "train" / image["file_name"]))
+        assert pixels.shape[:2] == (image["height"], image["width"])
+    for item in content["annotations"]:
+        assert 0 < item["area"] <= item["bbox"][2] * item["bbox"][3]
+    part = SplitConfig("annotations/instances_train.json", "train")
+    annotations = coco_set.open(format=kind, root=str(tmp_path), train=part, shapes=SMALL)
+    assert len(annotations) == 6 and annotations.image_root == folder / "train"
+
+
+def test_a_root_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "blocked").touch()
+    with pytest.raises(DataError, match=r"cannot write the drawn data set to .*data.root"):
+        ensure_shapes(tmp_path / "blocked" / "shapes", SMALL)
+
+
+@pytest.mark.slow
+def test_the_quickstart_set_is_drawn_in_seconds(tmp_path: Path) -> None:
+    start = time.perf_counter()
+    ensure_shapes(tmp_path, ShapesConfig(600, 150, 160, 0))
+    assert time.perf_counter() - start < 20  # 2 s on an idle core
