@@ -8,6 +8,7 @@ from typing import Any
 
 from conf.schema import check_least, check_shares
 from data.config import Exif, OnBadFile, Resize
+from data.view_config import ViewConfig
 from models.config import OPSETS, ModelConfig
 from train_utils.config import Device
 
@@ -41,7 +42,7 @@ class DetectConfig:
 
 
 @dataclass
-class PredictConfig(DetectConfig):
+class PredictConfig(ViewConfig, DetectConfig):
     """Everything that predict.py reads: ``ckpt``, or ``model`` with its weights and ``names``."""
 
     source: str  # an image, a video, a folder, a quoted pattern, or a .txt that lists images and videos;
@@ -59,12 +60,13 @@ class PredictConfig(DetectConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_views()
         check_least(self, 1, "batch_size")
         check_port(self, "show_port")
 
 
 @dataclass
-class DemoConfig(DetectConfig):
+class DemoConfig(ViewConfig, DetectConfig):
     """Everything that scripts/demo.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
 
     host: str  # the address to listen on; 0.0.0.0: also for other machines, with no password
@@ -72,6 +74,7 @@ class DemoConfig(DetectConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_views()
         if self.port is not None:
             check_port(self, "port")
 

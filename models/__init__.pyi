@@ -12,6 +12,8 @@ from .decode import Postprocess as Postprocess
 from .errors import ModelError as ModelError
 from .export.graph import for_detection as for_detection
 from .export.graph import fuse_batch_norm as fuse_batch_norm
+from .fusion import Fusion as Fusion
+from .fusion import Seen as Seen
 from .loss.base import LossParts as LossParts
 from .loss.darknet import DarknetLoss as DarknetLoss
 from .loss.yolo import YoloLoss as YoloLoss

@@ -89,13 +89,23 @@ def found(folder: Path, source: Path | str, out: Path, *more: str) -> tuple[Path
     return out, *(json.loads((out / f"{name}.json").read_text()) for name in ("images", "detections"))
 
 
-@pytest.mark.parametrize("resize", ["letterbox", "stretch"])
-def test_predictions_are_those_of_an_evaluation_at_any_batch_size(folder: Path, resize: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["resize=letterbox"], ["resize=stretch"], ["tta=wbf", "tta_scales=[1,1.34]"],
+        ["slices=40", "slice_overlap=0.3", "tta=nms", "tta_scales=[1]"],
+    ],
+)  # fmt: skip
+def test_predictions_are_those_of_an_evaluation_at_any_batch_size(
+    folder: Path, options: list[str], tmp_path: Path
+) -> None:
     """The last bits may differ: those of a convolution depend on the number of images."""
     config = train_config(folder)
     world = init_distributed_mode("cpu", 60)
     annotations = open_split(config.data, "val", world)
-    protocol = compose("train", TrainConfig, [f"evaluate.resize={resize}", "evaluate.confidence=0.7"]).evaluate
+    confidence = {"tta=wbf": 0.3, "slices=40": 0.97}.get(options[0], 0.7)
+    changes = [f"evaluate.{option}" for option in (*options, f"confidence={confidence}")]
+    protocol = compose("train", TrainConfig, changes).evaluate
     model, _ = model_from_checkpoint(load_checkpoint(folder / "random.pt"))
     evaluation = Evaluator(annotations, protocol, 96, model, config.data, world)(model)
     assert evaluation is not None
@@ -106,9 +116,9 @@ def test_predictions_are_those_of_an_evaluation_at_any_batch_size(folder: Path, 
         if (row["box_xywh"][2:] > 0).all()
     )
     assert len(expected) > 50 and len({row[1] for row in expected}) > 1
-    for batch_size in ("1", "4", "null"):
-        options = (f"resize={resize}", f"batch_size={batch_size}", "draw=false", "confidence=0.7")
-        _, images, detections = found(folder, annotations.image_root, tmp_path / batch_size, *options)
+    for batch_size in ("1", "4", "null") if len(options) == 1 else ("4",):
+        more = (*options, f"batch_size={batch_size}", "draw=false", f"confidence={confidence}")
+        _, images, detections = found(folder, annotations.image_root, tmp_path / batch_size, *more)
         names = {image["id"]: image["file_name"] for image in images["images"]}
         rows = sorted((names[r["image_id"]], r["category_id"], r["score"], *r["bbox"]) for r in detections)
         assert [row[:2] for row in rows] == [row[:2] for row in expected]

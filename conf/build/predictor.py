@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,11 +12,15 @@ import numpy as np
 from torch import Tensor
 
 from conf.build.network import Detector
-from conf.schema_inference import DetectConfig
-from data import Frame, FrameBatch, InputFit, cut_at_edges
-from models import Postprocess, for_detection
+from conf.schema import EvaluateConfig
+from conf.schema_inference import DemoConfig, PredictConfig
+from data import Frame, FrameBatch, InputFit, Looks, cut_at_edges
+from data.view_config import Tta
+from models import Fusion, Head, Postprocess, Seen, for_detection
 from train_utils.distributed import World
 from train_utils.loop.detect import detect_batches
+
+CUT = 0.02  # of a slice's side: a box that ends so near to an inner border goes on beyond it
 
 
 class Found(NamedTuple):
@@ -30,16 +34,12 @@ class Found(NamedTuple):
 class Predictor:
     """The network and its suppression, with the sum of its seconds over all calls and threads."""
 
-    def __init__(self, config: DetectConfig, detector: Detector, world: World) -> None:
+    def __init__(self, config: PredictConfig | DemoConfig, detector: Detector, world: World) -> None:
         self.model, self.device = for_detection(detector.model.to(world.device), world.device), world.device
-        self.fit = InputFit(detector.image_size, detector.model.max_stride, config.resize, config.rect)
-        self.postprocess = Postprocess(
-            self.model.heads,
-            confidence=config.confidence,
-            nms_iou=config.nms_iou,
-            max_detections=config.max_detections,
-            multi_label=config.multi_label,
-        )
+        looks = Looks.of(config, detector.image_size, detector.model.max_stride)
+        self.fit = InputFit(looks, detector.model.max_stride, config.resize, config.rect)
+        self.config = config
+        self.postprocess, self.fusion = suppression(config, looks, self.model.heads)
         self._calls: list[float] = []  # appending is thread-safe
 
     def __call__(self, images: Tensor) -> list[Tensor]:
@@ -55,7 +55,8 @@ class Predictor:
     def at(self, confidence: float, nms_iou: float) -> Predictor:
         """The same network with other limits of its suppression."""
         other = copy(self)
-        other.postprocess = replace(self.postprocess, confidence=confidence, nms_iou=nms_iou)
+        limits = replace(self.config, confidence=confidence, nms_iou=nms_iou)
+        other.postprocess, other.fusion = suppression(limits, self.fit.looks, self.model.heads)
         return other
 
     @property
@@ -65,9 +66,51 @@ class Predictor:
 
     def found(self, batches: Iterable[FrameBatch]) -> Iterator[tuple[Frame, Found]]:
         """Each frame of the batches with its detections, in order, without boxes in the padding."""
+        waiting: dict[Frame, dict[int, Found]] = {}  # frames with more views to come
         for batch, detections in detect_batches(self, batches, list, self.device, "batch_size"):
-            for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, detections, strict=True):
-                table = rows.double().numpy()
+            rows = zip(batch.frames, batch.letterboxes, batch.views, detections, strict=True)
+            for frame, letterbox, view, of_view in rows:
+                table = of_view.double().numpy()
                 boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
                 inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-                yield frame, Found(boxes[inside], table[inside, 5].astype(int), table[inside, 4])
+                found = Found(boxes[inside], table[inside, 5].astype(int), table[inside, 4])
+                seen = self.fit.looks.seen(frame.size)
+                if self.fusion is None or len(seen) == 1:
+                    yield frame, found
+                    continue
+                of_frame = waiting.setdefault(frame, {})
+                of_frame[view] = found
+                if len(of_frame) == len(seen):
+                    yield frame, merged(waiting.pop(frame), seen, self.fusion)
+
+
+def suppression(
+    config: PredictConfig | DemoConfig | EvaluateConfig, looks: Looks, heads: Sequence[Head], merge: bool = False
+) -> tuple[Postprocess, Fusion | None]:
+    """What suppresses the boxes of a view, and what merges those of several views, if there are."""
+    average = config.tta == Tta.wbf
+    # A fused score is a mean over the views, to which lower ones contribute, too.
+    confidence = config.confidence / looks.per_window if average else config.confidence
+    postprocess = Postprocess(
+        heads,
+        confidence=confidence,
+        nms_iou=config.nms_iou,
+        max_detections=config.max_detections,
+        multi_label=config.multi_label,
+        merge=merge,
+    )
+    if not config.several:
+        return postprocess, None
+    margin = CUT * (config.slices or 0)
+    return postprocess, Fusion(
+        config.nms_iou, config.confidence, config.max_detections, average, looks.per_window, margin
+    )
+
+
+def merged(of_views: dict[int, Found], seen: np.ndarray, fusion: Fusion) -> Found:
+    """What all views of a frame found, by their numbers; ``seen`` as Looks.seen gives it."""
+    numbers = sorted(of_views)
+    boxes, classes, scores = (np.concatenate(column) for column in zip(*(of_views[n] for n in numbers), strict=True))
+    windows = np.repeat(seen, [len(of_views[number].scores) for number in numbers], axis=0)
+    objects = fusion(Seen(boxes, scores, classes, np.zeros(len(scores), np.int64), windows))
+    return Found(objects.boxes_xyxy, objects.classes, objects.scores)

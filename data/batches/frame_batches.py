@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, repeat, takewhile
+from itertools import chain, groupby, repeat, takewhile
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -22,7 +22,8 @@ from data.errors import DataError
 from data.geometry import Image
 from data.images.live import LiveStream
 from data.images.media import Frame, Medium, Video, read_picture
-from data.samples.letterbox import Letterbox, resize_into
+from data.samples.letterbox import Letterbox
+from data.samples.views import Looks
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -37,30 +38,35 @@ class FrameBatch:
     frames: list[Frame]
     images: Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
     letterboxes: list[Letterbox]
+    views: list[int]  # which of its frame's views each image is: see Looks.views
 
     def to(self, device: torch.device, non_blocking: bool = False) -> FrameBatch:
         """The batch with its network input on a device."""
-        return FrameBatch(self.frames, self.images.to(device, non_blocking=non_blocking), self.letterboxes)
+        return replace(self, images=self.images.to(device, non_blocking=non_blocking))
 
 
 @dataclass(frozen=True)
 class InputFit:
     """How a frame becomes network input: the same as in an evaluation with these options."""
 
-    image_size: int
+    looks: Looks
     stride: int
     resize: Resize
     rect: bool
 
-    def prepare(self, frame: Frame) -> _Prepared:
-        """The frame with its network input."""
-        shape = input_shape(frame.size, self.image_size, self.stride, self.rect, upscale=True, resize=self.resize)
-        canvas: Image = np.empty((*shape, 3), dtype=np.uint8)
-        return _Prepared(frame, canvas, resize_into(canvas, frame.image, self.resize, upscale=True))
+    def prepare(self, frame: Frame) -> list[_Prepared]:
+        """The frame's views as network input."""
+        prepared = []
+        for number, view in enumerate(self.looks.views(frame.size)):
+            shape = input_shape(view.size, view.image_size, self.stride, self.rect, upscale=True, resize=self.resize)
+            canvas: Image = np.empty((*shape, 3), dtype=np.uint8)
+            letterbox = view.draw(canvas, frame.image, self.resize, upscale=True)
+            prepared.append(_Prepared(frame, canvas, letterbox, number))
+        return prepared
 
-    def batch(self, frame: Frame) -> FrameBatch:
-        """A batch of this frame alone."""
-        return _together([self.prepare(frame)])
+    def batches(self, frame: Frame, batch_size: int) -> list[FrameBatch]:
+        """Batches of this frame alone, of at most ``batch_size`` views."""
+        return list(_in_batches([self.prepare(frame)], batch_size))
 
 
 class FrameBatches:
@@ -112,43 +118,29 @@ class FrameBatches:
         self._times, self.skipped = [], []
         for frame in self._live or ():
             started = time.perf_counter()
-            batch = self.fit.batch(frame)
+            batches = self.fit.batches(frame, self.batch_size)
             self._times.append(time.perf_counter() - started)
-            yield batch
+            yield from batches
         if self._live is not None:
             return
         with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as in_order:
             for is_video, group in groupby(self.media, key=lambda medium: medium.is_video):
                 if is_video:
                     for medium in group:
-                        yield from self._batches(self._frames_of(medium, in_order))
+                        yield from _in_batches(self._frames_of(medium, in_order), self.batch_size)
                 else:
                     reads = (partial(self._guarded, partial(read_picture, medium, self.exif)) for medium in group)
                     jobs = (partial(self._prepare, read) for read in reads)
-                    yield from self._batches(_ahead(pool, jobs, 2 * self.threads))
+                    yield from _in_batches(_ahead(pool, jobs, 2 * self.threads), self.batch_size)
 
-    def _frames_of(self, medium: Medium, in_order: ThreadPoolExecutor) -> Iterator[_Prepared | None]:
+    def _frames_of(self, medium: Medium, in_order: ThreadPoolExecutor) -> Iterator[list[_Prepared] | None]:
         """Return the frames of a video, decoded by one thread."""
         video = self._guarded(partial(Video, medium))
         frames = iter(video) if video is not None else iter(())
         prepared = _ahead(in_order, repeat(partial(self._prepare, partial(next, frames, None))), 2 * self.threads)
         yield from takewhile(lambda one: one is not None, prepared)  # None follows the last frame
 
-    def _batches(self, prepared: Iterable[_Prepared | None]) -> Iterator[FrameBatch]:
-        waiting: dict[tuple[int, int], list[_Prepared]] = {}
-        for one in prepared:
-            if one is None:  # left out
-                continue
-            shape = one.canvas.shape[:2]
-            waiting.setdefault(shape, []).append(one)
-            if len(waiting[shape]) == self.batch_size:
-                yield _together(waiting.pop(shape))
-            elif sum(map(len, waiting.values())) >= WAITING_BATCHES * self.batch_size:
-                yield _together(waiting.pop(max(waiting, key=lambda key: len(waiting[key]))))
-        for group in waiting.values():
-            yield _together(group)
-
-    def _prepare(self, read: Callable[[], Frame | None]) -> _Prepared | None:
+    def _prepare(self, read: Callable[[], Frame | None]) -> list[_Prepared] | None:
         started = time.perf_counter()
         frame = read()
         prepared = self.fit.prepare(frame) if frame is not None else None
@@ -171,11 +163,29 @@ class _Prepared(NamedTuple):
     frame: Frame
     canvas: Image
     letterbox: Letterbox
+    view: int
+
+
+def _in_batches(prepared: Iterable[list[_Prepared] | None], batch_size: int) -> Iterator[FrameBatch]:
+    """Batches of one shape each; None stands for a frame that is left out.
+
+    For each shape views keep their order, so the last views of frames come in the order of frames.
+    """
+    waiting: dict[tuple[int, ...], list[_Prepared]] = {}
+    for one in chain.from_iterable(views or () for views in prepared):
+        shape = one.canvas.shape
+        waiting.setdefault(shape, []).append(one)
+        if len(waiting[shape]) == batch_size:
+            yield _together(waiting.pop(shape))
+        elif sum(map(len, waiting.values())) >= WAITING_BATCHES * batch_size:
+            yield _together(waiting.pop(max(waiting, key=lambda key: len(waiting[key]))))
+    for group in waiting.values():
+        yield _together(group)
 
 
 def _together(group: list[_Prepared]) -> FrameBatch:
-    images = torch.from_numpy(np.stack([one.canvas for one in group])).permute(0, 3, 1, 2)
-    return FrameBatch([one.frame for one in group], images, [one.letterbox for one in group])
+    frames, canvases, letterboxes, views = (list(column) for column in zip(*group, strict=True))
+    return FrameBatch(frames, torch.from_numpy(np.stack(canvases)).permute(0, 3, 1, 2), letterboxes, views)
 
 
 def _ahead(pool: ThreadPoolExecutor, jobs: Iterable[Callable[[], Result]], number: int) -> Iterator[Result]:

@@ -76,6 +76,10 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("model.width=0", "model.width must be above 0"),
         ("evaluate.backend=coco", "evaluate.backend must be auto, hotcoco or faster-coco-eval or pycocotools"),
         ("evaluate.rect_pad=-1", "evaluate.rect_pad must lie in 0..8 strides"),
+        ("evaluate.slices=8", "evaluate.slices must be 32 or more pixels, or null, got 8"),
+        ("evaluate.slice_overlap=1", "evaluate.slice_overlap must lie in 0..0.9, got 1"),
+        ("evaluate.tta_scales=[]", "evaluate.tta_scales must be one or more numbers in 0.1..4"),
+        ("evaluate={tta: wbf, slices: 320}", "and slices cut some. fix: evaluate.tta=nms"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: str, said: str) -> None:
