@@ -23,9 +23,9 @@ class ViewConfig:
 
     tta: Tta  # look again, mirrored and in the sizes tta_scales; merge by nms or wbf (weighted boxes fusion)
     tta_scales: list[float]  # factors on image_size, rounded to multiples of the network's stride
-    slices: int | None  # side in pixels of the squares that an image is cut into; null: not cut. Full resolution:
-    # the same as image_size
-    slice_overlap: float  # of neighbours, as a share of slices; at least that of the largest small object
+    slices: int | None  # side in pixels of the squares that larger images are cut into; null: not cut. The same as
+    # image_size: full resolution
+    slice_overlap: float  # share of its side that a slice has in common with the next; smaller objects are seen whole
     slice_whole: bool  # look at the whole image, too, for objects larger than the overlap
 
     @property
