@@ -114,7 +114,7 @@ def load_model(config: EvalConfig, annotations: Annotations, world: World) -> Da
     """
     if config.ckpt is None:
         assert config.model is not None  # only detections= needs no model
-        model, note = build_model(config.model, len(annotations.names), whole=True)
+        model, note = build_model(config.model, len(annotations.names), whole=True, world=world)
         if world.is_main:
             print(note)
         return model

@@ -24,17 +24,17 @@ import torch
 from torch import Tensor
 
 from conf.build.agreement import check_agreement
-from conf.build.batches import MEMORY_FILES, make_sampler, make_train_loader, open_split
+from conf.build.batches import MEMORY_FILES, make_sampler, make_train_loader, open_sets
 from conf.build.checkpoints import Checkpoints
 from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, build_resumed_model, make_loss
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
 from conf.build.run_report import keep_about
-from conf.build.start import prepare_numerics, resolve, start_state
+from conf.build.start import freeze_for_epoch, prepare_numerics, resolve, start_state
 from conf.build.training import Training
 from conf.schema import TrainConfig
-from data import Annotations, Batch, TrainBatchSampler, check_same_classes, shared_memory_note
+from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
 from models import Darknet
 from train_utils.config import OnNonFinite
 from train_utils.distributed import World, init_distributed_mode
@@ -73,12 +73,11 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     folder = stack.enter_context(opening) if config.resume is not None and not config.dry_run else None
     saved, saved_note = continue_from(config.resume)
     given, config = config, resolve(config, world, saved)
-    train_set, val_set = open_split(config.data, "train", world), open_split(config.data, "val", world)
-    check_same_classes(train_set, val_set)
+    train_set, val_set = open_sets(config, world)
     check_agreement(world, config, saved, train_set, val_set)
     num_classes = len(train_set.names)
     model, weights_note = (
-        build_model(config.model, num_classes)
+        build_model(config.model, num_classes, world=world)
         if saved is None
         else build_resumed_model(config.model, num_classes, saved)
     )
@@ -105,7 +104,8 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     for note in (saved_note, weights_note, batch_note, numerics_note, memory_note):
         log.line(note)
 
-    step, checkpoints = build_step(config, world, model, train_set, sampler, dtype, folder, log, stop)
+    epoch = saved["epoch"] if saved is not None else 0
+    step, checkpoints = build_step(config, world, model, train_set, sampler, dtype, folder, log, stop, epoch)
     if saved is not None:
         step.rehearse(2 * model.max_stride)
         log.line(step.state.resume(saved, folder.path, world, config.resume_force))
@@ -127,11 +127,13 @@ def build_step(
     folder: RunFolder,
     log: RunLog,
     stop: StopRequest,
+    epoch: int,
 ) -> tuple[OptimiserStep, Checkpoints]:
     """The optimiser, the schedule, the weight average, and the step that joins them."""
     options, steps = config.train, sampler.steps_per_epoch
     schedule = Schedule(config.optim, steps, steps * options.epochs)
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
+    freeze_for_epoch(config, model, epoch)
     checkpoints = Checkpoints(folder, state, log.line)
     roll_back = checkpoints.roll_back if options.on_nonfinite is OnNonFinite.rollback else None
     loss: Loss = make_loss(model.heads, config.loss)

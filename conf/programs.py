@@ -44,6 +44,7 @@ from conf.schema_tools import (
     ConvertConfig,
     ConvertDataConfig,
     GetDataConfig,
+    GetWeightsConfig,
     TuneConfig,
 )
 from conf.sweeps.multirun import objective, refuse_folders, register_folders, show_results, take_folder
@@ -77,6 +78,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/
     "convert_data": Program(ConvertDataConfig, "scripts.convert_data:convert"),
     "anchors": Program(AnchorsConfig, "scripts.anchors:find_anchors"),
     "get_data": Program(GetDataConfig, "scripts.get_data:get_data", bare="name"),
+    "get_weights": Program(GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
     "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
     "demo": Program(DemoConfig, "scripts.demo:main", model_or_checkpoint),
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),

@@ -8,6 +8,7 @@ from conf.schema import check_least
 from data.augment_config import AugmentConfig
 from data.config import DataConfig
 from models.config import ModelConfig
+from models.weights.published import PUBLISHED
 
 
 @dataclass
@@ -153,6 +154,19 @@ class GetDataConfig:
         check_least(self, 1, "attempts")
         if not self.timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be above 0, got {self.timeout_seconds}")
+
+
+@dataclass
+class GetWeightsConfig:
+    """Everything that scripts/get_weights.py reads."""
+
+    name: str  # of published weights, or list
+    debug: bool  # show tracebacks of user errors, too
+
+    def __post_init__(self) -> None:
+        names = [entry.name for entry in PUBLISHED]
+        if self.name not in ("list", *names):
+            raise ValueError(f"no published weights are called {self.name!r}. fix: list, or one of {', '.join(names)}")
 
 
 @dataclass

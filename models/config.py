@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from models.weights.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
+
 OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
 
 
@@ -38,11 +40,14 @@ class ModelConfig:
     cfg: str  # a name of models/zoo, or the path of a Darknet .cfg
     width: float  # factor on the filters of each convolution except the heads'
     anchors: list[Any] | None  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the .cfg
-    weights: str | None  # to start from: Darknet .weights (whole or cut), a run folder, a checkpoint, a .pt state dict
-    fresh_heads: bool  # keep the convolutions before [yolo] random, for weights with another number of classes
+    weights: str | None  # to start from: coco or backbone (published, see scripts.get_weights), Darknet .weights (whole
+    # or cut), a run folder, a checkpoint, a .pt state dict. Heads for other classes are left out
+    fresh_heads: bool  # leave the heads of the weights out even if their number of classes is right
     bn_eps: float  # added to the variance in batch norm; 1e-6 suits Darknet's weights
     bn_momentum: float  # share of a batch in the running statistics of batch norm
-    freeze: int  # number of layers, from the first, that keep their initial weights and statistics
+    freeze: Any  # number of layers, from the first, that keep their initial weights and statistics; backbone: those
+    # below the heads and what is only theirs, for networks of the zoo
+    freeze_fraction: float  # share of the training, from its start, in which they do; then all layers are trained
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= 8:
@@ -53,8 +58,24 @@ class ModelConfig:
             raise ValueError(f"model.bn_eps must be above 0, got {self.bn_eps}")
         if not 0 < self.bn_momentum <= 1:
             raise ValueError(f"model.bn_momentum must be above 0 and at most 1, got {self.bn_momentum}")
-        if self.freeze < 0:
+        if self.frozen_layers() < 0:
             raise ValueError(f"model.freeze must be 0 or more, got {self.freeze}")
+        if not 0 < self.freeze_fraction <= 1:
+            raise ValueError(f"model.freeze_fraction must be above 0 and at most 1, got {self.freeze_fraction}")
+        self.published()
+
+    def frozen_layers(self) -> int:
+        """``freeze`` as a number; ValueError if it is none and no word for one here."""
+        if self.freeze == BACKBONE and self.cfg in BACKBONE_LAYERS:
+            return BACKBONE_LAYERS[self.cfg]
+        if type(self.freeze) is not int:
+            known = f"{BACKBONE}, which is known for {', '.join(BACKBONE_LAYERS)}"
+            raise ValueError(f"model.freeze must be a number of layers or {known}, got {self.freeze} for {self.cfg}")
+        return self.freeze
+
+    def published(self) -> Published | None:
+        """The file that ``weights`` is a word for, if it is one; ModelError if there is none."""
+        return None if self.weights is None else find_published(self.weights, self.cfg, self.width)
 
 
 def _is_size(pair: Any) -> bool:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from conf.failures import ConfigError
 from conf.schema_tools import GetDataConfig, PublicSetConfig
 from data.files.bars import bar
-from data.formats.download import UnreachableError, download, unpack
+from data.formats.download import Expected, UnreachableError, download, unpack
 
 
 def get_data(config: GetDataConfig) -> Path:
@@ -41,7 +41,7 @@ def get_data(config: GetDataConfig) -> Path:
         path = done.with_name(file_name)
         try:
             with bar(file_name) as report:
-                download(archive.url, path, archive.md5, config.attempts, config.timeout_seconds, report)
+                download(archive.url, path, Expected(archive.md5), config.attempts, config.timeout_seconds, report)
         except UnreachableError as error:
             raise UnreachableError(f"{str(error).partition(' fix: ')[0]} fix: {by_hand(chosen, root)}") from error
         with bar(f"unpack {file_name}") as report:

@@ -418,11 +418,9 @@ def test_initial_weights_from_a_checkpoint_and_from_darknet(shapes: Path, tmp_pa
         with pytest.raises(ModelError, match=r"model\.freeze=24 leaves nothing to train"):
             train(options(shapes, tmp_path / "refused", "model.freeze=24"))
         single = ["data.single_class=true", "train.epochs=1", "logger.pictures=false"]
-        with pytest.raises(ModelError, match=r"model\.fresh_heads=true"):
-            train(options(shapes, tmp_path / "refused", f"model.weights={source}", *single))
-        train(
-            options(shapes, tmp_path / f"fresh{number}", f"model.weights={source}", "model.fresh_heads=true", *single)
-        )
+        train(options(shapes, tmp_path / f"fresh{number}", f"model.weights={source}", *single))
+        log = (tmp_path / f"fresh{number}" / "train.log").read_text()
+        assert "its heads for 5 classes were left out and those for 1 class start fresh" in log
         assert not (tmp_path / "refused").exists()
 
 

@@ -78,7 +78,7 @@ def _description(module: str) -> str:
 
 def _groups(schema: type, width: int) -> str:
     """The groups of a program with their choices; "" if it has none."""
-    names = [*get_type_hints(schema), *(["experiment"] if "train" in get_type_hints(schema) else [])]
+    names = get_type_hints(schema)
     choices = {name: sorted(file.stem for file in (CONF_DIR / name).glob("*.yaml")) for name in names}
     lines = [
         line
@@ -86,6 +86,10 @@ def _groups(schema: type, width: int) -> str:
         if files
         for line in _columns(f"  {name}", ", ".join(file for file in files if file != "base"), width)
     ]
+    if "train" in names:
+        for file in sorted((CONF_DIR / "experiment").glob("*.yaml")):
+            about = file.read_text(encoding="utf-8").splitlines()[1].lstrip("# ")  # below Hydra's @package
+            lines += _columns(f"  experiment={file.stem}", about, width)
     return "\n".join(["Groups, typed as group=choice", *lines]) if lines else ""
 
 

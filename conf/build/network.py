@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.nn import BatchNorm2d
 from conf.entry import to_dictionary
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
+from conf.weights import weights_path
 from data import Annotations, read_names
 from models import (
     WEIGHTS_VERSION,
@@ -36,6 +36,8 @@ from models import (
     zoo_cfg,
 )
 from models.config import ModelConfig
+from models.weights.published import COCO, COCO_NAMES
+from train_utils.distributed import World
 from train_utils.run.checkpoint import FORMAT as CHECKPOINT_FORMAT
 from train_utils.run.checkpoint import load_checkpoint
 from train_utils.run.checkpoint_files import find_checkpoint
@@ -49,20 +51,26 @@ def load_network(config: ModelConfig) -> Cfg:
     return cfg if config.anchors is None else with_anchors(cfg, config.anchors)
 
 
-def build_model(config: ModelConfig, num_classes: int | None, whole: bool = False) -> tuple[Darknet, str]:
+def build_model(
+    config: ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None
+) -> tuple[Darknet, str]:
     """Build a network with its initial weights, and describe those in one sentence.
 
     ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
-    are loaded, and the first layers are frozen, as configured. With ``whole``, for everything but
-    training, raises ConfigError if a layer would stay random.
+    are loaded, and the first layers are frozen, as configured. All ranks of ``world`` call this.
+    With ``whole``, for everything but training, a layer that would stay random is an error.
     """
+    path = weights_path(config, world)
     model = _frozen(load_network(config), num_classes, config)
     model.init_head_biases()
-    if config.weights is None:
+    if path is None:
         if whole:
             raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
         return model, "initial weights: random"
-    report = load_initial_weights(model, Path(config.weights), config.fresh_heads)
+    report = load_initial_weights(model, path, config.fresh_heads)
+    if whole and report.has_other_classes:
+        counts = f"{report.num_classes} classes, here there are {report.model_classes}"
+        raise ModelError(f"{path} is for {counts}. fix: data or names= with the classes of the weights")
     if whole and not report.is_whole:
         without = "leave out model.fresh_heads" if config.fresh_heads else "give a whole file"
         raise ConfigError(
@@ -88,9 +96,11 @@ def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[st
 
 
 def _frozen(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:
-    """The network of a .cfg with random values, its first layers frozen as configured."""
+    """The network of a .cfg with random values, its first layers frozen if they stay so."""
     model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
-    model.freeze(config.freeze)
+    model.freeze(config.frozen_layers())
+    if config.freeze_fraction < 1:  # start.freeze_for_epoch does it: memory and optimiser are for all layers
+        model.freeze(0)
     return model
 
 
@@ -156,10 +166,10 @@ def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | Non
     """The averaged network of a checkpoint, or that of ``config`` with its weights.
 
     ``names`` is for Darknet weights, which hold none: a text file with one class name a line, or a
-    COCO json, whose categories count in the order of their ids. Without it classes are called by
-    their number. ``image_size`` None means the size that the checkpoint was evaluated with, or that
-    of the .cfg. Raises ConfigError if no weights are given, names and network differ in number, or
-    the image size does not suit the network.
+    COCO json, whose categories count in the order of their ids. Without it the classes of weights
+    other than ``coco`` are called by their number. ``image_size`` None means the size that the
+    checkpoint was evaluated with, or that of the .cfg. Raises ConfigError if no weights are given,
+    names and network differ in number, or the image size does not suit the network.
     """
     if ckpt is not None:
         state = load_checkpoint(Path(ckpt))
@@ -172,12 +182,10 @@ def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | Non
     elif config is None or config.weights is None:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
+        if names is None and config.weights == COCO:
+            names = str(COCO_NAMES)
         known, ids = read_names(Path(names)) if names is not None else ([], None)
-        try:
-            model, note = build_model(config, len(known) or None, whole=True)
-        except ModelError:
-            _blame_names(config, names, len(known))
-            raise
+        model, note = build_model(config, len(known) or None, whole=True)
         known = known or [str(index) for index in range(model.num_classes)]
         size = image_size or image_size_of(model.cfg)
     if (nearest := model.nearest_size(size, size)[0]) != size:
@@ -185,16 +193,6 @@ def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | Non
             f"image_size={size} is not a multiple of the network's stride {model.max_stride}. fix: {nearest}"
         )
     return Detector(model.eval(), known, ids or list(range(1, len(known) + 1)), size, note)
-
-
-def _blame_names(config: ModelConfig, names: str | None, count: int) -> None:
-    """Raise ConfigError if the weights fit the .cfg's class count, so that ``names`` is wrong."""
-    if names is not None:
-        with suppress(ModelError):
-            classes = build_model(config, None, whole=True)[0].num_classes
-            raise ConfigError(
-                f"names={names} holds {count} names, {config.weights} has {classes} classes. fix: name all {classes}"
-            )
 
 
 def image_size_of(cfg: Cfg) -> int:

@@ -14,6 +14,7 @@ from conf.build.evaluator import ground_truth_of
 from conf.entry import to_yaml
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
+from data.audit.anchor_fit import network_sizes
 from models import Head, LossConfig
 from train_utils.distributed import World, describe_rank, gather_arrays
 from train_utils.errors import TrainError
@@ -32,6 +33,15 @@ from train_utils.terminal.progress import duration
 LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.csv", "plots")  # the first to look at
 
 
+LEARNT, HALF_LEARNT = 0.95, 0.3  # AP50 on images that were learnt by heart
+SMALL_PIXELS = 8  # boxes whose longer side is below are hard to find
+
+
+def min_iou_of(config: TrainConfig) -> float | None:
+    """The overlap that a box needs with an anchor; None where each gets its best, as in Darknet."""
+    return config.loss.anchor_iou if isinstance(config.loss, LossConfig) else None
+
+
 def announce(
     log: RunLog,
     folder: Path,
@@ -45,10 +55,8 @@ def announce(
 ) -> None:
     """Log what is about to happen: data, ranks, precision, length and folder of the run."""
     anchors = np.array(sorted({anchor for head in heads for anchor in head.anchors}))
-    # Darknet's loss gives every box its best anchor, so no overlap is too small.
-    min_iou = config.loss.anchor_iou if isinstance(config.loss, LossConfig) else None
     for split, part in (("train", train_set), ("val", val_set)):
-        summary = summarise(part, config.train.image_size, anchors, min_iou)
+        summary = summarise(part, config.train.image_size, anchors, min_iou_of(config))
         log.line(f"{split}: {summary.line()}")
         log.line(summary.warning() if split == "train" else None)
         for note in (*part.skipped, *part.notes):
@@ -128,6 +136,26 @@ def finish(
         plots = folder / FOLDER
         draw_training(plots, folder / "metrics.csv", ground_truth_of(train_set), log.line)
         draw_plots(plots, config.data, val_set, scores, detections, log.line)
+
+
+def check_overfit(config: TrainConfig, state: RunState, heads: Sequence[Head], images: Annotations) -> None:
+    """With ``train.overfit``, raise TrainError with the likely cause if it failed."""
+    reached = state.best_figures.get("AP50", 0.0)
+    if not config.train.overfit or reached >= LEARNT:
+        return
+    size, anchors = config.train.image_size, np.array(sorted({anchor for head in heads for anchor in head.anchors}))
+    sizes = network_sizes(images, size)
+    missed = summarise(images, size, anchors, min_iou_of(config))
+    small = float((sizes.max(axis=1) < SMALL_PIXELS).mean())
+    if (warning := missed.warning()) is not None:
+        cause = warning.removeprefix("warning: ")
+    elif small > 1 - LEARNT:
+        cause = f"{small:.0%} of the boxes are below {SMALL_PIXELS} pixels. fix: a larger train.image_size"
+    elif reached > HALF_LEARNT:
+        cause = f"it was learning, but not for long enough. fix: train.epochs={2 * config.train.epochs}"
+    else:
+        cause = "the boxes may be wrong, or the rate. fix: look at train_batch.jpg; then a lower optim.lr"
+    raise TrainError(f"train.overfit: AP50 is {reached:.3f} on the {len(images)} images it learnt from: {cause}")
 
 
 def draw_plots(

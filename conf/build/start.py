@@ -63,6 +63,13 @@ def resolve(config: TrainConfig, world: World, saved: dict[str, Any] | None) -> 
     return replace(config, augment=augment, train=options)
 
 
+def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
+    """Freeze or release the first layers as in ``epoch``, from 0; return whether any changed."""
+    before, last = model.num_frozen, max(1, round(config.model.freeze_fraction * config.train.epochs))
+    model.freeze(config.model.frozen_layers() if epoch < last else 0)
+    return model.num_frozen != before
+
+
 def start_state(
     config: TrainConfig,
     world: World,

@@ -9,11 +9,13 @@ from torch.utils.data import DataLoader
 
 from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
-from conf.build.report import close_run, finish
+from conf.build.report import check_overfit, close_run, finish
 from conf.build.run_report import keep_evaluation, report_run, spare
+from conf.build.start import freeze_for_epoch
 from conf.entry import to_dictionary
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler
+from models import Darknet
 from train_utils.distributed import World, broadcast_module, max_over_ranks
 from train_utils.loggers.loggers import open_loggers
 from train_utils.loop.step import OptimiserStep
@@ -102,6 +104,9 @@ class Training:
             ask_for_requeue(self.world, stopped_by)
         elif self.ended_after == 0:
             self.finish(evaluation)
+            assert isinstance(state.model, Darknet)
+            heads, images = state.model.heads, self.evaluator.annotations
+            on_main(self.world, lambda: check_overfit(self.config, state, heads, images))
         return state.best_figures
 
     def why_over(self, epochs_done: int) -> str | None:
@@ -120,6 +125,10 @@ class Training:
         config, state, sampler = self.config, self.state, self.sampler
         steps_done = state.step - state.epoch * sampler.steps_per_epoch
         sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
+        assert isinstance(state.model, Darknet)
+        if freeze_for_epoch(self.config, state.model, state.epoch):
+            self.log.line(f"epoch {state.epoch + 1}: the layers that were frozen are trained from here on")
+            self.step.release(2 * state.model.max_stride)
         epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
         title, lines = f"epoch {epoch}/{config.train.epochs}", config.logger.lines_per_epoch
         progress = Progress(rest, title, self.world.is_main, lines, left=self.seconds_left)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import stat
 import tarfile
 import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path, PurePosixPath
@@ -20,34 +23,98 @@ from data.errors import DataError
 CHUNK = 1 << 20
 PAUSE_SECONDS = 1.0  # before the second attempt; doubles each time
 CONNECT_SECONDS = 10.0  # until a server must accept a connection
+LOOK_SECONDS = 0.2  # between looks at what another process fetches
 Report = Callable[[int, int], None]  # (units done, all units: 0 if unknown)
+
+
+class Expected(NamedTuple):
+    """What identifies a file: a digest, its length in bytes, or both."""
+
+    digest: str | None = None  # in hexadecimal digits
+    algorithm: str = "md5"
+    size: int | None = None
+
+    def problem(self, path: Path) -> str | None:
+        """What is wrong with a file, as the rest of a sentence; None if it is the right one."""
+        if self.size is not None and (found := path.stat().st_size) != self.size:
+            return f"has {found:,} bytes instead of {self.size:,}"
+        if self.digest is not None:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, self.algorithm).hexdigest()
+            if digest != self.digest:
+                return f"has the {self.algorithm.upper()} {digest} instead of {self.digest}"
+        return None
 
 
 class UnreachableError(DataError):
     """The server cannot be reached: most likely this machine has no way to it."""
 
 
-def download(url: str, path: Path, md5: str, attempts: int, timeout: float, report: Report) -> None:
-    """Fetch ``url`` into ``path`` unless it exists; resume an interrupted download.
+def download(url: str, path: Path, expected: Expected, attempts: int, timeout: float, report: Report) -> None:
+    """Fetch ``url`` into ``path`` unless it is there; resume an interrupted download.
 
-    Bytes go to ``<path>.part``, which is renamed once its MD5 is right; otherwise it is deleted.
-    Raises ``DataError`` after ``attempts`` failures in a row without a new byte, at once where the
-    server refuses the file, and for a wrong MD5; ``UnreachableError`` where the first attempt finds
-    no server.
+    Bytes go to ``<path>.part``, which is renamed once it is what was expected; otherwise it is
+    deleted. Of several processes one fetches and the others wait. Raises ``DataError`` after
+    ``attempts`` failures in a row without a new byte, at once where the server refuses the file,
+    and for a wrong file; ``UnreachableError`` where the first attempt finds no server.
     """
-    if path.is_file() and _md5(path) == md5:
-        return
+    if path.is_file() and expected.problem(path) is None:
+        return  # also from a folder that nobody may write to
     part = path.with_name(f"{path.name}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(part, expected.size or 0, report):
+        problem = expected.problem(path) if path.is_file() else ""
+        if problem is None:  # another process has fetched it
+            part.unlink()
+            return
+        if expected.size is not None and part.stat().st_size > expected.size:
+            os.truncate(part, 0)
+        try:
+            _fetch(url, part, attempts, timeout, report)
+        except UnreachableError as error:
+            if part.stat().st_size == 0:
+                part.unlink()
+            there = f"{path} {problem}, and " if problem else ""
+            fix = f"fix: connect this machine to it, or fetch the file into {path} by other means"
+            raise UnreachableError(f"{there}{error}. {fix}") from error
+        if (problem := expected.problem(part)) is not None:
+            part.unlink()
+            raise DataError(f"{url} {problem}, so it is damaged. fix: run the command again")
+        part.replace(path)
+
+
+@contextmanager
+def _alone(part: Path, size: int, report: Report) -> Iterator[None]:
+    """Hold the lock of ``part``, an empty file at first; meanwhile report what another fetches."""
+    while True:
+        try:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            opened = part.open("ab")
+        except OSError as error:
+            raise DataError(f"cannot write {part} ({error.strerror}). fix: a folder that you may write to") from error
+        with opened as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                report(os.fstat(file.fileno()).st_size, size)
+                time.sleep(LOOK_SECONDS)
+                continue
+            if not part.exists() or not os.path.samestat(os.fstat(file.fileno()), part.stat()):
+                continue  # whoever held it has renamed or deleted this file
+            yield
+            return
+
+
+def _fetch(url: str, part: Path, attempts: int, timeout: float, report: Report) -> None:
+    """Append what is missing of ``url`` to ``part``, in several attempts if need be."""
     failures, pause = 0, PAUSE_SECONDS
     while True:
-        before = part.stat().st_size if part.exists() else 0
+        before = part.stat().st_size
         try:
             _continue(url, part, timeout, report)
-            break
+            return
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # the part is complete or too long; its MD5 decides
-                break
+            if error.code == 416:  # the part is complete or too long, as its digest or length will tell
+                return
             if error.code < 500:
                 raise DataError(
                     f"{url}: the server says {error.code} {error.reason}. fix: check the address"
@@ -55,10 +122,9 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
             problem: Exception = error
         except (OSError, HTTPException) as error:
             if failures == 0 and isinstance(error, urllib.error.URLError):  # raised before any answer
-                fix = f"fix: connect this machine to it, or fetch the file into {path} by other means"
-                raise UnreachableError(f"{url} cannot be reached ({error.reason}). {fix}") from error
+                raise UnreachableError(f"{url} cannot be reached ({error.reason})") from error
             problem = error
-        arrived = part.exists() and part.stat().st_size > before
+        arrived = part.stat().st_size > before
         failures = 1 if arrived else failures + 1
         if failures >= attempts:
             raise DataError(
@@ -67,15 +133,11 @@ def download(url: str, path: Path, md5: str, attempts: int, timeout: float, repo
             ) from problem
         pause = PAUSE_SECONDS if arrived else pause * 2
         time.sleep(pause)
-    if (found := _md5(part)) != md5:
-        part.unlink()
-        raise DataError(f"{url} has the MD5 {found} instead of {md5}, so it is damaged. fix: run the command again")
-    part.replace(path)
 
 
 def _continue(url: str, part: Path, timeout: float, report: Report) -> None:
     """Append the missing bytes to ``part``. Raises ``OSError`` if the connection ends early."""
-    start = part.stat().st_size if part.exists() else 0
+    start = part.stat().st_size
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     with urllib.request.build_opener(_Open).open(request, timeout=timeout) as answer:
         if answer.status != 206:
@@ -161,8 +223,3 @@ def _extract(archive: Path, entries: list[_Entry], folder: Path, report: Report)
     for done, entry in enumerate(entries, start=1):
         entry.extract(path=folder)
         report(done, len(entries))
-
-
-def _md5(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "md5").hexdigest()

@@ -42,10 +42,10 @@ class Outlines(NamedTuple):
     def rows(self, boxes: NDArray[np.int64]) -> Outlines:
         """The outlines of these boxes, in this order."""
         counts = np.diff(self.first)[boxes]
-        polygons = _ranges(self.first[boxes], counts)
+        polygons = flat_ranges(self.first[boxes], counts)
         lengths = np.diff(self.starts)[polygons]
-        points = self.points[_ranges(self.starts[polygons], lengths)]
-        return Outlines(points, _offsets(lengths), _offsets(counts))
+        points = self.points[flat_ranges(self.starts[polygons], lengths)]
+        return Outlines(points, offsets_of(lengths), offsets_of(counts))
 
 
 NO_OUTLINES = Outlines(np.empty((0, 2), dtype=np.float32), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -107,11 +107,12 @@ def _is_polygon(value: Any) -> bool:
     return {*map(type, value)} <= {int, float} and max(map(abs, value)) < 1e9
 
 
-def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def offsets_of(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where parts of these lengths (n,) begin in one array, and its end: (n + 1,)."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def flat_ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Concatenate the ranges ``start, ..., start + count - 1`` of all pairs."""
     ends = np.cumsum(counts)
     numbers: NDArray[np.int64] = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)

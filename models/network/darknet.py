@@ -32,6 +32,7 @@ class Darknet(nn.Module):
         layers: the modules in file order, so that an index is a Darknet layer index.
         heads: one Head for each [yolo] section, in the order of the raw maps.
         shapes, sources: for every layer its map's channels and strides, and the layers it reads.
+        num_frozen: how many layers, from the first, are not trained.
         max_stride: image rows and columns must be multiples of this.
         in_channels: channels of an image.
         notes: oddities of the .cfg that the user should know about, one sentence each.
@@ -68,7 +69,7 @@ class Darknet(nn.Module):
         self.in_channels = graph.image.channels
         self.seen = 0
         self.weights_version = (0, 2, 5)  # what Darknet writes today
-        self._num_frozen = 0
+        self.num_frozen = 0
         self._released = _releases(nodes)
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -110,21 +111,20 @@ class Darknet(nn.Module):
     def train(self, mode: bool = True) -> "Darknet":
         """Switch the mode. Frozen layers stay in evaluation, so their statistics do not move."""
         super().train(mode)
-        for layer in self.layers[: self._num_frozen]:
+        for layer in self.layers[: self.num_frozen]:
             layer.eval()
         return self
 
     def freeze(self, first_n_layers: int) -> None:
         """Freeze the parameters and batch norm statistics of layers 0 .. first_n_layers - 1.
 
-        Darknet-53 is the first 75 layers of yolov3 and yolov3-spp. Raises ModelError if that is out
-        of range or leaves nothing to train.
+        0 releases all. Raises ModelError if that is out of range or leaves nothing to train.
         """
         if not 0 <= first_n_layers <= len(self.layers):
             raise ModelError(f"model.freeze must be between 0 and {len(self.layers)} layers, got {first_n_layers}")
         if first_n_layers > max(head.layer for head in self.heads) - 1:
             raise ModelError(f"model.freeze={first_n_layers} leaves nothing to train. fix: freeze fewer layers")
-        self._num_frozen = first_n_layers
+        self.num_frozen = first_n_layers
         for index, layer in enumerate(self.layers):
             layer.requires_grad_(index >= first_n_layers)
         self.train(self.training)

@@ -18,7 +18,7 @@ from models.errors import ModelError
 from models.network.darknet import Darknet
 from models.network.layers import stored_names
 from models.weights.file import Values, WeightsFile, open_weights, write_weights
-from models.weights.report import OTHER_CLASSES_FIX, WeightsReport, plural
+from models.weights.report import WeightsReport, plural
 
 
 class WeightTensor(NamedTuple):
@@ -47,19 +47,14 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
     """Load a whole or partial .weights file, with its `seen` and `weights_version`.
 
     A partial file, such as darknet53.conv.74, ends after any layer; later layers keep their values.
-    With fresh_heads the convolutions before the [yolo] sections keep theirs, whatever the file's
-    class count. Raises ModelError, and changes nothing, if the file cannot be read, does not fit
-    the network, has another class count without fresh_heads, or holds values that are not finite.
+    The convolutions before the [yolo] sections keep theirs with fresh_heads, and if the file has
+    another class count. Raises ModelError, and changes nothing, if the file cannot be read, does
+    not fit the network, or holds values that are not finite.
     """
     file = open_weights(Path(path))
     extent = _extent(model, file)
     tensors, heads = list(weight_tensors(model)), head_layers(model)
-    if extent.num_classes not in (None, model.num_classes) and not fresh_heads:
-        raise ModelError(
-            f"{path} holds {file.held()} for {plural(extent.num_classes or 0, 'class')}, this model with"
-            f" {model.num_classes} needs {sum(own.tensor.numel() for own in tensors):,}."
-            f" {OTHER_CLASSES_FIX}"
-        )
+    fresh_heads = fresh_heads or extent.num_classes not in (None, model.num_classes)
     loads: list[tuple[WeightTensor, Values]] = []
     start = 0
     for own in tensors:

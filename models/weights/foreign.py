@@ -17,7 +17,7 @@ from models.errors import ModelError
 from models.network.darknet import Darknet
 from models.weights.darknet import head_layers, weight_tensors
 from models.weights.report import WeightsReport
-from models.weights.state_dicts import check_values, class_count, other_classes, report_of_state_dict
+from models.weights.state_dicts import HEADS_FIX, check_values, class_count, report_of_state_dict
 
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 NORM_NAMES = {"weight", "bias", "running_mean", "running_var"}
@@ -44,9 +44,9 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
     """Copy the state dict of another PyTorch system into `model`.
 
     `content` comes from read_tensor_file: a state dict, or a dictionary with one under a key of
-    CONTAINERS. Batch norm counters and anchors are ignored. With fresh_heads the convolutions
-    before [yolo] keep their values, whatever the file's class count. Raises ModelError, and changes
-    nothing, if there is no state dict or a module differs; the error names the first one.
+    CONTAINERS. Batch norm counters and anchors are ignored. The convolutions before [yolo] keep
+    their values with fresh_heads, and if the file has another class count. Raises ModelError, and
+    changes nothing, if there is no state dict or a module differs; the error names the first one.
     """
     state, key = _state_dict(content, path)
     theirs = _sort(state.items(), path)
@@ -56,7 +56,8 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
     first_head = [module.name for module in ours.convolutions].index(f"layers.{model.heads[0].layer - 1}.conv")
     kernels = next((module.tensors["weight"] for module in theirs.convolutions[first_head:]), None)
     num_classes = class_count(model, kernels)
-    _check_same(ours, theirs, path, heads, fresh_heads, other_classes(num_classes, model.num_classes))
+    fresh_heads = fresh_heads or num_classes not in (None, model.num_classes)
+    _check_same(ours, theirs, path, heads, fresh_heads)
 
     loads: list[tuple[Tensor, str, Tensor]] = []
     for mine, their in zip([*ours.convolutions, *ours.norms], [*theirs.convolutions, *theirs.norms], strict=True):
@@ -108,13 +109,8 @@ def _sort(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> Modules:
     return found
 
 
-def _check_same(
-    ours: Modules, theirs: Modules, path: Path, heads: set[str], fresh_heads: bool, other_count: str
-) -> None:
-    """Raise ModelError for the first module, in our order, whose tensors or shapes differ.
-
-    `other_count` ends the message if only the class count differs.
-    """
+def _check_same(ours: Modules, theirs: Modules, path: Path, heads: set[str], fresh_heads: bool) -> None:
+    """Raise ModelError for the first module, in our order, whose tensors or shapes differ."""
     differences: list[tuple[float, str]] = []  # (our layer, message)
     for kind, own, other in zip(("convolution", "batch norm"), ours, theirs, strict=True):
         for number, (mine, their) in enumerate(zip_longest(own, other), start=1):
@@ -123,7 +119,7 @@ def _check_same(
                 continue
             hint = ". fix: set model.cfg and model.width as when the file was made"
             if is_head and _shapes(mine, True) == _shapes(their, True):
-                hint = other_count
+                hint = HEADS_FIX
             layer = float("inf") if mine is None else int(mine.name.split(".")[1])
             differences.append(
                 (layer, f"{path}: {kind} {number} is {their or 'missing'}, here it is {mine or 'none'}{hint}")

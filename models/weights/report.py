@@ -5,10 +5,6 @@ from pathlib import Path
 
 from models.weights.file import Version
 
-OTHER_CLASSES_FIX = (
-    "fix: use data with the class count of the file, or model.fresh_heads=true, which loads everything but the heads"
-)
-
 
 @dataclass(frozen=True)
 class WeightsReport:
@@ -36,6 +32,11 @@ class WeightsReport:
     version: Version | None = None
     seen: int | None = None
     note: str = ""
+
+    @property
+    def has_other_classes(self) -> bool:
+        """Whether the file's class count is known and not the network's."""
+        return self.num_classes not in (None, self.model_classes)
 
     @property
     def is_whole(self) -> bool:

@@ -17,7 +17,9 @@ from torch import Tensor
 from models.errors import ModelError
 from models.network.darknet import Darknet
 from models.weights.darknet import head_layers, make_report, weight_tensors
-from models.weights.report import OTHER_CLASSES_FIX, WeightsReport, plural
+from models.weights.report import WeightsReport
+
+HEADS_FIX = ". fix: model.fresh_heads=true, which loads everything else"
 
 
 def read_tensor_file(path: Path) -> Any:
@@ -50,21 +52,23 @@ def read_tensor_file(path: Path) -> Any:
 def load_weights_of_checkpoint(
     model: Darknet, weights: Mapping[str, Tensor], path: Path, fresh_heads: bool
 ) -> WeightsReport:
-    """Load a state dict of this project; with fresh_heads not the convolutions before [yolo].
+    """Load a state dict of this project.
 
-    Raises ModelError, and changes nothing, at the first tensor that is missing, unexpected, of
-    another shape or not finite.
+    The convolutions before [yolo] are left out with fresh_heads, and if they are for another class
+    count. Raises ModelError, and changes nothing, at the first tensor that is missing, unexpected,
+    of another shape or not finite.
     """
     own = model.state_dict()
     heads = tuple(f"layers.{layer}." for layer in sorted(head_layers(model)))
-    wanted = [name for name in own if not (fresh_heads and name.startswith(heads))]
     num_classes = class_count(model, weights.get(f"layers.{model.heads[0].layer - 1}.conv.weight"))
+    fresh_heads = fresh_heads or num_classes not in (None, model.num_classes)
+    wanted = [name for name in own if not (fresh_heads and name.startswith(heads))]
     for name in dict.fromkeys([*wanted, *(name for name in weights if name not in own)]):
         ours, theirs = (f"shape {tuple(state[name].shape)}" if name in state else "none" for state in (own, weights))
         if ours != theirs:
             hint = ". fix: use the model=, model.cfg= and model.width= that the checkpoint was trained with"
             if name.startswith(heads):
-                hint = other_classes(num_classes, model.num_classes)
+                hint = HEADS_FIX
             raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}{hint}")
     check_values(path, ((name, weights[name]) for name in wanted))
     model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
@@ -87,12 +91,6 @@ def class_count(model: Darknet, kernels: Tensor | None) -> int | None:
         return None
     count, rest = divmod(len(kernels), len(model.heads[0].anchors))
     return count - 5 if rest == 0 and count > 5 else None
-
-
-def other_classes(theirs: int | None, ours: int) -> str:
-    """The end of a message about heads of other shapes: the reason and the fix."""
-    reason = "" if theirs in (None, ours) else f": the file is for {plural(theirs or 0, 'class')}, the model for {ours}"
-    return f"{reason}. {OTHER_CLASSES_FIX}"
 
 
 def report_of_state_dict(

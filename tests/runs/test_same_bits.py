@@ -171,7 +171,8 @@ def compare(function: Any, *arguments: Any) -> None:
 
 # Values to try for options whose type does not suggest one; ranges are in the dataclasses.
 VALUES: dict[str, list[Any]] = {
-    "train.epochs": [1], "train.batch_size": [6], "train.image_size": [64], "train.multi_scale": [[0.5, 1.5]],
+    "train.epochs": [1, 2], "train.overfit": [0],
+    "train.batch_size": [6], "train.image_size": [64], "train.multi_scale": [[0.5, 1.5]],
     "train.seed": [3], "train.precision": [Precision.float64, Precision.bfloat16, Precision.float32],
     "augment.mixup_beta": [2.0], "augment.close_mosaic_epochs": [0], "augment.tile_pool": [4, 2, 8],
     "augment.degrees": [20.0], "augment.shear": [8.0], "augment.perspective": [0.02], "augment.scale": [0.3],
@@ -227,6 +228,8 @@ def train_options(folder: Path) -> dict[str, str]:
                 "train.device=cpu", "train.deterministic=true", "train.max_nonfinite_steps=0",
                 "evaluate.confidence=0.9", "logger.pictures=false", f"run_dir={run_dir}",
             ]  # fmt: skip
+            if "train.epochs=2" in changed:
+                given += ["model.freeze=2", "model.freeze_fraction=0.5"]
             program.train(compose("train", TrainConfig, [*given, *changed]))
             state = load_checkpoint(run_dir / "checkpoints" / "last.pt")
             momentum = {str(key): buffers["momentum_buffer"] for key, buffers in state["optimizer"]["state"].items()}

@@ -134,9 +134,10 @@ def test_a_converted_checkpoint_is_opened_by_the_programs(command: Command, tmp_
     assert model.seen == 64_000 and "all 3,238 values" in said and "bn_eps" not in said
     _, said = build_model(replace(config.model, bn_eps=1e-6), 2)
     assert "it was trained with model.bn_eps=0.001, here it is 1e-06" in said
-    _, said = build_model(replace(config.model, fresh_heads=True), 5)
+    _, said = build_model(config.model, 5)
     assert "5 of 7 layers with weights (3,000 of 3,340 values)" in said, said
     assert "heads for 2 classes were left out and those for 5 classes start fresh" in said
+    assert "its heads for 2 classes" in build_model(replace(config.model, fresh_heads=True), 2)[1]
     given = {"ckpt": "a.pt", "evaluate": {"image_size": None}}
     with pytest.raises(ConfigError, match=r"ckpt=a\.pt was converted and names no data\. fix: add data="):
         complete_from_checkpoint(given, [])
@@ -206,7 +207,10 @@ def test_a_cfg_that_leaves_filters_to_their_default_is_completed(tmp_path: Path)
         (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "model.freeze=3"], "model.freeze is for training"),
         (["weights=a.weights", "model=yolov3-tiny", "out=b.pt"], "a.weights holds 3,238 values, this network with 80"),
         (["weights=none.weights", "model=yolov3-tiny", "out=b.pt"], "cannot read the weights none.weights"),
-        (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=three.names"], "a.weights has 2 classes"),
+        (
+            ["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=three.names"],
+            "a.weights is for 2 classes, here there are 3",
+        ),
         (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "image_size=33"], "image_size=33 is not a multiple"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b.pt"], "cannot write /proc/b.pt"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b", "up_to_layer=3"], "cannot write /proc/b"),

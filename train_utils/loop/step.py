@@ -16,11 +16,12 @@ from train_utils.loop.interfaces import ImageBatch, Loss
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.stop_and_save import Decision, StepDecisions
 from train_utils.memory.out_of_memory import training_pass
+from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import Schedule
 from train_utils.parallel.compiled import eagerly
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
 from train_utils.parallel.wait_clock import WaitClock
-from train_utils.parallel.wrap import gradient_sync, loss_factor, time_waiting
+from train_utils.parallel.wrap import gradient_sync, loss_factor, time_gradient_sync, time_waiting, wrap_model
 from train_utils.run.run_state import LOSS_NAMES, RunState
 
 
@@ -145,6 +146,27 @@ class OptimiserStep:
         )
         parts.total.backward()
         self.state.optimizer.zero_grad(set_to_none=True)
+
+    def release(self, side: int) -> None:
+        """Train layers of the network that were frozen until now.
+
+        DDP only syncs what was trained when it was made. A new one is rehearsed, as after a resume,
+        on an empty image of ``side`` pixels, which leaves statistics and random numbers as they
+        were.
+        """
+        if not isinstance(self.model, DistributedDataParallel):
+            return
+        buffers = [buffer.clone() for buffer in self.state.model.buffers()]
+        generators = torch.get_rng_state(), cuda_generator()
+        self.model = wrap_model(self.state.model, self.world)
+        assert isinstance(self.model, DistributedDataParallel)
+        time_gradient_sync(self.model, self.clock)
+        self.rehearse(side)
+        torch.set_rng_state(generators[0])
+        set_cuda_generator(generators[1])
+        with torch.no_grad():
+            for buffer, before in zip(self.state.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
 
     def _skip(self) -> None:
         """Let ``guard`` undo the step; all ranks call this together.

@@ -99,9 +99,16 @@ def time_waiting(model: nn.Module, clock: WaitClock) -> None:
         elif isinstance(module, nn.SyncBatchNorm):
             _time_layer(module, clock)
     if isinstance(model, DistributedDataParallel):
-        # The first layer's gradient comes last. What is not synced by then has to be waited for.
-        first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
-        first.register_post_accumulate_grad_hook(clock.begin)
+        time_gradient_sync(model, clock)
+
+
+def time_gradient_sync(model: DistributedDataParallel, clock: WaitClock) -> None:
+    """Let ``clock`` begin when only the exchange of gradients is left of a backward pass.
+
+    The first layer's gradient comes last. Of several calls for one network the last one counts.
+    """
+    first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
+    first.register_post_accumulate_grad_hook(clock.begin)
 
 
 def _time_layer(layer: nn.Module, clock: WaitClock) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -16,102 +14,65 @@ import pytest
 
 from data import DataError
 from data.formats import download as download_module
-from data.formats.download import download, unpack
+from data.formats.download import Expected, download, unpack
+from tests.file_server import FileServer, serving
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()
-
-
-class Server(ThreadingHTTPServer):
-    """Serve CONTENT under any name; ``limits``: bytes after which the next answers break off."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.limits: list[int] = []
-        self.ranges: list[str | None] = []
-        self.knows_ranges = True
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        if self.path == "/missing.zip":
-            self.send_error(404)
-            return
-        asked = self.headers.get("Range")
-        self.server.ranges.append(asked)
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.knows_ranges else 0
-        if start >= len(CONTENT):
-            self.send_error(416)
-            return
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(CONTENT) - start))
-        self.end_headers()
-        limit = self.server.limits.pop(0) if self.server.limits else len(CONTENT)
-        self.wfile.write(CONTENT[start : start + limit])
-
-    def log_message(self, *_: object) -> None:
-        pass
+RIGHT = Expected(MD5)
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     monkeypatch.setattr(download_module, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(download_module, "CHUNK", 10_000)
-    with Server() as running:
-        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+    with serving(CONTENT) as running:
         yield running
-        running.shutdown()
 
 
 def nothing(done: int, total: int) -> None:
     pass
 
 
-def test_a_download_goes_on_where_it_broke_off(server: Server, tmp_path: Path) -> None:
+def test_a_download_goes_on_where_it_broke_off(server: FileServer, tmp_path: Path) -> None:
     server.limits = [50_000, 120_000]
     shown: list[tuple[int, int]] = []
     path = tmp_path / "new" / "a.bin"
-    download(f"{server.url}/a.bin", path, MD5, 2, 10, lambda *state: shown.append(state))
+    download(f"{server.url}/a.bin", path, RIGHT, 2, 10, lambda *state: shown.append(state))
     assert path.read_bytes() == CONTENT and [entry.name for entry in path.parent.iterdir()] == ["a.bin"]
     assert server.ranges == [None, "bytes=50000-", "bytes=170000-"]
     assert shown[-1] == (len(CONTENT), len(CONTENT)) and shown == sorted(shown)
-    download(f"{server.url}/a.bin", path, MD5, 2, 10, nothing)
+    download(f"{server.url}/a.bin", path, RIGHT, 2, 10, nothing)
     assert len(server.ranges) == 3  # it exists: no further request
 
 
-def test_what_an_earlier_process_left_is_used(server: Server, tmp_path: Path) -> None:
+def test_what_an_earlier_process_left_is_used(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "a.bin.part").write_bytes(CONTENT[:123_456])
-    download(f"{server.url}/a.bin", tmp_path / "a.bin", MD5, 1, 10, nothing)
+    download(f"{server.url}/a.bin", tmp_path / "a.bin", RIGHT, 1, 10, nothing)
     assert server.ranges == ["bytes=123456-"] and (tmp_path / "a.bin").read_bytes() == CONTENT
     (tmp_path / "b.bin.part").write_bytes(CONTENT)  # killed between the last byte and the new name
-    download(f"{server.url}/b.bin", tmp_path / "b.bin", MD5, 1, 10, nothing)
+    download(f"{server.url}/b.bin", tmp_path / "b.bin", RIGHT, 1, 10, nothing)
     assert (tmp_path / "b.bin").read_bytes() == CONTENT
 
 
-def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+def test_a_server_without_ranges_starts_again(server: FileServer, tmp_path: Path) -> None:
     server.knows_ranges, server.limits = False, [50_000]
-    download(f"{server.url}/a.bin", tmp_path / "a.bin", MD5, 2, 10, nothing)
+    download(f"{server.url}/a.bin", tmp_path / "a.bin", RIGHT, 2, 10, nothing)
     assert (tmp_path / "a.bin").read_bytes() == CONTENT
 
 
-def test_a_wrong_sum_is_an_error_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
+def test_a_wrong_sum_is_an_error_and_leaves_nothing(server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"has the MD5 {MD5} instead of 0+, so it is damaged. fix: run"):
-        download(f"{server.url}/a.bin", tmp_path / "a.bin", "0" * 32, 2, 10, nothing)
+        download(f"{server.url}/a.bin", tmp_path / "a.bin", Expected("0" * 32), 2, 10, nothing)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_file_and_a_silent_server_are_errors(server: Server, tmp_path: Path) -> None:
+def test_a_refused_file_and_a_silent_server_are_errors(server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"missing\.zip: the server says 404 Not Found"):
-        download(f"{server.url}/missing.zip", tmp_path / "a.bin", MD5, 3, 10, nothing)
+        download(f"{server.url}/missing.zip", tmp_path / "a.bin", RIGHT, 3, 10, nothing)
     server.limits = [0, 0, 0]
     with pytest.raises(DataError, match=r"after 3 attempts\. fix: run the command again; it resumes from"):
-        download(f"{server.url}/a.bin", tmp_path / "a.bin", MD5, 3, 10, nothing)
+        download(f"{server.url}/a.bin", tmp_path / "a.bin", RIGHT, 3, 10, nothing)
 
 
 def make_zip(path: Path, *names: str, link: bool = False) -> Path:

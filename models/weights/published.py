@@ -1,0 +1,81 @@
+"""The published weights of the zoo: where they are and what identifies them. Imports no torch.
+
+Addresses and SHA-1 are those of OpenCV's samples/dnn/models.yml and AlexeyAB/darknet's README. A
+file has a header of 20 bytes and 4 bytes for each value of the network, or of its first layers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from models.errors import ModelError
+
+COCO, BACKBONE = "coco", "backbone"  # of model.weights
+COCO_NAMES = Path(__file__).parents[1] / "zoo" / "coco.names"
+BACKBONE_LAYERS = {  # the layers that Darknet's users keep, and model.freeze=backbone freezes
+    "yolov3": 75,
+    "yolov3-spp": 75,
+    "yolov3-tiny": 15,
+    "yolov3-tiny-3l": 15,
+    "yolov4": 137,
+    "yolov4-csp": 142,
+    "yolov4-tiny": 29,
+    "yolov7-tiny": 87,
+}
+_REDMON = "https://pjreddie.com/media/files"
+_RELEASES = "https://github.com/AlexeyAB/darknet/releases/download"
+_V3, _V4 = f"{_RELEASES}/darknet_yolo_v3_optimal", f"{_RELEASES}/darknet_yolo_v4_pre"
+
+
+class Published(NamedTuple):
+    """A file of weights: of all layers, trained on COCO, or of a backbone."""
+
+    networks: tuple[str, ...]  # of the zoo
+    kind: str  # COCO or BACKBONE
+    url: str
+    size: int  # in bytes
+    sha1: str | None = None  # None: not published
+
+    @property
+    def file_name(self) -> str:
+        """Its name there and here."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def name(self) -> str:
+        """How get_weights calls it."""
+        return self.file_name.removesuffix(".weights")
+
+
+PUBLISHED = (
+    Published(("yolov3",), COCO, f"{_REDMON}/yolov3.weights", 248_007_048, "520878f12e97cf820529daea502acca380f1cb8e"),
+    Published(("yolov3-spp",), COCO, f"{_REDMON}/yolov3-spp.weights", 252_209_544),
+    Published(("yolov3-tiny",), COCO, f"{_REDMON}/yolov3-tiny.weights", 35_434_956),
+    Published(("yolov4",), COCO, f"{_V3}/yolov4.weights", 257_717_640, "0143deb6c46fcc7f74dd35bf3c14edc3784e99ee"),
+    Published(("yolov4-csp",), COCO, f"{_V4}/yolov4-csp.weights", 211_944_840),
+    Published(
+        ("yolov4-tiny",), COCO, f"{_V4}/yolov4-tiny.weights", 24_251_276, "451caaab22fb9831aa1a5ee9b5ba74a35ffa5dcb"
+    ),
+    Published(("yolov3", "yolov3-spp"), BACKBONE, f"{_REDMON}/darknet53.conv.74", 162_482_580),
+    Published(("yolov4",), BACKBONE, f"{_V3}/yolov4.conv.137", 170_038_676),
+    Published(("yolov4-csp",), BACKBONE, f"{_V4}/yolov4-csp.conv.142", 146_548_116),
+    Published(("yolov4-tiny",), BACKBONE, f"{_V4}/yolov4-tiny.conv.29", 19_789_716),
+)
+
+
+def find_published(weights: str, network: str, width: float) -> Published | None:
+    """The file that ``model.weights`` means for ``model.cfg``; None if it is no word for one.
+
+    Raises ModelError if nothing is published for this network.
+    """
+    if weights not in (COCO, BACKBONE):
+        return None
+    there = {entry.kind: entry for entry in PUBLISHED if network in entry.networks}
+    zoo = sorted({name for entry in PUBLISHED if entry.kind == weights for name in entry.networks})
+    said = f"model.weights={weights} is published for {', '.join(zoo)}, not for model.cfg={network}"
+    if weights not in there:
+        raise ModelError(f"{said}. fix: {f'model.weights={COCO}' if there else 'model.weights=<file>, or none'}")
+    if width != 1:
+        raise ModelError(f"model.weights={weights} is published for model.width=1, not {width:g}. fix: leave one out")
+    return there[weights]

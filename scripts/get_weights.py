@@ -1,0 +1,43 @@
+"""Fetch published Darknet weights, or list them.
+
+    python -m scripts.get_weights list
+    python -m scripts.get_weights yolov4-tiny
+
+``model.weights=coco`` and ``backbone`` fetch them by themselves. This is for machines whose compute
+nodes have no network. Files are in YOLO_HOME, by default ~/.cache/hydra-yolov3-spp.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("get_weights")
+    raise SystemExit
+
+from conf.schema_tools import GetWeightsConfig
+from conf.weights import fetch_weights, weights_folder
+from models.weights.published import PUBLISHED, Published
+
+LICENCE = (
+    "Darknet's authors put them in the public domain. They learnt from the pictures of\n"
+    "COCO, which have licences of their own."
+)
+
+
+def get_weights(config: GetWeightsConfig) -> None:
+    """Fetch the weights called ``config.name``, or list all."""
+    if config.name == "list":
+        print("\n".join([f"weights in {weights_folder()}:", *map(_row, PUBLISHED), LICENCE]))
+        return
+    chosen = next(entry for entry in PUBLISHED if entry.name == config.name)
+    print(f"{fetch_weights(chosen)} is here: {_use(chosen)}")
+
+
+def _row(entry: Published) -> str:
+    here = "here" if (weights_folder() / entry.file_name).is_file() else ""
+    return f"  {entry.name:<20}{entry.size / 1e6:>5.0f} MB  {here:<6}{_use(entry)}"
+
+
+def _use(entry: Published) -> str:
+    return f"model={' or '.join(entry.networks)} model.weights={entry.kind}"

@@ -1,0 +1,43 @@
+"""The table of published weights: sizes by the .cfg, and which words are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models import Darknet, ModelError, zoo_cfg
+from models.cfg.parse import ZOO
+from models.weights.darknet import weight_tensors
+from models.weights.published import BACKBONE, BACKBONE_LAYERS, COCO, COCO_NAMES, PUBLISHED, find_published
+
+
+def test_sizes_are_those_of_the_networks() -> None:
+    models = {}
+    with torch.device("meta"):  # shapes without values
+        models = {name: Darknet(zoo_cfg(name)) for name in BACKBONE_LAYERS}
+    assert models.keys() == {path.stem for path in ZOO.glob("*.cfg")}
+    assert all(BACKBONE_LAYERS[name] <= model.heads[0].layer - 1 for name, model in models.items())
+    for entry in PUBLISHED:
+        for name in entry.networks:
+            end = BACKBONE_LAYERS[name] if entry.kind == BACKBONE else len(models[name].layers)
+            values = sum(tensor.numel() for layer, _, tensor in weight_tensors(models[name]) if layer < end)
+            assert entry.size == 20 + 4 * values, (entry.name, name)
+    assert len({entry.name for entry in PUBLISHED}) == len(PUBLISHED)
+    assert len(COCO_NAMES.read_text().splitlines()) == models["yolov3"].num_classes
+
+
+def test_a_word_means_one_file_or_is_refused_by_name() -> None:
+    for kind in (COCO, BACKBONE):
+        for name in BACKBONE_LAYERS:
+            found = [entry for entry in PUBLISHED if entry.kind == kind and name in entry.networks]
+            if found:
+                assert [find_published(kind, name, 1.0)] == found
+                with pytest.raises(ModelError, match=r"for model\.width=1, not 0\.5\. fix: leave"):
+                    find_published(kind, name, 0.5)
+                continue
+            fix = "model.weights=coco" if name == "yolov3-tiny" else "model.weights=<file>, or none"
+            with pytest.raises(ModelError, match=rf"weights={kind} is published for .* not for .*={name}\. fix: {fix}"):
+                find_published(kind, name, 1.0)
+        with pytest.raises(ModelError, match=rf"not for model\.cfg=mine/{kind}\.cfg"):
+            find_published(kind, f"mine/{kind}.cfg", 1.0)
+    assert find_published("coco.weights", "mine.cfg", 0.5) is None
