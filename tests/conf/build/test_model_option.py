@@ -116,7 +116,8 @@ def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
     run_dir = "my run, übung"
     assert start("train", "model.cfg=a.cfg", option("run_dir", run_dir).strip("'"), "logger.pictures=false") == ""
     log = (tmp_path / run_dir / "train.log").read_text(encoding="utf-8")
-    _, program, *typed = shlex.split(next(line for line in log.splitlines() if "python eval.py" in line))
+    (command,) = (line.partition("python ")[2] for line in log.splitlines() if "python eval.py" in line)
+    program, *typed = shlex.split(command)
     assert program == "eval.py"
     monkeypatch.setattr(sys, "argv", [program, *typed, "device=cpu"])
     run("eval")
