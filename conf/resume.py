@@ -23,6 +23,8 @@ OF_THE_MACHINE = (
     "debug", "dry_run", "data.root", "data.index_dir", "data.workers", "data.cache", "logger", "train.device",
     "train.timeout_seconds",
 )  # fmt: skip
+# What earlier versions did, by options that they did not have.
+OF_EARLIER_VERSIONS = {"optim": {"name": "sgd"}}
 
 
 def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
             return given
     if given.get("resume") is None or "experiment" in named or "run_dir" in named:
         return given  # the schema refuses resume with run_dir
-    # Keys that an older version lacked have today's values.
+    # Other keys that an older version lacked have today's values.
     before = read_config(Path(given["resume"]))
     today = {key: value for key, value in given.items() if not _is_other_choice(key, value, before.get(key))}
     saved = OmegaConf.merge(today, before)
@@ -75,11 +77,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         there = next((checkpoint for checkpoint in checkpoints if checkpoint.is_file()), None)
         if there is None:
             raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
-        return config_of_checkpoint(str(there))
+        return layered(OF_EARLIER_VERSIONS, config_of_checkpoint(str(there)))
     try:
         loaded = OmegaConf.load(path)
         if isinstance(loaded, DictConfig) and "train" in loaded:
-            return plain(loaded)
+            return layered(OF_EARLIER_VERSIONS, plain(loaded))
         problem = "it is empty or cut"
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         problem = str(error).splitlines()[0]

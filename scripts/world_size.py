@@ -64,7 +64,9 @@ def parts_of(state: dict[str, object]) -> dict[str, dict[str, Tensor]]:
         "parameters": {name: tensor for name, tensor in model.items() if "running" not in name},
         "average": average,
         "batch norm": {name: tensor for name, tensor in model.items() if "running" in name},
-        "momentum": {str(key): buffers["momentum_buffer"] for key, buffers in optimizer["state"].items()},
+        "momentum": {
+            f"{key}.{name}": tensor for key, kept in optimizer["state"].items() for name, tensor in kept.items()
+        },
     }
 
 

@@ -138,6 +138,18 @@ class TrainSection:
             raise ValueError(f"train.timeout_seconds must be above 0, got {self.timeout_seconds}")
 
 
+class Optimizer(StrEnum):
+    """SGD with Nesterov momentum, or AdamW (Loshchilov and Hutter 2019)."""
+
+    sgd = "sgd"
+    adamw = "adamw"
+
+    @property
+    def tensors(self) -> int:
+        """Number of tensors that it keeps for each weight."""
+        return 2 if self is Optimizer.adamw else 1
+
+
 class Decay(StrEnum):
     """How the rate falls from ``lr`` to ``lr * final_lr_ratio`` after burn-in."""
 
@@ -150,11 +162,13 @@ class Decay(StrEnum):
 class OptimConfig:
     """Settings of the optimiser, its schedule and the weight average (keys ``optim.*``)."""
 
+    name: Optimizer  # follows from optim=<choice>
     lr: float  # learning rate after burn-in, for a loss averaged over the global batch
     final_lr_ratio: float  # learning rate of the last step / lr
     decay: Decay  # how the learning rate falls after burn-in
-    momentum: float  # of SGD with Nesterov momentum
-    weight_decay: float  # on convolution weights only
+    momentum: float  # of SGD with Nesterov momentum; beta1 of AdamW
+    beta2: float  # of AdamW: decay of its mean of squared gradients
+    weight_decay: float  # on convolution weights only; each step of AdamW takes lr times this share of them away
     burn_in_epochs: float  # length of the burn-in in epochs
     burn_in_min_steps: int  # lower limit of the burn-in in steps
     burn_in_max_fraction: float  # upper limit of the burn-in as a share of the training; it wins
@@ -172,7 +186,7 @@ class OptimConfig:
         for key in ("weight_decay", "burn_in_epochs", "burn_in_min_steps", "burn_in_bias_lr"):
             if getattr(self, key) < 0:
                 raise ValueError(f"optim.{key} must be 0 or more, got {getattr(self, key)}")
-        for key in ("momentum", "burn_in_momentum", "burn_in_max_fraction", "final_lr_ratio", "ema_decay"):
+        for key in ("momentum", "beta2", "burn_in_momentum", "burn_in_max_fraction", "final_lr_ratio", "ema_decay"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"optim.{key} must lie in 0..1, got {getattr(self, key)}")
         if not 0 < self.ema_max_fraction <= 1:

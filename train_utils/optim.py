@@ -1,4 +1,4 @@
-"""SGD with three parameter groups, the schedule as a function of the step, the weight average."""
+"""SGD or AdamW with three groups, the schedule as a function of the step, the weight average."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train_utils.config import Decay, OptimConfig
+from train_utils.config import Decay, OptimConfig, Optimizer
 from train_utils.errors import CheckpointError
 
 
@@ -58,7 +58,7 @@ class Schedule:
         return (1 - done) * self.config.burn_in_bias_lr / self.config.lr + done * self.lr_factor(step)
 
     def momentum(self, step: int) -> float:
-        """Momentum; moves from ``burn_in_momentum`` to ``momentum`` during burn-in."""
+        """Momentum, or beta1; moves from ``burn_in_momentum`` to ``momentum`` during burn-in."""
         done = self.burn_in(step)
         return (1 - done) * self.config.burn_in_momentum + done * self.config.momentum
 
@@ -80,17 +80,21 @@ class Schedule:
         for group in optimizer.param_groups:
             factor = self.bias_lr_factor if group["name"] == "bias" else self.weight_lr_factor
             group["lr"] = self.config.lr * factor(step)
-            group["momentum"] = self.momentum(step)
-            group["nesterov"] = True  # torch's constructor would require a momentum above 0
+            if self.config.name is Optimizer.adamw:
+                group["betas"] = self.momentum(step), self.config.beta2
+            else:
+                group["momentum"] = self.momentum(step)
+                group["nesterov"] = True  # torch's constructor would require a momentum above 0
             if group["name"] == "convolution":
                 group["weight_decay"] = self.weight_decay(step)
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.SGD:
-    """SGD with Nesterov momentum over the trainable parameters in three groups.
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.SGD | torch.optim.AdamW:
+    """The optimiser of ``config.name`` over the trainable parameters in three groups.
 
     In order: ``convolution`` (the only one with weight decay), ``norm`` (batch-norm weights) and
     ``bias``. Scales and offsets have no reason to be small, so they are not decayed.
+    ``Schedule.apply`` sets the rest before each step.
     """
     groups: dict[str, dict[str, nn.Parameter]] = {"convolution": {}, "norm": {}, "bias": {}}
     for path, module in model.named_modules():
@@ -98,24 +102,31 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.SGD:
             if parameter.requires_grad:
                 kind = "bias" if name == "bias" else "convolution" if isinstance(module, nn.Conv2d) else "norm"
                 groups[kind][f"{path}.{name}"] = parameter
-    return torch.optim.SGD(
-        [
-            {"params": list(named.values()), "names": list(named), "name": kind, "weight_decay": 0.0}
-            for kind, named in groups.items()
-        ],
-        lr=config.lr,
-    )
+    rows: list[dict[str, Any]] = [
+        {"params": list(named.values()), "names": list(named), "name": kind, "weight_decay": 0.0}
+        for kind, named in groups.items()
+    ]
+    if config.name is Optimizer.adamw:
+        return torch.optim.AdamW(rows, lr=config.lr, fused=True)  # the plain one reads its count of steps
+    return torch.optim.SGD(rows, lr=config.lr)
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load the momentum from a saved state of ``make_optimizer``.
+    """Load the momentum, or the means of AdamW, from a saved state of ``make_optimizer``.
 
     Parameters are matched by name, so other layers may be frozen now; one that was frozen starts
     without momentum. Each value gets the memory layout of its parameter. Raises CheckpointError if
-    the state has no names (earlier versions) and a different number of parameters.
+    the state is another optimiser's, or has no names (earlier versions) and a different number of
+    parameters.
     """
     own = optimizer.state_dict()["param_groups"]
     before = saved["param_groups"]
+    if ("betas" in before[0]) != ("betas" in own[0]):
+        was, now = (Optimizer.adamw if "betas" in groups[0] else Optimizer.sgd for groups in (before, own))
+        raise CheckpointError(
+            f"optim={now} cannot continue with the state of optim={was} in the checkpoint. "
+            f"fix: optim={was}, or start a new run with model.weights=<the .pt file>"
+        )
     if not all("names" in group for group in before):
         if [len(group["params"]) for group in own] != [len(group["params"]) for group in before]:
             raise CheckpointError(

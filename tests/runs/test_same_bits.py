@@ -201,7 +201,7 @@ def alternatives(section: str, kind: type) -> Iterator[tuple[str, list[Any]]]:
 def option_lists() -> list[list[str]]:
     """Command lines that together use all values of each option."""
     found: list[list[str]] = []
-    for loss in ("yolov3", "yolov3", "darknet"):
+    for loss, optim in (("yolov3", "sgd"), ("yolov3", "adamw"), ("darknet", "sgd")):
         table = dict(alternatives("loss", LOSSES[loss]))
         for name, kind in SECTIONS.items():
             table |= dict(alternatives(name, kind))
@@ -209,7 +209,7 @@ def option_lists() -> list[list[str]]:
             table["loss.iou"] = ["mse"]
         chosen = {key: values[len(found) % len(values)] for key, values in table.items()}
         texts = [f"{key}={'null' if value is None else value}" for key, value in chosen.items()]
-        found.append([f"loss={loss}", *texts])
+        found.append([f"loss={loss}", f"optim={optim}", *texts])
     return found
 
 
@@ -232,7 +232,8 @@ def train_options(folder: Path) -> dict[str, str]:
                 given += ["model.freeze=2", "model.freeze_fraction=0.5"]
             program.train(compose("train", TrainConfig, [*given, *changed]))
             state = load_checkpoint(run_dir / "checkpoints" / "last.pt")
-            momentum = {str(key): buffers["momentum_buffer"] for key, buffers in state["optimizer"]["state"].items()}
+            kept = state["optimizer"]["state"].items()
+            momentum = {f"{key}.{name}": tensor for key, tensors in kept for name, tensor in tensors.items()}
             average = {f"ema.{key}": value for key, value in state["ema"].items()}
             found[f"{threads} threads: {' '.join(changed)}"] = digest(state["model"] | average | momentum)
     return found

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from train_utils.config import Decay, OptimConfig
+from train_utils.config import Decay, OptimConfig, Optimizer
 from train_utils.distributed import World
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.step import OptimiserStep
@@ -20,10 +20,12 @@ from train_utils.run.run_state import RunState
 from train_utils.terminal.progress import Progress
 
 CONFIG = OptimConfig(
+    name=Optimizer.sgd,
     lr=0.01,
     final_lr_ratio=0.05,
     decay=Decay.cosine,
     momentum=0.937,
+    beta2=0.999,
     weight_decay=5e-4,
     burn_in_epochs=3,
     burn_in_min_steps=0,
@@ -82,7 +84,7 @@ def network_with_norm() -> nn.Module:
 
 def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = None) -> RunState:
     """A training before its first step; ``loss_scale`` is float16's, as on a GPU."""
-    options = asdict(schedule.config) | {"decay": schedule.config.decay.value}
+    options = asdict(schedule.config) | {"decay": schedule.config.decay.value, "name": schedule.config.name.value}
     return RunState(
         model=model,
         average=WeightAverage(model, schedule),

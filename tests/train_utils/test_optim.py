@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.train_utils.small_training import CONFIG
-from train_utils.config import Decay
+from train_utils.config import Decay, Optimizer
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 
 
@@ -35,6 +35,29 @@ def test_three_groups_hold_every_trainable_parameter_once_and_only_kernels_decay
     assert groups["bias"]["params"] == [model[1].bias, model[2].bias]
     assert [groups[name]["weight_decay"] for name in ("convolution", "norm", "bias")] == [5e-4, 0, 0]
     assert all(group["nesterov"] and group["momentum"] == pytest.approx(0.937) for group in optimizer.param_groups)
+
+
+def test_adamw_follows_its_formula_with_betas_of_the_schedule() -> None:
+    """Loshchilov and Hutter 2019, algorithm 2, in float64."""
+    config = replace(CONFIG, name=Optimizer.adamw, lr=0.001, momentum=0.9, beta2=0.99, weight_decay=0.1)
+    model, schedule = small_model().double(), Schedule(config, 10, 100)
+    optimizer = make_optimizer(model, config)
+    kernel, first, second = model[0].weight, 0.0, 0.0
+    expected = kernel.detach().clone()
+    for step in range(40):
+        gradients = [torch.full_like(parameter, math.sin(step)) for parameter in model.parameters()]
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        schedule.apply(optimizer, step)
+        beta1, rate = schedule.momentum(step), config.lr * schedule.weight_lr_factor(step)
+        first = beta1 * first + (1 - beta1) * math.sin(step)
+        second = 0.99 * second + 0.01 * math.sin(step) ** 2
+        expected *= 1 - rate * schedule.weight_decay(step)
+        move = first / (1 - beta1 ** (step + 1)) / (math.sqrt(second / (1 - 0.99 ** (step + 1))) + 1e-8)
+        expected -= rate * move
+        optimizer.step()
+    torch.testing.assert_close(kernel.detach(), expected, rtol=1e-12, atol=0)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0, 0]
 
 
 def test_rates_during_and_after_burn_in() -> None:
@@ -106,6 +129,7 @@ def test_average_continues_where_it_was_saved() -> None:
         ({"clip_norm": -1.0}, "optim.clip_norm must be above 0"),
         ({"weight_decay": -1e-4}, "optim.weight_decay must be 0 or more"),
         ({"ema_max_fraction": 0.0}, "optim.ema_max_fraction must be above 0"),
+        ({"beta2": 2.0}, "optim.beta2 must lie in 0..1"),
     ],
 )
 def test_values_out_of_range_are_named(change: dict[str, float], message: str) -> None:

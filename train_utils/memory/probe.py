@@ -132,12 +132,15 @@ class TrainingPass:
 
 
 class GpuProbe:
-    """Runs real passes on a GPU, with room for momentum, average, DDP buckets and GPU_MARGIN."""
+    """Runs real passes on a GPU, with room for optimiser, average, DDP buckets and GPU_MARGIN.
 
-    def __init__(self, run: TrainingPass, world_size: int) -> None:
+    ``moments``: how many tensors the optimiser keeps for each weight.
+    """
+
+    def __init__(self, run: TrainingPass, world_size: int, moments: int = 1) -> None:
         self._run = run
         self.available = torch.cuda.get_device_properties(run.device).total_memory
-        copies = 2 if world_size == 1 else 3
+        copies = moments + (1 if world_size == 1 else 2)
         self._room = copies * run.weights_bytes + int(GPU_MARGIN * self.available)
         self._found: dict[int, int] = {}
 
@@ -175,13 +178,13 @@ class CpuProbe:
     """Counts what autograd keeps for one image and for two, and extrapolates linearly.
 
     A CPU raises no error in time: the machine swaps, or the kernel kills the process. ``available``
-    is the number of bytes that this process may take.
+    is the number of bytes that this process may take; ``moments`` is as in GpuProbe.
     """
 
-    def __init__(self, run: TrainingPass, world_size: int, available: int) -> None:
+    def __init__(self, run: TrainingPass, world_size: int, available: int, moments: int = 1) -> None:
         self.available = available
-        # Gradients, momentum, the average and, once, DDP's new buckets beside the old ones.
-        self._kept = (3 if world_size == 1 else 4) * run.weights_bytes
+        # Gradients, optimiser, the average and, once, DDP's new buckets beside the old ones.
+        self._kept = (moments + (2 if world_size == 1 else 3)) * run.weights_bytes
         parameters = list(run.model.parameters())
         one = peak_of(saved_bytes(run.forward, 1, parameters))
         self._fixed, self._per_image = 0, one  # from one image only if two cannot fit

@@ -53,7 +53,7 @@ def test_each_choice_has_its_class_and_makes_its_loss() -> None:
 def test_sums_come_with_their_learning_rate_unless_another_is_asked_for() -> None:
     assert composed("loss=darknet").optim == composed("optim=darknet").optim
     assert composed("loss=darknet", "experiment=quickstart").optim == composed("optim=darknet").optim
-    assert composed("loss=darknet", "optim=sgd").optim == composed().optim
+    assert composed("loss=darknet", "optim=sgd").optim == composed("optim=sgd").optim
     assert composed("loss=darknet", "optim.lr=0.5").optim.lr == 0.5
 
 

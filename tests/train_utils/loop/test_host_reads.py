@@ -17,6 +17,7 @@ from models import Darknet, LossSection, zoo_cfg
 from tests.host_reads import HostReads
 from tests.models.small_network import small
 from tests.train_utils.small_training import CONFIG, new_state, new_step
+from train_utils.config import Optimizer
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.loop.step import OptimiserStep
 from train_utils.numerics import DTYPES, weights_dtype
@@ -43,24 +44,26 @@ def loss_options(name: str) -> LossSection:
 
 
 def step_on_cuda(
-    world: World, model: Darknet, loss: str, precision: str = "float32", accumulate: int = 1
+    world: World, model: Darknet, loss: str, precision: str = "float32", accumulate: int = 1, optim: str = "sgd"
 ) -> OptimiserStep:
-    """A step as on one GPU: torch's batch norm and its multi-tensor SGD, but on the CPU."""
+    """A step as on one GPU: torch's batch norm and its multi-tensor optimiser, but on the CPU."""
     model = model.to(world.device, weights_dtype(precision)).to(memory_format=torch.channels_last).train()
-    schedule = Schedule(replace(CONFIG, clip_norm=10.0), 1, 40)
+    schedule = Schedule(replace(CONFIG, name=Optimizer(optim), clip_norm=10.0), 1, 40)
     state = new_state(model, schedule, 8.0 if precision == "float16" else None)
     state.loss_sums = state.loss_sums.to(world.device)
     for group in state.optimizer.param_groups:
-        group["foreach"] = True
+        group["foreach"] = not group["fused"]
     step = new_step(world, state, schedule, accumulate, make_loss(model.heads, loss_options(loss)))
     step.autocast_dtype, step.to_input = DTYPES.get(precision), Batch.network_input
     return step
 
 
-@pytest.mark.parametrize("loss", ["yolov3", "darknet"])
+@pytest.mark.parametrize(("loss", "optim"), [("yolov3", "sgd"), ("darknet", "sgd"), ("yolov3", "adamw")])
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16", "float16"])
-def test_a_step_is_queued_without_a_wait_but_for_its_decision(world: World, loss: str, precision: str) -> None:
-    step = step_on_cuda(world, small(80), loss, precision, accumulate=2)
+def test_a_step_is_queued_without_a_wait_but_for_its_decision(
+    world: World, loss: str, optim: str, precision: str
+) -> None:
+    step = step_on_cuda(world, small(80), loss, precision, accumulate=2, optim=optim)
     for targets in (TARGETS, TARGETS[:0]):
         given = batch(targets)
         with HostReads(given.indices) as a_pass:

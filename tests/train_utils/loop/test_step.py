@@ -18,6 +18,7 @@ from tests.train_utils.small_training import (
     new_state,
     train_epoch,
 )
+from train_utils.config import Optimizer
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.numerics import DTYPES, weights_dtype
@@ -53,7 +54,7 @@ def spoilt(factor: float, limit: float = 0.0) -> Any:
 
 
 def snapshot(state: RunState) -> list[Tensor]:
-    momentum = [values["momentum_buffer"] for values in state.optimizer.state.values()]
+    momentum = [tensor for values in state.optimizer.state.values() for tensor in values.values()]
     kept = [*state.model.state_dict().values(), *state.average.module.state_dict().values(), *momentum]
     return [tensor.clone() for tensor in kept] + [torch.tensor(state.average.updates), state.loss_sums.clone()]
 
@@ -63,9 +64,12 @@ def same(one: list[Tensor], other: list[Tensor]) -> list[bool]:
 
 
 def start(
-    clip_norm: float | None, loss_scale: float | None, model: nn.Module | None = None
+    clip_norm: float | None,
+    loss_scale: float | None,
+    model: nn.Module | None = None,
+    optimizer: Optimizer = Optimizer.sgd,
 ) -> tuple[RunState, Schedule]:
-    schedule = Schedule(replace(CONFIG, clip_norm=clip_norm), steps_per_epoch=1, total_steps=40)
+    schedule = Schedule(replace(CONFIG, name=optimizer, clip_norm=clip_norm), steps_per_epoch=1, total_steps=40)
     return new_state(model or network_with_norm(), schedule, loss_scale), schedule
 
 
@@ -73,16 +77,20 @@ def start(
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize(
-    ("precision", "loss_scale"),
-    [("float32", None), ("float64", None), ("bfloat16", None), ("float16", 8.0), ("float16", 1.0)],
-)
+    ("precision", "loss_scale", "optimizer"),
+    [
+        ("float32", None, "sgd"), ("float64", None, "sgd"), ("bfloat16", None, "sgd"), ("float16", 8.0, "sgd"),
+        ("float16", 1.0, "sgd"), ("float32", None, "adamw"), ("float64", None, "adamw"), ("float16", 8.0, "adamw"),
+    ],
+)  # fmt: skip
 def test_a_step_is_made_or_changes_no_bit(
-    world: World, precision: str, loss_scale: float | None, frozen: bool, accumulate: int, clip_norm: float | None
-) -> None:
+    world: World, precision: str, loss_scale: float | None, optimizer: str, frozen: bool, accumulate: int,
+    clip_norm: float | None,
+) -> None:  # fmt: skip
     """The last factor leaves each gradient finite, but not their norm. Training continues."""
     model = network_with_norm().to(weights_dtype(precision))
     model[0].requires_grad_(not frozen)
-    state, schedule = start(clip_norm, loss_scale, model)
+    state, schedule = start(clip_norm, loss_scale, model, Optimizer(optimizer))
 
     def train(loss: Any = mean_loss) -> None:
         loader, dtype = batches(8 // accumulate, 8), DTYPES.get(precision)

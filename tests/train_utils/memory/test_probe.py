@@ -138,6 +138,7 @@ def test_what_a_cpu_needs_grows_in_a_straight_line_that_counting_confirms() -> N
         assert probe.needed(images) - 2**26 > (2 + 5) * images * maps, "input of batch norm, its output, and gradients"
     more_ranks = CpuProbe(run, 2, 2**40)
     assert more_ranks.needed(4) == probe.needed(4) + run.weights_bytes
+    assert CpuProbe(run, 1, 2**40, moments=2).needed(4) == probe.needed(4) + run.weights_bytes
 
 
 def test_where_one_image_is_too_many_two_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +183,15 @@ class FakeGpu:
         self.take(100 * images)
 
 
-@pytest.mark.parametrize(("world_size", "room", "expected"), [(1, 170, 8), (2, 230, 6), (1, 170, 4)])
+@pytest.mark.parametrize(
+    ("world_size", "moments", "room", "expected"), [(1, 1, 170, 8), (2, 1, 230, 6), (1, 2, 230, 6), (1, 1, 170, 4)]
+)
 def test_a_gpu_is_tried_with_room_for_the_optimiser_the_average_and_the_buckets(
-    monkeypatch: pytest.MonkeyPatch, world_size: int, room: int, expected: int
+    monkeypatch: pytest.MonkeyPatch, world_size: int, moments: int, room: int, expected: int
 ) -> None:
     """Room: 2 or 3 copies of the 60 bytes of weights, and 5 % of 1000."""
     gpu = FakeGpu(monkeypatch)
-    probe = GpuProbe(gpu, world_size)
+    probe = GpuProbe(gpu, world_size, moments)
     candidates = [1, 2, 4, 6, 8] if expected != 4 else [1, 2, 4, 12]
     choice = choose_images(candidates, probe, list)
     monkeypatch.undo()

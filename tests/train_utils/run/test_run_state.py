@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.train_utils.small_training import CONFIG, batches, network_with_norm, new_state, train_epoch
-from train_utils.config import Decay, OptimConfig
+from train_utils.config import Decay, OptimConfig, Optimizer
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.numerics import autocast_dtype, choose_benchmark
@@ -56,7 +56,8 @@ def test_precision_names_its_dtype_and_refuses_what_a_cpu_cannot() -> None:
 # In burn-in, with active clipping and a ramping average, each option affects every step.
 SENSITIVE = replace(CONFIG, burn_in_epochs=2, clip_norm=0.5, ema_ramp_steps=4)
 OTHERWISE: dict[str, Any] = {
-    "lr": 0.03, "final_lr_ratio": 0.5, "decay": Decay.linear, "momentum": 0.0, "weight_decay": 0.1,
+    "lr": 0.03, "final_lr_ratio": 0.5, "decay": Decay.linear, "momentum": 0.0, "beta2": 0.5,
+    "weight_decay": 0.1,
     "burn_in_epochs": 3, "burn_in_min_steps": 11, "burn_in_max_fraction": 0.4, "burn_in_bias_lr": 0.3,
     "burn_in_momentum": 0.0, "clip_norm": None, "ema_decay": 0.5, "ema_ramp_steps": 2, "ema_max_fraction": 0.1,
 }  # fmt: skip
@@ -85,11 +86,12 @@ def after_two_epochs(world: World, before: OptimConfig, after: OptimConfig, resu
     return [*state.model.state_dict().values(), *state.average.module.state_dict().values()]
 
 
-@pytest.mark.parametrize("key", [field.name for field in fields(OptimConfig)])
+@pytest.mark.parametrize("key", list(OTHERWISE))
 def test_every_changed_option_of_optim_takes_effect_after_a_forced_resume(world: World, key: str) -> None:
     """As if it had been changed within the running training; in both directions."""
-    changed = replace(SENSITIVE, **{key: OTHERWISE[key]})
-    for before, after in ((SENSITIVE, changed), (changed, SENSITIVE)):
+    sensitive = replace(SENSITIVE, name=Optimizer.adamw) if key == "beta2" else SENSITIVE
+    changed = replace(sensitive, **{key: OTHERWISE[key]})
+    for before, after in ((sensitive, changed), (changed, sensitive)):
         as_before, expected, found = (
             after_two_epochs(world, before, config, resumed)
             for config, resumed in ((before, True), (after, False), (after, True))
@@ -98,13 +100,18 @@ def test_every_changed_option_of_optim_takes_effect_after_a_forced_resume(world:
         assert not all(torch.equal(*pair) for pair in zip(as_before, found, strict=True)), "no effect"
 
 
+def test_every_option_of_optim_but_the_optimiser_is_changed() -> None:
+    assert OTHERWISE.keys() == {field.name for field in fields(OptimConfig)} - {"name"}
+
+
 SCHEDULE = Schedule(CONFIG, steps_per_epoch=3, total_steps=12)
+ADAMW = replace(SCHEDULE, config=replace(CONFIG, name=Optimizer.adamw))
 
 
-def trained_and_saved(world: World) -> tuple[RunState, dict[str, Any]]:
+def trained_and_saved(world: World, schedule: Schedule = SCHEDULE) -> tuple[RunState, dict[str, Any]]:
     """A state after one epoch, and what a file of it gives back."""
-    state = new_state(network_with_norm(), SCHEDULE)
-    train_epoch(world, state, SCHEDULE, batches(8, 24))
+    state = new_state(network_with_norm(), schedule)
+    train_epoch(world, state, schedule, batches(8, 24))
     state.end_epoch()
     saved = state.to_plain()
     assert saved is not None
@@ -113,18 +120,35 @@ def trained_and_saved(world: World) -> tuple[RunState, dict[str, Any]]:
 
 
 def tensors(state: RunState) -> list[torch.Tensor]:
-    momentum = [values["momentum_buffer"] for values in state.optimizer.state.values()]
+    momentum = [tensor for values in state.optimizer.state.values() for tensor in values.values()]
     return [*state.model.state_dict().values(), *state.average.module.state_dict().values(), *momentum]
 
 
-def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(world: World) -> None:
-    state, saved = trained_and_saved(world)
-    resumed = new_state(network_with_norm(), SCHEDULE)
+@pytest.mark.parametrize(("schedule", "kept"), [(SCHEDULE, 1), (ADAMW, 3)])
+def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(
+    world: World, schedule: Schedule, kept: int
+) -> None:
+    """``kept``: momentum for each of 5 parameters; AdamW has two means and the number of steps."""
+    state, saved = trained_and_saved(world, schedule)
+    resumed = new_state(network_with_norm(), schedule)
     resumed.resume(saved, Path("run"), world, force=False)
-    pairs = list(zip(tensors(state), tensors(resumed), strict=True))
-    assert len(pairs) == 2 * 8 + 5 and any(not one.is_contiguous() for one, _ in pairs)
-    for one, other in pairs:
-        assert torch.equal(one, other) and one.stride() == other.stride()
+    for _ in range(2):  # at once, and after both went on
+        pairs = list(zip(tensors(state), tensors(resumed), strict=True))
+        assert len(pairs) == 2 * 8 + 5 * kept and any(not one.is_contiguous() for one, _ in pairs)
+        for one, other in pairs:
+            assert torch.equal(one, other) and one.stride() == other.stride()
+        for each in (state, resumed):
+            train_epoch(world, each, schedule, batches(8, 24))
+
+
+@pytest.mark.parametrize(("before", "after"), [(SCHEDULE, ADAMW), (ADAMW, SCHEDULE)])
+def test_the_state_of_another_optimiser_is_refused_also_by_force(
+    world: World, before: Schedule, after: Schedule
+) -> None:
+    _, saved = trained_and_saved(world, before)
+    was, now = before.config.name, after.config.name
+    with pytest.raises(CheckpointError, match=rf"optim={now} cannot continue .* optim={was} .* fix: optim={was}"):
+        new_state(network_with_norm(), after).resume(saved, Path("run"), world, force=True)
 
 
 def test_layers_may_be_frozen_and_thawed_by_a_forced_resume(world: World) -> None:
