@@ -31,11 +31,12 @@ from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, build_resumed_model, make_loss
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
 from conf.build.run_report import keep_about
-from conf.build.start import freeze_for_epoch, prepare_numerics, resolve, start_state
+from conf.build.start import fit_anchors, freeze_for_epoch, prepare_numerics, resolve, start_state
 from conf.build.training import Training
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
 from models import Darknet
+from models.config import AUTO_ANCHORS
 from train_utils.config import OnNonFinite
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.launch.environment import fix_cublas_workspace
@@ -75,9 +76,10 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     given, config = config, resolve(config, world, saved)
     train_set, val_set = open_sets(config, world)
     check_agreement(world, config, saved, train_set, val_set)
+    config, anchors_note = fit_anchors(config, world, saved, train_set)
     num_classes = len(train_set.names)
     model, weights_note = (
-        build_model(config.model, num_classes, world=world)
+        build_model(config.model, num_classes, world=world, fitted=given.model.anchors == AUTO_ANCHORS)
         if saved is None
         else build_resumed_model(config.model, num_classes, saved)
     )
@@ -101,7 +103,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     announce(log, folder.path, config, world, dtype, train_set, val_set, sampler, model.heads)
     pixels = max(sampler.device_batch_size * sampler.sizes.most_pixels(1, 1), config.evaluate.batch_size * size**2)
     memory_note = shared_memory_note(loader, pixels, world.local_world_size, MEMORY_FILES)
-    for note in (saved_note, weights_note, batch_note, numerics_note, memory_note):
+    for note in (saved_note, anchors_note, weights_note, batch_note, numerics_note, memory_note):
         log.line(note)
 
     epoch = saved["epoch"] if saved is not None else 0

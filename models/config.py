@@ -11,6 +11,7 @@ from typing import Any
 
 from models.weights.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
 
+AUTO_ANCHORS = "auto"
 OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
 
 
@@ -39,7 +40,8 @@ class ModelConfig:
 
     cfg: str  # a name of models/zoo, or the path of a Darknet .cfg
     width: float  # factor on the filters of each convolution except the heads'
-    anchors: list[Any] | None  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the .cfg
+    anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the .cfg; auto: fitted to
+    # the training set at train.image_size where that is better, once, when a training starts
     weights: str | None  # to start from: coco or backbone (published, see scripts.get_weights), Darknet .weights (whole
     # or cut), a run folder, a checkpoint, a .pt state dict. Heads for other classes are left out
     fresh_heads: bool  # leave the heads of the weights out even if their number of classes is right
@@ -52,8 +54,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not 0 < self.width <= 8:
             raise ValueError(f"model.width must be above 0 and at most 8, got {self.width}")
-        if self.anchors is not None and not all(map(_is_size, self.anchors)):
-            raise ValueError(f"model.anchors must be pairs [width, height] of pixels above 0, got {self.anchors}")
+        if self.anchors not in (None, AUTO_ANCHORS) and not _are_sizes(self.anchors):
+            raise ValueError(
+                f"model.anchors must be pairs [width, height] of pixels above 0, {AUTO_ANCHORS} or null, "
+                f"got {self.anchors}"
+            )
         if not self.bn_eps > 0:
             raise ValueError(f"model.bn_eps must be above 0, got {self.bn_eps}")
         if not 0 < self.bn_momentum <= 1:
@@ -76,6 +81,10 @@ class ModelConfig:
     def published(self) -> Published | None:
         """The file that ``weights`` is a word for, if it is one; ModelError if there is none."""
         return None if self.weights is None else find_published(self.weights, self.cfg, self.width)
+
+
+def _are_sizes(pairs: Any) -> bool:
+    return isinstance(pairs, list) and all(map(_is_size, pairs))
 
 
 def _is_size(pair: Any) -> bool:

@@ -442,3 +442,19 @@ def test_darknet_weights_are_scored_without_a_checkpoint(shapes: Path, tmp_path:
 
 def test_merging_keeps_what_was_not_named() -> None:
     assert layered({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}}) == {"a": {"b": 1, "c": 4}, "d": 3}
+
+
+def test_fitted_anchors_are_those_of_the_checkpoint_and_of_its_resume(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = options(shapes, tmp_path / "run", "train.epochs=1", "logger.pictures=false", "model.anchors=auto")
+    train(config)
+    said = capsys.readouterr().out
+    assert said.count("model.anchors=auto: recall at IoU 0.5 is ") == 1 and "which replace them" in said
+    state = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
+    kept = state["config"]["model"]["anchors"]
+    model, _ = model_from_checkpoint(state)
+    assert [list(pair) for pair in model.heads[0].all_anchors] == kept
+    assert "  ".join(f"{width:g},{height:g}" for width, height in kept) in said
+    train(resumed(config, tmp_path / "run"))
+    assert "nothing to do" in capsys.readouterr().out

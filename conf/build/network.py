@@ -52,13 +52,18 @@ def load_network(config: ModelConfig) -> Cfg:
 
 
 def build_model(
-    config: ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None
+    config: ModelConfig,
+    num_classes: int | None,
+    whole: bool = False,
+    world: World | None = None,
+    fitted: bool = False,
 ) -> tuple[Darknet, str]:
     """Build a network with its initial weights, and describe those in one sentence.
 
     ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
     are loaded, and the first layers are frozen, as configured. All ranks of ``world`` call this.
     With ``whole``, for everything but training, a layer that would stay random is an error.
+    With ``fitted`` (start.fit_anchors), so are weights with heads: they learnt with other anchors.
     """
     path = weights_path(config, world)
     model = _frozen(load_network(config), num_classes, config)
@@ -68,6 +73,8 @@ def build_model(
             raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
         return model, "initial weights: random"
     report = load_initial_weights(model, path, config.fresh_heads)
+    if fitted and not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].layer - 1):
+        raise ConfigError(f"the heads in {path} know other anchors. fix: model.fresh_heads=true or model.anchors=null")
     if whole and report.has_other_classes:
         counts = f"{report.num_classes} classes, here there are {report.model_classes}"
         raise ModelError(f"{path} is for {counts}. fix: data or names= with the classes of the weights")

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from conf.build.device_batch import images_of_pass
-from conf.build.network import describe
+from conf.build.network import describe, load_network
+from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations, Colour, TrainBatchSampler
-from models import Darknet
+from data.audit.anchor_choice import choose_anchors
+from models import Darknet, Head
+from models.config import AUTO_ANCHORS
 from train_utils.config import AUTO, TORCH, Precision
-from train_utils.distributed import World, broadcast_module
+from train_utils.distributed import World, broadcast_module, broadcast_text
 from train_utils.errors import TrainError
 from train_utils.numerics import (
     allow_tf32,
@@ -68,6 +74,42 @@ def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
     before, last = model.num_frozen, max(1, round(config.model.freeze_fraction * config.train.epochs))
     model.freeze(config.model.frozen_layers() if epoch < last else 0)
     return model.num_frozen != before
+
+
+def fit_anchors(
+    config: TrainConfig, world: World, saved: dict[str, Any] | None, train_set: Annotations
+) -> tuple[TrainConfig, str | None]:
+    """Replace ``auto`` of ``model.anchors`` by what rank 0 finds, and say why in one sentence.
+
+    All ranks call this together. A resumed run keeps the anchors of ``saved``, its checkpoint.
+    Raises ConfigError if the [yolo] sections list different anchors.
+    """
+    if config.model.anchors != AUTO_ANCHORS:
+        return config, None
+    if saved is not None:
+        return replace(config, model=replace(config.model, anchors=saved["config"]["model"]["anchors"])), None
+    network = replace(config.model, anchors=None)
+    with torch.device("meta"):  # neither memory nor random numbers
+        heads = Darknet(load_network(network), len(train_set.names), config.model.width).heads
+    if len({head.all_anchors for head in heads}) > 1:
+        raise ConfigError("model.anchors=auto needs a .cfg whose [yolo] sections all list the same. fix: leave it out")
+    answer = None
+    if world.is_main:
+        current = np.array(heads[0].all_anchors)
+        found, sentence = choose_anchors(train_set, config.train.image_size, current, _slots(heads))
+        answer = json.dumps([found.tolist() if found is not None else None, f"model.anchors=auto: {sentence}"])
+    anchors, note = json.loads(broadcast_text(answer))
+    return replace(config, model=replace(network, anchors=anchors)), note
+
+
+def _slots(heads: Sequence[Head]) -> list[int]:
+    """The anchors that masks select, by mean stride of the heads that use them, then by area."""
+    strides: dict[int, list[int]] = {}
+    for head in heads:
+        for index in head.mask:
+            strides.setdefault(index, []).append(head.stride)
+    areas = np.array(heads[0].all_anchors).prod(axis=1)
+    return sorted(strides, key=lambda index: (np.mean(strides[index]), areas[index]))
 
 
 def start_state(

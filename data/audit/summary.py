@@ -44,7 +44,7 @@ class SetSummary:
             return None
         return (
             f"warning: {1 - self.overlap:.1%} of the boxes overlap no anchor by more than {self.min_iou:g} and are "
-            "learnt as background only. fix: find anchors with python -m scripts.anchors"
+            "learnt as background only. fix: model.anchors=auto, or python -m scripts.anchors"
         )
 
 

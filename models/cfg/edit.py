@@ -9,11 +9,14 @@ from models.network.heads import read_anchors
 from models.network.layers import Convolution, SharedConvolution
 
 
-def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]]) -> Cfg:
+def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
     """Replace the anchors, (width, height) in pixels at network scale, in all [yolo] sections.
 
-    The masks stay, so the number of anchors must not change: ModelError otherwise.
+    The masks stay, so the number of anchors must not change: ModelError otherwise, and for "auto",
+    which is resolved when a training starts.
     """
+    if isinstance(anchors, str):
+        raise ModelError("model.anchors=auto is for train.py, which fits them to its data. fix: leave it out here")
     text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
     changes: list[tuple[Section, str, str]] = []
     for section in cfg.layers:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from conf.build import batches, start
 from conf.build.batches import cores_of_rank, loader_workers
+from conf.build.network import build_model, load_network
 from conf.entry import compose
+from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Colour
+from models import Darknet, ModelError, save_darknet_weights
+from tests.models.cfg_writer import cfg, conv, head
 from train_utils.distributed import World
 from train_utils.memory.out_of_memory import GIB
 
@@ -125,3 +133,79 @@ def test_a_rank_with_a_number_of_its_own_answers_those_with_auto(monkeypatch: py
     for wanted in (3, "auto"):
         loader_workers(wanted, CPU)
     assert len(asked) == 2
+
+
+PAIRS = "10,10, 20,20, 30,30, 40,40, 50,50, 60,60, 70,70, 80,80"
+HEADS = {  # from the finest to the coarsest stride: masks in any order, with a gap, a repeat and each anchor
+    "two": ([5, 1], [7, 5, 3]),
+    "three": ([6, 7], [0, 1], [3]),
+    "four": ([7, 0], [6, 1], [5, 2], [4, 3]),
+}
+
+
+def network(path: Path, masks: tuple[list[int], ...], anchors: str = PAIRS) -> Path:
+    """A .cfg with a head at each of the strides 2, 4, 8, ..."""
+    parts = [conv(8, 3, 2) + head(*mask, anchors=anchors, num=8) for mask in masks]
+    join = "[route]\nlayers=-3\n"  # the map before a head
+    path.write_text(cfg(join.join(parts)))
+    return path
+
+
+def boxes(count: int) -> Any:
+    sizes = np.random.default_rng(0).uniform(1, 30, (count, 2))
+    return SimpleNamespace(
+        names=["a", "b"], classes=np.zeros(count, np.int32), crowd=np.zeros(count, bool), offsets=np.array([0, count]),
+        boxes_xywh=np.concatenate([np.zeros((count, 2)), sizes], axis=1), sizes=np.array([[64, 64]]),
+    )  # fmt: skip
+
+
+def with_auto(path: Path, *more: str) -> TrainConfig:
+    own = ("model=base", f"model.cfg={path}", "model.anchors=auto", "train.image_size=64")
+    return compose("train", TrainConfig, [*own, *more])
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_finer_heads_get_smaller_anchors(tmp_path: Path, name: str) -> None:
+    config = with_auto(network(tmp_path / "a.cfg", HEADS[name]))
+    state = torch.get_rng_state()
+    fitted, note = start.fit_anchors(config, CPU, None, boxes(300))
+    assert torch.equal(torch.get_rng_state(), state), "the initial weights would be others"
+    assert note is not None and note.startswith("model.anchors=auto: recall at IoU 0.5 is 0."), note
+    heads = Darknet(load_network(fitted.model)).heads
+    areas = [sorted(width * height for width, height in found.anchors) for found in heads]
+    assert all(finer[-1] <= coarser[0] for finer, coarser in pairwise(areas)), areas
+    used = {index for mask in HEADS[name] for index in mask}
+    assert all(heads[0].all_anchors[index] == ((index + 1) * 10,) * 2 for index in set(range(8)) - used)
+
+
+def test_a_resumed_run_keeps_its_anchors_and_other_programs_refuse_auto(tmp_path: Path) -> None:
+    config = with_auto(network(tmp_path / "a.cfg", HEADS["two"]))
+    for kept in (None, [[3, 4]] * 8):
+        saved = {"config": {"model": {"anchors": kept}}}
+        assert start.fit_anchors(config, CPU, saved, boxes(0))[0].model.anchors == kept
+    fitted, note = start.fit_anchors(config, CPU, None, boxes(0))
+    assert fitted.model.anchors is None and note == (
+        "model.anchors=auto: there are no boxes to fit to, so the anchors of the .cfg stay"
+    )
+    with pytest.raises(ModelError, match=r"model\.anchors=auto is for train\.py"):
+        load_network(config.model)
+    second = head(0, anchors="1,2, 3,4")
+    (tmp_path / "b.cfg").write_text(network(tmp_path / "a.cfg", ([0],)).read_text() + "[route]\nlayers=-3\n" + second)
+    with pytest.raises(
+        ConfigError, match=r"model\.anchors=auto needs a \.cfg whose \[yolo\] sections all list the same"
+    ):
+        start.fit_anchors(with_auto(tmp_path / "b.cfg"), CPU, None, boxes(9))
+
+
+def test_heads_that_learnt_with_other_anchors_are_refused_unless_left_out(tmp_path: Path) -> None:
+    path, weights = network(tmp_path / "a.cfg", HEADS["two"]), tmp_path / "a.weights"
+    config = with_auto(path, f"model.weights={weights}", "model.anchors=null").model
+    model = Darknet(path, 2)
+    for up_to, refused in ((None, True), (2, True), (1, False)):  # whole, to the first head, before it
+        save_darknet_weights(model, weights, up_to)
+        if refused:
+            with pytest.raises(ConfigError, match=r"a\.weights know other anchors\. fix: model\.fresh_heads=true"):
+                build_model(config, 2, fitted=True)
+        else:
+            build_model(config, 2, fitted=True)
+        build_model(replace(config, fresh_heads=True), 2, fitted=True)

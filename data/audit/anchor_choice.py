@@ -1,0 +1,58 @@
+"""Anchors for ``model.anchors=auto``: fitted to a data set, or those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data.audit.anchor_fit import (
+    Sizes,
+    best_overlaps,
+    kmeans_anchors,
+    network_sizes,
+    recall,
+    refine_anchors,
+    sorted_by_area,
+)
+from data.index.annotations import Annotations
+
+MOST_BOXES = 10_000  # to fit to; with nine anchors that takes about a second
+ROUNDS = 300  # of refinement
+GAIN = 0.03  # of the mean best IoU; for less, the anchors of the .cfg stay
+LEAST_SIDE = 1.0  # pixels
+
+
+def choose_anchors(
+    annotations: Annotations, image_size: int, current: Sizes, slots: Sequence[int]
+) -> tuple[Sizes | None, str]:
+    """Anchors (k, 2) that fit better than ``current`` or None, and a sentence for the log.
+
+    ``slots`` are the rows of ``current`` that the heads use, in the order in which they shall hold
+    larger and larger anchors. The other rows stay. Sizes are those in images letterboxed to
+    ``image_size`` pixels. The same data give the same anchors.
+    """
+    sizes, slots = network_sizes(annotations, image_size, MOST_BOXES), list(slots)
+    if not len(sizes):
+        return None, "there are no boxes to fit to, so the anchors of the .cfg stay"
+    chosen = current.copy()
+    chosen[slots] = np.maximum(_fit(sizes, len(slots)), LEAST_SIDE).round(1)
+    before, after = (float(best_overlaps(sizes, anchors[slots]).mean()) for anchors in (current, chosen))
+    found = f"recall at IoU 0.5 is {recall(sizes, current[slots], 0.5):.3f}"
+    fit = f"{recall(sizes, chosen[slots], 0.5):.3f} with anchors fitted to the boxes at {image_size} pixels"
+    overlap = f"mean best IoU {before:.3f}, then {after:.3f}"
+    if after <= before + GAIN:
+        return None, f"the anchors of the .cfg stay: {found}, {fit} ({overlap}, not {GAIN:g} more)"
+    listed = "  ".join(f"{width:g},{height:g}" for width, height in chosen)
+    return chosen, f"{found} with the anchors of the .cfg, {fit}, which replace them ({overlap}): {listed}"
+
+
+def _fit(sizes: Sizes, count: int) -> Sizes:
+    """``count`` anchors, smallest area first; of fewer sizes each one, then neighbours of them."""
+    distinct = np.unique(sizes, axis=0)
+    if len(distinct) >= count:
+        generator = np.random.default_rng(0)
+        return refine_anchors(sizes, kmeans_anchors(sizes, count, generator), ROUNDS, generator)
+    steps = np.arange(count)
+    factors = 1.25 ** np.where(steps % 2, -(steps + 1) // 2, steps // 2)  # 1, then ever smaller and larger ones
+    return sorted_by_area((factors[:, None, None] * distinct).reshape(-1, 2)[:count])

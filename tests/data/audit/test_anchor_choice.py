@@ -1,0 +1,67 @@
+"""``model.anchors=auto``: what is fitted, in which rows it stands, and when nothing changes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.audit.anchor_choice import GAIN, choose_anchors
+from data.audit.anchor_fit import best_overlaps
+
+SIDE = 100
+PLANTED = np.array([[6.0, 8.0], [12.0, 30.0], [60.0, 50.0]])
+FAR = np.array([[200.0, 10.0], [10.0, 300.0], [400.0, 400.0], [2.0, 90.0]])
+
+
+def boxes(sizes: np.ndarray, crowd: bool = False) -> Any:
+    """The index of one image with boxes of these sizes in pixels, letterboxed as it is."""
+    count = len(sizes)
+    return SimpleNamespace(
+        classes=np.zeros(count, np.int32),
+        crowd=np.full(count, crowd),
+        boxes_xywh=np.concatenate([np.zeros((count, 2)), sizes], axis=1).reshape(count, 4),
+        offsets=np.array([0, count]),
+        sizes=np.array([[SIDE, SIDE]]),
+    )
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2], [3, 0, 2]])
+def test_planted_sizes_fill_the_rows_in_use_from_small_to_large(slots: list[int]) -> None:
+    sizes = np.repeat(PLANTED, 40, axis=0) * np.random.default_rng(0).uniform(0.95, 1.05, (120, 2))
+    found, sentence = choose_anchors(boxes(sizes), SIDE, FAR, slots)
+    assert found is not None
+    np.testing.assert_allclose(found[slots], PLANTED, rtol=0.05)
+    unused = [row for row in range(len(FAR)) if row not in slots]
+    assert (found[unused] == FAR[unused]).all()
+    assert sentence.startswith("recall at IoU 0.5 is 0.000 with the anchors of the .cfg, 1.000 with anchors fitted")
+    again, said = choose_anchors(boxes(sizes), SIDE, FAR, slots)
+    assert again is not None and (again == found).all() and said == sentence
+
+
+def test_anchors_of_the_cfg_stay_unless_the_fit_gains_enough() -> None:
+    """One anchor for boxes of one size, so that the fit is exact."""
+    sizes = np.full((30, 2), 20.0)
+    for lacking, stays in ((GAIN - 0.001, True), (GAIN + 0.001, False)):
+        current = np.array([[20.0, 20.0 * (1 - lacking)]])
+        assert best_overlaps(sizes, current)[0] == pytest.approx(1 - lacking)
+        found, sentence = choose_anchors(boxes(sizes), SIDE, current, [0])
+        assert (found is None) is stays, sentence
+        assert ("the anchors of the .cfg stay: recall at IoU 0.5 is 1.000" in sentence) is stays
+
+
+@pytest.mark.parametrize("sizes", [[[20.0, 30.0]] * 9, [[20.0, 30.0]], [[20.0, 30.0], [5.0, 5.0]]])
+def test_fewer_sizes_than_anchors_are_fitted_with_neighbours(sizes: list[list[float]]) -> None:
+    found, _ = choose_anchors(boxes(np.array(sizes)), SIDE, FAR, [0, 1, 2, 3])
+    assert found is not None and len(np.unique(found, axis=0)) == 4
+    assert best_overlaps(np.array(sizes), found).min() > 0.99
+
+
+def test_no_boxes_and_tiny_boxes() -> None:
+    for nothing in (boxes(np.zeros((0, 2))), boxes(PLANTED, crowd=True)):
+        found, sentence = choose_anchors(nothing, SIDE, FAR, [0, 1])
+        assert found is None and "no boxes to fit to" in sentence
+    found, _ = choose_anchors(boxes(np.array([[0.01, 0.02], [0.03, 0.01], [1.3, 1.4]])), SIDE, FAR, [0, 1])
+    assert found is not None and found[:2].min() >= 1
