@@ -44,7 +44,13 @@ def test_presets_compose_with_data_and_network(name: str, given: list[str]) -> N
     assert (CONF_DIR / "experiment" / f"{name}.yaml").read_text().startswith("# @package _global_\n# ")
 
 
-def test_a_few_images_are_learnt_by_heart(given: list[str], tmp_path: Path) -> None:
+def test_a_few_images_are_learnt_by_heart(tmp_path: Path) -> None:
+    """At 128 pixels any seed tried gets there; smaller objects are too much for so few steps."""
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=128, seed=0))
+    given = [
+        "data=shapes", f"data.root={tmp_path / 'shapes'}", f"data.index_dir={tmp_path / 'index'}",
+        "data.shapes={train_images: 6, val_images: 2, image_size: 128, seed: 0}", "train.image_size=128",
+    ]  # fmt: skip
     more = ["train.overfit=2", "train.batch_size=2", "train.epochs=8", "model.width=0.25", "data.cache=none"]
     more += ["train.device=cpu", "logger.pictures=false", f"run_dir={tmp_path / 'run'}"]
     assert train(compose("train", TrainConfig, ["experiment=overfit", *given, *more]))["AP50"] >= 0.95
@@ -72,7 +78,7 @@ def test_chosen_images_keep_all_that_belongs_to_them(images: Annotations) -> Non
 @pytest.mark.parametrize(
     ("reached", "anchor", "size", "said"),
     [
-        (0.94, (400.0, 3.0), 64, r"100\.0% of the boxes overlap no anchor .* fix: find anchors"),
+        (0.94, (400.0, 3.0), 64, r"100\.0% of the boxes overlap no anchor .* fix: .*anchors"),
         (0.94, (4.0, 4.0), 16, r"of the boxes are below 8 pixels\. fix: a larger train\.image_size"),
         (0.94, (14.0, 14.0), 64, r"it was learning, but not for long enough\. fix: train\.epochs=6"),
         (0.1, (14.0, 14.0), 64, r"fix: look at train_batch\.jpg; then a lower optim\.lr"),
