@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from data.augment_config import AugmentConfig
-from data.config import DataConfig, Resize
+from data.augment_config import AugmentConfig, Colour
+from data.config import DataConfig, Decode, ImageCache, Resize
 from data.view_config import ViewConfig
 from models.config import DarknetLossConfig, LossConfig, LossSection, ModelConfig
 from train_utils.config import Device, EvalPrecision, OptimConfig, TrainSection, choose_backend
@@ -94,6 +94,11 @@ class TrainConfig:
             raise ValueError("resume continues in its own folder: leave run_dir out")
         if self.augment.copy_paste > 0 and not self.data.outlines:
             raise ValueError("augment.copy_paste needs the outlines of objects. fix: data.outlines=true")
+        if self.data.decode == Decode.device:
+            if self.augment.colour == Colour.cpu:
+                raise ValueError("data.decode=device leaves no pixels to augment.colour=cpu. fix: augment.colour=auto")
+            if self.data.cache != ImageCache.none:
+                raise ValueError(f"data.decode=device has no use for data.cache={self.data.cache}. fix: one of the two")
 
 
 # Sections whose keys depend on a choice: the class of each choice by the `name` in its YAML.

@@ -16,6 +16,8 @@ from data import (
     CachedImages,
     DataConfig,
     DataError,
+    Decode,
+    EncodedDataset,
     ImageCache,
     ImageSource,
     MultiScale,
@@ -187,7 +189,8 @@ def make_train_loader(
     """The training batches of this rank, as ``make_sampler`` deals them."""
     sampler = make_sampler(config, train_set, stride, world, micro_batch)
     images = open_images(train_set, config.data, world)
-    dataset = TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images)
+    kind = EncodedDataset if config.data.decode == Decode.device else TrainDataset
+    dataset = kind(train_set, config.augment, config.train.seed, config.train.epochs, images)
     workers = loader_workers(config.data.workers, world)
     loader = make_loader(dataset, sampler, workers, world.device, config.train.timeout_seconds)
     return dataset, sampler, loader

@@ -92,7 +92,7 @@ def tell_places(
 
 def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: Sequence[str], path: Path) -> None:
     """Draw this rank's first batch as the network gets it, with its boxes."""
-    batch = dataset.__getitems__(next(iter(sampler)))
+    batch = dataset.__getitems__(next(iter(sampler))).to(torch.device("cpu"))
     pictures = (batch.network_input() * 255).round().byte().numpy()
     draw_targets(pictures, batch.targets.numpy(), names, path)
 

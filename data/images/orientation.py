@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from data.config import Exif
 from data.files.headers import Header, read_headers
 from data.files.reading import in_chunks
-from data.geometry import Image, Size
+from data.geometry import Image, Matrix, Size
 from data.index.source import Source
 
 TURNED = "images turned upright by their EXIF tag"
@@ -25,6 +25,7 @@ STORED = "images with an EXIF tag that are read as stored, since their sizes are
 IGNORED = "images with an EXIF tag that data.exif=ignore passes over"
 NEITHER = "images with an EXIF tag whose annotated size is neither that of the turned nor that of the stored image"
 
+FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # OpenCV's code, by orientation; 5 to 8 are transposed first
 _INVERSE = (0, 1, 2, 3, 4, 5, 8, 7, 6)  # the orientation that undoes each one
 
 
@@ -48,8 +49,20 @@ def turn_decoded(image: Image, header: Header, orientation: int) -> Image:
         orientation = 1 if orientation == header.orientation else _INVERSE[header.orientation]
     if orientation > 4:
         image = np.asarray(cv2.transpose(image), dtype=np.uint8)
-    flip = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}.get(orientation)
+    flip = FLIPS.get(orientation)
     return image if flip is None else np.asarray(cv2.flip(image, flip), dtype=np.uint8)
+
+
+def turn_matrix(size: Size, orientation: int) -> Matrix:
+    """Return the matrix by which ``orientation`` moves the points of a stored image of ``size``."""
+    matrix = np.eye(3)
+    if orientation > 4:
+        matrix[:2], size = matrix[[1, 0]], size[::-1]
+    flip = FLIPS.get(orientation)
+    for axis in {None: (), 0: (1,), 1: (0,), -1: (0, 1)}[flip]:
+        matrix[axis] *= -1
+        matrix[axis, 2] += size[1 - axis]
+    return matrix
 
 
 def rule_of(source: Source, exif: Exif) -> TurnRule:

@@ -33,6 +33,7 @@ class WrongSizeError(DataError):
 class Encoded(NamedTuple):
     """An image file ready to decode: complete, and of the annotated size."""
 
+    path: str
     data: bytes
     header: Header
     orientation: int  # EXIF orientation to apply, 1 to 8; 1: leave as stored
@@ -121,16 +122,16 @@ class ImageSource:
         if header.size(orientation) != (height, width):
             raise self._wrong_size(index, header)
         check_complete(path, data, header, _FIX)
-        return Encoded(data, header, orientation)
+        return Encoded(path, data, header, orientation)
 
     def _decode(self, index: int, rows: int | None) -> NDArray[np.uint8]:
-        data, header, orientation = self.read_encoded(index)
+        path, data, header, orientation = self.read_encoded(index)
         if header.kind == "JPEG":
             needed = header.height if rows is None or orientation != 1 else rows
             quickly = decode_rows(data, header.end, header.height, needed)
             if quickly is not None:
                 return turn_decoded(quickly, header, orientation)
-        image = decode_stored(self.annotations.path(index), data, header, _FIX)
+        image = decode_stored(path, data, header, _FIX)
         turned = turn_decoded(image, header, orientation)
         if turned.shape[:2] != tuple(self.annotations.sizes[index].tolist()):
             raise self._wrong_size(index, header._replace(height=image.shape[0], width=image.shape[1]))

@@ -30,7 +30,7 @@ from data import (
     build_image_cache,
     open_annotations,
 )
-from data.images.source import AS_STORED
+from data.images.source import AS_STORED, Encoded
 from scripts.bench.reference_path import reference_sample
 
 BATCH_SIZE = 16
@@ -77,6 +77,10 @@ class RepeatedSource(ImageSource):
         self.images += 1
         self.share += 1 if rows is None else min(1, rows / self.annotations.sizes[index, 0])
         return super().read(index, rows)
+
+    def read_encoded(self, index: int) -> Encoded:
+        """Read an image's bytes by its number in the long list."""
+        return super().read_encoded(index % len(self.annotations))
 
 
 def repeated(annotations: Annotations, times: int) -> Annotations:

@@ -102,6 +102,8 @@ def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: 
         (["model.cfg=nothing.cfg"], "nothing.cfg"),
         (["data.names=[circle,hexagon]"], "'hexagon'"),
         (["resume=a", "run_dir=b"], "leave run_dir out"),
+        (["data.decode=device", "augment.colour=cpu"], "leaves no pixels to augment.colour=cpu"),
+        (["data.decode=device", "data.cache=disk"], "has no use for data.cache=disk"),
     ],
 )
 def test_what_does_not_fit_stops_before_a_run_folder_is_made(

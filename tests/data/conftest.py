@@ -17,6 +17,7 @@ from data import (
     Colour,
     DataConfig,
     DataFormat,
+    Decode,
     Exif,
     ImageCache,
     ImageSource,
@@ -90,6 +91,7 @@ class CocoSet:
             on_error=OnError.stop,
             workers=0,
             cache=ImageCache.none,
+            decode=Decode.cpu,
             index_dir=str(root / "index"),
         )
 
