@@ -21,6 +21,7 @@ from data import (
     Annotations,
     CachedImages,
     Colour,
+    EncodedDataset,
     ImageCache,
     ImageSource,
     MultiScale,
@@ -46,6 +47,7 @@ class Mode(NamedTuple):
     as_listed: bool = False  # the set itself, not listed many times
     opencv_alone: bool = False  # without simplejpeg
     reference: bool = False  # as published systems do, step by step
+    encoded: bool = False  # files for the device, as data.decode=device sends them
 
 
 REFERENCE = "plain reference path"
@@ -57,6 +59,7 @@ MODES = {
     "default, as listed": Mode(as_listed=True),
     "colour on the device": Mode(colour=Colour.device),
     "colour on the device, as listed": Mode(colour=Colour.device, as_listed=True),
+    "files for the device": Mode(colour=Colour.device, encoded=True),
     "tiles from a pool": Mode(tile_pool=BATCH_SIZE),
     "tiles from a pool, colour on the device": Mode(colour=Colour.device, tile_pool=BATCH_SIZE),
     "cached": Mode(cached=True),
@@ -140,7 +143,8 @@ class Bench:
     def dataset(self, mode: Mode, images: ImageSource) -> TrainDataset:
         """The training set as ``mode`` reads and augments it."""
         annotations = self.listed if mode.as_listed else self.annotations
-        return TrainDataset(annotations, replace(self.config.augment, colour=mode.colour), 0, 10**9, images)
+        kind = EncodedDataset if mode.encoded else TrainDataset
+        return kind(annotations, replace(self.config.augment, colour=mode.colour), 0, 10**9, images)
 
     def requests(self, mode: Mode) -> list[list[Request]]:
         """``samples`` samples as batches; made before timing, since an epoch does this once."""
