@@ -46,7 +46,7 @@ def test_a_set_is_fetched_unpacked_and_not_fetched_again(tmp_path: Path, capsys:
 
 
 def test_names() -> None:
-    assert prepare_arguments(["coco2017", "root=a"], PROGRAMS["get_data"]) == ["name=coco2017", "root=a"]
+    assert prepare_arguments(["coco2017", "root=a"], PROGRAMS["get_data"]) == ["root=a", "name=coco2017"]
     for arguments in (["root=a"], ["--help"], []):
         assert prepare_arguments(arguments, PROGRAMS["get_data"]) == arguments
     config = compose("get_data", GetDataConfig, ["name=coco2071"])
