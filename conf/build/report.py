@@ -14,7 +14,8 @@ from conf.build.evaluator import ground_truth_of
 from conf.entry import to_yaml
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
-from data.audit.anchor_fit import network_sizes
+from data.audit.anchor_fit import Sizes
+from data.audit.hints import data_hints, small_boxes
 from models import Head, LossConfig
 from train_utils.distributed import World, describe_rank, gather_arrays
 from train_utils.errors import TrainError
@@ -34,12 +35,23 @@ LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.cs
 
 
 LEARNT, HALF_LEARNT = 0.95, 0.3  # AP50 on images that were learnt by heart
-SMALL_PIXELS = 8  # boxes whose longer side is below are hard to find
 
 
 def min_iou_of(config: TrainConfig) -> float | None:
     """The overlap that a box needs with an anchor; None where each gets its best, as in Darknet."""
     return config.loss.anchor_iou if isinstance(config.loss, LossConfig) else None
+
+
+def anchors_of(heads: Sequence[Head]) -> Sizes:
+    """The different anchors (k, 2) of all heads in pixels, sorted."""
+    return np.array(sorted({anchor for head in heads for anchor in head.anchors}))
+
+
+def about_data(config: TrainConfig, heads: Sequence[Head], train_set: Annotations) -> list[str]:
+    """What of the training set is likely to spoil this training."""
+    if config.train.overfit:
+        return []  # a few images, whatever they show; check_overfit judges
+    return data_hints(train_set, config.train.image_size, anchors_of(heads), min_iou_of(config))
 
 
 def announce(
@@ -54,7 +66,7 @@ def announce(
     heads: Sequence[Head],
 ) -> None:
     """Log what is about to happen: data, ranks, precision, length and folder of the run."""
-    anchors = np.array(sorted({anchor for head in heads for anchor in head.anchors}))
+    anchors = anchors_of(heads)
     for split, part in (("train", train_set), ("val", val_set)):
         summary = summarise(part, config.train.image_size, anchors, min_iou_of(config))
         log.line(f"{split}: {summary.line()}")
@@ -143,14 +155,13 @@ def check_overfit(config: TrainConfig, state: RunState, heads: Sequence[Head], i
     reached = state.best_figures.get("AP50", 0.0)
     if not config.train.overfit or reached >= LEARNT:
         return
-    size, anchors = config.train.image_size, np.array(sorted({anchor for head in heads for anchor in head.anchors}))
-    sizes = network_sizes(images, size)
-    missed = summarise(images, size, anchors, min_iou_of(config))
-    small = float((sizes.max(axis=1) < SMALL_PIXELS).mean())
+    size = config.train.image_size
+    missed = summarise(images, size, anchors_of(heads), min_iou_of(config))
+    small = small_boxes(images, size, 1 - LEARNT)
     if (warning := missed.warning()) is not None:
         cause = warning.removeprefix("warning: ")
-    elif small > 1 - LEARNT:
-        cause = f"{small:.0%} of the boxes are below {SMALL_PIXELS} pixels. fix: a larger train.image_size"
+    elif small is not None:
+        cause = small
     elif reached > HALF_LEARNT:
         cause = f"it was learning, but not for long enough. fix: train.epochs={2 * config.train.epochs}"
     else:

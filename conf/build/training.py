@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
-from conf.build.report import check_overfit, close_run, finish
+from conf.build.report import about_data, check_overfit, close_run, finish
 from conf.build.run_report import keep_evaluation, report_run, spare
 from conf.build.start import freeze_for_epoch
 from conf.entry import to_dictionary
@@ -18,6 +18,7 @@ from data import Annotations, Batch, TrainBatchSampler
 from models import Darknet
 from train_utils.distributed import World, broadcast_module, max_over_ranks
 from train_utils.loggers.loggers import open_loggers
+from train_utils.loop.early_look import EarlyLook
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import ask_for_requeue
 from train_utils.loop.stragglers import RankTable
@@ -65,6 +66,7 @@ class Training:
         evaluations = [epoch for epoch in range(1, epochs + 1) if self.config.evaluate.is_due(epoch, epochs)]
         self.time_left = TimeLeft(epochs, evaluations, len(self.evaluator.annotations) / self.images)
         self.table = EpochTable(self.log.line)
+        self.look = EarlyLook(self.log.line, self.config.optim.lr)
         self.started = time.monotonic()
 
     def run(self) -> dict[str, float]:
@@ -174,6 +176,17 @@ class Training:
         about = {"epoch": f"{state.epoch}/{self.config.train.epochs}", "memory": memory()}
         left = self.time_left.seconds(state.epoch + 1, 0.0)
         self.table.add({**row, **took, **about, "waiting": result.waiting, "left": left}, is_best)
+        if self.world.is_main:
+            spare(self.log.line, "the early look", lambda: self.look_early(result, evaluation))
+
+    def look_early(self, result: EpochResult, evaluation: Evaluation | None) -> None:
+        """Say what is likely wrong, on rank 0."""
+        state, config = self.state, self.config
+        assert isinstance(state.model, Darknet)
+        heads = state.model.heads
+        self.look.trained(state.epoch, result.losses["loss"], lambda: about_data(config, heads, self.train_set))
+        if evaluation is not None:
+            self.look.scored(self.evaluator.ground_truth, evaluation.detections)
 
     def finish(self, evaluation: Evaluation | None) -> None:
         """Show the result of the training, after rank 0's last ``evaluation`` or a new one."""

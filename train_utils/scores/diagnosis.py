@@ -13,11 +13,17 @@ import numpy as np
 
 from train_utils.scores.coco_backends import columns, hotcoco_evaluation
 from train_utils.scores.detections import Detections, GroundTruth, canonical_order
-from train_utils.scores.operating_points import IOU, ClassCurve, class_curves, overlaps_of, pooled_curve
+from train_utils.scores.operating_points import (
+    IOU,
+    NEAR,
+    ClassCurve,
+    class_curves,
+    overlaps_of,
+    pooled_curve,
+)
 
 USUAL_THRESHOLD = 0.3  # where no detection is right, so that no score is better than another
 SURE = 0.5  # score from which a detection may know better than a label
-NEAR = 0.1  # a detection that overlaps every label by less lies on background, as in TIDE
 
 
 class ImageErrors(NamedTuple):

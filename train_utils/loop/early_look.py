@@ -1,0 +1,48 @@
+"""What is likely wrong with a training, said while there is still time to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from train_utils.run.log import HINT
+from train_utils.scores.detections import Detections, GroundTruth
+from train_utils.scores.operating_points import overlooked_share
+
+WATCHED_EPOCHS = 6  # in which the loss must not rise above that of the first
+MANY_OVERLOOKED = 0.5  # of the validation boxes
+
+
+class EarlyLook:
+    """Watches the first epochs of a training; silent when all is well.
+
+    It tells each thing once by ``say``, and only to the process that trained the first epoch: a
+    resumed run has been told. Nothing here changes the training. ``learning_rate`` is optim.lr.
+    """
+
+    def __init__(self, say: Callable[[str], object], learning_rate: float) -> None:
+        self._say, self._rate = say, learning_rate
+        self._first_loss: float | None = None  # None: not trained here, or its rise was told
+        self._scored = False
+
+    def trained(self, epoch: int, loss: float, about_data: Callable[[], Sequence[str]]) -> None:
+        """Look at an epoch's mean ``loss``, and after epoch 1, the first, at the data."""
+        if epoch == 1:
+            self._first_loss = loss
+            for sentence in about_data():
+                self._say(HINT + sentence)
+        elif self._first_loss is not None and epoch <= WATCHED_EPOCHS and loss > self._first_loss:
+            self._say(
+                f"{HINT}the mean loss rose from {self._first_loss:.4g} in epoch 1 to {loss:.4g} in epoch {epoch}. "
+                f"fix: a lower learning rate, as optim.lr={self._rate / 3:.2g}"
+            )
+            self._first_loss = None
+
+    def scored(self, truth: GroundTruth, detections: Detections) -> None:
+        """Look at the first evaluation of the training."""
+        first, self._scored = not self._scored and self._first_loss is not None, True
+        share = overlooked_share(truth, detections) if first else 0.0
+        if share > MANY_OVERLOOKED:
+            self._say(
+                f"{HINT}no detection overlaps {share:.0%} of the validation boxes. fix: see in train_batch.jpg whether "
+                "the boxes lie on the objects; else more train.epochs, a higher optim.lr or model.anchors=auto"
+            )
