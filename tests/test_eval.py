@@ -68,7 +68,7 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared
         figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
         assert list(figures.values()) == expected, backend
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"figures.json", "per_class.json"}
-    for wrong in (["ckpt=a.pt"], ["model=yolov3", "model.weights=a.weights"], ["task=speed"]):
+    for wrong in ([f"ckpt={results}"], ["model=yolov3", "model.weights=a.weights"], ["task=speed"]):
         with pytest.raises(ConfigError, match=r"detections= are scored as they are. fix: leave out ckpt, model and"):
             compose("eval", EvalConfig, [*data, f"detections={results}", *wrong], complete_from_checkpoint)
     with pytest.raises(ConfigError, match=r"scored against data\. fix: add data="):

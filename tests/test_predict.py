@@ -244,7 +244,8 @@ def test_what_does_not_fit_is_said_in_one_sentence(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert "predict.py runs in one process, but 2 were started" in error_of(monkeypatch, capsys, "ckpt=a", "source=b")
+    said = error_of(monkeypatch, capsys, "ckpt=random.pt", "source=b")
+    assert "predict.py runs in one process, but 2 were started" in said
 
 
 def error_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -186,7 +186,8 @@ class Training:
         heads = state.model.heads
         self.look.trained(state.epoch, result.losses["loss"], lambda: about_data(config, heads, self.train_set))
         if evaluation is not None:
-            self.look.scored(self.evaluator.ground_truth, evaluation.detections)
+            done = state.epoch / config.train.epochs
+            self.look.scored(self.evaluator.ground_truth, evaluation.detections, done)
 
     def finish(self, evaluation: Evaluation | None) -> None:
         """Show the result of the training, after rank 0's last ``evaluation`` or a new one."""

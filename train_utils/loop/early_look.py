@@ -10,6 +10,7 @@ from train_utils.scores.operating_points import overlooked_share
 
 WATCHED_EPOCHS = 6  # in which the loss must not rise above that of the first
 MANY_OVERLOOKED = 0.5  # of the validation boxes
+LEAST_DONE = 0.1  # of the training: before, a healthy network of many classes may detect nothing
 
 
 class EarlyLook:
@@ -22,12 +23,12 @@ class EarlyLook:
     def __init__(self, say: Callable[[str], object], learning_rate: float) -> None:
         self._say, self._rate = say, learning_rate
         self._first_loss: float | None = None  # None: not trained here, or its rise was told
-        self._scored = False
+        self._to_score = False
 
     def trained(self, epoch: int, loss: float, about_data: Callable[[], Sequence[str]]) -> None:
         """Look at an epoch's mean ``loss``, and after epoch 1, the first, at the data."""
         if epoch == 1:
-            self._first_loss = loss
+            self._first_loss, self._to_score = loss, True
             for sentence in about_data():
                 self._say(HINT + sentence)
         elif self._first_loss is not None and epoch <= WATCHED_EPOCHS and loss > self._first_loss:
@@ -37,10 +38,12 @@ class EarlyLook:
             )
             self._first_loss = None
 
-    def scored(self, truth: GroundTruth, detections: Detections) -> None:
-        """Look at the first evaluation of the training."""
-        first, self._scored = not self._scored and self._first_loss is not None, True
-        share = overlooked_share(truth, detections) if first else 0.0
+    def scored(self, truth: GroundTruth, detections: Detections, done: float) -> None:
+        """Look at the first evaluation after a part ``done`` of the training, 0..1, that counts."""
+        if not self._to_score or done < LEAST_DONE:
+            return
+        self._to_score = False
+        share = overlooked_share(truth, detections)
         if share > MANY_OVERLOOKED:
             self._say(
                 f"{HINT}no detection overlaps {share:.0%} of the validation boxes. fix: see in train_batch.jpg whether "

@@ -150,15 +150,17 @@ def test_shares_that_are_none(share: float, coco_set: Any) -> None:
         replace(coco_set.config, split=share)
 
 
-def test_a_run_keeps_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_its_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckpt = tmp_path / "x.pt"
+    ckpt.touch()
     for key in ("data.split", "data.split_seed"):
         assert not is_covered(key, WITHOUT_EFFECT), "another one is refused on resume"
     saved = to_dictionary(compose("train", TrainConfig, ["data.split=0.25"]))
     monkeypatch.setattr("conf.completion.config_of_checkpoint", lambda _: saved)
-    assert compose("eval", EvalConfig, ["ckpt=x.pt"], complete_from_checkpoint).data.split == 0.25
+    assert compose("eval", EvalConfig, [f"ckpt={ckpt}"], complete_from_checkpoint).data.split == 0.25
     for key in ("split", "split_seed"):
         del saved["data"][key]  # a checkpoint of an earlier version
-    assert compose("eval", EvalConfig, ["ckpt=x.pt"], complete_from_checkpoint).data.split is None
+    assert compose("eval", EvalConfig, [f"ckpt={ckpt}"], complete_from_checkpoint).data.split is None
 
 
 def test_sizes_from_the_image_files_stay_with_their_images(coco_set: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pycocotools import mask
 
 from tests.train_utils.coco_sets import draw
-from train_utils.loop.early_look import WATCHED_EPOCHS, EarlyLook
+from train_utils.loop.early_look import LEAST_DONE, WATCHED_EPOCHS, EarlyLook
 from train_utils.scores.operating_points import NEAR, overlooked_share
 
 
@@ -56,13 +56,12 @@ def test_boxes_that_nothing_overlaps_are_told_in_the_first_evaluation() -> None:
     for first, told in ((found[:0], True), (perfect, False)):
         looked = Looked()
         looked.losses(1.0)
-        looked.look.scored(truth, first)
-        looked.look.scored(truth, found[:0])  # no longer the first
-        assert [sentence in line for line in looked.said[1:]] == [
-            True
-        ] * told
+        looked.look.scored(truth, found[:0], LEAST_DONE - 0.01)  # too early to tell
+        looked.look.scored(truth, first, LEAST_DONE)
+        looked.look.scored(truth, found[:0], 0.5)  # no longer the first
+        assert [sentence in line for line in looked.said[1:]] == [True] * told
     resumed = Looked()
-    resumed.look.scored(truth, found[:0])
+    resumed.look.scored(truth, found[:0], 0.5)
     assert resumed.said == []
 
 
