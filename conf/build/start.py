@@ -12,6 +12,7 @@ import torch
 
 from conf.build.device_batch import images_of_pass
 from conf.build.network import describe, load_network
+from conf.build.report import min_iou_of
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations, Colour, Decode, TrainBatchSampler
@@ -97,7 +98,8 @@ def fit_anchors(
     answer = None
     if world.is_main:
         current = np.array(heads[0].all_anchors)
-        found, sentence = choose_anchors(train_set, config.train.image_size, current, _slots(heads))
+        least = min_iou_of(config)
+        found, sentence = choose_anchors(train_set, config.train.image_size, current, _slots(heads), least)
         answer = json.dumps([found.tolist() if found is not None else None, f"model.anchors=auto: {sentence}"])
     anchors, note = json.loads(broadcast_text(answer))
     return replace(config, model=replace(network, anchors=anchors)), note

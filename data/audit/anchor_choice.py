@@ -15,6 +15,7 @@ from data.audit.anchor_fit import (
     refine_anchors,
     sorted_by_area,
 )
+from data.audit.summary import LOW_RECALL
 from data.index.annotations import Annotations
 
 MOST_BOXES = 10_000  # to fit to; with nine anchors that takes about a second
@@ -24,9 +25,14 @@ LEAST_SIDE = 1.0  # pixels
 
 
 def choose_anchors(
-    annotations: Annotations, image_size: int, current: Sizes, slots: Sequence[int]
+    annotations: Annotations, image_size: int, current: Sizes, slots: Sequence[int], min_iou: float | None
 ) -> tuple[Sizes | None, str]:
-    """Anchors (k, 2) that fit better than ``current`` or None, and a sentence for the log.
+    """Anchors (k, 2) in place of ``current``, or None if these serve; and a sentence for the log.
+
+    ``min_iou`` is the overlap with an anchor that a box needs to be learnt. Where ``current`` gives
+    nearly all boxes that, a closer fit is no gain: on BCCD it cost a third of the AP
+    (docs/results/accuracy.md). With None, each box gets its best anchor, and the mean best IoU has
+    to rise by GAIN.
 
     ``slots`` are the rows of ``current`` that the heads use, in the order in which they shall hold
     larger and larger anchors. The other rows stay. Sizes are those in images letterboxed to
@@ -35,6 +41,11 @@ def choose_anchors(
     sizes, slots = network_sizes(annotations, image_size, MOST_BOXES), list(slots)
     if not len(sizes):
         return None, "there are no boxes to fit to, so the anchors of the .cfg stay"
+    if min_iou is not None and (reached := recall(sizes, current[slots], min_iou)) >= LOW_RECALL:
+        return None, (
+            f"the anchors of the .cfg stay: {reached:.1%} of the boxes overlap one by more than {min_iou:g}, which is "
+            "what the loss asks for"
+        )
     chosen = current.copy()
     chosen[slots] = np.maximum(_fit(sizes, len(slots)), LEAST_SIDE).round(1)
     before, after = (float(best_overlaps(sizes, anchors[slots]).mean()) for anchors in (current, chosen))

@@ -47,5 +47,5 @@ class EarlyLook:
         if share > MANY_OVERLOOKED:
             self._say(
                 f"{HINT}no detection overlaps {share:.0%} of the validation boxes. fix: see in train_batch.jpg whether "
-                "the boxes lie on the objects; else more train.epochs, a higher optim.lr or model.anchors=auto"
+                "the boxes lie on the objects; else more train.epochs or a higher optim.lr"
             )
