@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.build.network import Detector, open_detector
+from conf.build.network import TrainedNetwork, open_detector
 from conf.failures import ConfigError
 from conf.schema_inference import ExportConfig, ExportFormat
 from data.formats.drawn.shapes import draw_image
@@ -98,7 +98,7 @@ def export(config: ExportConfig) -> Path:
     return out
 
 
-def image_size(sides: Sequence[int | None], detector: Detector) -> tuple[int, int]:
+def image_size(sides: Sequence[int | None], detector: TrainedNetwork) -> tuple[int, int]:
     """Height and width: ``sides`` if given, else the detector's. ConfigError if they do not fit."""
     height, width = (side or detector.image_size for side in sides)
     if (fits := detector.model.nearest_size(height, width)) != (height, width):
@@ -183,7 +183,9 @@ def describe_values(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes)
     return {"images": described("images", example, dynamic), **outputs}
 
 
-def metadata(config: ExportConfig, detector: Detector, size: tuple[int, int], values: dict[str, str]) -> dict[str, str]:
+def metadata(
+    config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], values: dict[str, str]
+) -> dict[str, str]:
     """The metadata of the file, with lists and numbers as JSON."""
     known = {
         "made_by": f"{PROJECT} {importlib.metadata.version(PROJECT)}",

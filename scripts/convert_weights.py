@@ -26,7 +26,7 @@ from typing import Any
 
 from torch.nn import BatchNorm2d
 
-from conf.build.network import Detector, build_model, describe_network, model_from_checkpoint, open_detector
+from conf.build.network import TrainedNetwork, build_model, describe_network, model_from_checkpoint, open_detector
 from conf.entry import to_dictionary
 from conf.failures import ConfigError
 from conf.schema_tools import ConvertConfig
@@ -84,7 +84,7 @@ def check(config: ConvertConfig) -> bool:
     return to_checkpoint
 
 
-def checkpoint_of(source: ModelConfig, detector: Detector) -> dict[str, Any]:
+def checkpoint_of(source: ModelConfig, detector: TrainedNetwork) -> dict[str, Any]:
     """The state of a checkpoint with a network and its weights, but no training and no data set."""
     return {
         "network": describe_network(detector.model, source),

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.build.network import Detector, open_detector
+from conf.build.network import TrainedNetwork, open_detector
 from conf.build.predictor import Found, Predictor
 from conf.build.results import ResultWriter, counted
 from conf.failures import ConfigError
@@ -103,7 +103,7 @@ def launch(page: Any, config: DemoConfig) -> str:
 class Session:
     """What the page calls; its functions take the values of its controls."""
 
-    def __init__(self, config: DemoConfig, detector: Detector, predictor: Predictor, folder: Path) -> None:
+    def __init__(self, config: DemoConfig, detector: TrainedNetwork, predictor: Predictor, folder: Path) -> None:
         self.config, self.detector, self.predictor, self.folder = config, detector, predictor, folder
 
     def files(

@@ -159,7 +159,7 @@ def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
 
 
 @dataclass(frozen=True)
-class Detector:
+class TrainedNetwork:
     """A trained network on the CPU, in evaluation mode, with one sentence about its origin."""
 
     model: Darknet
@@ -169,7 +169,9 @@ class Detector:
     note: str
 
 
-def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | None, image_size: int | None) -> Detector:
+def open_detector(
+    ckpt: str | None, config: ModelConfig | None, names: str | None, image_size: int | None
+) -> TrainedNetwork:
     """The averaged network of a checkpoint, or that of ``config`` with its weights.
 
     ``names`` is for Darknet weights, which hold none: a text file with one class name a line, or a
@@ -199,7 +201,7 @@ def open_detector(ckpt: str | None, config: ModelConfig | None, names: str | Non
         raise ConfigError(
             f"image_size={size} is not a multiple of the network's stride {model.max_stride}. fix: {nearest}"
         )
-    return Detector(model.eval(), known, ids or list(range(1, len(known) + 1)), size, note)
+    return TrainedNetwork(model.eval(), known, ids or list(range(1, len(known) + 1)), size, note)
 
 
 def image_size_of(cfg: Cfg) -> int:

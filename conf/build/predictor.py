@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from conf.build.network import Detector
+from conf.build.network import TrainedNetwork
 from conf.schema import EvaluateConfig
 from conf.schema_inference import DemoConfig, PredictConfig
 from data import Frame, FrameBatch, InputFit, Looks, cut_at_edges
@@ -34,7 +34,7 @@ class Found(NamedTuple):
 class Predictor:
     """The network and its suppression, with the sum of its seconds over all calls and threads."""
 
-    def __init__(self, config: PredictConfig | DemoConfig, detector: Detector, world: World) -> None:
+    def __init__(self, config: PredictConfig | DemoConfig, detector: TrainedNetwork, world: World) -> None:
         self.model, self.device = for_detection(detector.model.to(world.device), world.device), world.device
         looks = Looks.of(config, detector.image_size, detector.model.max_stride)
         self.fit = InputFit(looks, detector.model.max_stride, config.resize, config.rect)

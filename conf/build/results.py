@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.build.network import Detector
+from conf.build.network import TrainedNetwork
 from conf.build.predictor import Found
 from conf.failures import ConfigError
 from data import Frame, Medium
@@ -25,7 +25,7 @@ class ResultWriter:
     """
 
     media: list[Medium]
-    detector: Detector
+    detector: TrainedNetwork
     out: Path
     threads: int
     draw: bool = True
