@@ -87,6 +87,8 @@ def claim_folder(folder: Path, job: Job, patient: bool) -> Claim | str:
         if number:
             held = _is_held(_path(folder, number), before, job)
             if held or (held is None and not (patient and _falls_silent(folder, _path(folder, number)))):
+                if _highest(folder) > number:  # that claim came from a stale listing, and is withdrawn
+                    continue
                 return _sentence(before)
         content = _make(_path(folder, number + 1), job)
         if content is None:  # another process was faster
