@@ -16,7 +16,6 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("export")
     raise SystemExit
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conf.answers.help import own_version
 from conf.build.network import TrainedNetwork, open_detector
 from conf.failures import ConfigError
 from conf.schema_inference import ExportConfig, ExportFormat
@@ -38,7 +38,6 @@ from models.export.files import DynamicAxes, output_names, write_onnx, write_tor
 from models.export.graph import DetectorGraph, FixedSuppression
 from train_utils.run.checkpoint_files import FOLDER
 
-PROJECT = "hydra-yolov3-spp"
 SUFFIXES = {ExportFormat.onnx: ".onnx", ExportFormat.torch: ".pt2"}
 EXTRA = ("onnx", "onnxscript", "onnxruntime")
 DRAWN_SIDE = 160  # least side in pixels: smaller pictures have no room for objects
@@ -188,7 +187,7 @@ def metadata(
 ) -> dict[str, str]:
     """The metadata of the file, with lists and numbers as JSON."""
     known = {
-        "made_by": f"{PROJECT} {importlib.metadata.version(PROJECT)}",
+        "made_by": own_version(),
         "names": json.dumps(detector.names, ensure_ascii=False),
         "image_size": json.dumps(size),  # height, width
         "strides": json.dumps([head.stride for head in detector.model.heads]),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 CONF_DIR = Path(__file__).parent
+REPOSITORY = CONF_DIR.parent
 
 if sys.platform == "win32":
     print(

@@ -18,7 +18,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from conf import CONF_DIR
+from conf import CONF_DIR, REPOSITORY
 from conf.answers.command_line import VALUED_FLAGS, refusal_of_flags
 from conf.answers.help import page_instead
 from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint
@@ -94,6 +94,7 @@ def run(name: str) -> None:
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out of Hydra: they are reported here
     prefer_expandable_segments()
+    os.environ["PYTHONPATH"] = _paths_of_children()
     program, debug = PROGRAMS[name], "debug=true" in sys.argv
     failures: list[BaseException] = []  # of this process, which a launcher's jobs may have left
 
@@ -137,6 +138,12 @@ def run(name: str) -> None:
     except Exception as error:
         sys.exit(report(error, program.schema, debug))
     shutdown()
+
+
+def _paths_of_children() -> str:
+    """PYTHONPATH for the processes of launchers: submitit's import this clone's modules by name."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys(filter(None, [*given, str(REPOSITORY)])))
 
 
 def _compose_and_call(main: Any, schema: type) -> None:

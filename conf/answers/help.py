@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import textwrap
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -19,16 +20,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from conf import CONF_DIR
+from conf import CONF_DIR, REPOSITORY
 from conf.describe import options_of, sections_in, shown
 from conf.entry import defaults
 from conf.schema import CHOICES
 
-REPOSITORY = CONF_DIR.parent
-PACKAGES = (
-    "hydra-yolov3-spp", "torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools",
-    "hotcoco",
-)  # fmt: skip
+PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools", "hotcoco")
 LEAST_WIDTH, MOST_WIDTH, KEY_WIDTH = 60, 120, 34
 
 
@@ -54,6 +51,7 @@ def page_instead(name: str, command: str, schema: type, arguments: Sequence[str]
         _groups(schema, width),
         *(_table(*section, width) for section in _sections(schema, values)),
         f"python {command} --cfg job ...    the values that a command line results in\n"
+        f"python {command} --version        the versions of this project, torch and more, and the commit\n"
         "docs/options.md lists all options, docs/coming-from.md those of other programs",
     ]
     return "\n\n".join(filter(None, parts))
@@ -61,12 +59,19 @@ def page_instead(name: str, command: str, schema: type, arguments: Sequence[str]
 
 def version_page() -> str:
     """The versions of this project, its libraries and Python, and the commit where there is one."""
-    lines = [f"{package} {version(package)}" for package in PACKAGES] + [f"Python {platform.python_version()}"]
+    lines = [own_version(), *(f"{package} {version(package)}" for package in PACKAGES)]
+    lines.append(f"Python {platform.python_version()}")
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty=, with changes", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):  # no git, no repository, or a disk that does not answer
         commit = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
         lines.append(f"commit {commit}")
     return "\n".join(lines)
+
+
+def own_version() -> str:
+    """Name and version of this project, which is used from a clone and not installed."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return f"{project['name']} {project['version']}"
 
 
 def _description(module: str) -> str:
