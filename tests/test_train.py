@@ -15,7 +15,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from conf.build.network import model_from_checkpoint
+from conf.build import start
+from conf.build.network import model_from_checkpoint, open_detector
 from conf.completion import complete_from_checkpoint
 from conf.entry import compose, layered
 from conf.resume import complete_training
@@ -445,18 +446,22 @@ def test_merging_keeps_what_was_not_named() -> None:
     assert layered({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}}) == {"a": {"b": 1, "c": 4}, "d": 3}
 
 
-def test_fitted_anchors_are_those_of_the_checkpoint_and_of_its_resume(
-    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_fitted_anchors_go_with_the_checkpoint(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = "train.epochs=1", "logger.pictures=false", "model.anchors=auto", "loss.anchor_iou=0.9"  # more than they give
+    """To the resumed run, to eval.py, and to what predict.py and export.py open."""
+    own = ["train.epochs=1", "train.save_every_steps=1", "logger.pictures=false", "data.single_class=true"]
+    own += ["model.anchors=auto", "loss.anchor_iou=0.9", "train.multi_scale=[0.5,1.5]"]  # .9: more than the .cfg's give
     config = options(shapes, tmp_path / "run", *own)
-    train(config)
+    with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
+        die_after(patch, 1)
+        train(config)
     said = capsys.readouterr().out
     assert said.count("model.anchors=auto: recall at IoU 0.5 is ") == 1 and "which replace them" in said
-    state = load_checkpoint(tmp_path / "run" / "checkpoints" / "last.pt")
-    kept = state["config"]["model"]["anchors"]
-    model, _ = model_from_checkpoint(state)
-    assert [list(pair) for pair in model.heads[0].all_anchors] == kept
+    kept = read_run(tmp_path / "run")[0]["config"]["model"]["anchors"]
     assert "  ".join(f"{width:g},{height:g}" for width, height in kept) in said
-    train(resumed(config, tmp_path / "run"))
-    assert "nothing to do" in capsys.readouterr().out
+    monkeypatch.setattr(start, "choose_anchors", None)  # not asked again
+    figures = train(resumed(config, tmp_path / "run"))
+    assert evaluate(compose("eval", EvalConfig, [f"ckpt={tmp_path / 'run'}"], complete_from_checkpoint)) == figures
+    network = open_detector(str(tmp_path / "run"), None, None, None)
+    assert [list(pair) for pair in network.model.heads[0].all_anchors] == kept and len(network.names) == 1

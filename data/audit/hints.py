@@ -28,7 +28,7 @@ def data_hints(annotations: Annotations, image_size: int, anchors: Sizes, min_io
         found.insert(
             0,
             f"{1 - summary.overlap:.0%} of the boxes overlap no anchor by more than {min_iou:g}, so they are not "
-            "learnt. fix: model.anchors=auto",
+            "learnt. fix: model.anchors=auto, or a smaller loss.anchor_iou",
         )
     return [sentence for sentence in found if sentence is not None]
 

@@ -108,12 +108,20 @@ def _content_hash(path: Path, index_dir: Path) -> str:
             return str(content_hash)
     content_hash = _sha256(path)
     if time.time_ns() - before.st_ctime_ns > KEPT_HASH_AGE * 10**9 and path.stat().st_ctime_ns == before.st_ctime_ns:
-        with suppress(OSError):  # writing the index will report it
-            index_dir.mkdir(parents=True, exist_ok=True)
-            temporary = index_dir / f".{uuid.uuid4().hex}.tmp"
-            temporary.write_text(json.dumps([stamp, content_hash]), encoding="utf-8")
-            temporary.replace(kept)
+        keep_result(kept, [stamp, content_hash])
     return content_hash
+
+
+def keep_result(path: Path, result: Any) -> None:
+    """Write plain data that can be computed again to a file in the folder of the indices.
+
+    A folder that cannot be written is no error: the next start computes it again.
+    """
+    with suppress(OSError):  # writing an index reports it
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+        temporary.write_text(json.dumps(result), encoding="utf-8")
+        temporary.replace(path)
 
 
 def _sha256(path: Path) -> str:

@@ -161,7 +161,13 @@ def boxes(count: int) -> Any:
 
 
 def with_auto(path: Path, *more: str) -> TrainConfig:
-    own = ("model=base", f"model.cfg={path}", "model.anchors=auto", "train.image_size=64")
+    own = (
+        "model=base",
+        f"model.cfg={path}",
+        "model.anchors=auto",
+        "train.image_size=64",
+        f"data.index_dir={path}.index",
+    )
     return compose("train", TrainConfig, [*own, *more])
 
 
@@ -177,6 +183,24 @@ def test_finer_heads_get_smaller_anchors(tmp_path: Path, name: str) -> None:
     assert all(finer[-1] <= coarser[0] for finer, coarser in pairwise(areas)), areas
     used = {index for mask in HEADS[name] for index in mask}
     assert all(heads[0].all_anchors[index] == ((index + 1) * 10,) * 2 for index in set(range(8)) - used)
+
+
+def test_what_varies_the_image_size_does_not_change_the_fit(tmp_path: Path) -> None:
+    """The size itself does, and the overlap that the loss asks for decides whether to fit."""
+    path = network(tmp_path / "a.cfg", HEADS["two"])
+
+    def fitted(*more: str) -> tuple[Any, str | None]:
+        config, note = start.fit_anchors(with_auto(path, *more), CPU, None, boxes(300))
+        return config.model.anchors, note
+
+    expected = fitted()
+    assert expected[0] is not None
+    same = "train.rect=true", "train.multi_scale=[0.5,1.5]", "augment.scale=0.5", "data.single_class=true"
+    for option in same:
+        assert fitted(option) == expected, option
+    assert fitted("train.image_size=128")[0] not in (None, expected[0])
+    assert fitted("loss.anchor_iou=0.01")[0] is None
+    assert fitted("loss=darknet") == expected
 
 
 def test_a_resumed_run_keeps_its_anchors_and_other_programs_refuse_auto(tmp_path: Path) -> None:

@@ -130,6 +130,13 @@ def test_each_job_has_its_own_folder_and_a_row_of_the_table(
     assert sorted(folder.name for folder in tmp_path.glob("runs/x/*")) == ["slurm-77", "slurm-77-2"]
 
 
+def test_a_sweep_of_the_cfgs_anchors_and_fitted_ones(
+    ended: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
+) -> None:
+    assert ended("model=yolov3-tiny", "model.anchors=null,auto")[0] == 0
+    assert [row[0] for row in results(tmp_path).values()] == ["model.anchors=null", "model.anchors=auto"]
+
+
 def test_evaluations_have_folders_and_a_table_too(
     ended: Callable[..., tuple[int, str, list[str]]], tmp_path: Path
 ) -> None:
