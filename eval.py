@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from conf.api.calls import Outcome, callable_from_python
 from conf.build.batches import open_split
 from conf.build.evaluator import Evaluation, Evaluator, ground_truth_of
 from conf.build.network import build_model, image_size_of, model_from_checkpoint
@@ -45,10 +46,12 @@ from train_utils.scores.result_files import read_results, write_json
 from train_utils.scores.speed import measure_speed
 
 
-def evaluate(config: EvalConfig) -> dict[str, float]:
+@callable_from_python("eval")
+def evaluate(config: EvalConfig) -> Outcome:
     """Score ``config.ckpt``, or Darknet weights of ``config.model``; time it with ``task=speed``.
 
-    Returns the figures on rank 0, else {}. Raises the errors of the parts: a checkpoint or weights
+    Returns the figures, and the folder if there is one. From Python it takes a list of overrides as
+    well: ``evaluate(["ckpt=best.pt"])``. Raises the errors of the parts: a checkpoint or weights
     that do not fit, data that cannot be read.
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
@@ -62,21 +65,23 @@ def evaluate(config: EvalConfig) -> dict[str, float]:
         for note in (*annotations.skipped, *annotations.notes):
             print(f"val: {note}", flush=True)
     if config.detections is not None:
-        return score_file(Path(config.detections), config, annotations, out) if world.is_main else {}
+        figures = score_file(Path(config.detections), config, annotations, out) if world.is_main else {}
+        return Outcome(figures, out)
     model = load_model(config, annotations, world).to(world.device)
     image_size = config.evaluate.image_size or image_size_of(model.cfg)
     evaluator = Evaluator(
         annotations, config.evaluate, image_size, model, config.data, world, timeout_seconds=config.timeout_seconds
     )
     if config.task == EvalTask.speed:
-        return time_stages(evaluator, for_detection(model.eval(), world.device), config.evaluate.batch_size)
+        figures = time_stages(evaluator, for_detection(model.eval(), world.device), config.evaluate.batch_size)
+        return Outcome(figures, out)
     evaluation = evaluator(model)
     if evaluation is None:
-        return {}
+        return Outcome({}, out)
     if out is not None:
         write_json(out / "detections.json", to_coco_json(evaluation.detections, annotations.category_ids))
         keep_best(out, Best(evaluation.scores, evaluator.ground_truth, evaluation.detections))
-    return report(evaluation, config, annotations, out)
+    return Outcome(report(evaluation, config, annotations, out), out)
 
 
 def score_file(path: Path, config: EvalConfig, annotations: Annotations, out: Path | None) -> dict[str, float]:

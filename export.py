@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from conf.answers.help import own_version
+from conf.api.calls import callable_from_python
 from conf.build.network import TrainedNetwork, open_detector
 from conf.failures import ConfigError
 from conf.schema_inference import ExportConfig, ExportFormat
@@ -51,6 +52,7 @@ MEANING = {
 }
 
 
+@callable_from_python("export")
 def export(config: ExportConfig) -> Path:
     """Write and check a file as configured, show how to use it and return its path.
 

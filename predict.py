@@ -23,6 +23,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from conf.api.calls import callable_from_python
+from conf.api.detector import Detector
 from conf.build.network import open_detector
 from conf.build.predictor import Predictor
 from conf.build.results import ResultWriter, counted
@@ -36,9 +38,10 @@ from train_utils.pictures.live_view import LiveView
 from train_utils.run.run_folder import dated_folder, open_folder
 from train_utils.terminal.progress import Progress
 
-GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
+__all__ = ["Detector", "predict"]
 
 
+@callable_from_python("predict")
 def predict(config: PredictConfig) -> Path:
     """Detect as configured and return the folder with the results.
 
@@ -55,12 +58,11 @@ def predict(config: PredictConfig) -> Path:
     live = live_medium(config.source)
     media = [live] if live is not None else find_media(config.source)
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
-    predictor = Predictor(config, detector, world)
+    predictor = Predictor(config, detector, world.device)
     out = Path(config.out) if config.out is not None else dated_folder("predict")
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        size = config.batch_size or (1 if predictor.device.type == "cpu" else GPU_BATCH_SIZE)
-        frames = FrameBatches(media, predictor.fit, size, config.exif, config.on_error, config.workers)
+        frames = predictor.frames(media)
         total = frames.count()
         view = stack.enter_context(LiveView(config.show_port)) if config.show else None
         writer = ResultWriter(

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from conf.api.calls import Outcome, callable_from_python
 from conf.build.agreement import check_agreement
 from conf.build.batches import MEMORY_FILES, make_sampler, make_train_loader, open_sets
 from conf.build.checkpoints import Checkpoints
@@ -53,13 +54,17 @@ from train_utils.run.run_folder import RunFolder, on_main, open_run_folder
 from train_utils.run.run_state import continue_from
 
 
-def train(config: TrainConfig) -> dict[str, float]:
-    """Train as configured; return the best epoch's figures on rank 0, {} on the others."""
+@callable_from_python("train")
+def train(config: TrainConfig) -> Outcome:
+    """Train as configured; return the best epoch's figures and the run folder.
+
+    From Python it takes a list of overrides as well: ``train(["data=coco", "train.epochs=2"])``.
+    """
     with StopRequest() as stop, warnings.catch_warnings(), ExitStack() as stack:
         return train_until(config, stop, stack)
 
 
-def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dict[str, float]:
+def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Outcome:
     """Train until the last epoch or until ``stop``; ``stack`` holds the run folder."""
     options = config.train
     if options.deterministic:
@@ -88,7 +93,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     if config.dry_run:
         sampler = make_sampler(config, train_set, model.max_stride, world, micro_batch)
         tell_places(config, world, train_set, val_set, sampler)
-        return {}
+        return Outcome({}, None)
     dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world, micro_batch)
     size = config.evaluate.image_size or options.image_size
     lines, seconds = config.logger.lines_per_epoch, options.timeout_seconds
@@ -117,7 +122,8 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> dic
     elif world.is_main and config.logger.pictures:
         draw_first_batch(dataset, sampler, train_set.names, folder.path / "train_batch.jpg")
     keep_about(folder.path, config, world, {"train": train_set, "val": val_set}, log.line)
-    return Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator, train_set).run()
+    training = Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator, train_set)
+    return Outcome(training.run(), folder.path)
 
 
 def build_step(

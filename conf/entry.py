@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar, get_type_hints
 
 import hydra
@@ -21,6 +22,8 @@ from conf.schema import CHOICES
 
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
+
+_COMPOSING = Lock()  # Hydra composes in one place of the process, and threads may ask at once
 
 
 def compose(name: str, schema: type[Config], overrides: list[str], complete: Complete | None = None) -> Config:
@@ -110,14 +113,15 @@ def register(name: str, schema: type) -> None:
 
 
 def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
-    register(name, schema)
-    outer = GlobalHydra.instance().hydra  # of a program that asks while it runs
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            return hydra.compose(name, list(overrides))
-    finally:
-        GlobalHydra.instance().hydra = outer
+    with _COMPOSING:
+        register(name, schema)
+        outer = GlobalHydra.instance().hydra  # of a program that asks while it runs
+        GlobalHydra.instance().clear()
+        try:
+            with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+                return hydra.compose(name, list(overrides))
+        finally:
+            GlobalHydra.instance().hydra = outer
 
 
 def _with_sections(schema: type) -> DictConfig:

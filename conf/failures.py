@@ -52,7 +52,7 @@ def report(error: BaseException, schema: type, debug: bool) -> int:
 
     With ``debug`` there is always a traceback. ``schema`` has the keys that the sentence may name.
     """
-    reason = _reason(error, schema)
+    reason = in_one_sentence(error, schema, sys.argv[1:])
     _print_once(reason and f"error: {reason}", error if debug or reason is None else None)
     return BUG_EXIT_CODE if reason is None else USAGE_EXIT_CODE
 
@@ -73,7 +73,7 @@ def job_failure(error: BaseException, schema: type, debug: bool) -> JobError:
     """Report ``error`` in the log of this job, and return what the launcher receives for it."""
     hydra = HydraConfig.get()
     job = f"job {hydra.job.num + 1} ({' '.join(hydra.overrides.task)})"
-    reason = _reason(error, schema)
+    reason = in_one_sentence(error, schema, sys.argv[1:])
     code = BUG_EXIT_CODE if reason is None else USAGE_EXIT_CODE
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else BUG_EXIT_CODE
@@ -101,12 +101,12 @@ def _print_once(text: str | None, traced: BaseException | None) -> None:
     let_others_hear()
 
 
-def _reason(error: BaseException, schema: type) -> str | None:
-    """The sentence for a user's error; None for a bug."""
+def in_one_sentence(error: BaseException, schema: type, arguments: Sequence[str]) -> str | None:
+    """The sentence for a user's error; None for a bug. ``arguments``: the options as given."""
     if isinstance(error, USER_ERRORS):
         said = sentence(error)
     elif isinstance(error, HydraException | OmegaConfBaseException):
         said = explain(error, schema)
     else:
         return None
-    return said if "did you mean" in said else said + suggest_path(said, sys.argv[1:], schema)
+    return said if "did you mean" in said else said + suggest_path(said, arguments, schema)

@@ -10,7 +10,7 @@ from conf.schema import check_least, check_shares
 from data.config import Exif, OnBadFile, Resize
 from data.view_config import ViewConfig
 from models.config import OPSETS, ModelConfig
-from train_utils.config import Device
+from train_utils.config import Device, EvalPrecision
 
 
 @dataclass
@@ -29,6 +29,7 @@ class DetectConfig:
     max_detections: int  # per image
     multi_label: bool  # report a box once for each class above confidence
     device: Device  # auto: CUDA if there is a GPU
+    precision: EvalPrecision  # of the forward pass, as evaluate.precision
     workers: int  # threads that read, and the same number that draw and write
     debug: bool  # show tracebacks of user errors, too
 

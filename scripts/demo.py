@@ -50,7 +50,7 @@ def build(config: DemoConfig, folder: Path) -> Any:
         raise ConfigError("the demo needs gradio, which is not installed. fix: uv sync --extra demo") from error
     world = init_distributed_mode(config.device.value, timeout_seconds=60)
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
-    session = Session(config, detector, Predictor(config, detector, world), folder)
+    session = Session(config, detector, Predictor(config, detector, world.device), folder)
     with gr.Blocks(title="Detector", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         gr.Markdown(f"## Detector\n{detector.note}; {detector.image_size} pixels on {world.device.type}")
         with gr.Row():

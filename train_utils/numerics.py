@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from train_utils.errors import TrainError
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)
 CPU_INFO = Path("/proc/cpuinfo")
+_CHANGING, _outside = Lock(), list[int]()  # number of threads outside, for each one_thread_per_operator
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -138,10 +140,23 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def one_thread_per_operator() -> Iterator[int]:
-    """Run torch operators on one thread inside; yield the number of threads outside."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Run torch operators of this thread on one thread inside; yield the number outside.
+
+    Several threads may be inside, and each gets the number from before the first of them.
+    """
+    with _CHANGING:
+        threads = _outside[0] if _outside else torch.get_num_threads()
+        _outside.append(threads)
+        torch.set_num_threads(1)
     try:
         yield threads
     finally:
-        torch.set_num_threads(threads)
+        with _CHANGING:
+            _outside.pop()
+            torch.set_num_threads(threads)
+
+
+def keep_to_one_thread() -> None:
+    """Run torch operators of this new thread of a pool on one thread, whatever others set later."""
+    torch.get_num_threads()  # with its first question a thread takes over the number of the process
+    torch.set_num_threads(1)

@@ -15,7 +15,7 @@ TABLE = {
     "gpu gpus": "train.device device",
     "early_stopping": "train.patience",
     "amp": "train.precision",
-    "half fp16": "train.precision=float16",
+    "half fp16": "train.precision=float16 evaluate.precision=float16 precision=float16",
     "noval": "evaluate.every=0",
     "sync_batchnorm": "train.sync_bn",
     "project save_dir output output_dir": "run_dir out",

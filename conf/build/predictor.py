@@ -6,20 +6,24 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from conf.build.network import TrainedNetwork
 from conf.schema import EvaluateConfig
 from conf.schema_inference import DemoConfig, PredictConfig
-from data import Frame, FrameBatch, InputFit, Looks, cut_at_edges
+from data import Frame, FrameBatch, FrameBatches, InputFit, Looks, Medium, OnBadFile, cut_at_edges
 from data.view_config import Tta
 from models import Fusion, Head, Postprocess, Seen, for_detection
-from train_utils.distributed import World
+from train_utils.config import EvalPrecision
 from train_utils.loop.detect import detect_batches
+from train_utils.numerics import autocast_dtype
 
+GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
 CUT = 0.02  # of a slice's side: a box that ends so near to an inner border goes on beyond it
 
 
@@ -32,15 +36,19 @@ class Found(NamedTuple):
 
 
 class Predictor:
-    """The network and its suppression, with the sum of its seconds over all calls and threads."""
+    """The network and its suppression; threads may share it.
 
-    def __init__(self, config: PredictConfig | DemoConfig, detector: TrainedNetwork, world: World) -> None:
-        self.model, self.device = for_detection(detector.model.to(world.device), world.device), world.device
+    ``seconds`` sums the time of all calls, over threads.
+    """
+
+    def __init__(self, config: PredictConfig | DemoConfig, detector: TrainedNetwork, device: torch.device) -> None:
+        self.dtype = autocast_dtype(config.precision.value, device, "precision")
+        self.model, self.device = for_detection(detector.model.to(device), device), device
         looks = Looks.of(config, detector.image_size, detector.model.max_stride)
         self.fit = InputFit(looks, detector.model.max_stride, config.resize, config.rect)
         self.config = config
         self.postprocess, self.fusion = suppression(config, looks, self.model.heads)
-        self._calls: list[float] = []  # appending is thread-safe
+        self.seconds, self._adding = 0.0, Lock()
 
     def __call__(self, images: Tensor) -> list[Tensor]:
         """Detections (n, 6) of each of the images (B, 3, H, W) in 0..1, best first, on the CPU.
@@ -48,8 +56,11 @@ class Predictor:
         The columns are x1, y1, x2, y2 in pixels of the network's input, score and class.
         """
         started = time.perf_counter()
-        detections = self.postprocess(self.model(images))
-        self._calls.append(time.perf_counter() - started)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            raw_maps = self.model(images)
+        detections = self.postprocess(raw_maps)
+        with self._adding:
+            self.seconds += time.perf_counter() - started
         return detections
 
     def at(self, confidence: float, nms_iou: float) -> Predictor:
@@ -59,15 +70,18 @@ class Predictor:
         other.postprocess, other.fusion = suppression(limits, self.fit.looks, self.model.heads)
         return other
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of all calls together."""
-        return sum(self._calls)
+    def frames(self, media: list[Medium], on_error: OnBadFile | None = None) -> FrameBatches:
+        """The frames of ``media`` in batches; ``on_error`` stands in for the option."""
+        config = self.config
+        assert isinstance(config, PredictConfig)
+        size = config.batch_size or (1 if self.device.type == "cpu" else GPU_BATCH_SIZE)
+        return FrameBatches(media, self.fit, size, config.exif, on_error or config.on_error, config.workers)
 
     def found(self, batches: Iterable[FrameBatch]) -> Iterator[tuple[Frame, Found]]:
         """Each frame of the batches with its detections, in order, without boxes in the padding."""
         waiting: dict[Frame, dict[int, Found]] = {}  # frames with more views to come
-        for batch, detections in detect_batches(self, batches, list, self.device, "batch_size"):
+        tf32 = self.config.precision is EvalPrecision.tf32
+        for batch, detections in detect_batches(self, batches, list, self.device, "batch_size", tf32=tf32):
             rows = zip(batch.frames, batch.letterboxes, batch.views, detections, strict=True)
             for frame, letterbox, view, of_view in rows:
                 table = of_view.double().numpy()

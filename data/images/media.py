@@ -6,7 +6,7 @@ import glob
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import cv2
@@ -30,14 +30,15 @@ _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 class Medium:
     """A picture or a video of a source, or a camera or stream."""
 
-    path: Path  # absolute; without meaning for a camera or stream
+    path: Path  # absolute; without meaning for a camera, a stream or a picture in memory
     name: str  # relative to the source's common folder, with "/"; unique within the source
     address: str = ""  # of a stream, or the number of a camera
+    image: Image | None = field(default=None, compare=False)  # (h, w, 3) RGB of a picture in memory
 
     @property
     def is_video(self) -> bool:
         """Whether it has frames: a file with the suffix of a video, a camera or a stream."""
-        return bool(self.address) or self.path.suffix.lower() in VIDEO_SUFFIXES
+        return bool(self.address) or (self.image is None and self.path.suffix.lower() in VIDEO_SUFFIXES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,12 @@ def _named(paths: list[Path], source: str, base: Path | None = None) -> list[Med
 
 
 def read_picture(medium: Medium, exif: Exif) -> Frame:
-    """Read a picture; ``exif=apply`` turns it by its EXIF tag. Raises DataError if unreadable."""
+    """Read a picture; ``exif=apply`` turns it by its EXIF tag. Raises DataError if unreadable.
+
+    One in memory is taken as it is.
+    """
+    if medium.image is not None:
+        return Frame(medium, 1, medium.image)
     path = medium.path
     data, header = open_image(path, _FIX)
     check_complete(path, data, header, _FIX)

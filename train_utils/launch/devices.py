@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from train_utils.errors import DistributedError
 from train_utils.launch.nodes import Peer
 from train_utils.processes.store import Store
 
@@ -19,6 +20,17 @@ def choose_device(requested: str, me: Peer) -> tuple[torch.device, str | None]:
         )
     # Tasks that see only their own GPU (srun --gpus-per-task=1) all number it 0.
     return torch.device("cuda", me.local_rank % torch.cuda.device_count()), None
+
+
+def device_alone(requested: str) -> torch.device:
+    """The device for work that has nothing to do with the ranks of a run, if this is one.
+
+    Raises DistributedError if it is not there.
+    """
+    device, problem = choose_device(requested, Peer(0, 0, "", 0, 1))
+    if problem is not None:
+        raise DistributedError(problem)
+    return device if device.type == "cpu" else torch.device(device.type, torch.cuda.current_device())
 
 
 def device_conflict(store: Store, me: Peer, device: torch.device) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 
 from train_utils.loop.interfaces import ImageBatch, NetworkInput
 from train_utils.memory.out_of_memory import detection_pass
-from train_utils.numerics import one_thread_per_operator
+from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
 from train_utils.scores.detections import Detections, make_detections
 from train_utils.terminal.progress import Progress
 
 BatchType = TypeVar("BatchType", bound=ImageBatch)
 InputType = TypeVar("InputType", bound=NetworkInput)
+
+_QUEUEING = Lock()
 
 
 @torch.inference_mode()
@@ -82,13 +85,18 @@ def detect_batches(
         with torch.inference_mode(), detection_pass(device, batch.images.shape, batch_key):
             return batch, postprocess(raw_maps)
 
-    if device.type != "cpu":
+    def forward_by_cudnn(batch: InputType) -> list[Tensor]:
         # A benchmark would choose algorithms by speed, different ones on each rank. Without tf32
-        # figures are those of IEEE 754's float32, also in a training with TF32.
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
-            yield from _overlapped(forward, finish, loader, device)
+        # figures are those of IEEE 754's float32, also in a training with TF32. The flags are those
+        # of the process, so one thread at a time queues its batch.
+        flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32)
+        with _QUEUEING, flags:
+            return forward(batch)
+
+    if device.type != "cpu":
+        yield from _overlapped(forward_by_cudnn, finish, loader, device)
         return
-    with one_thread_per_operator() as threads, ThreadPoolExecutor(threads) as pool:
+    with one_thread_per_operator() as threads, ThreadPoolExecutor(threads, initializer=keep_to_one_thread) as pool:
         waiting: list[Future[tuple[InputType, list[Tensor]]]] = []
         for batch in loader:
             waiting.append(pool.submit(lambda batch: finish(batch, forward(batch)), batch))

@@ -77,7 +77,7 @@ class DrawnFiles:
     def _write_picture(self, path: Path | None, image: np.ndarray, *found: np.ndarray) -> None:
         drawn = self._draw(image, *found)
         if path is not None:
-            _write_image(path, drawn, "draw=false")
+            write_image(path, drawn, "another out=, or draw=false")
 
     def _write_crops(
         self, folder: Path, stem: str, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, _: np.ndarray
@@ -86,7 +86,7 @@ class DrawnFiles:
             (left, top), (right, bottom) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
             name = re.sub(r"[^\w .+-]", "_", self._names[index]).strip(". ") or "_"
             crop = cv2.cvtColor(image[top:bottom, left:right], cv2.COLOR_RGB2BGR)
-            _write_image(folder / name / f"{stem}_{number}.jpg", crop, "save_crops=false")
+            write_image(folder / name / f"{stem}_{number}.jpg", crop, "another out=, or save_crops=false")
 
     def _write_frame(
         self, path: Path, frames_per_second: float, copies: int, image: np.ndarray, *found: np.ndarray
@@ -114,14 +114,15 @@ class DrawnFiles:
             self._video = None
 
 
-def _write_image(path: Path, image: np.ndarray, without: str) -> None:
+def write_image(path: Path, image: np.ndarray, fix: str) -> None:
+    """Write a picture (uint8 BGR) in the format of its suffix, or raise TrainError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         written = cv2.imwrite(str(path), image)
     except OSError as error:
-        raise TrainError(f"cannot write {path} ({error.strerror}). fix: another out=, or {without}") from error
+        raise TrainError(f"cannot write {path} ({error.strerror}). fix: {fix}") from error
     if not written:
-        raise TrainError(f"cannot write {path}. fix: free some space, another out=, or {without}")
+        raise TrainError(f"cannot write {path}. fix: free some space, {fix}")
 
 
 def _open_video(path: Path, frames_per_second: float, size: tuple[int, int]) -> cv2.VideoWriter:

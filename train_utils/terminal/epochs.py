@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from train_utils.scores.coco_eval import ABSENT
 from train_utils.terminal.progress import duration
-from train_utils.terminal.screen import SCREEN, is_live
+from train_utils.terminal.screen import columns
 
 GAP = "  "
 
@@ -63,7 +63,7 @@ class EpochTable:
     def add(self, values: Mapping[str, float | str], is_best: bool) -> None:
         """Add a row; ``values`` are by the keys of COLUMNS, and "-" stands where there is none."""
         cells = {column.key: column.text(values[column.key]) for column in COLUMNS if column.key in values}
-        shown = fitting(SCREEN.width) if is_live() else list(COLUMNS)
+        shown = fitting(width) if (width := columns()) is not None else list(COLUMNS)
         lines = [({column.key: column.title for column in COLUMNS}, "bold")] if shown != self._shown else []
         for line, style in [*lines, (cells | {"best": "*" if is_best else ""}, "bold green" if is_best else "")]:
             self._log(_row(line, list(COLUMNS)), _row(line, shown), style)

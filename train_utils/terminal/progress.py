@@ -1,4 +1,4 @@
-"""Progress through one piece of work, on stderr: a live line, or whole lines in files and pipes."""
+"""Progress through one piece of work: a live line, or whole lines on stderr for files and pipes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import TracebackType
 from rich import progress as bars
 
 from train_utils.memory.peak import device_peak
-from train_utils.terminal.screen import SCREEN, is_live
+from train_utils.terminal.screen import SCREEN, CellLine, is_live
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a live line: reading a loss waits for the device
 SECONDS_BETWEEN_LINES = 10.0  # about work without a known end
@@ -21,7 +21,7 @@ LEAST_BAR = 8  # cells; figures at the end of the line give way
 class Progress:
     """Progress through ``total`` units of work, 0 if that is unknown; silent unless enabled.
 
-    If stdout and stderr are a terminal it is a live line, otherwise at most ``lines`` lines::
+    On a terminal or in a notebook it is a live line, otherwise at most ``lines`` lines::
 
         with Progress(len(images), "evaluate", enabled=True) as progress:
             ...
@@ -45,6 +45,7 @@ class Progress:
         self._first: tuple[int, float] | None = None  # units and seconds when it was told of the first ones
         self._enabled = enabled
         self._bar = _start_bar(title, total) if enabled and is_live() else None
+        self._cell = CellLine.of_cell() if enabled else None
 
     def __enter__(self) -> Progress:
         return self
@@ -69,7 +70,11 @@ class Progress:
             end = [f"{duration(self.seconds_left)} left"] if self.total else []
             if self._bar is None:
                 count = f"{done}/{self.total}" if self.total else str(done)
-                print("  ".join([self.title, count, *parts, *end]), file=sys.stderr, flush=True)
+                line = "  ".join([self.title, count, *parts, *end])
+                if self._cell is None:
+                    print(line, file=sys.stderr, flush=True)
+                else:
+                    self._cell.show(line)
             else:
                 share = f"{done / self.total:.0%}" if self.total else str(done)
                 text = fit([share, *end, *parts], SCREEN.width - len(self.title) - LEAST_BAR - 2)
@@ -78,9 +83,11 @@ class Progress:
             self.close()
 
     def close(self) -> None:
-        """Remove the live line from the terminal."""
+        """Remove the live line."""
         if self._bar is not None:
             self._bar.stop()
+        if self._cell is not None:
+            self._cell.show("")
 
     @property
     def seconds(self) -> float:
@@ -101,7 +108,7 @@ class Progress:
         return self._left(self) if self._left is not None else self.pace * (self.total - self.done)
 
     def _is_due(self) -> bool:
-        if self._bar is not None:
+        if self._bar is not None or self._cell is not None:
             return time.monotonic() - self._last > SECONDS_BETWEEN_UPDATES
         if not self.total:
             return self._enabled and time.monotonic() - self._last > SECONDS_BETWEEN_LINES

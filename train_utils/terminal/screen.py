@@ -1,15 +1,20 @@
-"""Lines for a person: on a terminal wrapped at words and clear of a live line, elsewhere plain."""
+"""Lines for a person: on a terminal wrapped at words and clear of a live line, elsewhere plain.
+
+In a notebook the live line is above the lines of its cell.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
 from textwrap import TextWrapper
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+NOTEBOOK_COLUMNS = 100
 WIDE = 10_000  # columns of a file or pipe: nothing is wrapped there
 
 
@@ -25,6 +30,42 @@ SCREEN = _Screen(stderr=True, markup=False, emoji=False, highlight=False)
 def is_live() -> bool:
     """Whether stdout and stderr are a terminal where a line can be rewritten."""
     return sys.stdout.isatty() and sys.stderr.isatty() and SCREEN.is_terminal and not SCREEN.is_dumb_terminal
+
+
+class CellLine:
+    """A line in the output of a notebook's cell that changes in place."""
+
+    _of_cell: tuple[int, CellLine] | None = None  # the last cell's, by its number
+
+    def __init__(self) -> None:
+        from IPython.display import display
+
+        self._shown = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        self._shown.update({"text/plain": text}, raw=True)
+
+    @classmethod
+    def of_cell(cls) -> CellLine | None:
+        """The line of the cell that runs; None outside of a notebook."""
+        shell = _notebook()
+        if shell is None:
+            return None
+        if cls._of_cell is None or cls._of_cell[0] != shell.execution_count:
+            cls._of_cell = shell.execution_count, cls()
+        return cls._of_cell[1]
+
+
+def columns() -> int | None:
+    """How many columns a table may have; None in files and pipes, where any number fits."""
+    return SCREEN.width if is_live() else NOTEBOOK_COLUMNS if _notebook() is not None else None
+
+
+def _notebook() -> Any:
+    """The shell of the notebook that this process serves; None outside of one."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell if hasattr(shell, "kernel") else None
 
 
 def say(text: str, style: str = "") -> None:

@@ -1,0 +1,110 @@
+"""The options and errors of a program for callers in Python: those of its command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from conf.entry import compose, keys_of, with_search_path
+from conf.failures import ConfigError, in_one_sentence
+from conf.messages import null_sections
+from conf.programs import PROGRAMS, prepare_arguments
+from train_utils.processes.ending import name_lost_peers, shutdown
+
+Config = TypeVar("Config")
+Result = TypeVar("Result")
+
+
+class Outcome(dict[str, float]):
+    """The figures of a training or an evaluation by name, such as ``AP``; none off rank 0.
+
+    ``folder`` holds everything else that it left; None if it left nothing.
+    """
+
+    def __init__(self, figures: Mapping[str, float], folder: Path | None) -> None:
+        super().__init__(figures)
+        self.folder = folder
+
+
+def callable_from_python(
+    name: str,
+) -> Callable[[Callable[[Config], Result]], Callable[[Config | Sequence[str]], Result]]:
+    """Let the function of a program also take overrides, as they follow it on the command line.
+
+    ``name`` is that in PROGRAMS. With overrides, such as ``["data=coco", "train.epochs=2"]``, an
+    error of the user has the sentence of the command line, and a process group is left at the end.
+    """
+
+    def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
+        @wraps(function)
+        def call(options: Config | Sequence[str]) -> Result:
+            if not isinstance(options, str | Sequence):
+                return function(options)
+            try:
+                with plain_errors(name, options):
+                    return function(options_of(name, options))
+            finally:
+                shutdown()
+
+        return call
+
+    return decorate
+
+
+def options_of(name: str, overrides: Sequence[str]) -> Any:
+    """The checked options of the program ``name`` with ``overrides``, in its dataclass.
+
+    Raises ConfigError for flags, which mean something on a command line only, and the errors of
+    composition.
+    """
+    program = PROGRAMS[name]
+    if isinstance(overrides, str):
+        raise ConfigError(f"options are a list of key=value here, got one text. fix: [{overrides!r}]")
+    arguments = with_search_path(prepare_arguments(list(overrides), program))
+    if flags := [word for word in arguments if word.startswith("-")]:
+        raise ConfigError(f"{flags[0]} is for the command line. fix: options of the form key=value alone")
+    try:
+        return compose(name, program.schema, arguments, program.complete)
+    except AssertionError as error:  # OmegaConf's, for an option in a section that is null
+        sentence = null_sections(keys_of(arguments), program.schema)
+        if sentence is None:
+            raise
+        raise ConfigError(sentence) from error
+
+
+def override(key: str, value: Any) -> str:
+    """``key=value`` as Hydra reads it: of a text, a path, a number, None or a list of these."""
+    return f"{key}={_typed(value)}"
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_typed, value))}]"
+    if value is None or isinstance(value, bool | int | float):
+        return "null" if value is None else str(value).lower()
+    text = str(value)
+    slashes = len(text) - len(text.rstrip("\\"))  # before a quote each counts half
+    return "'{}'".format(text.replace("'", r"\'") + "\\" * slashes)
+
+
+@contextmanager
+def plain_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
+    """Give what a user did wrong inside the sentence that the command line would print."""
+    try:
+        yield
+    except Exception as caught:
+        error = name_lost_peers(caught)
+        said = in_one_sentence(error, PROGRAMS[name].schema, overrides)
+        if isinstance(error, HydraException | OmegaConfBaseException):
+            raise ConfigError(said) from None
+        if said is not None:
+            error.args = (said,)
+        if error is not caught:
+            raise error from caught
+        raise

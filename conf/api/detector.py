@@ -1,0 +1,137 @@
+"""``Detector``: a trained network to call from Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from conf.api.calls import options_of, override, plain_errors
+from conf.api.prediction import Prediction
+from conf.build.network import open_detector
+from conf.build.predictor import Predictor
+from conf.failures import ConfigError
+from conf.schema_inference import DetectConfig, PredictConfig
+from data import DataError, Exif, Medium, OnBadFile, find_media, live_medium, turn_pixels
+from data.view_config import ViewConfig
+from train_utils.launch.devices import device_alone
+
+# What predict.py reads about its source and about the files that it writes.
+OF_FILES = {field.name for field in fields(PredictConfig)} - {
+    "batch_size", "on_error", *(field.name for part in (DetectConfig, ViewConfig) for field in fields(part)),
+}  # fmt: skip
+EXIF_ORIENTATION = 0x0112  # the tag's number
+BGR = "an array must be uint8 (height, width, 3) in the order BGR"
+
+
+class Detector:
+    """A trained network: pictures and videos in, boxes out.
+
+        detector = Detector("runs/quickstart/<date_time>", confidence=0.4)
+        detector("street.jpg").save("out.jpg")
+
+    ``ckpt`` and the keywords are the options of predict.py by the same names; for those with a dot
+    write ``**{"model.weights": "coco"}``. A detector finds what predict.py finds. Several threads
+    may share one. Raises ConfigError, CheckpointError and the other errors of predict.py, with its
+    sentences.
+    """
+
+    def __init__(self, ckpt: str | PathLike[str] | None = None, **options: Any) -> None:
+        for key in sorted(OF_FILES & options.keys()):
+            raise ConfigError(f"{key} is for predict.py, which reads and writes files. fix: leave it out")
+        given = options if ckpt is None else {"ckpt": ckpt, **options}
+        overrides = [override(key, value) for key, value in given.items()]
+        self._overrides = overrides
+        with self._plain_errors():
+            config = options_of("predict", [*overrides, "source=''"])
+            self.network = open_detector(config.ckpt, config.model, config.names, config.image_size)
+            self.predictor = Predictor(config, self.network, device_alone(config.device.value))
+
+    @property
+    def names(self) -> list[str]:
+        """The class names, in the order of their numbers."""
+        return list(self.network.names)
+
+    def __repr__(self) -> str:
+        return f"<Detector {self.network.note}; {self.network.image_size} pixels on {self.predictor.device.type}>"
+
+    @overload
+    def __call__(self, source: np.ndarray) -> Prediction: ...
+
+    @overload
+    def __call__(self, source: list[Any] | tuple[Any, ...]) -> list[Prediction]: ...
+
+    @overload
+    def __call__(self, source: Any) -> Any: ...
+
+    def __call__(self, source: Any) -> Prediction | list[Prediction] | Iterator[Prediction]:
+        """Detect on ``source``.
+
+        A picture gives a Prediction: a path, an array, or an image of Pillow. An array is uint8
+        (h, w, 3) in the order BGR, as OpenCV reads it and other detectors take it. A list of
+        pictures gives a list in its order. What else predict.py takes as its source gives an
+        iterator that works as it is read: a video, a camera by its number, a stream, a folder, a
+        pattern or a .txt list; pictures of these come as they are finished.
+
+        Raises DataError if it cannot be read or is none of these.
+        """
+        if isinstance(source, list | tuple):
+            return self._in_order(source)
+        if _is_pixels(source):
+            return self._in_order([source])[0]
+        if not isinstance(source, str | int | PathLike):
+            raise DataError(f"{type(source).__name__} is no picture. fix: a path, an array, Pillow's image, or a list")
+        text = str(source) if isinstance(source, int) else os.fspath(source)
+        with self._plain_errors(text):
+            live = live_medium(text)
+            media = [live] if live is not None else find_media(text)
+            if live is None and media[0].path == Path(os.path.abspath(text)) and not media[0].is_video:
+                return self._in_order([text])[0]
+        return self._found(media)
+
+    def _in_order(self, sources: Sequence[Any]) -> list[Prediction]:
+        with self._plain_errors():
+            media = [self._picture(source, number) for number, source in enumerate(sources)]
+        found = sorted(self._found(media, OnBadFile.stop), key=lambda prediction: int(prediction.frame.medium.name))
+        return found
+
+    def _found(self, media: list[Medium], on_error: OnBadFile | None = None) -> Iterator[Prediction]:
+        of_all = self.network.names, self.network.category_ids
+        with self._plain_errors():
+            for frame, (boxes_xyxy, classes, scores) in self.predictor.found(self.predictor.frames(media, on_error)):
+                yield Prediction(boxes_xyxy, scores, classes, *of_all, frame)
+
+    def _plain_errors(self, *source: str) -> AbstractContextManager[None]:
+        return plain_errors("predict", [*self._overrides, *(override("source", one) for one in source)])
+
+    def _picture(self, source: Any, number: int) -> Medium:
+        """A picture of a call under its number. Raises DataError if it is none."""
+        if _is_pixels(source):
+            return Medium(Path(), str(number), image=_rgb(source, self.predictor.config.exif))
+        path = Path(source).absolute()
+        medium = Medium(path, str(number))
+        if not path.is_file() or medium.is_video:
+            raise DataError(f"{source} is not the file of a picture. fix: a list holds pictures; call videos alone")
+        return medium
+
+
+def _is_pixels(source: Any) -> bool:
+    return isinstance(source, np.ndarray) or hasattr(source, "getexif")  # Pillow's images have it
+
+
+def _rgb(source: Any, exif: Exif) -> np.ndarray:
+    """A copy of a picture's pixels, uint8 (h, w, 3) RGB. Raises DataError if it has others."""
+    if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
+            raise DataError(f"{BGR}, got {source.dtype} {source.shape}. fix: as cv2.imread gives it")
+        return np.array(source[:, :, ::-1], order="C")
+    if source.mode[0] in "IF":  # Pillow would cut their values to 255
+        raise DataError(f"an image of Pillow's mode {source.mode} has more than 8 bits. fix: scale it to 8 bits")
+    tag = source.getexif().get(EXIF_ORIENTATION, 1) if exif == Exif.apply else 1
+    return turn_pixels(np.array(source.convert("RGB")), tag if tag in range(1, 9) else 1)

@@ -1,0 +1,87 @@
+"""Programs called from Python: options and sentences of the command line, and no traces left."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+
+from conf.api.calls import options_of, override
+from conf.failures import ConfigError
+from conf.schema_inference import PredictConfig
+from data import DataError
+from eval import evaluate
+from export import export
+from train import train
+
+TINY = [
+    "data=shapes", "data.shapes={train_images: 8, val_images: 4, image_size: 64, seed: 0}", "data.workers=0",
+    "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=4", "train.epochs=1",
+    "train.device=cpu", "train.precision=float32", "logger.pictures=false",
+]  # fmt: skip
+
+
+def state_of_the_process() -> list[Any]:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    return [*handlers, GlobalHydra.instance().hydra, torch.get_num_threads(), torch.distributed.is_initialized()]
+
+
+def test_a_training_and_its_evaluation_called_twice_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = state_of_the_process()
+    run = train(TINY)
+    assert run.folder is not None and run.folder.parent == tmp_path / "runs" / "shapes" and 0 <= run["AP"] <= 1
+    assert (run.folder / "checkpoints" / "best.pt").is_file()
+    scored = evaluate([f"ckpt={run.folder}", "device=cpu", "out=scored"])
+    assert scored == run and scored.folder == tmp_path / "scored"
+    more = train([f"resume={run.folder}", "resume_force=true", "train.epochs=2"])
+    assert more.folder == run.folder and len((run.folder / "metrics.csv").read_text().splitlines()) == 3
+    assert state_of_the_process() == before
+    assert (train([*TINY, "dry_run=true"]), len(list(run.folder.parent.iterdir()))) == ({}, 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "said"),
+    [
+        (["train.epoch=3"], ConfigError, "no option train.epoch; did you mean train.epochs=3?"),
+        (["data=coca"], ConfigError, "no choice data=coca; did you mean data=coco?"),
+        (["train.epochs=none"], ConfigError, "train.epochs: Value 'none' of type 'str' could not be converted to Int"),
+        (["train.batch_size=0"], ConfigError, "train.batch_size must be 1 or more, got 0"),
+        (["--epochs", "3"], ConfigError, "--epochs is no option: options are key=value here. fix: train.epochs=3"),
+        (["-m", "train.seed=1,2"], ConfigError, "-m is for the command line"),
+        (["train.epochs"], ConfigError, "cannot read the option train.epochs"),
+        ("train.epochs=3", ConfigError, "options are a list of key=value here, got one text"),
+        (["data=yolo", "data.root=nowhere"], DataError, "nowhere"),
+    ],
+)
+def test_errors_are_exceptions_with_the_sentence_of_the_command_line(
+    overrides: Any, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = state_of_the_process()
+    with pytest.raises(error) as refused:
+        train(overrides)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert state_of_the_process() == before and list(tmp_path.iterdir()) == []
+
+
+def test_paths_are_answered_with_what_is_near(tmp_path: Path) -> None:
+    (tmp_path / "best.pt").touch()
+    for program, what in ((evaluate, "ckpt"), (export, "ckpt")):
+        with pytest.raises(ValueError, match=r"did you mean .*best\.pt"):
+            program([f"{what}={tmp_path}/bets.pt"])
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "a b", "it's", 'say "x"', "a=b,c", "[1]", "{a: 1}", "back\\", "\\'", "null", "ü", "~/x", ""]
+)
+def test_a_text_goes_through_hydra_unchanged(text: str) -> None:
+    config = options_of("predict", [override("source", text), override("tta_scales", (0.5, 1)), override("out", None)])
+    assert isinstance(config, PredictConfig)
+    assert (config.source, config.tta_scales, config.out) == (text, [0.5, 1], None)

@@ -1,0 +1,197 @@
+"""``Detector`` finds what predict.py finds, from any input and thread, and says what is wrong."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from PIL import Image
+
+import predict as predict_module
+from conf.api.calls import override
+from conf.failures import ConfigError
+from data import DataError
+from predict import Detector, predict
+from tests.data.images.test_media import picture, video
+from tests.data.tagged import stored_picture, upright
+from tests.test_predict import IDS, folder
+from train_utils.errors import TrainError
+
+__all__ = ["folder"]  # a fixture
+LOW = {"confidence": 0.6, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Of several sizes and kinds: colour, grey, turned by an EXIF tag, without anything on it."""
+    path = tmp_path_factory.mktemp("pictures")
+    for number, size in enumerate([(60, 80), (80, 60), (150, 200), (60, 80)], start=1):
+        picture(path / f"{number}.png", *size)
+    cv2.imwrite(str(path / "5.png"), cv2.imread(str(path / "1.png"), cv2.IMREAD_GRAYSCALE))
+    cv2.imwrite(str(path / "6.png"), np.zeros((64, 64, 3), np.uint8))
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    for name in ("7.png", "8.jpg"):
+        Image.fromarray(stored_picture()).save(path / name, exif=tags)
+    return sorted(path.iterdir())
+
+
+def by_predict(checkpoint: Path, source: Path, out: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
+    given = {"ckpt": checkpoint, "source": source, "out": out, "draw": False, "save_txt": False, **options}
+    predict([override(key, value) for key, value in given.items()])
+    rows: list[dict[str, Any]] = json.loads((out / "detections.json").read_text())
+    return rows
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"resize": "stretch"}, {"rect": False, "image_size": 64}, {"exif": "ignore"}, {"precision": "bfloat16"},
+        {"tta": "nms", "tta_scales": [1, 1.34], "multi_label": True}, {"slices": 64, "slice_overlap": 0.3},
+        {"batch_size": 3, "max_detections": 5, "nms_iou": 0.3},
+    ],
+    ids="_".join,
+)  # fmt: skip
+def test_the_bits_are_those_of_predict(
+    folder: Path, pictures: list[Path], options: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = by_predict(folder / "random.pt", pictures[0].parent, tmp_path, LOW | options)
+    found = Detector(folder / "random.pt", **LOW, **options)(pictures)
+    assert [row for prediction in found for row in prediction.to_coco()] == expected
+    assert len(expected) > 10 and {row["category_id"] for row in expected} == set(IDS)
+    assert [prediction.path for prediction in found] == pictures
+    counts = np.bincount([row["image_id"] for row in expected], minlength=9)[1:]
+    assert [len(prediction) for prediction in found] == counts.tolist()
+
+
+def test_a_path_an_array_and_an_image_of_pillow_are_one_picture(folder: Path, pictures: list[Path]) -> None:
+    detector = Detector(str(folder / "random.pt"), **LOW)
+    for path in pictures:
+        pixels = cv2.imread(str(path))
+        assert pixels is not None
+        found = [detector(str(path)), detector(path), detector(pixels), *detector([pixels, path])]
+        if path.suffix == ".png":  # Pillow decodes a JPEG otherwise
+            found.append(detector(Image.open(path)))
+        for other in found[1:]:
+            assert other.boxes_xyxy.tobytes() == found[0].boxes_xyxy.tobytes()
+            assert np.array_equal(other.scores, found[0].scores) and np.array_equal(other.classes, found[0].classes)
+            assert np.array_equal(other.image, pixels)
+    assert np.array_equal(detector(pictures[6]).image[..., ::-1], upright(stored_picture(), 6))
+
+
+def test_what_is_read_as_it_comes_is_an_iterator(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
+    detector = Detector(folder / "random.pt", **LOW)
+    video(tmp_path / "film.avi", 7)
+    expected = by_predict(folder / "random.pt", tmp_path / "film.avi", tmp_path / "out", LOW)
+    frames = list(detector(tmp_path / "film.avi"))
+    assert [frame.number for frame in frames] == [1, 2, 3, 4, 5, 6, 7]
+    assert [row for number, frame in enumerate(frames, 1) for row in frame.to_coco(number)] == expected
+    threads = torch.get_num_threads()
+    one, other = detector(tmp_path / "film.avi"), detector(str(pictures[0].parent))
+    assert next(one).number == 1 and next(other).path in pictures  # neither has to end before the other
+    one.close()
+    assert len(list(other)) == len(pictures) - 1
+    assert torch.get_num_threads() == threads
+    assert detector([]) == []
+
+
+def test_threads_share_a_detector_and_get_its_bits(folder: Path, pictures: list[Path]) -> None:
+    torch.set_num_threads(2)  # with one the race would change nothing
+    try:
+        detector = Detector(folder / "random.pt", **LOW)
+        alone = [detector(path).boxes_xyxy.tobytes() for path in pictures]
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda path: detector(path).boxes_xyxy.tobytes(), pictures * 6))
+        assert together == alone * 6
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
+    folder: Path, pictures: list[Path], tmp_path: Path
+) -> None:
+    detector = Detector(folder / "random.pt", **LOW)
+    found = detector(pictures[2])
+    boxes, scores, classes, names = zip(*found, strict=True)
+    assert np.array_equal(boxes, found.boxes_xyxy) and np.array_equal(scores, found.scores)
+    assert np.array_equal(classes, found.classes) and list(names) == found.names == [detector.names[i] for i in classes]
+    assert list(scores) == sorted(scores, reverse=True) and (found.boxes_xyxy <= [200, 150, 200, 150]).all()
+    same = found.to_supervision()
+    assert np.allclose(same.xyxy, found.boxes_xyxy) and same.data["class_name"].tolist() == found.names
+    assert found.save(tmp_path / "new" / "drawn.png") == tmp_path / "new" / "drawn.png"
+    drawn = cv2.imread(str(tmp_path / "new" / "drawn.png"))
+    assert np.array_equal(drawn, found.draw()) and not np.array_equal(drawn, found.image)
+    assert found._repr_jpeg_()[:2] == b"\xff\xd8" and "200x150" in repr(found)
+
+    nothing = Detector(folder / "random.pt", confidence=1)(pictures[2])
+    assert len(nothing) == 0 and list(nothing) == nothing.to_coco() == nothing.names == []
+    assert nothing.boxes_xyxy.shape == (0, 4) and len(nothing.to_supervision()) == 0
+    assert np.array_equal(nothing.draw(), nothing.image) and "nothing" in repr(nothing)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"confidense": 0.5}, "no option confidense; did you mean confidence=0.5?"),
+        ({"conf": 0.5}, "no option conf; did you mean confidence=0.5?"),
+        ({"confidence": "high"}, "confidence: Value 'high' of type 'str' could not be converted to Float"),
+        ({"confidence": 2}, "confidence must lie in 0..1, got 2"),
+        ({"device": "tpu"}, "device: Invalid value 'tpu', expected one of [auto, cpu, cuda]; did you mean device=cpu?"),
+        ({"image_size": 100}, "image_size=100 is not a multiple of the network's stride 32. fix: 96"),
+        ({"precision": "float16", "device": "cpu"}, "precision=float16 needs a GPU"),
+        ({"draw": False}, "draw is for predict.py, which reads and writes files. fix: leave it out"),
+        ({"source": "a.jpg"}, "source is for predict.py"),
+        ({"model": "yolov3"}, "ckpt and model exclude one another"),
+        ({"tta": "wbf", "slices": 64}, "tta=wbf averages boxes that all views see whole"),
+    ],
+)
+def test_options_are_answered_as_on_the_command_line(folder: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((ValueError, TrainError)) as refused:
+        Detector(folder / "random.pt", **options)
+    assert said in str(refused.value)
+    assert GlobalHydra.instance().hydra is None
+
+
+def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no checkpoint .*randon.pt.*did you mean .*random.pt"):
+        Detector(folder / "randon.pt")
+    detector = Detector(folder / "random.pt")
+    video(tmp_path / "film.avi", 1)
+    (tmp_path / "empty.jpg").touch()
+    for source, said in (
+        (str(pictures[0])[:-5] + "9.jpg", "there is no such file or folder.*did you mean"),
+        (np.zeros((8, 8), np.uint8), r"must be uint8 \(height, width, 3\) in the order BGR, got uint8 \(8, 8\)"),
+        (np.zeros((8, 8, 3)), "got float64"),
+        (np.zeros((0, 8, 3), np.uint8), r"got uint8 \(0, 8, 3\)"),
+        (Image.new("I;16", (8, 8)), "mode I;16 has more than 8 bits"),
+        (torch.zeros(3, 8, 8), "Tensor is no picture"),
+        ([pictures[0], tmp_path / "film.avi"], "film.avi is not the file of a picture"),
+        (tmp_path / "empty.jpg", "empty.jpg is empty"),
+    ):
+        with pytest.raises(DataError, match=said):
+            detector(source)
+    with pytest.raises(ValueError, match=r"out\.txt is not the name of a picture"):
+        detector(pictures[0]).save("out.txt")
+
+
+def test_it_works_in_another_folder_twice_and_names_a_missing_extra(
+    folder: Path, pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = Detector(folder / "random.pt", **LOW)(pictures[0])
+    monkeypatch.setitem(sys.modules, "supervision", None)
+    with pytest.raises(ValueError, match="uv sync --extra supervision"):
+        found.to_supervision()
+    assert list(tmp_path.iterdir()) == []
+    again = importlib.reload(predict_module).Detector(folder / "random.pt", **LOW)(pictures[0])
+    assert again.to_coco() == found.to_coco()
