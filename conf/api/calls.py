@@ -16,6 +16,7 @@ from conf.failures import ConfigError, in_one_sentence
 from conf.messages import null_sections
 from conf.programs import PROGRAMS, prepare_arguments
 from train_utils.processes.ending import name_lost_peers, shutdown
+from train_utils.shell import quoted
 
 Config = TypeVar("Config")
 Result = TypeVar("Result")
@@ -88,9 +89,7 @@ def _typed(value: Any) -> str:
         return f"[{','.join(map(_typed, value))}]"
     if value is None or isinstance(value, bool | int | float):
         return "null" if value is None else str(value).lower()
-    text = str(value)
-    slashes = len(text) - len(text.rstrip("\\"))  # before a quote each counts half
-    return "'{}'".format(text.replace("'", r"\'") + "\\" * slashes)
+    return quoted(str(value))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_detections_of_a_training_in_tf32_are_those_of_float32(monkeypatch: pyte
     in_turn = lambda forward, finish, loader, device: (finish(batch, forward(batch)) for batch in loader)  # noqa: E731
     monkeypatch.setattr("train_utils.loop.detect._overlapped", in_turn)
     allow_tf32(True)
-    batch = SimpleNamespace(images=torch.zeros(1, 3, 8, 8), to=lambda device, non_blocking: batch)
+    batch: Any = SimpleNamespace(images=torch.zeros(1, 3, 8, 8), to=lambda device, non_blocking: batch)
     seen: list[tuple[bool, bool]] = []
     see, cuda = lambda images: seen.append(is_allowed()), torch.device("cuda")
     for _ in detect_batches(see, [batch, batch], lambda maps: [], cuda):
