@@ -32,7 +32,15 @@ from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, build_resumed_model, make_loss
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
 from conf.build.run_report import keep_about
-from conf.build.start import fit_anchors, freeze_for_epoch, prepare_numerics, resolve, start_state
+from conf.build.start import (
+    extend_run,
+    fit_anchors,
+    freeze_for_epoch,
+    prepare_numerics,
+    resolve,
+    start_state,
+    tell_extension,
+)
 from conf.build.training import Training
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
@@ -78,6 +86,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     opening = open_run_folder(world, config.name, config.run_dir, config.resume)
     folder = stack.enter_context(opening) if config.resume is not None and not config.dry_run else None
     saved, saved_note = continue_from(config.resume)
+    config = extend_run(config, saved)
     given, config = config, resolve(config, world, saved)
     train_set, val_set = open_sets(config, world)
     check_agreement(world, config, saved, train_set, val_set)
@@ -112,11 +121,11 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     for note in (saved_note, anchors_note, weights_note, batch_note, numerics_note, memory_note):
         log.line(note)
 
-    epoch = saved["epoch"] if saved is not None else 0
-    step, checkpoints = build_step(config, world, model, train_set, sampler, dtype, folder, log, stop, epoch)
+    step, checkpoints = build_step(config, world, model, train_set, sampler, dtype, folder, log, stop, saved)
     if saved is not None:
         step.rehearse(2 * model.max_stride)
         log.line(step.state.resume(saved, folder.path, world, config.resume_force))
+        log.line(tell_extension(config, step.schedule, step.state.step))
         del saved
         on_main(world, lambda: save_config(folder.path, given))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
@@ -136,13 +145,13 @@ def build_step(
     folder: RunFolder,
     log: RunLog,
     stop: StopRequest,
-    epoch: int,
+    saved: dict[str, Any] | None,
 ) -> tuple[OptimiserStep, Checkpoints]:
     """The optimiser, the schedule, the weight average, and the step that joins them."""
     options, steps = config.train, sampler.steps_per_epoch
-    schedule = Schedule(config.optim, steps, steps * options.epochs)
+    schedule = Schedule(config.optim, steps, steps * options.epochs, tuple(steps * at for at in options.extended_after))
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
-    freeze_for_epoch(config, model, epoch)
+    freeze_for_epoch(config, model, saved["epoch"] if saved is not None else 0)
     checkpoints = Checkpoints(folder, state, log.line)
     roll_back = checkpoints.roll_back if options.on_nonfinite is OnNonFinite.rollback else None
     loss: Loss = make_loss(model.heads, config.loss)

@@ -44,6 +44,11 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     these options, or the newest run of this name. If there is none, a new run starts. Raises
     ConfigError if the folder holds no run.
     """
+    if given.get("extend") is not None and (given.get("resume") == "auto" or "train.epochs" in named):
+        raise ConfigError(
+            f"extend={given['extend']} adds epochs to the finished run that resume names. fix: resume=<its folder> "
+            "without train.epochs, and not resume=auto"
+        )
     given = _with_restarts(given, named)
     if given.get("resume") == "auto":
         from train_utils.run.run_folder import find_run  # imports torch

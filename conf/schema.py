@@ -78,6 +78,7 @@ class TrainConfig:
     run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
     resume: str | None  # run folder to continue; auto: run_dir, else this job's (SLURM, torchrun), else the newest
     resume_force: bool  # continue even if other options or data make it another training
+    extend: int | None  # epochs more for the finished run that resume names
     dry_run: bool  # print the node, device, data and share of a step of each rank, then exit
     debug: bool  # show tracebacks of user errors, too
     data: DataConfig
@@ -92,6 +93,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.resume is not None and self.run_dir is not None:
             raise ValueError("resume continues in its own folder: leave run_dir out")
+        if self.extend is not None and (self.extend < 1 or self.resume is None):
+            raise ValueError(
+                f"extend={self.extend} must be 1 or more epochs for a finished run. fix: resume=<its folder>"
+            )
         if self.augment.copy_paste > 0 and not self.data.outlines:
             raise ValueError("augment.copy_paste needs the outlines of objects. fix: data.outlines=true")
         if self.data.decode == Decode.device:

@@ -74,6 +74,7 @@ class TrainSection:
     """The training loop (keys ``train.*``)."""
 
     epochs: int  # passes over the training set
+    extended_after: list[int]  # epochs after which the run was finished before `extend`, which writes this
     batch_size: int  # images in one optimiser step, over all ranks
     device_batch_size: Any  # images in one forward pass of one rank; must divide the rank's share of a step, which
     # gradient accumulation completes. null: the most up to max_device_batch_size; auto: the most
@@ -136,6 +137,12 @@ class TrainSection:
             raise ValueError(f"train.seed must lie in 0..2**63-1, got {self.seed}")
         if not self.timeout_seconds > 0:
             raise ValueError(f"train.timeout_seconds must be above 0, got {self.timeout_seconds}")
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        lengths = [0, *self.extended_after, self.epochs]
+        if lengths != sorted(set(lengths)):
+            raise ValueError(f"train.extended_after must rise and end below train.epochs, got {self.extended_after}")
 
 
 class Optimizer(StrEnum):

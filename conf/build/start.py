@@ -14,6 +14,7 @@ import torch
 from conf.build.device_batch import images_of_pass
 from conf.build.network import describe, load_network
 from conf.build.report import min_iou_of
+from conf.entry import to_dictionary
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations, Colour, Decode, TrainBatchSampler
@@ -72,10 +73,45 @@ def resolve(config: TrainConfig, world: World, saved: dict[str, Any] | None) -> 
     return replace(config, augment=augment, train=options)
 
 
+def extend_run(config: TrainConfig, saved: dict[str, Any] | None) -> TrainConfig:
+    """With ``extend``, the options of the longer run; ``saved`` is the checkpoint it goes on from.
+
+    If this extension was interrupted, it goes on: a requeued job repeats its command. Raises
+    ConfigError if the run is not finished.
+    """
+    more, done = config.extend, saved["epoch"] if saved is not None else 0
+    if more is None:
+        return config
+    before = saved["config"]["train"] if saved is not None else to_dictionary(config)["train"]
+    planned, ends = before["epochs"], before.get("extended_after", [])  # absent in earlier versions
+    if done < planned and [planned - more] != ends[-1:]:
+        raise ConfigError(
+            f"extend={more} is for a finished run, and the last checkpoint of {config.resume} is of epoch {done} of "
+            f"{planned}. fix: leave extend out to finish it (train.patience=0 if that ended it)"
+        )
+    if done == planned:
+        planned, ends = planned + more, [*ends, planned]
+    return replace(config, extend=None, train=replace(config.train, epochs=planned, extended_after=ends))
+
+
+def tell_extension(config: TrainConfig, schedule: Schedule, step: int) -> str | None:
+    """A line about the rates of the extension that begins after ``step`` steps, if one does."""
+    if step not in schedule.ends[-1:]:
+        return None
+    join, epochs = schedule.join_steps(step, schedule.total_steps), config.train.epochs
+    at = (step - 1, step + join - 1, schedule.total_steps - 1)
+    low, joined, last = (f"{config.optim.lr * schedule.lr_factor(each):.3g}" for each in at)
+    return (
+        f"extends the run from epoch {config.train.extended_after[-1]} to {epochs}: learning rate from {low}, where it "
+        f"ended, to {joined} in {join} steps, then as in a training of {epochs} epochs to {last}"
+    )
+
+
 def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
     """Freeze or release the first layers as in ``epoch``, from 0; return whether any changed."""
-    before, last = model.num_frozen, max(1, round(config.model.freeze_fraction * config.train.epochs))
-    model.freeze(config.model.frozen_layers() if epoch < last else 0)
+    share, first = config.model.freeze_fraction, [*config.train.extended_after, config.train.epochs][0]
+    before, frozen = model.num_frozen, share == 1 or epoch < max(1, round(share * first))
+    model.freeze(config.model.frozen_layers() if frozen else 0)
     return model.num_frozen != before
 
 

@@ -116,7 +116,8 @@ class Training:
         config, state = self.config.train, self.state
         if epochs_done >= config.epochs:
             return f"all {config.epochs} epochs are done"
-        waited = epochs_done - state.best_epoch if state.evaluated_epoch == state.epoch else 0
+        since = max(state.best_epoch, *config.extended_after, 0)  # an extension has its own patience
+        waited = epochs_done - since if state.evaluated_epoch == state.epoch else 0
         # Only rank 0 has the figures.
         if max_over_ranks([self.world.is_main and 0 < config.patience <= waited])[0]:
             return f"no better AP in {config.patience} epochs (train.patience)"

@@ -24,6 +24,7 @@ ROLES = {
     "run_dir": "resume ranks",
     "resume": "resume ranks",
     "resume_force": "resume",
+    "extend": "resume",
     "dry_run": "resume restart",
     "debug": "resume restart",
     "data.name": "resume",
@@ -58,6 +59,7 @@ ROLES = {
     "evaluate": "resume",
     "logger": "resume restart",
     "train.epochs": "",
+    "train.extended_after": "",
     "train.batch_size": "",
     "train.device_batch_size": "resume",  # the micro-batch itself is compared
     "train.max_device_batch_size": "resume",

@@ -84,6 +84,26 @@ def test_decays_meet_their_ends(decay: Decay, halfway: float) -> None:
     assert schedule.lr_factor(100) == pytest.approx(1 if decay is Decay.constant else 0.05)
 
 
+@pytest.mark.parametrize("decay", list(Decay))
+def test_an_extension_joins_the_curve_of_a_training_of_its_length_without_a_jump(decay: Decay) -> None:
+    """Extended from 100 to 250 and then to 300 steps; burn-in and average keep to the first 100."""
+    config = replace(CONFIG, decay=decay, burn_in_epochs=1, burn_in_max_fraction=0.1, ema_max_fraction=0.2)
+    first, twice = Schedule(config, 10, 100), Schedule(config, 10, 300, ends=(100, 250))
+    planned = [Schedule(config, 10, total) for total in (250, 300)]
+    rates = [twice.weight_lr_factor(step) for step in range(300)]
+    assert rates[:100] == [first.weight_lr_factor(step) for step in range(100)]
+    assert rates[110:250] == pytest.approx([planned[0].weight_lr_factor(step) for step in range(110, 250)])
+    assert rates[255:] == pytest.approx([planned[1].weight_lr_factor(step) for step in range(255, 300)])
+    for before, join, curve in ((100, 10, planned[0]), (250, 5, planned[1])):
+        for at in range(join):
+            share, step = (at + 1) / join, before + at
+            expected = (1 - share) * rates[before - 1] + share * curve.weight_lr_factor(step)
+            assert rates[step] == pytest.approx(expected) == pytest.approx(twice.bias_lr_factor(step))
+    assert rates[99] == rates[249] == pytest.approx(rates[299])
+    assert [twice.momentum(step) for step in (3, 120, 260)] == [first.momentum(3), 0.937, 0.937]
+    assert twice.ema_decay(500) == first.ema_decay(500)
+
+
 def test_burn_in_never_swallows_a_short_training() -> None:
     config = replace(CONFIG, burn_in_min_steps=500, burn_in_max_fraction=0.1)
     assert Schedule(config, 13, 520).burn_in_steps == 52

@@ -12,17 +12,19 @@ from train_utils.errors import CheckpointError
 # choose the micro-batch, which is compared separately. tests/conf/test_option_roles.py decides
 # about every option.
 WITHOUT_EFFECT = (
-    "name", "run_dir", "resume", "resume_force", "dry_run", "debug", "logger", "evaluate", "data.name", "data.root",
-    "data.val", "data.workers", "data.cache", "data.index_dir", "model.cfg", "model.weights", "model.fresh_heads",
-    "train.device", "train.device_batch_size", "train.max_device_batch_size", "train.timeout_seconds",
-    "train.best_only", "train.save_every_steps", "train.save_every_minutes", "train.check_sync_every",
+    "name", "run_dir", "resume", "resume_force", "extend", "dry_run", "debug", "logger", "evaluate", "data.name",
+    "data.root", "data.val", "data.workers", "data.cache", "data.index_dir", "model.cfg", "model.weights",
+    "model.fresh_heads", "train.device", "train.device_batch_size", "train.max_device_batch_size",
+    "train.timeout_seconds", "train.best_only", "train.save_every_steps", "train.save_every_minutes",
+    "train.check_sync_every",
     "train.max_nonfinite_steps", "train.on_nonfinite", "train.patience", "train.deterministic",
     "train.cudnn_benchmark",
 )  # fmt: skip
 # Where the training set is; irrelevant if its content is the same.
 PLACES = ("data.format", "data.train", "data.names", "data.shapes")
 # Never listed as changed: every resume changes them.
-OF_THE_RESUME = ("run_dir", "resume", "resume_force")
+OF_THE_RESUME = ("run_dir", "resume", "resume_force", "extend")
+OF_AN_EXTENSION = ("train.epochs", "train.extended_after")  # may change where a finished run becomes a longer one
 
 
 def check_same_training(state: dict[str, Any], own: dict[str, Any], folder: Path, force: bool) -> None:
@@ -42,6 +44,8 @@ def check_same_training(state: dict[str, Any], own: dict[str, Any], folder: Path
     if "digest" in data and data == state["data"]:
         free += PLACES  # the same images and boxes may lie elsewhere, in another format
     changed = changed_values(state["config"], own["config"])
+    if OF_AN_EXTENSION[0] in changed and is_extension(state, own["config"]["train"]):
+        free += OF_AN_EXTENSION
     differences = [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, free)]
     for key, name, now in (
         ("micro_batch", "images in one forward pass over all ranks", own.get("micro_batch")),
@@ -54,6 +58,13 @@ def check_same_training(state: dict[str, Any], own: dict[str, Any], folder: Path
             f"resume={folder}: the training would change ({'; '.join(differences)}). fix: leave these options as they "
             "were, or resume_force=true"
         )
+
+
+def is_extension(state: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether the options ``now``, a section ``train``, extend the finished run of a checkpoint."""
+    before = state["config"]["train"]
+    finished = [*before.get("extended_after", []), before["epochs"]]  # absent in earlier versions
+    return bool(state["epoch"] == before["epochs"] and now["extended_after"] == finished)
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
