@@ -11,6 +11,7 @@ import yaml
 from conf import CONF_DIR
 from conf.answers.suggest import darknet_options
 from conf.entry import layered
+from conf.extensions.using import of_checkpoint
 from conf.failures import ConfigError
 from conf.schema import EvalTask
 from train_utils.errors import CheckpointError
@@ -50,7 +51,7 @@ def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str
             raise ConfigError(
                 f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out"
             )
-        check_checkpoint(given["ckpt"])
+        given = of_checkpoint(given, config_of_checkpoint(given["ckpt"]), named)
     if "cfg" in model:
         return given
     if given.get("ckpt") is None and (keys or model.get("weights") is not None):
@@ -88,7 +89,8 @@ def complete_conversion(given: dict[str, Any], named: Sequence[str]) -> dict[str
     if given["ckpt"] is not None and given["weights"] is None:
         if any(key.split(".")[0] == "model" for key in named):
             raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
-        return {**given, "model": config_of_checkpoint(given["ckpt"])["model"]}
+        saved = config_of_checkpoint(given["ckpt"])
+        return {**of_checkpoint(given, saved, named), "model": saved["model"]}
     if given["weights"] is not None and "cfg" not in given["model"]:
         raise ConfigError(f"weights={given['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
     return {**given, "model": {"cfg": "", **given["model"]}}

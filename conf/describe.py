@@ -68,6 +68,8 @@ def kind_in_words(kind: Any) -> str:
         return " or ".join("null" if part is type(None) else kind_in_words(part) for part in get_args(kind))
     if get_origin(kind) is list:
         return f"list of {kind_in_words(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        return "mapping"
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(str(member.value) for member in kind)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}

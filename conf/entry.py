@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR
+from conf.extensions.using import offer_choices, with_plugins
 from conf.failures import ConfigError
 from conf.messages import explain
 from conf.schema import CHOICES
@@ -69,7 +70,9 @@ def to_plain(
     try:
         _check_choices(cfg)
         given = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
-        completed = complete(given, named) if complete is not None else given
+        if given.get("plugins"):
+            given = with_plugins(given, named)
+        completed = with_plugins(complete(given, named) if complete is not None else given, named)
         # In a fresh schema, a key that Hydra accepted as `+section.key=1` is an error.
         whole = OmegaConf.to_object(OmegaConf.merge(_structured(schema, completed), completed))
     except OmegaConfBaseException as error:
@@ -115,6 +118,7 @@ def register(name: str, schema: type) -> None:
 def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     with _COMPOSING:
         register(name, schema)
+        offer_choices(overrides)
         outer = GlobalHydra.instance().hydra  # of a program that asks while it runs
         GlobalHydra.instance().clear()
         try:
@@ -131,6 +135,9 @@ def _with_sections(schema: type) -> DictConfig:
         if is_dataclass(kind) and key not in CHOICES:
             assert isinstance(kind, type)
             tree[key] = _with_sections(kind)
+    for key in {"plugin", "plugins_sha256"} & get_type_hints(schema).keys():
+        tree[key] = {}
+        OmegaConf.set_struct(tree[key], False)  # with_plugins knows the keys
     return tree
 
 

@@ -23,6 +23,7 @@ from conf.answers.command_line import VALUED_FLAGS, refusal_of_flags
 from conf.answers.help import page_instead
 from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import Complete, keys_of, register, to_plain
+from conf.extensions.using import offer_choices
 from conf.failures import (
     ConfigError,
     JobError,
@@ -124,6 +125,7 @@ def run(name: str) -> None:
             return
         refuse_folders(sys.argv[1:], program.folder)
         register(name, program.schema)
+        offer_choices(sys.argv[1:])
         register_folders()
         try:
             _compose_and_call(main, program.schema)

@@ -81,6 +81,11 @@ class TrainConfig:
     extend: int | None  # epochs more for the finished run that resume names
     dry_run: bool  # print the node, device, data and share of a step of each rank, then exit
     debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # files, or entry points of installed packages, that add parts: see docs/extending.md
+    plugins_sha256: dict[
+        str, str
+    ]  # of the plugins by name, filled in; with another file a run or checkpoint is refused
+    plugin: dict[str, Any]  # options of what plugins add: plugin.<name>.<option>, listed by --help with plugins=
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig
@@ -130,6 +135,9 @@ class EvalConfig:
     device: Device  # auto: CUDA if there is a GPU
     timeout_seconds: float  # as train.timeout_seconds
     debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # as in train.py; those of the checkpoint if there is one
+    plugins_sha256: dict[str, str]  # as in train.py
+    plugin: dict[str, Any]  # as in train.py
     data: DataConfig
     model: ModelConfig | None
     evaluate: EvaluateConfig

@@ -32,6 +32,9 @@ class DetectConfig:
     precision: EvalPrecision  # of the forward pass, as evaluate.precision
     workers: int  # threads that read, and the same number that draw and write
     debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # as in train.py; those of the checkpoint if there is one
+    plugins_sha256: dict[str, str]  # as in train.py
+    plugin: dict[str, Any]  # as in train.py
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and self.model is not None:
@@ -114,6 +117,9 @@ class ExportConfig:
     candidates: int  # boxes per image, the best-scored, that enter suppression
     tolerance: float  # largest allowed difference to the network: of scores, and of corners as a share of the image
     debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # as in train.py; those of the checkpoint if there is one
+    plugins_sha256: dict[str, str]  # as in train.py
+    plugin: dict[str, Any]  # as in train.py
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and (self.model is not None or self.names is not None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from conf.schema import check_least
 from data.augment_config import AugmentConfig
@@ -22,6 +23,9 @@ class CheckDataConfig:
     seed: int  # of the choice of images on the sheets
     out: str | None  # folder for the report; null: runs/check_data/<name>_<date_time>
     debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # as in train.py
+    plugins_sha256: dict[str, str]  # as in train.py
+    plugin: dict[str, Any]  # as in train.py
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig
@@ -46,6 +50,9 @@ class ConvertConfig:
     seen: int | None  # images seen in training, for the header of the .weights file; null: unchanged
     cfg: str | None  # also write the .cfg that fits the .weights file
     debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # as in train.py; those of the checkpoint if there is one
+    plugins_sha256: dict[str, str]  # as in train.py
+    plugin: dict[str, Any]  # as in train.py
     model: ModelConfig  # the network of ``weights``; a checkpoint holds its own
 
     def __post_init__(self) -> None:
@@ -73,6 +80,9 @@ class CfgInfoConfig:
     num_classes: int | None  # null: that of the .cfg
     image_size: int | None  # side in pixels; null: height and width of the .cfg
     debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # as in train.py
+    plugins_sha256: dict[str, str]  # as in train.py
+    plugin: dict[str, Any]  # as in train.py
     model: ModelConfig
 
     def __post_init__(self) -> None:
@@ -110,6 +120,9 @@ class AnchorsConfig:
     seed: int
     out: str | None  # a .yaml for the group model, with a picture beside it; null: print only
     debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # as in train.py
+    plugins_sha256: dict[str, str]  # as in train.py
+    plugin: dict[str, Any]  # as in train.py
     data: DataConfig
     model: ModelConfig
 

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PARTS = ("models", "data", "train_utils")
-ENTRY_POINTS = ("train", "eval", "predict", "export")
+ENTRY_POINTS = ("train", "eval", "predict", "export", "plugins")
 FOLDERS = (*PARTS, "conf", "scripts")
 MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES, MOST_COLUMNS = 12, 250, 60, 100
 

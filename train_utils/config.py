@@ -6,6 +6,7 @@ YAML holds every value; fields have no defaults. Imports no torch.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -151,10 +152,8 @@ class Optimizer(StrEnum):
     sgd = "sgd"
     adamw = "adamw"
 
-    @property
-    def tensors(self) -> int:
-        """Number of tensors that it keeps for each weight."""
-        return 2 if self is Optimizer.adamw else 1
+
+OPTIMISERS: dict[str, Callable[..., Any]] = {}  # of plugins by name: groups and rate -> a torch optimiser
 
 
 class Decay(StrEnum):
@@ -169,7 +168,7 @@ class Decay(StrEnum):
 class OptimConfig:
     """Settings of the optimiser, its schedule and the weight average (keys ``optim.*``)."""
 
-    name: Optimizer  # follows from optim=<choice>
+    name: Optimizer | str  # follows from optim=<choice>; text: that of a plugin
     lr: float  # learning rate after burn-in, for a loss averaged over the global batch
     final_lr_ratio: float  # learning rate of the last step / lr
     decay: Decay  # how the learning rate falls after burn-in
@@ -186,7 +185,14 @@ class OptimConfig:
     ema_ramp_steps: float  # the decay in a step is ema_decay * (1 - exp(-step / ema_ramp_steps))
     ema_max_fraction: float  # upper limit of ema_ramp_steps as a share of the training
 
+    @property
+    def tensors(self) -> int:
+        """Number of tensors that the optimiser keeps for each weight; of a plugin's at most."""
+        return 1 if self.name == Optimizer.sgd else 2
+
     def __post_init__(self) -> None:
+        if self.name not in (known := (*Optimizer, *OPTIMISERS)):
+            raise ValueError(f"optim.name must be {' or '.join(known)}, or that of a plugin, got {self.name}")
         for key in ("lr", "ema_ramp_steps"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"optim.{key} must be above 0, got {getattr(self, key)}")

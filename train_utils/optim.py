@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from train_utils.config import Decay, OptimConfig, Optimizer
+from train_utils.config import OPTIMISERS, Decay, OptimConfig, Optimizer
 from train_utils.errors import CheckpointError
 
 
@@ -110,16 +110,17 @@ class Schedule:
         for group in optimizer.param_groups:
             factor = self.bias_lr_factor if group["name"] == "bias" else self.weight_lr_factor
             group["lr"] = self.config.lr * factor(step)
-            if self.config.name is Optimizer.adamw:
+            if "betas" in group:
                 group["betas"] = self.momentum(step), self.config.beta2
-            else:
+            elif "momentum" in group:
                 group["momentum"] = self.momentum(step)
+            if "nesterov" in group:
                 group["nesterov"] = True  # torch's constructor would require a momentum above 0
             if group["name"] == "convolution":
                 group["weight_decay"] = self.weight_decay(step)
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.SGD | torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The optimiser of ``config.name`` over the trainable parameters in three groups.
 
     In order: ``convolution`` (the only one with weight decay), ``norm`` (batch-norm weights) and
@@ -136,8 +137,11 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.SGD | t
         {"params": list(named.values()), "names": list(named), "name": kind, "weight_decay": 0.0}
         for kind, named in groups.items()
     ]
-    if config.name is Optimizer.adamw:
+    if config.name == Optimizer.adamw:
         return torch.optim.AdamW(rows, lr=config.lr, fused=True)  # the plain one reads its count of steps
+    if config.name in OPTIMISERS:
+        plugged: torch.optim.Optimizer = OPTIMISERS[config.name](rows, config.lr)
+        return plugged
     return torch.optim.SGD(rows, lr=config.lr)
 
 

@@ -7,6 +7,7 @@ the rest of the command line gives. Neither page imports torch.
 from __future__ import annotations
 
 import ast
+import inspect
 import platform
 import shutil
 import subprocess
@@ -22,7 +23,9 @@ from typing import Any, get_origin, get_type_hints
 
 from conf import CONF_DIR, REPOSITORY
 from conf.describe import options_of, sections_in, shown
-from conf.entry import defaults
+from conf.entry import defaults, keys_of, to_dictionary
+from conf.extensions.parts import IN_USE, Part
+from conf.extensions.using import with_plugins
 from conf.schema import CHOICES
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools", "hotcoco")
@@ -43,13 +46,14 @@ def page_instead(name: str, command: str, schema: type, arguments: Sequence[str]
         if flag == "--config-dir":
             given.append(f"hydra.searchpath=[file://{Path(folder).expanduser().absolute()}]")
     width = min(max(shutil.get_terminal_size().columns, LEAST_WIDTH), MOST_WIDTH)
-    values = defaults(name, schema, given)
+    values = with_plugins(defaults(name, schema, given), keys_of(given))
     described = _description(command.removesuffix(".py"))
     command = command if command.endswith(".py") else f"-m {command}"
     parts = [
         f"{described}\n\nUsage: python {command} [group=choice ...] [key=value ...]",
         _groups(schema, width),
         *(_table(*section, width) for section in _sections(schema, values)),
+        *(_added(part, values, width) for plugin in IN_USE for part in plugin.parts),
         f"python {command} --cfg job ...    the values that a command line results in\n"
         f"python {command} --version        the versions of this project, torch and more, and the commit\n"
         "docs/options.md lists all options, docs/coming-from.md those of other programs",
@@ -111,15 +115,36 @@ def _sections(
             yield from _sections(section, there, f"{prefix}{name}.{named}")
 
 
+def _added(part: Part, values: Mapping[str, Any], width: int) -> str:
+    """What a plugin adds: how it is chosen, what it is about, and its options."""
+    chosen = {
+        "layer": f"[{part.name}] in a .cfg", "activation": f"activation={part.name} in a .cfg",
+        "data_format": f"data.format={part.name}", "loss": f"loss={part.name}", "optimiser": f"optim={part.name}",
+    }  # fmt: skip
+    about = inspect.getdoc(part.make) or ""
+    title = f"Plugin: {chosen.get(part.kind, f'{part.kind} {part.name}')}. {about}"
+    lines = textwrap.wrap(" ".join(title.split("\n\n", maxsplit=1)[0].split()), width)
+    if part.options is None:
+        return "\n".join(lines)
+    prefix = "" if part.kind == "layer" else f"plugin.{part.name}."
+    own = to_dictionary(part.options) if part.kind == "layer" else values["plugin"][part.name]
+    return "\n".join([*lines, *_rows(part.options, own, prefix, width)])
+
+
 def _table(section: type, values: Mapping[str, Any], prefix: str, width: int) -> str:
     """What a section is about, and its options with value and meaning; "" without options."""
     title = " ".join((section.__doc__ or "").replace("``", "").split("\n\n")[0].split())
+    lines = _rows(section, values, prefix, width)
+    return "\n".join([*textwrap.wrap(title, width), *lines]) if lines else ""
+
+
+def _rows(section: type, values: Mapping[str, Any], prefix: str, width: int) -> list[str]:
     lines = []
     for option in options_of(section, prefix):
         value = values.get(option.key.removeprefix(prefix), "???")
         left = f"  {option.key}={'' if value == '???' else shown(value)}"
         lines += _columns(left, f"{option.meaning} ({option.kind})".lstrip(), width)
-    return "\n".join([*textwrap.wrap(title, width), *lines]) if lines else ""
+    return lines
 
 
 def _columns(left: str, right: str, width: int) -> list[str]:

@@ -16,7 +16,7 @@ from train_utils.run.same_start import flat, require_agreement
 
 # Options that may differ between ranks: nodes have their own folders and cores, and the weights are
 # those of rank 0.
-MAY_DIFFER = ("run_dir", "resume", "data.root", "data.index_dir", "data.workers", "model.weights")
+MAY_DIFFER = ("run_dir", "resume", "plugins", "data.root", "data.index_dir", "data.workers", "model.weights")
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ("conf", "data", "models", "train_utils")  # the packages that a training runs
 

@@ -96,5 +96,5 @@ def _probe(
         bool(config.train.sync_bn),
     )
     if world.device.type == "cuda":
-        return GpuProbe(run, world.world_size, config.optim.name.tensors)
-    return CpuProbe(run, world.world_size, available, config.optim.name.tensors)
+        return GpuProbe(run, world.world_size, config.optim.tensors)
+    return CpuProbe(run, world.world_size, available, config.optim.tensors)

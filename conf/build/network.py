@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,7 @@ from models import (
     Cfg,
     Darknet,
     DarknetLoss,
-    DarknetLossConfig,
     Head,
-    LossConfig,
     LossSection,
     ModelError,
     WeightsReport,
@@ -36,6 +34,7 @@ from models import (
     zoo_cfg,
 )
 from models.config import ModelConfig
+from models.loss.base import HeadLoss
 from models.weights.published import COCO, COCO_NAMES
 from train_utils.distributed import World
 from train_utils.run.checkpoint import FORMAT as CHECKPOINT_FORMAT
@@ -215,12 +214,12 @@ def image_size_of(cfg: Cfg) -> int:
     return width
 
 
-def make_loss(heads: Sequence[Head], config: LossSection) -> YoloLoss | DarknetLoss:
+LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": YoloLoss, "darknet": DarknetLoss}  # and those of plugins
+
+
+def make_loss(heads: Sequence[Head], config: LossSection) -> HeadLoss:
     """The loss that ``loss=`` selects."""
-    if isinstance(config, DarknetLossConfig):
-        return DarknetLoss(heads, config)
-    assert isinstance(config, LossConfig)
-    return YoloLoss(heads, config)
+    return LOSSES[config.name](heads) if type(config) is LossSection else LOSSES[config.name](heads, config)
 
 
 def describe(

@@ -48,7 +48,8 @@ _LOADING = _names("dontload dontloadscales")
 _WINDOW = "size stride stride_x stride_y padding"
 
 
-def _layer(used: str, ignored: str = "", unbuilt: str = "") -> SectionKeys:
+def layer_keys(used: str, ignored: str = "", unbuilt: str = "") -> SectionKeys:
+    """The keys of a layer: its own, and those that every layer may have."""
     return SectionKeys(_names(used), _names(ignored) | _TRAINING, _names(unbuilt) | _LOADING)
 
 
@@ -70,24 +71,24 @@ SECTION_KEYS = {
             " badlabels_rejection_percentage badlabels_reject_threshold inputs notruth random"
         ),
     ),
-    "convolutional": _layer(
+    "convolutional": layer_keys(
         "filters size stride stride_x stride_y pad padding dilation groups batch_normalize cbn activation share_index"
         " xnor antialiasing",
         ignored="grad_centr bin_output binary assisted_excitation angle stream wait_stream",
         unbuilt="flipped dot reverse coordconv sway rotate stretch stretch_sway",
     ),
-    "shortcut": _layer("from activation weights_type weights_normalization"),
-    "route": _layer("layers groups group_id", ignored="stream wait_stream"),
-    "upsample": _layer("stride scale"),
-    "maxpool": _layer(f"{_WINDOW} maxpool_depth out_channels antialiasing", ignored="maxpool_zero_nonmax"),
-    "local_avgpool": _layer(_WINDOW),
-    "avgpool": _layer(""),
-    "sam": _layer("from activation"),
-    "scale_channels": _layer("from activation", unbuilt="scale_wh"),
-    "dropout": _layer("probability dropblock dropblock_size_rel dropblock_size_abs"),
-    "reorg": _layer("stride", unbuilt="reverse"),
-    "reorg3d": _layer("stride", unbuilt="reverse"),
-    "yolo": _layer(
+    "shortcut": layer_keys("from activation weights_type weights_normalization"),
+    "route": layer_keys("layers groups group_id", ignored="stream wait_stream"),
+    "upsample": layer_keys("stride scale"),
+    "maxpool": layer_keys(f"{_WINDOW} maxpool_depth out_channels antialiasing", ignored="maxpool_zero_nonmax"),
+    "local_avgpool": layer_keys(_WINDOW),
+    "avgpool": layer_keys(""),
+    "sam": layer_keys("from activation"),
+    "scale_channels": layer_keys("from activation", unbuilt="scale_wh"),
+    "dropout": layer_keys("probability dropblock dropblock_size_rel dropblock_size_abs"),
+    "reorg": layer_keys("stride", unbuilt="reverse"),
+    "reorg3d": layer_keys("stride", unbuilt="reverse"),
+    "yolo": layer_keys(
         "mask anchors num classes scale_x_y new_coords iou_loss iou_normalizer cls_normalizer obj_normalizer"
         " ignore_thresh truth_thresh iou_thresh label_smooth_eps",
         ignored="jitter resize random iou_thresh_kind uc_normalizer delta_normalizer nms_kind beta_nms beta1"

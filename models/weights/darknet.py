@@ -91,6 +91,12 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
     if not 1 <= end <= len(model.layers):
         raise ModelError(f"up_to_layer must be between 1 and this network's {len(model.layers)} layers, got {end}")
     tensors = [own for own in weight_tensors(model) if own.layer < end]
+    for index, layer in enumerate(model.layers[:end]):
+        if not stored_names(layer) and any(True for _ in layer.parameters()):
+            raise ModelError(
+                f"Darknet's files have no place for the weights of layer {index}, a [{model.cfg.layers[index].kind}]. "
+                f"fix: up_to_layer={index}, or keep the checkpoint"
+            )
     if not tensors:
         raise ModelError(f"up_to_layer={end} leaves no layer with weights. fix: a larger one")
     for own in tensors:

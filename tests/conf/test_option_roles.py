@@ -27,6 +27,9 @@ ROLES = {
     "extend": "resume",
     "dry_run": "resume restart",
     "debug": "resume restart",
+    "plugins": "resume ranks",  # their content is compared
+    "plugins_sha256": "",
+    "plugin": "",
     "data.name": "resume",
     "data.format": "place",
     "data.root": "resume ranks restart",

@@ -1,0 +1,102 @@
+"""Find and import plugins: Python files, or packages by their entry point."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from conf.extensions.parts import Part, Plugin, collecting
+from conf.failures import ConfigError
+
+GROUP = "hydra_yolov3_spp.plugins"  # of entry points
+_loaded: dict[str, Plugin] = {}  # by name; the last file of that name
+
+
+def load(given: str, needed: str = "") -> Plugin:
+    """Import the plugin ``given``, unless it is loaded and unchanged: a file or an entry point.
+
+    Raises ConfigError if there is none, if it fails, or if it registers nothing. ``needed`` follows
+    the name of a missing file.
+    """
+    is_file = given.endswith(".py") or "/" in given
+    path = Path(given).expanduser().absolute() if is_file else _origin(given)
+    if not path.is_file():
+        raise ConfigError(f"plugins: there is no {path}{needed}. fix: plugins=[<its file>]")
+    name, sha256 = path.stem if is_file else given, _digest(path)
+    known = _loaded.get(name)
+    if known is None or (known.given, known.sha256) != (str(path) if is_file else given, sha256):
+        parts = _registered(f"plugin_{name}", path)
+        _loaded[name] = Plugin(name, str(path) if is_file else given, sha256, parts)
+    return _loaded[name]
+
+
+def load_all(given: Sequence[str], needed: str = "") -> list[Plugin]:
+    """``load`` of each; ConfigError if two of them or of their parts have one name."""
+    plugins = [load(one, needed) for one in given]
+    for names in ([plugin.name for plugin in plugins], [part.name for plugin in plugins for part in plugin.parts]):
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"plugins={list(given)} has {min(twice)} twice. fix: give each another name")
+    return plugins
+
+
+def _origin(name: str) -> Path:
+    """The file of the module that an entry point names."""
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in found:
+        near = f"plugins=[{name}.py]" if Path(f"{name}.py").is_file() else "the path of a .py file"
+        installed = f", there are {', '.join(sorted(found))}" if found else ""
+        raise ConfigError(
+            f"plugins: no installed package has the entry point {name} of {GROUP}{installed}. fix: {near}, or install "
+            "the package"
+        )
+    spec = find_spec(found[name].module)
+    if spec is None or spec.origin is None:
+        raise ConfigError(f"plugins: the entry point {name} names {found[name].module}, which is missing. fix: install")
+    return Path(spec.origin)
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file, or of all .py files of a package."""
+    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _registered(module_name: str, path: Path) -> tuple[Part, ...]:
+    """Run the file as a module of this name and return what it registers."""
+    packages = [str(path.parent)] if path.name == "__init__.py" else None
+    spec = spec_from_file_location(module_name, path, submodule_search_locations=packages)
+    assert spec is not None and spec.loader is not None
+    sys.modules[module_name] = module = module_from_spec(spec)
+    try:
+        with collecting() as parts:
+            spec.loader.exec_module(module)
+            for part in parts:
+                OmegaConf.structured(part.options or {})  # refuses types that no option can have
+            found = tuple(parts)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"plugin {path}: {str(error).splitlines()[0]}. fix: plain types for options") from error
+    except Exception as error:
+        raise ConfigError(f"plugin {path} {told(error, path)}. fix: correct it") from error
+    if not found:
+        raise ConfigError(f"plugin {path} registers nothing. fix: use a decorator of `plugins`, see docs/extending.md")
+    return found
+
+
+def told(error: BaseException, path: Path) -> str:
+    """``failed in line 12 (ValueError: ...)``, with the last line that ``path`` has in it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines.append(error.lineno)
+    said = " ".join(str(error).split())
+    return f"failed{f' in line {lines[-1]}' if lines else ''} ({type(error).__name__}: {said})"

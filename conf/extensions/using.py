@@ -1,0 +1,185 @@
+"""Put plugins in place: their options checked, their parts in the registries of the packages."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pkgutil import resolve_name
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from conf.extensions.loading import load, load_all
+from conf.extensions.parts import IN_USE, Part, Plugin
+from conf.failures import ConfigError
+from conf.schema import CHOICES
+from models.cfg.keys import REFUSED_SECTIONS, SECTION_ALIASES, layer_keys
+from models.config import LossSection
+
+# Where each kind is looked up by name; a plugin's parts are there while its options are in use.
+REGISTRIES = {
+    "layer": "models.network.sections:BUILDERS",
+    "activation": "models.network.activations:ACTIVATIONS",
+    "loss": "conf.build.network:LOSSES",
+    "optimiser": "train_utils.config:OPTIMISERS",
+}
+KEYS = ("plugins", "plugins_sha256", "plugin")
+_in_place: list[tuple[dict[str, Any], str]] = []
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A part with its options. Another process that gets it loads the plugin first."""
+
+    plugin: Plugin
+    part: Part
+    options: Any
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call what was registered."""
+        return self.part.make(*arguments, **named, **({} if self.options is None else {"options": self.options}))
+
+    def __reduce__(self) -> tuple[Callable[..., Bound], tuple[Any, ...]]:
+        return _revived, (self.plugin.given, self.plugin.sha256, self.part.name, pickle.dumps(self.options))
+
+
+def _revived(given: str, sha256: str, name: str, options: bytes) -> Bound:
+    plugin = load(given)
+    if plugin.sha256 != sha256:
+        raise ConfigError(f"plugin {given} has changed since this program started. fix: start it anew")
+    return Bound(plugin, next(part for part in plugin.parts if part.name == name), pickle.loads(options))
+
+
+def offer_choices(overrides: Sequence[str]) -> None:
+    """Load the plugins of a command line; ``loss=`` and ``optim=`` then know their names."""
+    _offer([])
+    for word in overrides:
+        if word.lstrip("+").startswith("plugins="):
+            override = OverridesParser.create().parse_override(word)
+            value = None if override.is_sweep_override() else override.value()
+            if not isinstance(value, list):
+                raise ConfigError(f"{word} is no single list. fix: plugins=[mine.py]")
+            _offer(load_all([str(one) for one in value]))
+
+
+def with_plugins(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """``given`` with the absolute paths, digests and all options of its plugins, put in place.
+
+    ``named`` are the keys of the command line. Raises ConfigError if a plugin is missing, is not
+    the one of ``plugins_sha256``, or if an option of it is unknown or wrong.
+    """
+    if "plugins" not in given:
+        return given
+    plugins, forced = _expected_ones(given), bool(given.get("resume_force"))
+    _offer(plugins)
+    with_options = {part.name: part for plugin in plugins for part in plugin.parts if _has_options(part)}
+    unknown = given["plugin"].keys() - with_options.keys()
+    if unknown and not forced:  # else of a plugin that is left out now
+        known = f"there are {', '.join(with_options)}" if with_options else "plugins= registers none"
+        raise ConfigError(f"no option plugin.{min(unknown)}: {known}. fix: plugins=[<the file that registers it>]")
+    typed = {name: OmegaConf.structured(part.options) for name, part in with_options.items()}
+    chosen = {name: given["plugin"][name] for name in given["plugin"] if name not in unknown}
+    tree = OmegaConf.merge(OmegaConf.create({"plugin": typed}), {"plugin": chosen})
+    _put_in_place([(plugin, part, _options(part, tree)) for plugin in plugins for part in plugin.parts])
+    return given | {
+        "plugins": [plugin.given for plugin in plugins],
+        "plugins_sha256": {plugin.name: plugin.sha256 for plugin in plugins},
+        "plugin": OmegaConf.to_container(tree.plugin, enum_to_str=True),
+    }
+
+
+def of_checkpoint(given: dict[str, Any], saved: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """``given`` with the plugins of the checkpoint whose options are ``saved``."""
+    kept = {key: saved[key] for key in KEYS if key in saved and key in given}
+    if not kept:
+        return given
+    if "plugins" in named:  # the files may lie elsewhere now
+        kept["plugins"] = given["plugins"]
+    for names in (key.split(".") for key in named):
+        if names[0] == "plugins_sha256" and len(names) == 2:
+            kept[names[0]] = kept[names[0]] | {names[1]: given[names[0]][names[1]]}
+        elif names[0] == "plugin" and len(names) > 2:
+            section = {**kept["plugin"].get(names[1], {}), names[2]: given["plugin"][names[1]][names[2]]}
+            kept["plugin"] = kept["plugin"] | {names[1]: section}
+    return given | kept
+
+
+def _expected_ones(given: dict[str, Any]) -> list[Plugin]:
+    """Load the plugins; ConfigError if one that is expected is missing or another one."""
+    needed = next((f"{key}={given[key]}" for key in ("resume", "ckpt") if given.get(key)), None)
+    expected = given["plugins_sha256"] if not given.get("resume_force") else {}
+    plugins = load_all(given["plugins"], f", which {needed} needs" if needed else "")
+    found = {plugin.name: plugin for plugin in plugins}
+    for name, before in expected.items():
+        if name not in found:
+            raise ConfigError(
+                f"{needed or 'plugins_sha256'} needs the plugin {name} (SHA-256 {before[:12]}...), too. "
+                "fix: plugins=[<the files of all>]"
+            )
+        plugin = found[name]
+        if plugin.sha256 != before:
+            fix = "resume_force=true" if given.get("resume") else f"plugins_sha256.{name}={plugin.sha256}"
+            raise ConfigError(
+                f"plugin {plugin.given} has changed: its SHA-256 was {before[:12]}..., it is {plugin.sha256[:12]}.... "
+                f"fix: the file as it was, or {fix} to accept this one"
+            )
+    return plugins
+
+
+def _has_options(part: Part) -> bool:
+    return part.options is not None and part.kind != "layer"  # those of a layer are in the .cfg
+
+
+def _options(part: Part, tree: Any) -> Any:
+    if not _has_options(part):
+        return None
+    try:
+        return OmegaConf.to_object(tree.plugin[part.name])
+    except ValueError as error:  # of its __post_init__
+        raise ConfigError(f"plugin.{part.name}: {error}") from error
+
+
+def _offer(plugins: Sequence[Plugin]) -> None:
+    IN_USE[:] = plugins
+    for name in [name for name, kind in CHOICES["loss"].items() if kind is LossSection]:
+        del CHOICES["loss"][name]  # of a plugin of earlier options
+    store = ConfigStore.instance()  # holds plain values only: launchers pickle it
+    for part in (part for plugin in plugins for part in plugin.parts):
+        if part.kind == "loss":
+            CHOICES["loss"].setdefault(part.name, LossSection)  # a name in use is refused below
+            store.store(group="loss", name=part.name, node={"name": part.name})
+        if part.kind == "optimiser":
+            store.store(group="optim", name=part.name, node={"defaults": ["sgd"], "name": part.name, **part.more})
+
+
+def _put_in_place(parts: Sequence[tuple[Plugin, Part, Any]]) -> None:
+    """Register these parts by name and remove those of earlier options."""
+    for registry, name in _in_place:
+        del registry[name]
+    _in_place.clear()
+    for plugin, part, options in parts:
+        added: dict[str, Any] = {REGISTRIES[part.kind]: Bound(plugin, part, options)}
+        if part.kind == "layer":
+            keys = [field.name for field in fields(part.options)] if part.options is not None else []
+            added = {REGISTRIES["layer"]: _builder(part), "models.cfg.keys:SECTION_KEYS": layer_keys(" ".join(keys))}
+        taken = (*SECTION_ALIASES, *REFUSED_SECTIONS) if part.kind == "layer" else ()
+        for place, value in added.items():
+            registry = resolve_name(place)
+            if part.name in (*registry, *taken):
+                raise ConfigError(
+                    f"plugin {plugin.given}: the {part.kind} {part.name} exists already. fix: another name"
+                )
+            registry[part.name] = value
+            _in_place.append((registry, part.name))
+
+
+def _builder(part: Part) -> Callable[..., Any]:
+    """The builder of a layer, which reads its options from the section."""
+    from models.network.section_options import read_fields
+
+    return lambda graph, section: part.make(
+        graph, section, **({} if part.options is None else {"options": read_fields(section, part.options)})
+    )

@@ -1,0 +1,52 @@
+"""A layer: squeeze and excitation (Hu et al. 2018), which weighs the channels of a map.
+
+    [squeeze]
+    ratio=8
+
+in a .cfg, then ``python train.py model.cfg=my.cfg plugins=[squeeze_layer.py]``.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from models.cfg.parse import Section
+from models.network.graph import Graph, Node
+from plugins import layer
+
+
+@dataclass
+class Squeeze:
+    """The keys of a [squeeze] section."""
+
+    ratio: int = 16  # the bottleneck has this many times fewer channels
+
+    def __post_init__(self) -> None:
+        if self.ratio < 1:
+            raise ValueError(f"ratio must be 1 or more, got {self.ratio}")
+
+
+class SqueezeExcite(nn.Module):
+    """Multiply each channel by a weight in 0..1 that depends on the means of all channels."""
+
+    def __init__(self, channels: int, inner: int) -> None:
+        super().__init__()
+        self.weights = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(channels, inner, 1),
+            nn.ReLU(),
+            nn.Conv2d(inner, channels, 1),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A map (batch, channels, rows, columns) of the same shape."""
+        weighted: Tensor = x * self.weights(x)
+        return weighted
+
+
+@layer("squeeze", Squeeze)
+def squeeze(graph: Graph, section: Section, options: Squeeze) -> Node:
+    """Squeeze and excitation of the previous map."""
+    source, shape = graph.previous(section)
+    return Node(SqueezeExcite(shape.channels, max(1, shape.channels // options.ratio)), (source,), shape)

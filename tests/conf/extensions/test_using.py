@@ -1,0 +1,214 @@
+"""The plugins of docs/examples: trained with, resumed, scored; refused if missing or changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from conf.answers.help import page_instead
+from conf.build.network import build_model, load_network
+from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint
+from conf.entry import compose
+from conf.extensions.using import with_plugins
+from conf.failures import ConfigError
+from conf.resume import complete_training
+from conf.schema import EvalConfig, TrainConfig
+from conf.schema_inference import ExportConfig, PredictConfig
+from conf.schema_tools import CfgInfoConfig, ConvertConfig
+from data import ShapesConfig
+from eval import evaluate
+from models import ModelError, save_darknet_weights
+from tests.models.cfg_writer import cfg, conv, head, section
+from tests.small_run import small_run
+from train import train
+from train_utils.errors import CheckpointError, TrainError
+from train_utils.loop.stop_and_save import Decision, StepDecisions
+from train_utils.run.checkpoint import load_last
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples" / "plugins"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+CFG = cfg(
+    conv(8, 3, 4, "squareplus"), section("squeeze", ratio=4), conv(16, 3, 4), head(0, 1, 2, classes=5)
+)  # fmt: skip
+SHAPES = ShapesConfig(train_images=16, val_images=4, image_size=64, seed=0)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of each example and my.cfg, which uses them."""
+    folder = tmp_path_factory.mktemp("plugins")
+    for name in NAMES:
+        shutil.copy(EXAMPLES / f"{name}.py", folder)
+    (folder / "my.cfg").write_text(CFG)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    with_plugins({"plugins": [], "plugins_sha256": {}, "plugin": {}}, [])
+
+
+def listed(folder: Path, names: list[str] = NAMES) -> str:
+    return f"plugins=[{','.join(str(folder / f'{name}.py') for name in names)}]"
+
+
+def options(folder: Path, run: Path, *more: str) -> TrainConfig:
+    """Two steps with every example; ``more`` comes last."""
+    chosen = ["loss=balanced", "optim=lion", "plugin.squareplus.bend=2"]
+    return small_run(
+        folder / "shapes", SHAPES, run, listed(folder), f"model.cfg={folder / 'my.cfg'}", "model.width=1",
+        "train.epochs=1", "train.batch_size=8", "train.save_every_steps=1", *chosen, *more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(files: Path) -> Path:
+    """A run of two steps with every example."""
+    train(options(files, files / "run"))
+    return files / "run"
+
+
+def resumed(run: Path, *more: str) -> TrainConfig:
+    return compose("train", TrainConfig, [f"resume={run}", *more], complete_training)
+
+
+def scored(run: Path, *more: str) -> EvalConfig:
+    return compose("eval", EvalConfig, [f"ckpt={run}", "device=cpu", *more], complete_from_checkpoint)
+
+
+def test_a_run_is_resumed_and_scored_without_naming_its_plugins(
+    run: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide = StepDecisions.decide
+
+    def dies(self: StepDecisions, finite: bool, steps_done: int) -> Decision:
+        if steps_done > 1:
+            raise TrainError("power cut")
+        return decide(self, finite, steps_done)
+
+    with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
+        patch.setattr(StepDecisions, "decide", dies)
+        train(options(files, tmp_path / "cut"))
+    with_plugins({"plugins": [], "plugins_sha256": {}, "plugin": {}}, [])
+    train(resumed(tmp_path / "cut"))
+    whole, cut = (load_last(folder)[0] for folder in (run, tmp_path / "cut"))
+    assert whole["config"]["plugin"]["squareplus"] == {"bend": 2.0}
+    assert whole["config"]["plugins"] == [str(files / f"{name}.py") for name in NAMES]
+    assert set(whole["config"]["plugins_sha256"]) == set(NAMES)
+    for part in ("model", "ema"):
+        assert all(torch.equal(tensor, cut[part][name]) for name, tensor in whole[part].items())
+    assert evaluate(scored(run)).keys() == evaluate(scored(run, listed(files))).keys()
+
+
+@pytest.mark.parametrize("program", ["train", "eval", "predict", "export", "convert"])
+@pytest.mark.parametrize("fault", ["missing", "changed", "left out"])
+def test_a_plugin_that_is_not_there_or_changed_is_refused_by_name(
+    program: str, fault: str, run: Path, files: Path, tmp_path: Path
+) -> None:
+    given = []
+    if fault == "left out":
+        given = [listed(files, ["squeeze_layer"])]
+        said = "needs the plugin balanced_loss .* too. fix: plugins="
+    else:
+        for name in NAMES:
+            shutil.copy(files / f"{name}.py", tmp_path)
+        path = tmp_path / "lion_optimiser.py"
+        given = [listed(tmp_path)]
+        if fault == "missing":
+            path.unlink()
+            said = f"there is no {path}.* fix: plugins="
+        else:
+            path.write_text(path.read_text() + "# another\n")
+            said = f"plugin {path} has changed: its SHA-256 was .* fix: the file as it was, or "
+    with pytest.raises(ConfigError, match=said):
+        if program == "train":
+            resumed(run, *given)
+        elif program == "eval":
+            scored(run, *given)
+        elif program == "convert":
+            compose("convert", ConvertConfig, [f"ckpt={run}", "out=x.weights", *given], complete_conversion)
+        elif program == "predict":
+            compose("predict", PredictConfig, [f"ckpt={run}", "source=x", *given], model_or_checkpoint)
+        else:
+            compose("export", ExportConfig, [f"ckpt={run}", *given], model_or_checkpoint)
+
+
+def test_a_changed_plugin_is_taken_if_the_user_says_so(run: Path, files: Path, tmp_path: Path) -> None:
+    for name in NAMES:
+        shutil.copy(files / f"{name}.py", tmp_path)
+    (tmp_path / "lion_optimiser.py").write_text((files / "lion_optimiser.py").read_text() + "# another\n")
+    forced = resumed(run, listed(tmp_path), "resume_force=true")
+    assert forced.plugins[0].startswith(str(tmp_path))
+    new = forced.plugins_sha256["lion_optimiser"]
+    scored(run, listed(tmp_path), f"plugins_sha256.lion_optimiser={new}")
+    with pytest.raises(CheckpointError, match=r"plugins_sha256.lion_optimiser: \w+ -> "):
+        train(resumed(run, listed(tmp_path), f"plugins_sha256.lion_optimiser={new}"))
+
+
+def test_options_of_plugins_are_options(run: Path, files: Path) -> None:
+    """Shown by --help, typed, checked, and compared on resume."""
+    page = page_instead("train", "train.py", TrainConfig, ["--help", listed(files), "plugin.squareplus.bend=3"])
+    for text in ("[squeeze] in a .cfg", "ratio=16", "plugin.squareplus.bend=3.0", "loss=balanced", "optim=lion"):
+        assert text in page
+    for option, said in (
+        ("plugin.squareplus.bent=3", "no option plugin.squareplus.bent; did you mean plugin.squareplus.bend"),
+        ("plugin.squareplus.bend=much", "plugin.squareplus.bend: Value 'much' of type 'str'"),
+        ("plugin.squareplus.bend=-1", "plugin.squareplus: bend must be 0 or more, got -1"),
+        ("plugin.squarplus.bend=1", "no option plugin.squarplus: there are "),
+        ("plugins=[nowhere.py]", "there is no .*nowhere.py. fix"),
+        ("plugins=[nowhere]", "no installed package has the entry point nowhere"),
+        ("plugins=nowhere.py", "fix: plugins=.mine.py"),
+        ("plugins=[a.py],[b.py]", "no single list"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            options(files, files / "other", option)
+    with pytest.raises(CheckpointError, match=r"would change \(plugin.squareplus.bend: 2.0 -> 3.0\)"):
+        train(resumed(run, listed(files), "plugin.squareplus.bend=3"))
+
+
+def test_a_section_is_checked_as_darknet_s_are(files: Path, tmp_path: Path) -> None:
+    for line, said in (
+        ("ratio=0", r"my.cfg:\d+: \[squeeze\] ratio must be 1 or more"),
+        ("ratio=x", r"my.cfg:\d+: \[squeeze\] ratio needs a whole number"),
+        ("ration=4", r"my.cfg:\d+: \[squeeze\] has no option ration; did you mean ratio"),
+    ):
+        (tmp_path / "my.cfg").write_text(CFG.replace("ratio=4", line))
+        given = compose("cfg_info", CfgInfoConfig, [listed(files), f"model.cfg={tmp_path / 'my.cfg'}"])
+        with pytest.raises(ModelError, match=said):
+            build_model(given.model, None)
+    compose("cfg_info", CfgInfoConfig, ["model.cfg=yolov3-tiny"])  # its plugins are none
+    with pytest.raises(ModelError, match=r"there is no layer .squeeze."):
+        load_network(given.model)
+
+
+def test_darknet_s_files_do_not_lose_weights_without_a_word(files: Path, tmp_path: Path) -> None:
+    given = compose("cfg_info", CfgInfoConfig, [listed(files), f"model.cfg={files / 'my.cfg'}"])
+    model, _ = build_model(given.model, None)
+    with pytest.raises(ModelError, match=r"no place for the weights of layer 1, a \[squeeze\]. fix: up_to_layer=1"):
+        save_darknet_weights(model, tmp_path / "x.weights")
+    save_darknet_weights(model, tmp_path / "x.weights", up_to_layer=1)
+
+
+WRONG: dict[str, tuple[str, str]] = {
+    "nothing": ("x = 1", "registers nothing"),
+    "a bug": ("x = 1\nraise KeyError('y')", r"failed in line 3 \(KeyError: 'y'\)"),
+    "no Python": ("def", r"failed in line 2 \(SyntaxError"),
+    "a name in use": ("@plugins.activation('mish')\nclass A: ...", "the activation mish exists already"),
+    "an odd name": ("@plugins.loss('My Loss')\nclass A: ...", "lower-case letters"),
+    "no dataclass": ("@plugins.loss('mine', int)\nclass A: ...", "must be a dataclass"),
+    "twice": ("@plugins.loss('mine')\n@plugins.loss('mine')\nclass A: ...", "has mine twice"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_plugin_is_one_sentence(case: str, tmp_path: Path) -> None:
+    text, said = WRONG[case]
+    (tmp_path / "wrong.py").write_text(f"import plugins\n{text}\n")
+    with pytest.raises(ConfigError, match=said) as refused:
+        compose("train", TrainConfig, [f"plugins=[{tmp_path / 'wrong.py'}]"])
+    assert "fix: " in str(refused.value)
