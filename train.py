@@ -125,7 +125,6 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     if saved is not None:
         step.rehearse(2 * model.max_stride)
         log.line(step.state.resume(saved, folder.path, world, config.resume_force))
-        log.line(tell_extension(config, step.schedule, step.state.step))
         del saved
         on_main(world, lambda: save_config(folder.path, given))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
@@ -150,6 +149,7 @@ def build_step(
     """The optimiser, the schedule, the weight average, and the step that joins them."""
     options, steps = config.train, sampler.steps_per_epoch
     schedule = Schedule(config.optim, steps, steps * options.epochs, tuple(steps * at for at in options.extended_after))
+    log.line(tell_extension(config, schedule, saved))
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
     freeze_for_epoch(config, model, saved["epoch"] if saved is not None else 0)
     checkpoints = Checkpoints(folder, state, log.line)

@@ -94,11 +94,12 @@ def extend_run(config: TrainConfig, saved: dict[str, Any] | None) -> TrainConfig
     return replace(config, extend=None, train=replace(config.train, epochs=planned, extended_after=ends))
 
 
-def tell_extension(config: TrainConfig, schedule: Schedule, step: int) -> str | None:
-    """A line about the rates of the extension that begins after ``step`` steps, if one does."""
-    if step not in schedule.ends[-1:]:
+def tell_extension(config: TrainConfig, schedule: Schedule, saved: dict[str, Any] | None) -> str | None:
+    """A line about the rates of the extension that begins after the checkpoint, if one does."""
+    if saved is None or saved["epoch"] not in config.train.extended_after[-1:]:
         return None
-    join, epochs = schedule.join_steps(step, schedule.total_steps), config.train.epochs
+    step, epochs = schedule.ends[-1], config.train.epochs
+    join = schedule.join_steps(step, schedule.total_steps)
     at = (step - 1, step + join - 1, schedule.total_steps - 1)
     low, joined, last = (f"{config.optim.lr * schedule.lr_factor(each):.3g}" for each in at)
     return (
