@@ -79,6 +79,13 @@ def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
     return layered({section: saved[section] for section in sections if section in saved}, given)
 
 
+def with_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The same options; CheckpointError if ``ckpt`` is given and no checkpoint."""
+    if "ckpt" in given:
+        check_checkpoint(given["ckpt"])
+    return given
+
+
 def complete_conversion(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of convert_weights with the network of ``ckpt``, which ``model`` must not name.
 

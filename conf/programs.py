@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from conf import CONF_DIR, REPOSITORY
 from conf.answers.command_line import VALUED_FLAGS, refusal_of_flags
 from conf.answers.help import page_instead
-from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint
+from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint, with_checkpoint
 from conf.entry import Complete, keys_of, register, to_plain
 from conf.extensions.using import offer_choices
 from conf.failures import (
@@ -46,6 +46,7 @@ from conf.schema_tools import (
     ConvertDataConfig,
     GetDataConfig,
     GetWeightsConfig,
+    PublishConfig,
     TuneConfig,
 )
 from conf.sweeps.multirun import objective, refuse_folders, register_folders, show_results, take_folder
@@ -81,6 +82,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/
     "get_data": Program(GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "get_weights": Program(GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
     "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
+    "publish": Program(PublishConfig, "scripts.publish:publish", with_checkpoint),
     "demo": Program(DemoConfig, "scripts.demo:main", model_or_checkpoint),
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
     "compare": Program(CompareConfig, "scripts.compare:compare", bare="runs..."),

@@ -1,0 +1,131 @@
+"""A published folder gives the checkpoint's network to the bit; its card tells what is known."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from conf.api.calls import options_of
+from conf.build.network import build_model, load_initial_weights, model_from_checkpoint, open_detector
+from conf.failures import ConfigError
+from models.config import ModelConfig
+from predict import Detector
+from scripts.publish import publish
+from tests.data.images.test_media import picture
+from tests.test_predict import IDS, folder, train_config
+from train_utils.errors import CheckpointError
+from train_utils.report.best import Best, keep_best
+from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
+from train_utils.scores.coco_eval import FIGURES, CocoResult
+from train_utils.scores.detections import GroundTruth, make_detections
+
+__all__ = ["folder"]  # a fixture
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    """A run folder with the figures of its weights, the class names of which need quotes."""
+    path = folder / "run"
+    figures = {name: number / 16 for number, name in enumerate(FIGURES)} | {"APl": -1.0}
+    state = load_checkpoint(folder / "random.pt")
+    state |= {"figures": figures, "best_epoch": 1, "optimizer": {}, "data": {"images": 3, "boxes": 9, "digest": "ab"}}
+    save_checkpoint(path / "checkpoints" / "best.pt", state)
+    rows = {name: {"images": 2, "boxes": 3, "AP": 0.25, "AP50": -1.0} for name in state["names"]}
+    empty = np.zeros(0, int)
+    truth = GroundTruth(
+        empty, np.zeros((0, 2)), np.zeros(1, int), np.zeros((0, 4)), empty, empty, empty, state["names"]
+    )
+    detections = make_detections(0, empty, empty, np.zeros((0, 4)))
+    keep_best(path, Best(CocoResult(figures, rows, "hotcoco"), truth, detections))
+    (path / "proof.json").write_text("{}")
+    return path
+
+
+def published(ckpt: Path, out: Path, *more: str) -> Path:
+    return publish(options_of("publish", [f"ckpt={ckpt}", f"out={out}", *more]))
+
+
+def test_the_folder_is_the_network_to_the_bit(run: Path, tmp_path: Path) -> None:
+    out = published(run, tmp_path / "ours", "license=mit", "data_license=cc0-1.0")
+    before, after = (load_checkpoint(path) for path in (run, out))
+    assert after["ema"].keys() == before["ema"].keys()
+    for name, tensor in before["ema"].items():
+        assert tensor.dtype == after["ema"][name].dtype and torch.equal(tensor, after["ema"][name]), name
+    picture(tmp_path / "a.png", 90, 120)
+    options = {"confidence": 0.6, "device": "cpu"}
+    theirs = Detector(run, **options)(tmp_path / "a.png")
+    for path in (out, out / "model.safetensors"):
+        ours = Detector(path, **options)(tmp_path / "a.png")
+        assert ours.to_coco() == theirs.to_coco() and len(ours) > 5
+        assert ours.boxes_xyxy.tobytes() == theirs.boxes_xyxy.tobytes() and ours.names == theirs.names
+    assert {row["category_id"] for row in theirs.to_coco()} <= set(IDS)
+    again = published(out, tmp_path / "again")  # what was published can be published
+    assert load_checkpoint(again)["ema"].keys() == before["ema"].keys()
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_it_is_what_ckpt_and_model_weights_take(run: Path, folder: Path, tmp_path: Path) -> None:
+    out = published(run, tmp_path / "ours")
+    state, opened = load_checkpoint(run), open_detector(str(out), None, None, None)
+    assert (opened.names, opened.category_ids, opened.image_size) == (state["names"], IDS, 96)
+    assert opened.note == f"{out}: epoch 1, 5 classes"
+    config: ModelConfig = train_config(folder).model
+    model, _ = build_model(config, 5)
+    load_initial_weights(model, out, fresh_heads=False)
+    expected = model_from_checkpoint(state)[0].state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+    evaluated = options_of("eval", [f"ckpt={out}", "data=shapes"])
+    assert evaluated.evaluate.image_size == 96
+    with pytest.raises(ConfigError, match="names no data"):
+        options_of("eval", [f"ckpt={out}"])
+
+
+def test_the_card_tells_what_is_known_and_what_is_not(run: Path, folder: Path, tmp_path: Path, capsys: Any) -> None:
+    card = ModelCard.load(published(run, tmp_path / "ours", "license=mit", "data_license=ours") / "README.md")
+    assert "note:" not in capsys.readouterr().out
+    assert card.data.license == "mit" and card.data.pipeline_tag == "object-detection"
+    known = {result.metric_type: result.metric_value for result in card.data.eval_results or []}
+    assert known == {name: round(number / 16, 4) for number, name in enumerate(FIGURES) if name != "APl"}
+    assert "| circle | 2 | 3 | 0.250 | - |" in card.text and "| the data | ours |" in card.text
+    assert "proof.json" in card.text and (tmp_path / "ours" / "proof.json").is_file()
+
+    card = ModelCard.load(published(folder / "random.pt", tmp_path / "bare", "name=A: b") / "README.md")
+    assert "licence of the weights is unknown; license=" in (said := capsys.readouterr().out)
+    assert f"hf upload <user>/bare {tmp_path / 'bare'}" in said
+    assert card.data.license == "unknown" and card.data.eval_results is None and "# A: b" in card.text
+    assert "Not known for these weights." in card.text and "proof.json" not in card.text
+    card = ModelCard.load(published(folder / "random.pt", tmp_path / "own", "license=Our terms 2") / "README.md")
+    assert (card.data.license, card.data.license_name) == ("other", "Our terms 2")
+    for path in [path for path in tmp_path.rglob("*") if path.suffix in (".md", ".json", ".cfg", ".names")]:
+        assert str(folder) not in path.read_text(), "paths of this machine are nobody's business"
+
+
+def test_nothing_is_overwritten_or_left_half_done(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = published(run, tmp_path / "ours")
+    with pytest.raises(ConfigError, match="ours exists, and nothing is overwritten"):
+        published(run, out)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    for call in (lambda: published(run, tmp_path / "other"), lambda: load_checkpoint(out)):
+        with pytest.raises(CheckpointError, match="uv sync --extra hub"):
+            call()
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.cfg", "config.json"])
+def test_a_changed_byte_is_found(run: Path, tmp_path: Path, name: str) -> None:
+    out = published(run, tmp_path / "ours")
+    whole = (out / name).read_bytes()
+    for damaged in (whole[:-9], whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:]):
+        (out / name).write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="fix: download it again"):
+            load_checkpoint(out)
+    (out / "config.json").write_text(json.dumps({"model_type": "yolos"}))
+    with pytest.raises(CheckpointError, match=r"is not a folder of scripts\.publish"):
+        Detector(out)
