@@ -62,6 +62,7 @@ def evaluate(config: EvalConfig) -> Outcome:
     out = open_folder(world, place, "out") if place is not None else None
     annotations = open_split(config.data, "val", world)
     if world.is_main:
+        print(config.data.line(), flush=True)
         for note in (*annotations.skipped, *annotations.notes):
             print(f"val: {note}", flush=True)
     if config.detections is not None:

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import CONF_DIR
 from conf.extensions.using import offer_choices, with_plugins
 from conf.failures import ConfigError
+from conf.file_choices import register_file_choices
 from conf.messages import explain
 from conf.schema import CHOICES
 
@@ -107,7 +108,8 @@ def plain(tree: Any) -> dict[str, Any]:
 
 @cache  # Hydra copies what it loads
 def register(name: str, schema: type) -> None:
-    """Register the dataclasses under the names that the YAML files use."""
+    """Register the dataclasses under the names that the YAML files use, and paths as choices."""
+    register_file_choices()
     store = ConfigStore.instance()
     store.store(name=f"{name}_schema", node=_with_sections(schema))
     for section, choices in CHOICES.items():

@@ -12,9 +12,9 @@ from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.answers.suggest import kinds_of, near_choice, near_value, option_of_file, suggest
+from conf.file_choices import is_path
+from data.formats.recognise import KINDS
 from train_utils.shell import option
-
-OWN = "docs/own-data.md"
 
 
 def explain(error: Exception, schema: Any) -> str:
@@ -60,11 +60,11 @@ def _no_choice(group: str, name: str, choices: Sequence[str], schema: Any) -> st
     """The sentence for a choice that a group lacks: it may be a file, a folder, or misspelt."""
     if meant := option_of_file(group, name, kinds_of(schema)):
         return f"{group}={name} is a file, and {group}= takes names. fix: {meant}"
-    if group == "data" and name.endswith(".json"):
-        return f"{group}={name} is a file, and {group}= takes names. fix: write a YAML file that names it, see {OWN}"
-    if group == "data" and "/" in name:
-        fix = f"data=yolo {option('data.root', os.path.expanduser(name))}, or data=voc for Pascal VOC"
-        return f"{group}={name} is a path, and {group}= takes names. fix: {fix}"
+    if group in ("data", "experiment") and is_path(name):
+        kinds = KINDS if group == "data" else "a YAML file"
+        return f"{group}={name}: there is no {os.path.expanduser(name)}. fix: one of the names, or the path of {kinds}"
+    if group == "data" and os.path.isdir(name):
+        return f"no choice data={name}; did you mean data=./{name}? there are: {', '.join(choices)}"
     near = near_choice(name, choices)
     hint = f"did you mean {group}={near}? " if near else ""
     return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}"

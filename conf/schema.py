@@ -102,6 +102,8 @@ class TrainConfig:
             raise ValueError(
                 f"extend={self.extend} must be 1 or more epochs for a finished run. fix: resume=<its folder>"
             )
+        if not self.train.overfit:
+            self.data.check_two_sets()
         if self.augment.copy_paste > 0 and not self.data.outlines:
             raise ValueError("augment.copy_paste needs the outlines of objects. fix: data.outlines=true")
         if self.data.decode == Decode.device:

@@ -31,6 +31,7 @@ class CheckDataConfig:
     augment: AugmentConfig
 
     def __post_init__(self) -> None:
+        self.data.check_two_sets()
         check_least(self, 1, "image_size", "threads")
         check_least(self, 0, "pictures", "seed")
         if not 0 <= self.min_iou < 1:

@@ -185,6 +185,18 @@ class DataConfig:
                 twice = next(name for name in self.names if self.names.count(name) > 1)
                 raise ValueError(f"data.names lists {twice!r} twice")
 
+    def line(self) -> str:
+        """What is read, in a few words for a log."""
+        return f"data: {self.name}, {self.format} of {self.root}"
+
+    def check_two_sets(self) -> None:
+        """Raise ``ValueError`` if training and validation read the same annotations."""
+        if self.split is None and self.train == self.val and self.train.annotations is not None:
+            raise ValueError(
+                f"data={self.name} has no validation images of its own: data.train and data.val are the same. fix: "
+                "data.split=0.1 holds out a tenth, or name them by data.val.annotations and data.val.images"
+            )
+
     def _names_file(self, name: str) -> Path:
         """Find the file of ``data.names``, relative to the data set's or the current folder."""
         root = Path(self.root)

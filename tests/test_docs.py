@@ -102,6 +102,8 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
         options = [*options[:at], *options[at + 2 :], f"hydra.searchpath=[file://{own_files}]"]
     sweep = {"-m", "--multirun"} & set(options)
     options = [word for word in options if word not in ("-m", "--multirun", "--help")]
+    for group, choice in (("data", "yolo"), ("experiment", "finetune")):  # in place of paths, which are on no machine
+        options = [re.sub(rf"^{group}=[^,]*[/.].*", f"{group}={choice}", word) for word in options]
     parsed = OverridesParser.create().parse_overrides(options)
     if sweep:  # the first of its settings
         options = [

@@ -29,6 +29,7 @@ from conf.extensions.using import with_plugins
 from conf.schema import CHOICES
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools", "hotcoco")
+MORE = {"data": ", or the path of a data set"}
 LEAST_WIDTH, MOST_WIDTH, KEY_WIDTH = 60, 120, 34
 
 
@@ -93,12 +94,15 @@ def _groups(schema: type, width: int) -> str:
         line
         for name, files in choices.items()
         if files
-        for line in _columns(f"  {name}", ", ".join(file for file in files if file != "base"), width)
+        for line in _columns(
+            f"  {name}", ", ".join(file for file in files if file != "base") + MORE.get(name, ""), width
+        )
     ]
     if "train" in names:
         for file in sorted((CONF_DIR / "experiment").glob("*.yaml")):
             about = file.read_text(encoding="utf-8").splitlines()[1].lstrip("# ")  # below Hydra's @package
             lines += _columns(f"  experiment={file.stem}", about, width)
+        lines += _columns("  experiment=<file>", "A YAML file of your own, such as scripts.migrate writes", width)
     return "\n".join(["Groups, typed as group=choice", *lines]) if lines else ""
 
 

@@ -74,5 +74,4 @@ FILES = {
     ".weights": ("weights", "model.weights"),
     ".pt": ("ckpt", "model.weights"),
     ".pth": ("model.weights",),
-    **dict.fromkeys((".yaml", ".yml", ".data"), ("data.root",)),  # of a YOLO set
 }

@@ -79,11 +79,9 @@ def option_of_file(key: str, value: str, kinds: Mapping[str, Any]) -> str | None
     """The options that take the file of ``key=value`` by its suffix; None if ``key`` is right."""
     suffix = os.path.splitext(value)[1].lower()
     fitting = [known for known in FILES.get(suffix, ()) if known in kinds]
-    if not fitting or key not in (*GROUPS, "ckpt") or (key == "data") != (fitting[0] == "data.root"):
+    if not fitting or key not in ("model", "ckpt"):
         return None
     given = option(fitting[0], os.path.expanduser(value))
-    if key == "data":
-        return f"data=yolo {given}"
     if suffix == ".weights" and "ckpt" in kinds:  # no network is chosen there otherwise
         return darknet_options(value, fitting[0])
     return given

@@ -67,6 +67,7 @@ def announce(
 ) -> None:
     """Log what is about to happen: data, ranks, precision, length and folder of the run."""
     anchors = anchors_of(heads)
+    log.line(config.data.line())
     for split, part in (("train", train_set), ("val", val_set)):
         summary = summarise(part, config.train.image_size, anchors, min_iou_of(config))
         log.line(f"{split}: {summary.line()}")

@@ -24,7 +24,7 @@ def find_set_file(root: Path) -> Path:
     for name in USUAL_NAMES:
         if (root / name).is_file():
             return root / name
-    others = [path for path in sorted(root.glob("*.*")) if path.suffix.lower() in SET_SUFFIXES and _names_images(path)]
+    others = set_files(root)
     if len(others) == 1:
         return others[0]
     which = f"more than one file ({', '.join(path.name for path in others)})" if others else "no data.yaml or obj.data"
@@ -32,6 +32,11 @@ def find_set_file(root: Path) -> Path:
         f"data.root: {root} holds {which} that names images for training. fix: "
         "data.root=<that file>, or data.train.annotations=<a folder of images, or a list of them>"
     )
+
+
+def set_files(root: Path) -> list[Path]:
+    """The files of a folder that name training images, by suffix and content."""
+    return [path for path in sorted(root.glob("*.*")) if path.suffix.lower() in SET_SUFFIXES and _names_images(path)]
 
 
 def _names_images(path: Path) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from data.errors import DataError, shown
 from data.files.headers import IMAGE_SUFFIXES
@@ -161,12 +163,20 @@ def _no_images(path: Path, key: str) -> DataError:
     return DataError(f"{path} names no images under {key!r}. fix: give it a folder or a list there{more}")
 
 
+def _download(content: dict[str, Any]) -> str:
+    """What to add about the addresses that a data.yaml says its images come from, if any."""
+    addresses = re.findall(r"https?://[^\s'\"]+", str(content.get("download") or ""))
+    return f", or get the images first: {' and '.join(addresses[:3])}" if addresses else ""
+
+
 def _from_yaml(path: Path, base: Path, split: str) -> Found:
     """The images that a data.yaml names for a split, by its keys train, val, path and names.
 
     train and val hold a folder, a list file, or a YAML list of these. A relative ``path`` or entry
-    starts at the file's own folder or else at ``base``. Roboflow writes "../train/images" for a
-    folder beside the file, so entries are also tried without "../".
+    starts at the file's own folder or else at ``base``; ``path`` also at the current folder, at its
+    ``datasets`` or at the one beside it, as in Ultralytics' programs. Roboflow writes
+    "../train/images" for a folder beside the file, so entries are also tried without "../".
+    ``download`` is neither fetched nor run.
     """
     content = load_yaml(path)
     if "kpt_shape" in content:
@@ -178,17 +188,18 @@ def _from_yaml(path: Path, base: Path, split: str) -> Found:
     start = content.get("path") or ""
     if not isinstance(start, str):
         raise DataError(f"{path} has path={shown(start)}. fix: make it a folder")
-    starts = list(dict.fromkeys([path.parent / start, base / start, path.parent, base]))
+    folders = [path.parent, base, *(Path.cwd() / below for below in ("", "datasets", "../datasets") if start)]
+    starts = list(dict.fromkeys([*(folder / start for folder in folders), path.parent, base]))
     found = Found(names=names_of_yaml(content, path), read=[path])
     for entry in entries:
-        short = entry.removeprefix("../")
+        short = re.sub(r"^(\.\./)+", "", entry)
         tried = dict.fromkeys(Path(os.path.normpath(root / name)) for name in (entry, short) for root in starts)
         place = next((candidate for candidate in tried if candidate.exists()), None)
         if place is None or place.suffix.lower() in SET_SUFFIXES:
             looked = ", ".join(str(candidate) for candidate in tried)
             raise DataError(
                 f"{path} names {entry} for {split!r}, but there is no such list or folder (looked for {looked}). "
-                "fix: correct its path"
+                f"fix: correct its path{_download(content)}"
             )
         part = find_images(place, next(filter(Path.is_dir, starts)), split)
         found.groups += part.groups

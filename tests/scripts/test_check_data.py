@@ -165,7 +165,8 @@ def test_a_training_says_what_its_sets_are_like(
     world = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
     sampler = SimpleNamespace(steps_per_epoch=1, device_batch_size=5, accumulate=1)
     announce(RunLog(None, True), tmp_path, config, world, None, train_set, val_set, sampler, heads)
-    lines = capsys.readouterr().out.splitlines()
+    about, *lines = capsys.readouterr().out.splitlines()
+    assert about == f"data: drawn, coco of {drawn.root}"
     assert lines[0].startswith(f"train: 5 images, 10 boxes, 2 classes, {said}")
     warned = [line for line in lines if line.startswith("warning: ")]
     assert len(warned) == ("0.0000" in said) and all("python -m scripts.anchors" in line for line in warned)

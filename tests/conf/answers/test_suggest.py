@@ -32,7 +32,7 @@ MEANT = {  # typed, and what it means: the first whose keys a program has; "ckpt
     "--conf-thres 0.3": CONFIDENCE,
     "--weights a.pt": ("ckpt=a.pt", "model.weights=a.pt"),
     "--weights yolov3.weights": ("ckpt= model.cfg=yolov3 model.weights=yolov3.weights", "model.weights=yolov3.weights"),
-    "--data x.yaml": ("data=yolo data.root=x.yaml",),
+    "--data x.yaml": ("data=x.yaml",),
     "--device 0": (f"train.device=cuda{GPUS}", f"device=cuda{GPUS}", "'devices=[0]'"),
     "--cfg a.cfg": ("model.cfg=a.cfg",),
     "imgsz=640": SIZE,
@@ -41,7 +41,6 @@ MEANT = {  # typed, and what it means: the first whose keys a program has; "ckpt
     "lr0=0.01": ("optim.lr=0.01",),
     "optim.learning_rate=0.1": ("optim.lr=0.1",),
     "model=/data/my.cfg": ("model.cfg=/data/my.cfg",),
-    "data=/x/coco8.yaml": ("data=yolo data.root=/x/coco8.yaml",),
     "ckpt=tiny.weights": ("ckpt= model.cfg=tiny.cfg model.weights=tiny.weights", "model.weights=tiny.weights"),
     "ckpt=yolov4.weights": ("ckpt= model.cfg=yolov4 model.weights=yolov4.weights", "model.weights=yolov4.weights"),
 }

@@ -1,0 +1,102 @@
+"""Choices of a group that are paths: ``data=/x/cats.yaml``, ``experiment=mine.yaml``.
+
+Hydra asks its sources for a choice one after another. FileChoices is the first of them and has the
+words with a slash or a suffix, if there is such a file or folder. Bare words are names of a group,
+whatever lies in the current folder.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from conf import CONF_DIR
+from data.formats.recognise import recognise
+from data.formats.set_files import YAML_SUFFIXES, load_yaml
+
+OURS = {"defaults", "format"}  # keys of a data set's options, which no data.yaml has
+
+
+class FileChoices(ConfigSource):
+    """Files and folders as choices of the groups ``data`` and ``experiment``."""
+
+    @staticmethod
+    def scheme() -> str:
+        """How the search path names this source."""
+        return "choice"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """The options of a choice. Raises DataError for a file that holds none."""
+        group, _, word = config_path.partition("/")
+        path = Path(word).expanduser()
+        content: Any = None
+        if path.is_file() and path.suffix.lower() in YAML_SUFFIXES:
+            content = load_yaml(path)
+        if group == "data" and not (content and OURS & content.keys()):
+            known = recognise(path)
+            usual = yaml.safe_load((CONF_DIR / "data" / f"{known['format']}.yaml").read_text(encoding="utf-8"))
+            return self._result(config_path, {**usual, **known}, None)
+        assert content is not None  # by is_config
+        header = self._get_header_dict(path.read_text(encoding="utf-8"))["package"]
+        package = header or ("_global_" if group == "experiment" else None)
+        # Hydra looks for plain names beside the file; they are those of the group.
+        defaults = [_in_group(entry, group) for entry in content.get("defaults", [])]
+        return self._result(config_path, {**content, "defaults": defaults}, package)
+
+    def _result(self, path: str, options: dict[str, Any], package: str | None) -> ConfigResult:
+        header = {"package": package}
+        return ConfigResult(provider=self.provider, path=path, config=OmegaConf.create(options), header=header)
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether a choice is the path of something that its group can be."""
+        group, _, word = config_path.partition("/")
+        path = os.path.expanduser(word)
+        if group == "experiment":
+            return path.lower().endswith(YAML_SUFFIXES) and os.path.isfile(path)
+        return group == "data" and is_path(word) and os.path.exists(path)
+
+    def is_group(self, config_path: str) -> bool:
+        """Whether it is a group: there are none of its own."""
+        return False
+
+    def available(self) -> bool:
+        """Whether the source can be read: always."""
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """The choices to propose: none, since all files are."""
+        return []
+
+
+class _FileChoicesPath(SearchPathPlugin):
+    """Puts FileChoices into each search path."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.prepend("paths", "choice://")
+
+
+def register_file_choices() -> None:
+    """Let all that Hydra composes from now on in this process take paths for choices."""
+    Plugins.instance().register(FileChoices)
+    Plugins.instance().register(_FileChoicesPath)
+
+
+def is_path(word: str) -> bool:
+    """Whether a choice reads like a path."""
+    return "/" in word or bool(os.path.splitext(word)[1])
+
+
+def _in_group(entry: Any, group: str) -> Any:
+    """An entry of a defaults list, with a plain name as one of ``group``."""
+    if isinstance(entry, str) and entry != "_self_" and not entry.startswith("/"):
+        return f"/{group}/{entry}@_here_"
+    return entry
