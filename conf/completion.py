@@ -80,10 +80,8 @@ def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
 
 
 def with_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The same options; CheckpointError if ``ckpt`` is given and no checkpoint."""
-    if "ckpt" in given:
-        check_checkpoint(given["ckpt"])
-    return given
+    """The options with the plugins of ``ckpt``. Raises CheckpointError if it is no checkpoint."""
+    return of_checkpoint(given, config_of_checkpoint(given["ckpt"]), named) if "ckpt" in given else given
 
 
 def complete_conversion(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:

@@ -100,6 +100,9 @@ class PublishConfig:
     license: str | None  # of the weights, as apache-2.0 or cc-by-4.0; null: the card says that it is unknown
     data_license: str | None  # of the pictures and labels that they learnt from; null: likewise
     debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # as in train.py; those of the checkpoint if there is one
+    plugins_sha256: dict[str, str]  # as in train.py
+    plugin: dict[str, Any]  # as in train.py
 
 
 @dataclass

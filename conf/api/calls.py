@@ -49,7 +49,10 @@ def callable_from_python(
                 return function(options)
             try:
                 with plain_errors(name, options):
-                    return function(options_of(name, options))
+                    config = options_of(name, options)
+                    if getattr(config, "devices", None) is not None:
+                        raise ConfigError("devices starts processes, which the command line does. fix: leave it out")
+                    return function(config)
             finally:
                 shutdown()
 

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conf.answers.help import own_version
 from conf.build.network import model_from_checkpoint
+from conf.extensions.using import KEYS
 from conf.failures import ConfigError
 from conf.schema_tools import PublishConfig
 from models import count_parameters
@@ -72,7 +73,12 @@ def published_state(state: Mapping[str, Any]) -> dict[str, Any]:
         **{key: state[key] for key in kept if key in state},
         "seen": images_seen(state),
         "network": {**state["network"], "source": CFG},
-        "config": {"model": {**saved["model"], "cfg": CFG, "weights": None}, "evaluate": {"image_size": size}},
+        "config": {
+            "model": {**saved["model"], "cfg": CFG, "weights": None},
+            "evaluate": {"image_size": size},
+            **{key: saved[key] for key in KEYS if key in saved},
+            "plugins": [Path(plugin).name for plugin in saved.get("plugins", [])],
+        },
     }
 
 
@@ -110,6 +116,7 @@ def card(config: PublishConfig, state: Mapping[str, Any], run: Path, proof: bool
         width=state["network"]["width"], parameters=count_parameters(model), size=size, resize=resize, data=data,
         counts=state.get("data"), epoch=state["epoch"], seen=images_seen(state), figures=figures, per_class=per_class,
         license=weights_license, data_license=config.data_license or UNKNOWN, proof=proof, version=own_version(),
+        plugins=[Path(plugin).name for plugin in saved.get("plugins", [])],
     )  # fmt: skip
 
 

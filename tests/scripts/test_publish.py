@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,22 @@ def test_it_is_what_ckpt_and_model_weights_take(run: Path, folder: Path, tmp_pat
         options_of("eval", [f"ckpt={out}"])
 
 
+def test_a_plugin_is_named_and_no_part_of_the_folder(run: Path, tmp_path: Path) -> None:
+    plugin = Path(__file__).parents[2] / "docs" / "examples" / "plugins" / "squareplus_activation.py"
+    state = load_checkpoint(run)
+    state["config"] |= {
+        "plugins": [str(plugin)],
+        "plugins_sha256": {plugin.stem: sha256(plugin.read_bytes()).hexdigest()},
+    }
+    save_checkpoint(tmp_path / "with.pt", state)
+    out = published(tmp_path / "with.pt", tmp_path / "ours")
+    assert plugin.name in (out / "README.md").read_text() and str(plugin) not in (out / "config.json").read_text()
+    assert not (out / plugin.name).exists(), "what is downloaded brings no code"
+    with pytest.raises(ConfigError, match=f"{plugin.stem}.*, which ckpt=.* needs"):
+        Detector(out)
+    assert Detector(out, plugins=[plugin], device="cpu").names == state["names"]
+
+
 def test_the_card_tells_what_is_known_and_what_is_not(run: Path, folder: Path, tmp_path: Path, capsys: Any) -> None:
     card = ModelCard.load(published(run, tmp_path / "ours", "license=mit", "data_license=ours") / "README.md")
     assert "note:" not in capsys.readouterr().out
@@ -128,4 +145,4 @@ def test_a_changed_byte_is_found(run: Path, tmp_path: Path, name: str) -> None:
             load_checkpoint(out)
     (out / "config.json").write_text(json.dumps({"model_type": "yolos"}))
     with pytest.raises(CheckpointError, match=r"is not a folder of scripts\.publish"):
-        Detector(out)
+        load_checkpoint(out)

@@ -2,12 +2,13 @@
 
 ``model.safetensors`` holds the averaged weights, ``model.cfg`` the network, ``config.json``
 everything else that a checkpoint says about them, and the digest over all three. ``model.names``
-repeats the class names for Darknet.
+repeats the class names for other programs.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def write_hub_folder(folder: Path, state: Mapping[str, Any]) -> None:
     try:
         save_file(weights, folder / HUB_WEIGHTS, {"format": "pt"})
         (folder / CFG).write_bytes(state["network"]["cfg"].encode())
+        shutil.copymode(folder / CFG, folder / HUB_WEIGHTS)  # safetensors lets nobody else read it
         (folder / NAMES).write_text("".join(f"{name}\n" for name in state["names"]), encoding="utf-8")
         (folder / REST).write_text(json.dumps(content | {"state": rest}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
