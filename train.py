@@ -101,7 +101,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     micro_batch, batch_note = probe_micro_batch(config, model, world, dtype, saved_micro_batch)
     if config.dry_run:
         sampler = make_sampler(config, train_set, model.max_stride, world, micro_batch)
-        tell_places(config, world, train_set, val_set, sampler)
+        tell_places(config, world, train_set, val_set, sampler, anchors_note)
         return Outcome({}, None)
     dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world, micro_batch)
     size = config.evaluate.image_size or options.image_size

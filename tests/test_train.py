@@ -139,8 +139,9 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tm
 def test_a_dry_run_says_what_it_found_and_leaves_nothing(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(options(shapes, tmp_path / "run", "dry_run=true"))
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rank ")]
+    train(options(shapes, tmp_path / "run", "dry_run=true", "model.anchors=auto"))
+    line, anchors = capsys.readouterr().out.splitlines()
+    assert line.startswith("rank ") and anchors.startswith("model.anchors=auto: the anchors of the .cfg stay")
     for text in (
         "rank 0 of 1",
         "device cpu",

@@ -88,9 +88,14 @@ def announce(
 
 
 def tell_places(
-    config: TrainConfig, world: World, train_set: Annotations, val_set: Annotations, sampler: TrainBatchSampler
+    config: TrainConfig,
+    world: World,
+    train_set: Annotations,
+    val_set: Annotations,
+    sampler: TrainBatchSampler,
+    anchors_note: str | None,
 ) -> None:
-    """Print one line per rank, on rank 0, for ``dry_run``."""
+    """For ``dry_run``, print on rank 0 one line per rank and what auto anchors became."""
     gpu = f" {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
     line = (
         f"{describe_rank()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
@@ -101,6 +106,8 @@ def tell_places(
     lines = gather_arrays(np.frombuffer(line.encode(), np.uint8))
     for each in lines or ():
         print(each.tobytes().decode(), flush=True)
+    if world.is_main and anchors_note is not None:
+        print(anchors_note, flush=True)
 
 
 def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: Sequence[str], path: Path) -> None:
