@@ -27,6 +27,7 @@ MOST_BOXES = 10_000  # to fit to; with nine anchors that takes seconds
 SEED = 0
 ROUNDS = 300  # of refinement
 GAIN = 0.03  # of the mean best IoU; for less, the anchors of the .cfg stay
+NEAR = 0.2  # overlap that serves a loss without a limit of its own; that of loss=yolov3
 LEAST_SIDE = 1.0  # pixels
 
 
@@ -40,10 +41,9 @@ def choose_anchors(
 ) -> tuple[Sizes | None, str]:
     """Anchors (k, 2) in place of ``current``, or None if these serve; and a sentence for the log.
 
-    ``min_iou`` is the overlap with an anchor that a box needs to be learnt. Where ``current`` gives
-    nearly all boxes that, a closer fit is no gain: on BCCD it cost a third of the AP
-    (docs/results/accuracy.md). With None, each box gets its best anchor, and the mean best IoU has
-    to rise by GAIN.
+    ``min_iou`` is the overlap with an anchor that a box needs to be learnt; None, where each box
+    gets its best anchor, stands for NEAR. Where ``current`` gives nearly all boxes that, a closer
+    fit is no gain: on BCCD it cost half of the AP and more (docs/results/accuracy.md).
 
     ``slots`` are the rows of ``current`` that the heads use, in the order in which they shall hold
     larger and larger anchors. The other rows stay. Sizes are those in images letterboxed to
@@ -52,10 +52,11 @@ def choose_anchors(
     sizes, slots = network_sizes(annotations, image_size, MOST_BOXES), list(slots)
     if not len(sizes):
         return None, "there are no boxes to fit to, so the anchors of the .cfg stay"
-    if min_iou is not None and (reached := recall(sizes, current[slots], min_iou)) >= LOW_RECALL:
+    least = NEAR if min_iou is None else min_iou
+    if (reached := recall(sizes, current[slots], least)) >= LOW_RECALL:
         return None, (
-            f"the anchors of the .cfg stay: {reached:.1%} of the boxes overlap one by more than {min_iou:g}, which is "
-            "what the loss asks for"
+            f"the anchors of the .cfg stay: {reached:.1%} of the boxes overlap one by more than {least:g}, and a "
+            "closer fit can cost AP"
         )
     chosen = current.copy()
     chosen[slots] = np.maximum(_kept_fit(sizes, len(slots), index_dir), LEAST_SIDE).round(1)
