@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn.functional import conv2d
 from conf.build.start import prepare_numerics
 from train_utils.config import Compile, Precision
 from train_utils.loop.detect import detect_batches
-from train_utils.numerics import allow_tf32
+from train_utils.numerics import allow_tf32, keep_to_one_thread, one_thread_per_operator
 from train_utils.processes.world import World
 
 
@@ -56,6 +57,22 @@ def test_detections_of_a_training_in_tf32_are_those_of_float32(monkeypatch: pyte
     for _ in detect_batches(see, [batch, batch], lambda maps: [], cuda):
         assert is_allowed() == (True, True), "what happens between two batches is none of its business"
     assert seen == [(True, False)] * 2, "cuDNN computes all convolutions"
+
+
+def test_threads_that_detect_at_once_keep_their_operators_on_one_thread() -> None:
+    def come_and_go() -> int:
+        with one_thread_per_operator() as outside:
+            return outside
+
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(1, initializer=keep_to_one_thread) as pool, one_thread_per_operator() as outside:
+            with ThreadPoolExecutor(1) as other:
+                assert other.submit(come_and_go).result() == outside == 3
+            assert pool.submit(torch.get_num_threads).result() == 1, "though the other restored what it found"
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.gpu

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from train_utils.terminal.progress import Progress, fit
+from train_utils.terminal.screen import columns
 
 
 @pytest.fixture
@@ -77,3 +80,29 @@ def test_a_line_keeps_the_parts_that_fit() -> None:
     parts = ["45%", "0:01:02 left", "loss 9.8", "214 img/s"]
     assert fit(parts, 80) == "45%  0:01:02 left  loss 9.8  214 img/s"
     assert fit(parts, 30) == "45%  0:01:02 left  loss 9.8" and fit(parts, 2) == "45%"
+
+
+def test_a_cell_of_a_notebook_has_one_line_that_changes(
+    wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[list[str]] = []  # what stood in the line of each cell
+    shell = SimpleNamespace(kernel=None, execution_count=1)
+
+    def display(content: dict[str, str], raw: bool, display_id: bool) -> SimpleNamespace:
+        shown.append([content["text/plain"]])
+        return SimpleNamespace(update=lambda content, raw, line=shown[-1]: line.append(content["text/plain"]))
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    for cell, title in ((1, "train"), (1, "evaluate"), (2, "again")):
+        shell.execution_count = cell
+        with Progress(10, title, enabled=True) as progress:
+            for done in range(1, 10):
+                wait(0.2)
+                progress.at(done)
+    assert [len(line) for line in shown] == [9, 5] and capsys.readouterr() == ("", "")
+    assert [line[-1] for line in shown] == ["", ""], "cleared at the end"
+    assert shown[0][1].startswith("train  3/10  ") and shown[0][5].startswith("evaluate  3/10  ")
+    assert columns() == 100
+    shell.__dict__.pop("kernel")  # IPython in a terminal
+    assert columns() is None
