@@ -103,10 +103,10 @@ def plain_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
     except Exception as caught:
         error = name_lost_peers(caught)
         said = in_one_sentence(error, PROGRAMS[name].schema, overrides)
+        if said is None:
+            raise
         if isinstance(error, HydraException | OmegaConfBaseException):
-            raise ConfigError(said) from None
-        if said is not None:
-            error.args = (said,)
-        if error is not caught:
-            raise error from caught
-        raise
+            error = ConfigError(said)
+        error.args, kind = (said,), type(error).__name__
+        vars(error)["_render_traceback_"] = lambda: [f"{kind}: {said}"]  # what a notebook shows
+        raise error from (caught.__cause__ if error is caught else None)

@@ -68,6 +68,7 @@ def test_errors_are_exceptions_with_the_sentence_of_the_command_line(
     with pytest.raises(error) as refused:
         train(overrides)
     assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert vars(refused.value)["_render_traceback_"]() == [f"{error.__name__}: {refused.value}"], "for IPython"
     assert state_of_the_process() == before and list(tmp_path.iterdir()) == []
 
 
