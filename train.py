@@ -31,7 +31,6 @@ from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, build_resumed_model, make_loss
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
-from conf.build.run_report import keep_about
 from conf.build.start import (
     extend_run,
     fit_anchors,
@@ -42,6 +41,7 @@ from conf.build.start import (
     tell_extension,
 )
 from conf.build.training import Training
+from conf.proof.card import ProofCard, extra_checkpoint
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
 from models import Darknet
@@ -91,11 +91,10 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     train_set, val_set = open_sets(config, world)
     check_agreement(world, config, saved, train_set, val_set)
     config, anchors_note = fit_anchors(config, world, saved, train_set)
-    num_classes = len(train_set.names)
     model, weights_note = (
-        build_model(config.model, num_classes, world=world, fitted=given.model.anchors == AUTO_ANCHORS)
+        build_model(config.model, len(train_set.names), world=world, fitted=given.model.anchors == AUTO_ANCHORS)
         if saved is None
-        else build_resumed_model(config.model, num_classes, saved)
+        else build_resumed_model(config.model, len(train_set.names), saved)
     )
     saved_micro_batch = saved.get("micro_batch") if saved is not None else None
     micro_batch, batch_note = probe_micro_batch(config, model, world, dtype, saved_micro_batch)
@@ -129,8 +128,8 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
         on_main(world, lambda: save_config(folder.path, given))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
         draw_first_batch(dataset, sampler, train_set.names, folder.path / "train_batch.jpg")
-    keep_about(folder.path, config, world, {"train": train_set, "val": val_set}, log.line)
-    training = Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator, train_set)
+    proof = ProofCard(folder.path, given, world, {"train": train_set, "val": val_set}, step.state, log.line)
+    training = Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator, train_set, proof)
     return Outcome(training.run(), folder.path)
 
 
@@ -169,6 +168,12 @@ def build_step(
         autocast_dtype=dtype,
         to_input=to_input,
         guard=NonFiniteGuard(world, folder.path, options.max_nonfinite_steps, log.line, train_set.file_name, roll_back),
-        decisions=StepDecisions(stop, options.save_every_steps, options.save_every_minutes, checkpoints.writer.failed),
+        decisions=StepDecisions(
+            stop,
+            options.save_every_steps,
+            options.save_every_minutes,
+            checkpoints.writer.failed,
+            extra_checkpoint(config, steps),
+        ),
     )
     return step, checkpoints

@@ -48,6 +48,7 @@ from conf.schema_tools import (
     GetWeightsConfig,
     PublishConfig,
     TuneConfig,
+    VerifyConfig,
 )
 from conf.sweeps.multirun import objective, refuse_folders, register_folders, show_results, take_folder
 from conf.sweeps.space import gather_options
@@ -87,6 +88,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
     "compare": Program(CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(TuneConfig, "scripts.tune:tune"),
+    "verify": Program(VerifyConfig, "scripts.verify:verify", bare="run"),
 }
 
 

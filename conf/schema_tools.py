@@ -219,3 +219,17 @@ class TuneConfig:
         for device in self.devices:
             if device not in ("auto", "cpu") and not device.isdecimal():
                 raise ValueError(f"devices holds {device}, which is neither auto, cpu nor the number of a GPU")
+
+
+@dataclass
+class VerifyConfig:
+    """Everything that scripts/verify.py reads."""
+
+    run: str  # folder of a finished run
+    data_root: str | None  # where its data lie now; null: data.root of the run
+    steps: int  # replay at most this many steps at each end of the training; 0: none
+    score: bool  # score the best weights again
+    debug: bool  # show tracebacks of user errors, too
+
+    def __post_init__(self) -> None:
+        check_least(self, 0, "steps")

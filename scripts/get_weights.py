@@ -17,12 +17,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 from conf.schema_tools import GetWeightsConfig
 from conf.weights import fetch_weights, weights_folder
-from models.weights.published import PUBLISHED, Published
-
-LICENCE = (
-    "Darknet's authors put them in the public domain. They learnt from the pictures of\n"
-    "COCO, which have licences of their own."
-)
+from models.weights.published import LICENCE, PUBLISHED, Published
 
 
 def get_weights(config: GetWeightsConfig) -> None:

@@ -13,6 +13,7 @@ from conf.build.report import about_data, check_overfit, close_run, finish
 from conf.build.run_report import keep_evaluation, report_run, spare
 from conf.build.start import freeze_for_epoch
 from conf.entry import to_dictionary
+from conf.proof.card import ProofCard
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler
 from models import Darknet
@@ -50,6 +51,7 @@ class Training:
     loader: DataLoader[Batch]
     evaluator: Evaluator
     train_set: Annotations
+    proof: ProofCard
 
     def __post_init__(self) -> None:
         self.state, path, is_main = self.step.state, self.folder.path, self.world.is_main
@@ -88,7 +90,8 @@ class Training:
             started = time.perf_counter()
             result = self.train_epoch()
             stopped_by = result.stopped_by
-            if state.step < (state.epoch + 1) * self.sampler.steps_per_epoch:
+            replayed = stopped_by is not None and self.step.decisions.replaying
+            if replayed or state.step < (state.epoch + 1) * self.sampler.steps_per_epoch:
                 break  # stopped within the epoch
             state.end_epoch()
             evaluation = self.score() if self.config.evaluate.is_due(state.epoch, self.config.train.epochs) else None
@@ -147,6 +150,7 @@ class Training:
 
     def log_step(self) -> None:
         """Log the losses of the step just made, if it is one of each ``logger.every_steps``."""
+        self.proof.stepped(self.state)
         step, every = self.state.step, self.config.logger.every_steps
         if every > 0 and step % every == 0:
             self.loggers.step(step, {"lr": self.step.lr, **self.step.losses})
@@ -198,6 +202,7 @@ class Training:
             sets = self.train_set, self.evaluator.annotations
             found = evaluation.scores, evaluation.detections
             finish(self.log, self.folder.path, self.config, self.state, *sets, *found)
+            self.proof.finish(self.state)
             spare(self.log.line, "report.html", lambda: report_run(self.folder.path))
             self.loggers.result(self.state.step, self.state.best_figures, evaluation.scores)
             close_run(self.log, self.folder.path, time.monotonic() - self.started)

@@ -23,6 +23,10 @@ BACKBONE_LAYERS = {  # the layers that Darknet's users keep, and model.freeze=ba
     "yolov4-tiny": 29,
     "yolov7-tiny": 87,
 }
+LICENCE = (
+    "Darknet's authors put them in the public domain. They learnt from the pictures of\n"
+    "COCO, which have licences of their own."
+)
 _REDMON = "https://pjreddie.com/media/files"
 _RELEASES = "https://github.com/AlexeyAB/darknet/releases/download"
 _V3, _V4 = f"{_RELEASES}/darknet_yolo_v3_optimal", f"{_RELEASES}/darknet_yolo_v4_pre"

@@ -14,7 +14,7 @@ from conf.build.start import resolve
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Batch, DataError, ShapesConfig, ensure_shapes
-from scripts.world_size import largest_difference, parts_of
+from scripts.bench.world_size import largest_difference, parts_of
 from tests.runs.process_group import run_group
 from train import train
 from train_utils.distributed import init_distributed_mode

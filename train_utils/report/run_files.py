@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import yaml
 
 from train_utils.errors import TrainError
+from train_utils.report.proof import FILE, read_proof
 from train_utils.run.log import HINT
 from train_utils.run.same_start import flat
 from train_utils.scores.coco_eval import ABSENT
 
-ABOUT = "about.json"
 Row = dict[str, float]
 
 
@@ -27,14 +26,24 @@ class Run:
     options: dict[str, Any]  # of config.yaml, by full key, as ``optim.lr``
     epochs: list[Row]  # of metrics.csv
     times: list[Row]  # of times.csv
-    starts: list[dict[str, Any]]
-    data: dict[str, dict[str, Any]]
+    proof: dict[str, Any]  # proof.json; empty if an earlier version made the run
 
     @property
     def best(self) -> Row | None:
         """The first epoch with the best AP; None if none was evaluated."""
         scored = [row for row in self.epochs if row.get("AP", ABSENT) != ABSENT]
         return max(scored, key=lambda row: row["AP"], default=None)
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """Command, machine and versions of each start, oldest first."""
+        return [start["environment"] for start in self.proof.get("starts", ())]
+
+    @property
+    def data(self) -> dict[str, dict[str, int]]:
+        """What the sets hold."""
+        sets = self.proof.get("data", {}).items()
+        return {name: {what: count for what, count in part.items() if isinstance(count, int)} for name, part in sets}
 
     @property
     def hints(self) -> list[str]:
@@ -52,18 +61,9 @@ def read_files(folder: Path) -> Run:
     try:
         options = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
         tables = _table(folder / "metrics.csv"), _table(folder / "times.csv")
-        return Run(folder, options, *tables, **read_about(folder))
+        return Run(folder, options, *tables, read_proof(folder) if (folder / FILE).is_file() else {})
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise TrainError(f"cannot read {folder} ({error}). fix: restore its tables, .json and .yaml") from error
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """``starts``, oldest first, and ``data`` by set; both empty if the run kept none.
-
-    Raises OSError, or ValueError if the file is damaged.
-    """
-    path = folder / ABOUT
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {"starts": [], "data": {}}
 
 
 def _table(path: Path) -> list[Row]:

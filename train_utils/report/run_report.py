@@ -11,9 +11,12 @@ from train_utils.pictures.plots import FOLDER, PLOTS, Plot
 from train_utils.report.best import FILE, read_best
 from train_utils.report.page import data_url, figure, shown, write_page
 from train_utils.report.run_files import Run
+from train_utils.run.same_start import flat
 from train_utils.scores.coco_eval import FIGURES, PER_CLASS
+from train_utils.shell import option
 from train_utils.terminal.progress import duration
 
+PROVED = ("data.train.sha", "data.val.sha", "weights.", "first steps.", "initial", "licence")  # keys on the page
 TRAIN_BATCH = Plot("First training batch", "What the network was given first, with its boxes.")
 
 
@@ -48,6 +51,9 @@ def write_report(run: Run, out: Path, defaults: Mapping[str, Any]) -> Path:
         data=[(name, *(f"{count:,}" for count in counts.values())) for name, counts in run.data.items()],
         data_titles=("set", *next(iter(run.data.values()), {})),
         starts=run.starts,
+        proof=run.proof,
+        proof_rows=[(key, shown(value)) for key, value in flat(run.proof).items() if key.startswith(PROVED)],
+        verify=f"python -m scripts.verify {option('run', run.folder)}",
     )
     return out
 

@@ -1,6 +1,6 @@
 """Train the same few steps on 1, 2 and 4 ranks and print by how much the weights differ.
 
-    python -m scripts.world_size [key=value ...]
+    python -m scripts.bench.world_size [key=value ...]
 
 Each training is `train.py` under torchrun: yolov3-spp at width 0.125 on drawn shapes, 20 steps of 8
 mosaics of changing sizes. Precision is float64 or float32, with one pass or two accumulated passes
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from train_utils.run.checkpoint import load_checkpoint
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 PRECISIONS = {"float64": (), "float32": ("train.deterministic=true",)}
 PASSES = (1, 2)  # per step
 PROCESSES = (1, 2, 4)

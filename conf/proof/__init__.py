@@ -1,0 +1,1 @@
+"""What a run was made of, and whether it comes out the same again."""

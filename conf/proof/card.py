@@ -1,0 +1,119 @@
+"""The proof of a run while it grows: begun at its start, closed when the training is over."""
+
+from __future__ import annotations
+
+import csv
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from conf.build.agreement import ROOT
+from conf.build.run_report import Say, spare, summary_of
+from conf.proof.facts import code_of, initial_weights, packages, sha256_of, start_facts
+from conf.proof.weaknesses import weaknesses
+from conf.schema import TrainConfig
+from data import Annotations
+from data.index.hashes import hash_set
+from data.licences import LICENCES
+from train_utils.distributed import World
+from train_utils.report.proof import BEST, FILE, LAST, PREVIOUS, TABLE, UNKNOWN, read_proof, write_proof
+from train_utils.run.checkpoint import load_checkpoint
+from train_utils.run.plain_data import digest_of, to_plain
+from train_utils.run.run_state import RunState
+from train_utils.run.whole_files import whole_file
+
+STEPS = 8  # that can be replayed at each end of a training
+
+
+def weights_digest(state: Mapping[str, Any]) -> str:
+    """A SHA-256 over the tensors of the raw and the averaged weights, with names and shapes."""
+    return digest_of(to_plain({key: dict(state[key]) for key in ("model", "ema")}))
+
+
+def extra_checkpoint(config: TrainConfig, steps_per_epoch: int) -> int:
+    """The step at which a run keeps a checkpoint to replay its end from; 0 for none.
+
+    Where an epoch has no more than STEPS steps, the checkpoint of the one before serves as it is.
+    """
+    extra = steps_per_epoch > STEPS and not config.train.best_only
+    return config.train.epochs * steps_per_epoch - STEPS if extra else 0
+
+
+class ProofCard:
+    """Keeps ``proof.json`` on rank 0.
+
+    A thread hashes the images while the training runs. What fails is a line in the log: a training
+    can do without a proof.
+    """
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, world: World, sets: dict[str, Annotations], state: RunState, say: Say
+    ) -> None:
+        """Record this start, with the options as given; all ranks call this together."""
+        self.folder, self.config, self.sets, self.say = folder, config, sets, say
+        self.kept_step = min(STEPS, config.train.epochs * state.description["steps_per_epoch"])
+        self.proof: dict[str, Any] = {}
+        start = start_facts(config, world, state.step, state.description["micro_batch"])
+        if world.is_main:
+            spare(say, FILE, lambda: self._begin(start))
+
+    def _begin(self, start: dict[str, Any]) -> None:
+        before = read_proof(self.folder) if start["step"] and (self.folder / FILE).is_file() else {}
+        self.proof = {
+            "finished": False,
+            "starts": [*before.get("starts", ()), start],
+            "first steps": before.get("first steps"),
+            "initial weights": before["initial weights"] if before else initial_weights(self.config),
+            "licence of the data": LICENCES.get(self.config.data.name, UNKNOWN),
+            "data": {name: summary_of(part) for name, part in self.sets.items()},
+            "code": code_of(ROOT),
+            "packages": packages(),
+        }
+        write_proof(self.folder, self.proof)
+        self._hashes = Future[dict[str, Any]]()
+        threading.Thread(target=self._hash_sets, name="proof", daemon=True).start()
+
+    def _hash_sets(self) -> None:
+        try:
+            self._hashes.set_result({name: hash_set(part) for name, part in self.sets.items()})
+        except Exception as error:  # raised in finish
+            self._hashes.set_exception(error)
+
+    def stepped(self, state: RunState) -> None:
+        """Keep the digest of the weights once the first steps are made; one may be skipped."""
+        if not self.proof or self.proof["first steps"] or state.step < self.kept_step:
+            return
+        if self.proof["starts"][-1]["step"] < self.kept_step:
+            weights = {"model": state.model.state_dict(), "ema": state.average.module.state_dict()}
+            self.proof["first steps"] = {"step": state.step, "sha256": weights_digest(weights)}
+            spare(self.say, FILE, lambda: write_proof(self.folder, self.proof))
+
+    def finish(self, state: RunState) -> None:
+        """Close the proof with the figures and the digests of data, checkpoints and tables."""
+        if self.proof:
+            spare(self.say, FILE, lambda: self._finish(state))
+
+    def _finish(self, state: RunState) -> None:
+        hashes = self._hashes.result()
+        with whole_file(self.folder / TABLE) as file:
+            table = csv.writer(file)
+            table.writerow(("set", "file", "sha256", "labels"))
+            table.writerows((name, *row) for name, (rows, _) in hashes.items() for row in rows)
+        for name, (_, whole) in hashes.items():
+            self.proof["data"][name] |= {"sha256": whole, "names": self.sets[name].names}
+        there = [name for name in ("metrics.csv", TABLE, BEST, LAST, PREVIOUS) if (self.folder / name).is_file()]
+        self.proof |= {
+            "finished": True,
+            "steps": state.step,
+            "best epoch": state.best_epoch,
+            "figures": state.best_figures,
+            "files": {name: sha256_of(self.folder / name) for name in there},
+            "weights": {
+                name: weights_digest(load_checkpoint(self.folder / name)) for name in (BEST, LAST) if name in there
+            },
+        }
+        log = (self.folder / "train.log").read_text(encoding="utf-8", errors="replace")
+        self.proof["weaknesses"] = list(dict.fromkeys(weaknesses(self.proof, log)))
+        write_proof(self.folder, self.proof)

@@ -1,0 +1,84 @@
+"""Compare a run's proof with what lies on the disks now."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from conf.build.agreement import ROOT
+from conf.proof.facts import code_of, commit_of, initial_weights, packages, sha256_of
+from conf.proof.weaknesses import listed
+from conf.resume import read_config
+from conf.schema import TrainConfig
+from data import Annotations
+from data.index.hashes import hash_set
+from train_utils.report.proof import TABLE, digest_of_proof
+from train_utils.run.same_training import changed_values
+
+
+class Check(NamedTuple):
+    """One row of the result."""
+
+    what: str
+    holds: bool | None  # None: it was not checked
+    detail: str
+
+
+def judged(what: str, differences: Sequence[str], same: str) -> Check:
+    """A check that holds if there are no differences, with ``same`` as its detail."""
+    return Check(what, not differences, listed(differences) if differences else same)
+
+
+def check_run(folder: Path, proof: Mapping[str, Any], options: TrainConfig) -> Iterator[Check]:
+    """The proof itself, the files of the run, and those that it began with."""
+    yield judged("proof", ["proof.json was edited"] * (proof["digest"] != digest_of_proof(proof)), "as it was written")
+    changed = changed_values(proof["starts"][-1]["options"], read_config(folder))
+    yield judged("options", [f"{key}: {change}" for key, change in changed.items()], "config.yaml as it was used")
+    found = [name for name, digest in proof["files"].items() if sha256_of(folder / name) != digest]
+    yield judged("files", found, ", ".join(proof["files"]))
+    initial = proof["initial weights"]
+    yield judged("first weights", [initial["file"]] * (initial != initial_weights(options)), initial["file"])
+
+
+def check_program(proof: Mapping[str, Any], root: Path = ROOT) -> Iterator[Check]:
+    """Source code and packages."""
+    commit, now, versions = commit_of(proof["starts"][-1]), code_of(root), packages()
+    found = [path for path, _, _ in differing(proof["code"], now)]
+    yield judged("code", found, f"{len(now)} files, commit {commit}")
+    found = [f"{name}: {before} -> {here}" for name, before, here in differing(proof["packages"], versions)]
+    yield judged("packages", found, f"{len(versions)} versions")
+
+
+def check_data(folder: Path, proof: Mapping[str, Any], sets: Mapping[str, Annotations]) -> Iterator[Check]:
+    """Every image and its labels."""
+    kept = folder / TABLE
+    text = kept.read_text(encoding="utf-8", errors="surrogateescape") if kept.is_file() else ""
+    table = list(csv.reader(text.splitlines()))[1:]
+    for name, part in sets.items():
+        rows, whole = hash_set(part, shown=True)
+        before = {path: digests for split, path, *digests in table if split == name}
+        now = {path: digests for path, *digests in rows}
+        moved = list(before.values()) == list(now.values())  # under other names
+        found = [] if moved else [change_of(*change) for change in differing(before, now)]
+        if part.names != proof["data"][name]["names"]:
+            found.append(f"classes: {', '.join(part.names)}")
+        if not found and before.keys() == now.keys() and whole != proof["data"][name]["sha256"]:
+            found = ["order, ids or outlines"]
+        yield judged(f"{name} data", found, f"{len(rows):,} images and their labels")
+
+
+def change_of(path: str, before: Sequence[str] | None, now: Sequence[str] | None) -> str:
+    """What became of an image, by the digests of its bytes and labels."""
+    if before is None or now is None:
+        return f"{path} was {'added' if before is None else 'removed'}"
+    return " and ".join(
+        f"{path} ({what})" for what, old, new in zip(("image", "labels"), before, now, strict=True) if old != new
+    )
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Keys with another value, or in one of the two only, with both values."""
+    keys = dict.fromkeys((*before, *now))
+    return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]

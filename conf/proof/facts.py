@@ -1,0 +1,122 @@
+"""What a training is made of besides its data: options, code, packages, machines and weights."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from conf.answers.help import version_page
+from conf.build.agreement import ROOT, source_files
+from conf.entry import to_dictionary
+from conf.schema import TrainConfig
+from conf.weights import weights_folder
+from models.weights.published import LICENCE
+from train_utils.distributed import World, gather_arrays
+from train_utils.report.proof import UNKNOWN
+from train_utils.run.checkpoint_files import find_checkpoint
+from train_utils.run.plain_data import digest_of
+
+CPU_INFO, NVIDIA_DRIVER = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
+PROVED = (".py", ".yaml", ".cfg", ".names", ".jinja")  # files of the program
+
+
+def start_facts(config: TrainConfig, world: World, step: int, micro_batch: int) -> dict[str, Any]:
+    """What this start of a run, after ``step``, is made of; all ranks call this together."""
+    devices = gather_arrays(np.frombuffer(device_name(world).encode(), np.uint8)) or []
+    return {
+        "environment": environment(config, world),
+        "step": step,
+        "processes": world.world_size,
+        "threads": torch.get_num_threads(),
+        "micro_batch": micro_batch,
+        "hardware": ", ".join(dict.fromkeys(device.tobytes().decode() for device in devices)),
+        "code": digest_of(code_of(ROOT)),
+        "packages": digest_of(packages()),
+        "options": to_dictionary(config),
+    }
+
+
+def environment(config: TrainConfig, world: World) -> dict[str, Any]:
+    """The command, the machine of rank 0 and the versions, by words for a reader."""
+    places = f"{world.world_size} on {world.num_nodes} node{'s' * (world.num_nodes > 1)}, {world.launcher}"
+    return {
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "command": shlex.join(["python", *sys.argv]),
+        "host": platform.node(),
+        "system": platform.platform(),
+        "device": device_name(world),
+        "CPU cores": os.cpu_count(),
+        "processes": f"{places}, {world.backend}" if world.world_size > 1 else 1,
+        "precision": config.train.precision.value,
+        "versions": ", ".join(version_page().splitlines()),
+    }
+
+
+def commit_of(start: Mapping[str, Any]) -> str:
+    """The commit of a start, with a note if its tree had changes."""
+    found = re.search(r"commit (.+)", start["environment"]["versions"])
+    return found[1] if found else UNKNOWN
+
+
+def on_gpu(start: Mapping[str, Any]) -> bool:
+    """Whether a start trained on GPUs."""
+    return ", CUDA " in start["hardware"]
+
+
+def device_name(world: World) -> str:
+    """The name of this rank's GPU or processor."""
+    if world.device.type == "cuda":
+        return f"{torch.cuda.get_device_name(world.device)}, CUDA {torch.version.cuda}"
+    known = CPU_INFO.is_file() and re.search(r"model name\s*: (.+)", CPU_INFO.read_text(encoding="utf-8"))
+    return known[1] if known else platform.machine()
+
+
+def code_of(root: Path) -> dict[str, str]:
+    """The SHA-256 of each file of the program, by its path below ``root``."""
+    return source_files(root, PROVED)
+
+
+@cache
+def packages() -> dict[str, str]:
+    """The version of each installed package, of Python, CUDA, cuDNN and the GPU's driver."""
+    driver = re.search(r"Module[^\d]*([\d.]+)", NVIDIA_DRIVER.read_text() if NVIDIA_DRIVER.is_file() else "")
+    return {str(package.name): package.version for package in distributions()} | {
+        "Python": platform.python_version(),
+        "CUDA": str(torch.version.cuda),
+        "cuDNN": str(torch.backends.cudnn.version()),
+        "NVIDIA driver": driver[1] if driver else "None",
+    }
+
+
+def initial_weights(config: TrainConfig) -> dict[str, str]:
+    """Where the first weights are from, with the SHA-256 and the licence of their file."""
+    if config.model.weights is None:
+        return {"file": "none, random values", "sha256": "", "licence": "-"}
+    published, path = config.model.published(), Path(config.model.weights)
+    if published is not None:
+        path = weights_folder() / published.file_name
+    elif path.is_dir():
+        path = find_checkpoint(path, "best")
+    licence = " ".join(LICENCE.split()) if published is not None else UNKNOWN
+    return {"file": config.model.weights, "sha256": sha256_of(path), "licence": licence}
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes; "" if it is missing or unreadable."""
+    with suppress(OSError), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+    return ""

@@ -1,0 +1,189 @@
+"""Verify the proof of a run: hash what it names, replay its two ends, score its best weights.
+
+    python -m scripts.verify runs/coco/<date_time>
+    python -m scripts.verify runs/coco/<date_time> data_root=/elsewhere/coco
+    torchrun --nproc-per-node=4 -m scripts.verify run=...      # a run of four GPUs
+    python -m scripts.verify run=... steps=0 score=false       # only the hashes
+
+Prints a table of what holds. The exit code is 1 if something differs; the last line names it.
+"""
+
+from __future__ import annotations
+
+if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
+    from conf.programs import run
+
+    run("verify")
+    raise SystemExit
+
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conf.build.batches import open_sets
+from conf.build.evaluator import Evaluator
+from conf.build.network import model_from_checkpoint
+from conf.build.start import prepare_numerics
+from conf.entry import from_dictionary, layered
+from conf.failures import USER_ERRORS
+from conf.proof.card import weights_digest
+from conf.proof.check import Check, check_data, check_program, check_run, judged
+from conf.proof.facts import device_name, on_gpu
+from conf.schema import TrainConfig
+from conf.schema_tools import VerifyConfig
+from data import Annotations
+from train import train_until
+from train_utils.distributed import World, init_distributed_mode, max_over_ranks
+from train_utils.errors import TrainError
+from train_utils.loop.stop_and_save import StopRequest
+from train_utils.numerics import weights_dtype
+from train_utils.report.proof import BEST, LAST, PREVIOUS, read_proof
+from train_utils.run.checkpoint import load_checkpoint
+from train_utils.run.run_folder import open_folder
+from train_utils.shell import option
+from train_utils.terminal.screen import say
+
+WORDS = {True: "holds", False: "DIFFERS", None: "not checked"}
+
+
+def verify(config: VerifyConfig) -> None:
+    """Print what holds of a run's proof; exit with code 1 if something differs."""
+    folder = Path(config.run).resolve()
+    proof = read_proof(folder)
+    if not proof["finished"]:
+        raise TrainError(f"{folder} has not finished. fix: python train.py {option('resume', folder)}")
+    start = proof["starts"][-1]
+    world = init_distributed_mode(start["options"]["train"]["device"], start["options"]["train"]["timeout_seconds"])
+    torch.set_num_threads(start["threads"])  # sums depend on it
+    differs = []
+    for check in checks(config, folder, proof, world):
+        if world.is_main:
+            say(f"{check.what:<14}{WORDS[check.holds]:<13}{check.detail}")
+        differs += [check.what] * (check.holds is False)
+    if world.is_main:
+        say(f"differs: {', '.join(differs)}" if differs else "nothing differs")
+    if max_over_ranks([bool(differs)])[0]:
+        sys.exit(1)
+
+
+def checks(config: VerifyConfig, folder: Path, proof: dict[str, Any], world: World) -> Iterator[Check]:
+    """All checks, the quick ones first; off rank 0 without results."""
+    last = proof["starts"][-1]
+    options = options_of(last, config)
+    if world.is_main:
+        yield from check_run(folder, proof, options_of(proof["starts"][0], config))
+        yield from check_program(proof)
+        now = device_name(world)
+        yield judged("hardware", [f"{last['hardware']} -> {now}: bits may differ"] * (now != last["hardware"]), now)
+    try:
+        sets = dict(zip(("train", "val"), open_sets(options, world), strict=True))
+    except USER_ERRORS as error:
+        yield Check("data", False, reason(error))
+        return
+    if world.is_main:
+        yield from check_data(folder, proof, sets)
+    if config.steps:
+        if world.is_main:
+            shutil.rmtree(folder / ".verify", ignore_errors=True)  # of one that was killed
+        place = open_folder(world, folder / ".verify", "run")
+        try:
+            yield replayed("first steps", lambda: first_steps(config, proof, world, place / "first"))
+            yield replayed("last steps", lambda: last_steps(config, folder, proof, world, place / "last"))
+        finally:
+            if world.is_main:
+                shutil.rmtree(place)
+    if config.score:
+        yield replayed("figures", lambda: figures(options, folder, proof, world, sets["val"]))
+
+
+class ReplayError(Exception):
+    """Why a part of a run cannot be repeated to the last bit here."""
+
+
+def replayed(what: str, repeat: Callable[[], tuple[list[str], str]]) -> Check:
+    """A check by ``repeat``, which returns what differs and what is the same."""
+    try:
+        return judged(what, *repeat())
+    except ReplayError as why:
+        return Check(what, None, str(why))
+    except USER_ERRORS as error:
+        return Check(what, False, reason(error))
+
+
+def first_steps(config: VerifyConfig, proof: dict[str, Any], world: World, place: Path) -> tuple[list[str], str]:
+    """Train the first steps again, from the initial weights."""
+    start, kept = proof["starts"][0], proof["first steps"]
+    if kept is None:
+        raise ReplayError("their weights were not kept")
+    changes: dict[str, Any] = {"run_dir": str(place), "resume": None}
+    if start["micro_batch"] % world.world_size == 0:
+        changes["train"] = {"device_batch_size": start["micro_batch"] // world.world_size}
+    replay(start, config, changes, world, kept["step"], kept["step"])
+    same = not world.is_main or read_proof(place)["first steps"] == kept
+    return ["other weights"] * (not same), f"same weights after step {kept['step']}"
+
+
+def last_steps(
+    config: VerifyConfig, folder: Path, proof: dict[str, Any], world: World, place: Path
+) -> tuple[list[str], str]:
+    """Resume the checkpoint before the last one and train on to the last one."""
+    start, until = proof["starts"][-1], proof["steps"]
+    if start["options"]["train"]["best_only"] or not {LAST, PREVIOUS} <= proof["files"].keys():
+        raise ReplayError("no checkpoint before them was kept")
+    before = load_checkpoint(folder / PREVIOUS)["step"]
+    if world.is_main:
+        (place / LAST).parent.mkdir(parents=True)
+        (place / LAST).symlink_to(folder / PREVIOUS)
+    replay(start, config, {"run_dir": None, "resume": str(place)}, world, until - before, until)
+    same = not world.is_main or weights_digest(load_checkpoint(place / LAST)) == proof["weights"][LAST]
+    return ["other weights"] * (not same), f"same weights after steps {before} to {until}"
+
+
+def replay(
+    start: dict[str, Any], config: VerifyConfig, changes: dict[str, Any], world: World, steps: int, until: int
+) -> None:
+    """Train as at a start until a step, with the training's own lines hidden.
+
+    Raises ReplayError, or the errors of train.
+    """
+    if steps > config.steps:
+        raise ReplayError(f"they are {steps}. fix: steps={steps}")
+    anywhere = start["options"]["train"]["deterministic"] and not on_gpu(start)  # docs/distributed.md
+    if start["processes"] != world.world_size and not anywhere:
+        raise ReplayError(f"{start['processes']} processes trained them, {world.world_size} would round differently")
+    with redirect_stdout(StringIO()), StopRequest(until) as stop, warnings.catch_warnings(), ExitStack() as stack:
+        train_until(options_of(start, config, changes), stop, stack)
+
+
+def figures(
+    config: TrainConfig, folder: Path, proof: dict[str, Any], world: World, val_set: Annotations
+) -> tuple[list[str], str]:
+    """Score the best weights again."""
+    prepare_numerics(config, world)
+    state, known = load_checkpoint(folder / BEST), proof["figures"]
+    model, _ = model_from_checkpoint(state)
+    model.to(weights_dtype(config.train.precision.value)).load_state_dict(state["ema"])  # float64 was rounded
+    size = config.evaluate.image_size or config.train.image_size
+    evaluation = Evaluator(val_set, config.evaluate, size, model, config.data, world)(model.to(world.device))
+    found = evaluation.scores.figures if evaluation is not None else known
+    wrong = [f"{name}: {value} -> {found.get(name)}" for name, value in known.items() if found.get(name) != value]
+    return wrong, f"all of epoch {proof['best epoch']}, AP {known['AP']:.4f}"
+
+
+def options_of(start: dict[str, Any], config: VerifyConfig, changes: dict[str, Any] | None = None) -> TrainConfig:
+    """The options of a start of the run, with the places of today."""
+    root = config.data_root or start["options"]["data"]["root"]
+    quiet = {"data": {"root": root}, "logger": {"pictures": False}, "evaluate": {"every": 0}}
+    return from_dictionary(layered(layered(start["options"], quiet), changes or {}), TrainConfig)
+
+
+def reason(error: Exception) -> str:
+    """The sentence of an error, without its way out."""
+    return str(error).partition(". fix:")[0]

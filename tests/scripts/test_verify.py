@@ -1,0 +1,190 @@
+"""The proof of a run holds, and names whatever was changed since."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import pytest
+
+import scripts.verify as program
+from conf.build.agreement import PROGRAM, ROOT
+from conf.entry import compose
+from conf.proof import check
+from conf.schema_tools import VerifyConfig
+from data import ShapesConfig
+from tests.small_run import small_run
+from train import train
+from train_utils.errors import TrainError
+from train_utils.report.proof import read_proof
+
+SHAPES = ShapesConfig(train_images=40, val_images=4, image_size=64, seed=0)
+HASHES = ("steps=0", "score=false")
+
+
+class Place(NamedTuple):
+    """A run and its data, which a test may spoil."""
+
+    run: Path
+    data: Path
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Two epochs of ten steps; a checkpoint lies eight steps before the end."""
+    root = tmp_path_factory.mktemp("honest")
+    more = ("train.epochs=2", "train.batch_size=4", "evaluate.every=1", "train.deterministic=true")
+    train(small_run(root / "shapes", SHAPES, root / "run", *more))
+    return Place(root / "run", root / "shapes")
+
+
+@pytest.fixture
+def copied(honest: Place, tmp_path: Path) -> Place:
+    """Both at another place, as after a move."""
+    return Place(
+        Path(shutil.copytree(honest.run, tmp_path / "moved")), Path(shutil.copytree(honest.data, tmp_path / "data"))
+    )
+
+
+def verify(place: Place, *more: str) -> None:
+    program.verify(compose("verify", VerifyConfig, [f"run={place.run}", f"data_root={place.data}", *more]))
+
+
+def test_an_honest_run_holds_wherever_it_lies(copied: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    verify(copied)
+    said = capsys.readouterr().out
+    assert said.endswith("nothing differs\n") and "not checked" not in said
+    assert "same weights after step 8" in said and "same weights after steps 12 to 20" in said
+    assert not (copied.run / ".verify").exists()
+
+
+def image(place: Place, split: str) -> Path:
+    return sorted(place.data.rglob(f"{split}/*.jpg"))[1]
+
+
+def change_pixel(place: Place) -> str:
+    path = image(place, "train")
+    picture = cv2.imread(str(path))
+    picture[0, 0] ^= 255
+    cv2.imwrite(str(path), picture)
+    return rf"train data +DIFFERS +{path.name} \(image\)"
+
+
+def edit_json(place: Place, split: str, edit: Callable[[dict[str, Any]], None]) -> None:
+    (path,) = place.data.rglob(f"instances_{split}.json")
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def change_label(place: Place) -> str:
+    edit_json(place, "val", lambda content: content["annotations"][0].update(area=7.0))
+    return r"val data +DIFFERS +\d+\.jpg \(labels\)"
+
+
+def add_image(place: Place) -> str:
+    path = image(place, "train")
+    shutil.copy(path, path.with_name("new.jpg"))
+    edit_json(
+        place,
+        "train",
+        lambda content: content["images"].append(content["images"][1] | {"id": 999, "file_name": "new.jpg"}),
+    )
+    return r"train data +DIFFERS +new.jpg was added"
+
+
+def remove_image(place: Place) -> str:
+    image(place, "val").unlink()
+    return r"DIFFERS .*" + image(place, "val").parent.name
+
+
+def replace_text(path: Path, pattern: str, new: str) -> None:
+    text, count = re.subn(pattern, new, path.read_text(), count=1)
+    assert count == 1
+    path.write_text(text)
+
+
+def change_option(place: Place) -> str:
+    replace_text(place.run / "config.yaml", "weight_decay: .*", "weight_decay: 0.25")
+    return r"options +DIFFERS +optim.weight_decay: .* -> 0.25"
+
+
+def change_checkpoint(place: Place) -> str:
+    path = place.run / "checkpoints" / "best.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return r"files +DIFFERS +checkpoints/best.pt"
+
+
+def change_figure(place: Place) -> str:
+    replace_text(place.run / "proof.json", '"AR100": .*,', '"AR100": 0.9,')
+    return r"proof +DIFFERS"
+
+
+def change_table(place: Place) -> str:
+    with (place.run / "metrics.csv").open("a") as file:
+        file.write("\n")
+    return r"files +DIFFERS +metrics.csv"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [change_pixel, change_label, add_image, remove_image, change_option, change_checkpoint, change_figure, change_table],
+)
+def test_what_was_changed_is_named(
+    copied: Place, spoil: Callable[[Place], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = spoil(copied)
+    with pytest.raises(SystemExit, match="1"):
+        verify(copied, *HASHES)
+    said = capsys.readouterr().out
+    assert re.search(expected, said), said
+    assert said.count("DIFFERS") == 1, said
+
+
+def test_a_figure_is_scored_again(copied: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    change_figure(copied)
+    with pytest.raises(SystemExit, match="1"):
+        verify(copied, "steps=0")
+    assert re.search(r"figures +DIFFERS +AR100: 0.9 -> 0\.\d+", capsys.readouterr().out)
+
+
+def test_other_packages_hardware_and_steps(
+    honest: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "packages", lambda: read_proof(honest.run)["packages"] | {"numpy": "0.1"})
+    monkeypatch.setattr(program, "device_name", lambda world: "an abacus")
+    with pytest.raises(SystemExit, match="1"):
+        verify(honest, "steps=7", "score=false")
+    said = capsys.readouterr().out
+    assert re.search(r"packages +DIFFERS +numpy: .* -> 0.1\n", said)
+    assert re.search(r"hardware +DIFFERS .* -> an abacus: bits may differ\n", said)
+    assert len(re.findall("steps +not checked +they are 8. fix: steps=8", said)) == 2
+    assert said.endswith("differs: packages, hardware\n")
+
+
+def test_a_changed_line_of_code_is_named(honest: Place, tmp_path: Path) -> None:
+    for part in PROGRAM:
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    proof = read_proof(honest.run)
+    assert [found.holds for found in check.check_program(proof, tmp_path)] == [True, True]
+    replace_text(tmp_path / "train_utils" / "optim.py", "import math", "import  math")
+    (code, _) = check.check_program(proof, tmp_path)
+    assert (code.holds, code.detail) == (False, "train_utils/optim.py")
+
+
+def test_a_run_that_is_not_finished(copied: Place) -> None:
+    replace_text(copied.run / "proof.json", '"finished": true', '"finished": false')
+    with pytest.raises(TrainError, match="has not finished. fix: python train.py resume="):
+        verify(copied)
+    (copied.run / "proof.json").unlink()
+    with pytest.raises(TrainError, match=r"holds no proof\.json"):
+        verify(copied)
