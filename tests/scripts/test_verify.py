@@ -133,10 +133,10 @@ def change_table(place: Place) -> str:
     return r"files +DIFFERS +metrics.csv"
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [change_pixel, change_label, add_image, remove_image, change_option, change_checkpoint, change_figure, change_table],
-)
+IMAGES = [change_pixel, change_label, add_image, remove_image]
+
+
+@pytest.mark.parametrize("spoil", [*IMAGES, change_option, change_checkpoint, change_figure, change_table])
 def test_what_was_changed_is_named(
     copied: Place, spoil: Callable[[Place], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +183,7 @@ def test_a_changed_line_of_code_is_named(honest: Place, tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_finished(copied: Place) -> None:
     replace_text(copied.run / "proof.json", '"finished": true', '"finished": false')
-    with pytest.raises(TrainError, match="has not finished. fix: python train.py resume="):
+    with pytest.raises(TrainError, match=r"has not finished\. fix: python train\.py resume="):
         verify(copied)
     (copied.run / "proof.json").unlink()
     with pytest.raises(TrainError, match=r"holds no proof\.json"):
