@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from train_utils.run.plain_data import digest_of, to_plain
 from train_utils.run.run_state import RunState
 from train_utils.run.whole_files import whole_file
 
+TOUCHED = "touched.json"  # what callbacks changed that a training computes with
 STEPS = 8  # that can be replayed at each end of a training
 
 
@@ -115,5 +117,8 @@ class ProofCard:
             },
         }
         log = (self.folder / "train.log").read_text(encoding="utf-8", errors="replace")
-        self.proof["weaknesses"] = list(dict.fromkeys(weaknesses(self.proof, log)))
+        path = self.folder / TOUCHED
+        touched = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        callbacks = (f"the callback {entry['callback']} changed {entry['what']}" for entry in touched)
+        self.proof["weaknesses"] = list(dict.fromkeys([*callbacks, *weaknesses(self.proof, log)]))
         write_proof(self.folder, self.proof)

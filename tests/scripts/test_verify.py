@@ -38,6 +38,8 @@ class Place(NamedTuple):
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Two epochs of ten steps; a checkpoint lies eight steps before the end."""
     root = tmp_path_factory.mktemp("honest")
+    (root / "run").mkdir()
+    (root / "run" / "touched.json").write_text('[{"callback": "Mine", "what": "model", "step": 3}]')
     more = ("train.epochs=2", "train.batch_size=4", "evaluate.every=1", "train.deterministic=true")
     train(small_run(root / "shapes", SHAPES, root / "run", *more))
     return Place(root / "run", root / "shapes")
@@ -61,6 +63,7 @@ def test_an_honest_run_holds_wherever_it_lies(copied: Place, capsys: pytest.Capt
     assert said.endswith("nothing differs\n") and "not checked" not in said
     assert "same weights after step 8" in said and "same weights after steps 12 to 20" in said
     assert not (copied.run / ".verify").exists()
+    assert read_proof(copied.run)["weaknesses"][0] == "the callback Mine changed model"
 
 
 def image(place: Place, split: str) -> Path:
