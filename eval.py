@@ -26,18 +26,17 @@ from torch import Tensor
 from conf.api.calls import Outcome, callable_from_python
 from conf.build.batches import open_split
 from conf.build.evaluator import Evaluation, Evaluator, ground_truth_of
-from conf.build.network import build_model, image_size_of, model_from_checkpoint
+from conf.build.network import build_model, image_size_of, open_checkpoint
 from conf.build.report import draw_plots
 from conf.failures import ConfigError
 from conf.schema import EvalConfig, EvalTask
 from data import Annotations, Request
-from models import Darknet, for_detection
+from models import AnyNetwork, Darknet, OnnxNetwork, for_detection
 from train_utils.config import EvalPrecision
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.numerics import allow_tf32
 from train_utils.pictures.plots import FOLDER
 from train_utils.report.best import Best, keep_best
-from train_utils.run.checkpoint import load_checkpoint
 from train_utils.run.run_folder import dated_folder, open_folder
 from train_utils.scores.coco_eval import ABSENT, OPERATING_POINT, format_table, score
 from train_utils.scores.detections import to_coco_json
@@ -69,7 +68,10 @@ def evaluate(config: EvalConfig) -> Outcome:
         figures = score_file(Path(config.detections), config, annotations, out) if world.is_main else {}
         return Outcome(figures, out)
     model = load_model(config, annotations, world).to(world.device)
-    image_size = config.evaluate.image_size or image_size_of(model.cfg)
+    image_size = config.evaluate.image_size
+    if image_size is None:  # of Darknet weights: checkpoints and exported files have filled it in
+        assert isinstance(model, Darknet)
+        image_size = image_size_of(model.cfg)
     evaluator = Evaluator(
         annotations, config.evaluate, image_size, model, config.data, world, timeout_seconds=config.timeout_seconds
     )
@@ -113,18 +115,19 @@ def report(evaluation: Evaluation, config: EvalConfig, annotations: Annotations,
     return scores.figures
 
 
-def load_model(config: EvalConfig, annotations: Annotations, world: World) -> Darknet:
+def load_model(config: EvalConfig, annotations: Annotations, world: World) -> AnyNetwork:
     """Build the network that ``config`` names.
 
     Raises ConfigError if the checkpoint's classes are not those of the data.
     """
     if config.ckpt is None:
         assert config.model is not None  # only detections= needs no model
-        model, note = build_model(config.model, len(annotations.names), whole=True, world=world)
+        built, note = build_model(config.model, len(annotations.names), whole=True, world=world)
         if world.is_main:
             print(note)
-        return model
-    model, names = model_from_checkpoint(load_checkpoint(Path(config.ckpt)))
+        return built
+    opened = open_checkpoint(config.ckpt)
+    model, names = opened.model, opened.names
     numbered = [str(index) for index in range(len(annotations.names))]  # converted without names
     if names not in (annotations.names, numbered):
         raise ConfigError(
@@ -132,6 +135,8 @@ def load_model(config: EvalConfig, annotations: Annotations, world: World) -> Da
             f"{_short(annotations.names)}. fix: evaluate on data with the checkpoint's classes, or convert weights "
             "anew with names=<the data's .json>"
         )
+    if isinstance(model, OnnxNetwork) and world.is_main:
+        print(opened.note)
     return model
 
 

@@ -2,6 +2,7 @@
 
     python export.py ckpt=runs/coco/... format=onnx nms=true
     python export.py ckpt=runs/coco/... format=torch dynamic_batch=true image_size=[384,640]
+    python export.py ckpt=runs/coco/... out=shipped    # a folder to ship: the model and a client
     python export.py model=yolov3-spp model.weights=yolov3-spp.weights names=coco.names
 
 The program runs the file and compares it with the network before it gives the file its name.
@@ -19,9 +20,12 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import importlib.util
 import json
 import os
+import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,25 +35,19 @@ from conf.answers.help import own_version
 from conf.api.calls import callable_from_python
 from conf.build.network import TrainedNetwork, open_detector
 from conf.failures import ConfigError
-from conf.schema_inference import ExportConfig, ExportFormat
+from conf.schema_inference import SUFFIXES, ExportConfig, ExportFormat
 from data.formats.drawn.shapes import draw_image
 from data.samples.letterbox import letterbox
+from models import Darknet
 from models.export.check import Comparison, check_onnx, check_torch
-from models.export.files import DynamicAxes, output_names, write_onnx, write_torch
+from models.export.files import add_metadata, describe_values, write_onnx, write_torch
 from models.export.graph import DetectorGraph, FixedSuppression
+from models.export.metadata import MODEL_FILE
+from models.export.shipped import FILES, write_shipped
 from train_utils.run.checkpoint_files import FOLDER
 
-SUFFIXES = {ExportFormat.onnx: ".onnx", ExportFormat.torch: ".pt2"}
 EXTRA = ("onnx", "onnxscript", "onnxruntime")
 DRAWN_SIDE = 160  # least side in pixels: smaller pictures have no room for objects
-MEANING = {
-    "images": "RGB, 0..1, turned upright as EXIF tags say",
-    "boxes_xyxy": "x1, y1, x2, y2 in pixels of the input",
-    "boxes": "x1, y1, x2, y2 in pixels of the input; best first, zeros after the last",
-    "scores": "objectness times class probability",
-    "classes": "positions in the list of names",
-    "counts": "detections of each image",
-}
 
 
 @callable_from_python("export")
@@ -63,22 +61,30 @@ def export(config: ExportConfig) -> Path:
     out = output_path(config)
     sides = config.image_size if isinstance(config.image_size, list) else [config.image_size] * 2
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size and max(sides))
+    model = detector.model
+    assert isinstance(model, Darknet), "conf/completion.py refuses exported files"
+    dynamic_size = config.ships if config.dynamic_size is None else config.dynamic_size
+    config = replace(config, dynamic_size=dynamic_size)
     height, width = size = image_size(sides, detector)
     print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
     suppression = None
     if config.nms:
         suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, config.candidates)
-    graph = DetectorGraph(detector.model, suppression, show_candidates=config.format == ExportFormat.onnx)
+    graph = DetectorGraph(model, suppression, show_candidates=config.format == ExportFormat.onnx)
     names = {0: "batch"} if config.dynamic_batch else {}
     dynamic = names | ({2: "height", 3: "width"} if config.dynamic_size else {})
     example = torch.zeros(config.batch_size, 3, height, width)
     values = describe_values(graph, example, dynamic)
-    details = metadata(config, detector, size, values)
-    batches = trial_batches(config, size, detector.model.max_stride)
+    facts = described(config, detector, size, values)
+    details = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in facts.items()
+    }
+    batches = trial_batches(config, size, model.max_stride)
 
-    partial = out.with_name(f".{out.stem}.partial{out.suffix}")
+    file = out / MODEL_FILE if config.ships else out
     started = time.perf_counter()
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as workplace:
+        partial = Path(workplace) / file.name
         print(f"writing {out} ...", flush=True)
         if config.format == ExportFormat.onnx:
             write_onnx(graph, example, dynamic, config.opset, details, partial)
@@ -87,15 +93,20 @@ def export(config: ExportConfig) -> Path:
         written = time.perf_counter()
         print("comparing it with the network ...", flush=True)
         check = check_onnx if config.format == ExportFormat.onnx else check_torch
-        comparison = check(partial, detector.model, graph, batches, config.tolerance)
-        os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)  # missing after the rename
+        comparison = check(partial, model, graph, batches, config.tolerance)
+        lost = {"boxes": comparison.boxes, "scores": comparison.scores}
+        if config.format == ExportFormat.onnx:
+            add_metadata(partial, {"lost": json.dumps(lost)})
+        if config.ships:
+            write_shipped(Path(workplace), {**facts, "lost": lost, "scored": detector.scored}, config.licence)
+        file.parent.mkdir(exist_ok=True)
+        for written_file in Path(workplace).iterdir():
+            os.replace(written_file, file.parent / written_file.name)
     seconds = f"{written - started:.0f} s to write, {time.perf_counter() - written:.0f} s to check"
-    print(f"wrote {out}: {out.stat().st_size / 1e6:.1f} MB, {seconds}")
+    print(f"wrote {out}: {file.stat().st_size / 1e6:.1f} MB, {seconds}")
     print("\n".join(f"  {name:<11} {kind_and_shape}" for name, kind_and_shape in values.items()))
     print(agreement(comparison, batches, config.nms))
-    print(usage(out, config, list(values), detector.model.max_stride), flush=True)
+    print(usage(out, config, list(values), model.max_stride), flush=True)
     return out
 
 
@@ -150,7 +161,7 @@ def output_path(config: ExportConfig) -> Path:
 
     Raises ConfigError if it cannot be written.
     """
-    suffix = SUFFIXES[config.format]
+    suffix = next(suffix for suffix, kind in SUFFIXES.items() if kind == config.format)
     if config.out is not None:
         out = Path(config.out)
     elif given := config.ckpt or (config.model and config.model.weights):
@@ -158,7 +169,11 @@ def output_path(config: ExportConfig) -> Path:
         out = (source / FOLDER / "best" if source.is_dir() else source).with_suffix(suffix)
     else:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
-    if out.suffix != suffix:
+    if config.ships and out.is_dir():
+        if others := sorted(path.name for path in out.iterdir() if path.name not in FILES):
+            raise ConfigError(f"out={out} holds other files ({', '.join(others[:3])}). fix: out=<a new folder>")
+        return out
+    if out.suffix != suffix and not config.ships:
         fix = f"out={out.with_suffix(suffix)}"
         raise ConfigError(f"out={out} does not end in {suffix}, as format={config.format} does. fix: {fix}")
     if out.is_dir() or not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
@@ -166,40 +181,27 @@ def output_path(config: ExportConfig) -> Path:
     return out
 
 
-def describe_values(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> dict[str, str]:
-    """The type, shape and meaning of the file's input and outputs, by name."""
-
-    def described(name: str, value: Tensor, axes: DynamicAxes) -> str:
-        shape = ", ".join(axes.get(axis, str(length)) for axis, length in enumerate(value.shape))
-        return f"{str(value.dtype).removeprefix('torch.')} ({shape})  {MEANING[name]}"
-
-    axes = {axis: name for axis, name in dynamic.items() if axis == 0}
-    if 2 in dynamic and graph.suppression is None:
-        axes[1] = "n"
-    outputs = {
-        name: described(name, value, axes)
-        for name, value in zip(output_names(graph), graph(example), strict=True)
-        if name in MEANING
-    }
-    return {"images": described("images", example, dynamic), **outputs}
-
-
-def metadata(
+def described(
     config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], values: dict[str, str]
-) -> dict[str, str]:
-    """The metadata of the file, with lists and numbers as JSON."""
-    known = {
+) -> dict[str, Any]:
+    """What the file says about itself, for models/export/metadata.py."""
+    origin = detector.note.removeprefix(f"{config.ckpt}: ")
+    if config.model is not None:  # the note names a path, which is no one else's business
+        origin = f"the weights {Path(str(config.model.weights)).name}"
+    known: dict[str, Any] = {
         "made_by": own_version(),
-        "names": json.dumps(detector.names, ensure_ascii=False),
-        "image_size": json.dumps(size),  # height, width
-        "strides": json.dumps([head.stride for head in detector.model.heads]),
-        "stride": json.dumps(detector.model.max_stride),  # image sides must be multiples of it
-        "open": json.dumps([*["batch"] * config.dynamic_batch, *["height", "width"] * config.dynamic_size]),
-        "values": json.dumps(values),
+        "origin": origin,
+        "names": detector.names,
+        "category_ids": detector.category_ids,
+        "image_size": size,  # height, width
+        "strides": [head.stride for head in detector.model.heads],
+        "stride": detector.model.max_stride,  # image sides must be multiples of it
+        "open": [*["batch"] * config.dynamic_batch, *["height", "width"] * bool(config.dynamic_size)],
+        "detect": {key: getattr(config, key) for key in ("resize", "confidence", "nms_iou", "max_detections")},
+        "values": values,
     }
     if config.nms:
-        keys = ("confidence", "nms_iou", "max_detections", "candidates")
-        known["suppression"] = json.dumps({key: getattr(config, key) for key in keys})
+        known["suppression"] = {**known["detect"], "candidates": config.candidates}
     return known
 
 
@@ -217,11 +219,13 @@ def agreement(comparison: Comparison, batches: Sequence[Tensor], suppresses: boo
 
 
 def usage(out: Path, config: ExportConfig, names: Sequence[str], stride: int) -> str:
-    """Lines of Python that run the file.
+    """Lines of Python that run the file, or commands for a folder.
 
     With a dynamic size they check that the sides are multiples of the stride: for others ONNX files
     may output wrong boxes.
     """
+    if config.ships:
+        return f"run it:\n  pip install -r {out}/requirements.txt\n  python {out}/detector.py picture.jpg"
     outputs = ", ".join(names[1:])
     reading = "# images: cv2.imread(path, cv2.IMREAD_COLOR_RGB), which turns upright by EXIF tags; letterboxed, / 255"
     if config.dynamic_size:

@@ -14,19 +14,27 @@ from conf.entry import layered
 from conf.extensions.using import of_checkpoint
 from conf.failures import ConfigError
 from conf.schema import EvalTask
+from models.export.metadata import Exported, onnx_file, read_exported
 from train_utils.errors import CheckpointError
 from train_utils.run.checkpoint_files import find_checkpoint
 
 
 def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of eval.py; the checkpoint fills in what YAML and command line leave open."""
-    given = model_or_checkpoint(given, named)
+    exported = exported_of(given.get("ckpt"))
+    given = model_or_checkpoint(given, named, exported is not None)
     if given.get("detections") is not None:
         if given.get("ckpt") is not None or given["model"] is not None or given["task"] != EvalTask.score.value:
             raise ConfigError("detections= are scored as they are. fix: leave out ckpt, model and task")
         if "data" not in given:
             raise ConfigError("detections= are scored against data. fix: add data=...")
         return given
+    if exported is not None:
+        if given["task"] == EvalTask.speed.value:
+            raise ConfigError(f"task=speed times networks in torch, not ckpt={given['ckpt']}. fix: ckpt=<run folder>")
+        if "data" not in given:
+            raise ConfigError(f"ckpt={given['ckpt']} names no data. fix: add data=...")
+        return with_exported(given, "evaluate.", exported, named)
     if given["model"] is None:
         del given["model"]
     if given.get("ckpt") is not None:
@@ -38,11 +46,60 @@ def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dic
     return given
 
 
-def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_detection(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """The options of predict.py and the demo; an exported file fills in its own."""
+    exported = exported_of(given.get("ckpt"))
+    given = model_or_checkpoint(given, named, exported is not None)
+    return given if exported is None else with_exported(given, "", exported, named)
+
+
+def exported_of(ckpt: str | None) -> Exported | None:
+    """What the ONNX file that ``ckpt`` names says about itself; None if it names none."""
+    file = onnx_file(ckpt)
+    return None if file is None else read_exported(file)
+
+
+def with_exported(given: dict[str, Any], prefix: str, exported: Exported, named: Sequence[str]) -> dict[str, Any]:
+    """The options with those of an exported file, which are below ``prefix``, where none are named.
+
+    Raises ConfigError for what onnxruntime, or a file with a fixed image size, cannot do.
+    """
+    ckpt, section = given["ckpt"], given[prefix.rstrip(".")] if prefix else given
+    if given["device"] not in ("auto", "cpu"):
+        raise ConfigError(f"ckpt={ckpt} runs on the CPU, in onnxruntime. fix: device=cpu")
+    if section.get("precision", "float32") != "float32":
+        raise ConfigError(f"ckpt={ckpt} computes in float32. fix: {prefix}precision=float32")
+    if section["image_size"] is None:
+        section = {**section, "image_size": max(exported.image_size)}
+    if f"{prefix}resize" not in named:
+        section = {**section, "resize": exported.detect["resize"]}
+    if not exported.any_size:
+        section = _square_only(section, prefix, exported, named)
+    return {**given, "device": "cpu", prefix.rstrip("."): section} if prefix else {**section, "device": "cpu"}
+
+
+def _square_only(section: dict[str, Any], prefix: str, exported: Exported, named: Sequence[str]) -> dict[str, Any]:
+    """The options for a file with a fixed image size: each picture fills, or is padded to, it."""
+    height, width = exported.image_size
+    rect = section["rect"] and f"{prefix}rect" in named
+    for key, fits in (
+        ("image_size", height == width == section["image_size"]),
+        ("rect", not rect or section["resize"] == "stretch"),
+        ("tta_scales", section["tta"] == "none" or section["tta_scales"] == [1]),
+    ):
+        if not fits:
+            raise ConfigError(
+                f"{prefix}{key}={section[key]} needs other sizes than the {height} x {width} pixels of"
+                f" {exported.path}. fix: export it with dynamic_size=true"
+            )
+    return {**section, "rect": False}
+
+
+def model_or_checkpoint(given: dict[str, Any], named: Sequence[str], exported: bool = False) -> dict[str, Any]:
     """The options with ``model`` null if no network is named: then ``ckpt`` holds one.
 
-    Raises ConfigError if options of a network are given beside ``ckpt``, or without a network;
-    CheckpointError if ``ckpt`` is none.
+    ``exported``: that is an ONNX file. Raises ConfigError if options of a network are given beside
+    ``ckpt``, or without a network; CheckpointError if ``ckpt`` is none.
     """
     model = given.get("model") or {}
     keys = [key for key in named if key.split(".")[0] == "model"]
@@ -51,7 +108,8 @@ def model_or_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str
             raise ConfigError(
                 f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out"
             )
-        given = of_checkpoint(given, config_of_checkpoint(given["ckpt"]), named)
+        if not exported:
+            given = of_checkpoint(given, config_of_checkpoint(given["ckpt"]), named)
     if "cfg" in model:
         return given
     if given.get("ckpt") is None and (keys or model.get("weights") is not None):

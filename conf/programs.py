@@ -21,7 +21,13 @@ from omegaconf import DictConfig
 from conf import CONF_DIR, REPOSITORY
 from conf.answers.command_line import VALUED_FLAGS, refusal_of_flags
 from conf.answers.help import page_instead
-from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint, with_checkpoint
+from conf.completion import (
+    complete_conversion,
+    complete_detection,
+    complete_from_checkpoint,
+    model_or_checkpoint,
+    with_checkpoint,
+)
 from conf.entry import Complete, keys_of, register, to_plain
 from conf.extensions.using import offer_choices
 from conf.failures import (
@@ -75,7 +81,7 @@ class Program(NamedTuple):
 PROGRAMS = {  # by the name of their YAML file in conf/
     "train": Program(TrainConfig, "train:train", complete_training, "run_dir"),
     "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint, "out"),
-    "predict": Program(PredictConfig, "predict:predict", model_or_checkpoint),
+    "predict": Program(PredictConfig, "predict:predict", complete_detection),
     "export": Program(ExportConfig, "export:export", model_or_checkpoint),
     "check_data": Program(CheckDataConfig, "scripts.check_data:main"),
     "convert_data": Program(ConvertDataConfig, "scripts.convert_data:convert"),
@@ -84,7 +90,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/
     "get_weights": Program(GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
     "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
     "publish": Program(PublishConfig, "scripts.publish:publish", with_checkpoint),
-    "demo": Program(DemoConfig, "scripts.demo:main", model_or_checkpoint),
+    "demo": Program(DemoConfig, "scripts.demo:main", complete_detection),
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
     "compare": Program(CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(TuneConfig, "scripts.tune:tune"),

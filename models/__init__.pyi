@@ -10,8 +10,12 @@ from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection
 from .decode import Postprocess as Postprocess
 from .errors import ModelError as ModelError
-from .export.graph import for_detection as for_detection
 from .export.graph import fuse_batch_norm as fuse_batch_norm
+from .export.metadata import onnx_file as onnx_file
+from .export.metadata import read_exported as read_exported
+from .export.networks import AnyNetwork as AnyNetwork
+from .export.networks import OnnxNetwork as OnnxNetwork
+from .export.networks import for_detection as for_detection
 from .fusion import Fusion as Fusion
 from .fusion import Seen as Seen
 from .loss.base import LossParts as LossParts

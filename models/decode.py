@@ -43,8 +43,11 @@ def decode(
     raw_maps: as Darknet returns them; anchors: of the heads, on the maps' device, if they are there
     already. Returns boxes_xyxy (batch, n, 4) in pixels at network scale, not clipped to the image,
     and scores (batch, n, classes) = objectness * class probability. n runs over heads, anchors,
-    rows, columns.
+    rows, columns. Without heads, as of an exported network, the maps are these two already.
     """
+    if not heads:
+        boxes_xyxy, scores_of_all = raw_maps
+        return boxes_xyxy, scores_of_all
     boxes, scores = [], []
     anchors = anchors or HeadAnchors(heads)[raw_maps[0].device]
     for raw, head, sizes in zip(raw_maps, heads, anchors, strict=True):
@@ -120,7 +123,7 @@ class Postprocess:
         for wanted, counts in zip(looks, numbers, strict=True):
             parts = self._candidates(wanted, counts, values, boxes, scores, [*found])
             for chunk in _chunks(parts):
-                for image, rows in self._survivors(chunk):
+                for image, rows in self._survivors(chunk, scores.shape[2]):
                     whole = len(parts[image]) == min(numbers[-1][image], self.candidates)
                     if whole or len(rows) >= self.max_detections:
                         found[image] = rows
@@ -154,12 +157,12 @@ class Postprocess:
             parts[image] = torch.cat((boxes[image, rows], columns), dim=1)
         return parts
 
-    def _survivors(self, parts: dict[int, Tensor]) -> Iterator[tuple[int, Tensor]]:
+    def _survivors(self, parts: dict[int, Tensor], num_classes: int) -> Iterator[tuple[int, Tensor]]:
         """Each image and its detections (n, 6), on the CPU, from candidates of _candidates."""
         table = torch.cat([*parts.values()])
         boxes, scores, (classes, images) = table[:, :4], table[:, 4], table[:, 5:].long().unbind(1)
         if table.device.type == "cpu":
-            kept = nms_in_each_group(boxes, scores, images * self.heads[0].num_classes + classes, self.nms_iou)
+            kept = nms_in_each_group(boxes, scores, images * num_classes + classes, self.nms_iou)
         else:
             kept = nms_at_once(boxes, images, classes, self.nms_iou)
         rows = table[kept].cpu()

@@ -86,6 +86,7 @@ def check(config: ConvertConfig) -> bool:
 
 def checkpoint_of(source: ModelConfig, detector: TrainedNetwork) -> dict[str, Any]:
     """The state of a checkpoint with a network and its weights, but no training and no data set."""
+    assert isinstance(detector.model, Darknet)
     return {
         "network": describe_network(detector.model, source),
         "names": detector.names,

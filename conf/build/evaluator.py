@@ -23,7 +23,7 @@ from data import (
     eval_batches,
     make_loader,
 )
-from models import Darknet, Fusion, Seen, for_detection
+from models import AnyNetwork, Fusion, Seen, for_detection
 from train_utils.config import EvalPrecision
 from train_utils.distributed import World, gather_arrays
 from train_utils.loop.detect import detect
@@ -65,7 +65,7 @@ class Evaluator:
         annotations: Annotations,
         config: EvaluateConfig,
         image_size: int,
-        model: Darknet,
+        model: AnyNetwork,
         data: DataConfig,
         world: World,
         lines: int = 5,
@@ -109,7 +109,7 @@ class Evaluator:
     def __call__(self, model: torch.nn.Module) -> Evaluation | None:
         """Score ``model``; None on all ranks but 0."""
         progress = Progress(self.num_images, "evaluate", self.world.is_main, self.lines)
-        assert isinstance(model, Darknet)
+        assert isinstance(model, AnyNetwork)
         network, tf32 = for_detection(model, self.world.device), self.config.precision is EvalPrecision.tf32
         place = self.to_original, self.world.device
         found = detect(network, self.loader, self.postprocess, *place, progress, self.dtype, tf32)

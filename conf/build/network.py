@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch.nn import BatchNorm2d
 
-from conf.entry import to_dictionary
 from conf.failures import ConfigError
-from conf.schema import TrainConfig
 from conf.weights import weights_path
-from data import Annotations, read_names
+from data import read_names
 from models import (
     WEIGHTS_VERSION,
+    AnyNetwork,
     Cfg,
     Darknet,
     DarknetLoss,
     Head,
     LossSection,
     ModelError,
+    OnnxNetwork,
     WeightsReport,
     YoloLoss,
     load_cfg,
     load_darknet_weights,
     load_foreign_state_dict,
     load_weights_of_checkpoint,
+    onnx_file,
     parse_cfg,
+    read_exported,
     read_tensor_file,
     with_anchors,
     zoo_cfg,
@@ -163,17 +165,18 @@ def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
 class TrainedNetwork:
     """A trained network on the CPU, in evaluation mode, with one sentence about its origin."""
 
-    model: Darknet
+    model: AnyNetwork
     names: list[str]
     category_ids: list[int]  # in the order of names: those of the data set, or 1, 2, ...
     image_size: int
     note: str
+    scored: dict[str, Any] = field(default_factory=dict)  # the data and figures of these weights, if they have any
 
 
 def open_detector(
     ckpt: str | None, config: ModelConfig | None, names: str | None, image_size: int | None
 ) -> TrainedNetwork:
-    """The averaged network of a checkpoint, or that of ``config`` with its weights.
+    """The network of ``ckpt`` (open_checkpoint), or that of ``config`` with its weights.
 
     ``names`` is for Darknet weights, which hold none: a text file with one class name a line, or a
     COCO json, whose categories count in the order of their ids. Without it the classes of weights
@@ -182,13 +185,8 @@ def open_detector(
     names and network differ in number, or the image size does not suit the network.
     """
     if ckpt is not None:
-        state = load_checkpoint(Path(ckpt))
-        model, known = model_from_checkpoint(state)
-        ids = state.get("category_ids")  # absent from checkpoints of earlier versions
-        saved = state["config"]
-        size = image_size or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
-        origin = f"epoch {state['epoch']}" if state["epoch"] else "converted weights"
-        note = f"{ckpt}: {origin}, {len(known)} classes"
+        opened = open_checkpoint(ckpt)
+        opened = replace(opened, image_size=image_size or opened.image_size)
     elif config is None or config.weights is None:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
@@ -197,12 +195,33 @@ def open_detector(
         known, ids = read_names(Path(names)) if names is not None else ([], None)
         model, note = build_model(config, len(known) or None, whole=True)
         known = known or [str(index) for index in range(model.num_classes)]
-        size = image_size or image_size_of(model.cfg)
-    if (nearest := model.nearest_size(size, size)[0]) != size:
-        raise ConfigError(
-            f"image_size={size} is not a multiple of the network's stride {model.max_stride}. fix: {nearest}"
-        )
-    return TrainedNetwork(model.eval(), known, ids or list(range(1, len(known) + 1)), size, note)
+        ids = ids or list(range(1, len(known) + 1))
+        opened = TrainedNetwork(model.eval(), known, ids, image_size or image_size_of(model.cfg), note)
+    size, stride = opened.image_size, opened.model.max_stride
+    if (nearest := opened.model.nearest_size(size, size)[0]) != size:
+        raise ConfigError(f"image_size={size} is not a multiple of the network's stride {stride}. fix: {nearest}")
+    return opened
+
+
+def open_checkpoint(ckpt: str) -> TrainedNetwork:
+    """The averaged network of a checkpoint, or an ONNX file of export.py, with its image size.
+
+    Raises the errors of both if they cannot be read.
+    """
+    if (file := onnx_file(ckpt)) is not None:
+        exported = read_exported(file)
+        network, size = OnnxNetwork(exported), max(exported.image_size)
+        return TrainedNetwork(network.eval(), exported.names, exported.category_ids, size, f"{ckpt}: {exported.note}")
+    state = load_checkpoint(Path(ckpt))
+    model, names = model_from_checkpoint(state)
+    saved = state["config"]
+    size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
+    origin = f"epoch {state['epoch']}" if state["epoch"] else "converted weights"
+    ids = state.get("category_ids") or list(range(1, len(names) + 1))  # absent from checkpoints of earlier versions
+    scored = {}
+    if state.get("figures") and state["best_epoch"] == state["epoch"]:
+        scored = {"data": saved["data"]["name"], **state["figures"]}
+    return TrainedNetwork(model.eval(), names, ids, size, f"{ckpt}: {origin}, {len(names)} classes", scored)
 
 
 def image_size_of(cfg: Cfg) -> int:
@@ -222,19 +241,3 @@ LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": YoloLoss, "darknet": Dar
 def make_loss(heads: Sequence[Head], config: LossSection) -> HeadLoss:
     """The loss that ``loss=`` selects."""
     return LOSSES[config.name](heads) if type(config) is LossSection else LOSSES[config.name](heads, config)
-
-
-def describe(
-    config: TrainConfig, model: Darknet, train_set: Annotations, micro_batch: int, steps_per_epoch: int
-) -> dict[str, Any]:
-    """Everything that a checkpoint needs, besides its values, to be used on its own."""
-    return {
-        "network": describe_network(model, config.model),
-        "names": list(train_set.names),
-        "category_ids": train_set.category_ids.tolist(),
-        "config": to_dictionary(config),
-        "weights_version": list(WEIGHTS_VERSION),
-        "micro_batch": micro_batch,
-        "steps_per_epoch": steps_per_epoch,
-        "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
-    }

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from conf.build.checkpoints import describe
 from conf.build.device_batch import images_of_pass
-from conf.build.network import describe, load_network
+from conf.build.network import load_network
 from conf.build.report import min_iou_of
 from conf.entry import to_dictionary
 from conf.failures import ConfigError

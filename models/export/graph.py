@@ -128,15 +128,6 @@ def fuse_batch_norm(model: Darknet) -> Darknet:
     return fused
 
 
-def for_detection(model: Darknet, device: torch.device) -> Darknet:
-    """``model`` as it detects fastest on the device that it is on.
-
-    On a GPU that is a copy with batch norm in the convolutions, in channels_last memory. On a CPU
-    it is the model itself, whose figures are kept to the last bit.
-    """
-    return model if device.type == "cpu" else fuse_batch_norm(model).to(memory_format=torch.channels_last)
-
-
 def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of each row and their columns, in stable order, unlike topk."""
     values, order = scores.sort(dim=1, descending=True, stable=True)

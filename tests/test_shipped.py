@@ -1,0 +1,270 @@
+"""The folder to ship and its ONNX file find what their checkpoint finds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from conf.build.network import build_model, describe_network
+from conf.completion import complete_detection, complete_from_checkpoint, model_or_checkpoint
+from conf.entry import compose, to_dictionary
+from conf.programs import run
+from conf.schema import EvalConfig, TrainConfig
+from conf.schema_inference import ExportConfig, PredictConfig
+from data import ShapesConfig, ensure_shapes
+from data.formats.drawn.shapes import CLASSES, draw_image
+from eval import evaluate
+from export import export
+from predict import predict
+from tests.data.images.test_source import with_orientation
+from tests.models.cfg_writer import cfg, conv, head
+from train_utils.run.checkpoint import save_checkpoint
+
+# onnxruntime adds up in another order than torch, so the last bits of pixels and scores differ.
+PIXELS, SCORES = 1e-3, 1e-5
+SIZE, STRIDE = 96, 16
+SIZES = ((64, 64), (40, 200), (300, 90), (96, 96), (17, 23), (130, 131))  # height, width: to shrink and to enlarge
+NETWORKS = {  # classes, and options of export.py
+    "any": (CLASSES, ["licence=CC-BY-4.0", "dynamic_batch=true"]),
+    "fixed": (["thing"], ["dynamic_size=false", "resize=stretch", "confidence=0.3", "max_detections=7"]),
+}
+CLIENT = """
+import importlib.util, json, sys
+from pathlib import Path
+import cv2
+folder, pictures, given = sys.argv[1], sorted(Path(sys.argv[2]).iterdir()), json.loads(sys.argv[3])
+assert not any(importlib.util.find_spec(name) for name in ("torch", "conf", "models", "train_utils"))
+sys.path.insert(0, folder)
+from detector import Detector
+for settings in given:
+    detector = Detector(**settings)
+    rows = {}
+    for path in pictures:
+        found = detector(cv2.imread(str(path)))
+        rows[path.name] = [[*box, score, kind] for box, score, kind in zip(*(part.tolist() for part in found))]
+    print(json.dumps(rows))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of many kinds, and two checkpoints, each with its folder to ship."""
+    path = tmp_path_factory.mktemp("shipped")
+    (path / "pictures").mkdir()
+    generator = np.random.default_rng(0)
+    for height, width in SIZES:
+        image = draw_image(512, generator).image[:height, :width]
+        cv2.imwrite(str(path / "pictures" / f"{height}x{width}.png"), image)
+    cv2.imwrite(str(path / "pictures" / "grey.jpg"), draw_image(120, generator).image.mean(2)[:70])
+    cv2.imwrite(str(path / "upright.jpg"), draw_image(160, generator).image[:100])
+    (path / "pictures" / "turned.jpg").write_bytes(with_orientation((path / "upright.jpg").read_bytes(), 6))
+    (path / "a.cfg").write_text(
+        cfg(conv(8, 3, 2), conv(8, 3, 2), conv(8, 3, 2), conv(8, 3, 2), head(0, 1, 2, anchors="12,16, 30,24, 60,70"))
+    )
+    for name, (names, options) in NETWORKS.items():
+        save(path / f"{name}.pt", path / "a.cfg", names)
+        given = [f"ckpt={path / name}.pt", f"out={path / name}", *options]
+        assert export(compose("export", ExportConfig, given, model_or_checkpoint)) == path / name
+    return path
+
+
+def save(path: Path, network: Path, names: list[str]) -> None:
+    """A checkpoint of an untrained network whose scores lie apart: last bits change no more."""
+    config = compose(
+        "train", TrainConfig, [f"model.cfg={network}", "model.bn_momentum=1.0", f"train.image_size={SIZE}"]
+    )
+    torch.manual_seed(3)
+    model, _ = build_model(config.model, len(names))
+    with torch.no_grad():
+        model.train()(torch.rand(8, 3, SIZE, SIZE))  # statistics of the batch norms
+        model.head_convolution(model.heads[0]).conv.weight.mul_(6)
+        model.head_convolution(model.heads[0]).conv.bias.zero_()
+    state = {"network": describe_network(model, config.model), "names": names, "epoch": 2, "optimizer": {}, "step": 0}
+    saved = to_dictionary(config)
+    state |= {"config": {**saved, "data": {**saved["data"], "name": "drawn"}}}
+    state |= {"ema": model.state_dict(), "images_seen": 0, "seen": 0}
+    state |= {"figures": {"AP": 0.4321, "AP50": 0.8766}, "best_epoch": 2 if len(names) > 1 else 1}
+    save_checkpoint(path, state)
+
+
+def predicted(folder: Path, ckpt: str, *options: str) -> dict[str, np.ndarray]:
+    """The detections of predict.py by picture, as rows x1, y1, x2, y2, score, class."""
+    out = folder / "predicted"
+    shutil.rmtree(out, ignore_errors=True)
+    given = [f"ckpt={folder / ckpt}", f"source={folder / 'pictures'}", f"out={out}", "draw=false", "save_txt=false"]
+    predict(compose("predict", PredictConfig, [*given, "device=cpu", *options], complete_detection))
+    images, rows = (json.loads((out / f"{name}.json").read_text()) for name in ("images", "detections"))
+    found: dict[str, list[list[float]]] = {image["file_name"]: [] for image in images["images"]}
+    names = {image["id"]: image["file_name"] for image in images["images"]}
+    for row in rows:
+        x, y, width, height = row["bbox"]
+        found[names[row["image_id"]]].append([x, y, x + width, y + height, row["score"], row["category_id"] - 1])
+    return {name: np.array(rows).reshape(-1, 6) for name, rows in found.items()}
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], least: int) -> None:
+    assert found.keys() == expected.keys()
+    for name, rows in expected.items():
+        ours = np.array(found[name]).reshape(-1, 6)
+        assert ours.shape == rows.shape and (ours[:, 5] == rows[:, 5]).all(), name
+        assert (np.abs(ours - rows) <= [PIXELS] * 4 + [SCORES, 0]).all(), name
+    assert sum(map(len, expected.values())) >= least
+
+
+@pytest.mark.slow
+def test_the_client_finds_in_an_empty_environment_what_predict_finds(folder: Path, tmp_path: Path) -> None:
+    uv = shutil.which("uv")
+    if uv is None:
+        pytest.skip("needs uv")
+    lines = (folder / "any" / "requirements.txt").read_text().split()
+    pins = [f"{name}=={version(name)}" for name in (line.partition(">=")[0] for line in lines)]
+    subprocess.run([uv, "venv", "-q", "--python", sys.executable, tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = [uv, "pip", "install", "-q", "--python", python, "-r", folder / "any" / "requirements.txt", *pins]
+    subprocess.run(install, check=True, cwd=tmp_path)
+    cases: dict[str, list[tuple[dict[str, float | str], list[str]]]] = {
+        "any": [
+            ({}, ["confidence=0.25"]),
+            ({"confidence": 0.6, "nms_iou": 0.1}, ["confidence=0.6", "nms_iou=0.1"]),
+            ({"resize": "stretch"}, ["resize=stretch"]),
+            ({"confidence": 1}, ["confidence=1"]),
+        ],
+        "fixed": [
+            ({}, ["resize=stretch", "confidence=0.3", "max_detections=7"]),
+            ({"resize": "letterbox"}, ["rect=false", "confidence=0.3", "max_detections=7"]),
+        ],
+    }  # fmt: skip
+    for name, both in cases.items():
+        settings = json.dumps([given for given, _ in both])
+        command = [python, "-c", CLIENT, folder / name, folder / "pictures", settings]
+        done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        for line, (_, options) in zip(done.stdout.splitlines(), both, strict=True):
+            expected = predicted(folder, f"{name}.pt", *options)
+            assert_same(json.loads(line), expected, least=0 if "confidence=1" in options else 10)
+    picture = folder / "pictures" / "64x64.png"
+    for confidence, last in (("0.5", f"{picture}: "), ("1", f"{picture}: nothing found")):
+        command = [python, folder / "any" / "detector.py", picture, f"--confidence={confidence}"]
+        done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.splitlines()[-1]
+        assert said.startswith(last) and (" at " in said) == (confidence == "0.5")
+        assert [path.name for path in (tmp_path / "detected").iterdir()] == [picture.name]
+
+
+def test_the_onnx_file_finds_in_predict_what_its_checkpoint_finds(folder: Path) -> None:
+    for name, ckpt, options, same in (
+        ("any", "any", [], []),
+        ("any", "any/model.onnx", ["batch_size=3", "multi_label=true", "resize=stretch"], []),
+        ("any", "any", ["tta=wbf", "tta_scales=[1,1.34]", "image_size=128", "confidence=0.4"], []),
+        ("fixed", "fixed", ["slices=60", "tta=nms", "tta_scales=[1]", "confidence=0.6"], ["resize=stretch"]),
+        ("fixed", "fixed", ["resize=letterbox", "confidence=0.6", "batch_size=4"], ["rect=false"]),
+    ):  # fmt: skip
+        expected = predicted(folder, f"{name}.pt", *options, *same)
+        assert_same(predicted(folder, ckpt, *options), expected, least=10)
+
+
+def by_score(row: dict[str, float]) -> tuple[float, ...]:
+    return row["image_id"], row["category_id"], row["score"]
+
+
+def test_eval_scores_the_onnx_file_as_its_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ensure_shapes(folder / "shapes", ShapesConfig(train_images=1, val_images=9, image_size=64, seed=0))
+    shapes = ["data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0"]
+    shapes += ["data.shapes={train_images: 1, val_images: 9, image_size: 64, seed: 0}", "device=cpu"]
+    shapes += ["evaluate.confidence=0.3"]
+    results = []
+    for ckpt in ("any.pt", "any"):
+        given = [*shapes, f"ckpt={folder / ckpt}", f"out={folder / 'scores' / ckpt}"]
+        figures = evaluate(compose("eval", EvalConfig, given, complete_from_checkpoint))
+        results.append((figures, json.loads((folder / "scores" / ckpt / "detections.json").read_text())))
+    (figures, rows), (of_file, rows_of_file) = results
+    assert of_file == pytest.approx(figures, abs=1e-6) and len(rows) == len(rows_of_file) > 50
+    for one, other in zip(*(sorted(each, key=by_score) for each in (rows, rows_of_file)), strict=True):
+        assert one["category_id"] == other["category_id"] and np.allclose(one["bbox"], other["bbox"], atol=PIXELS)
+    assert "exported by hydra-yolov3-spp" in (said := capsys.readouterr().out) and "scores within" in said
+
+
+def test_the_readme_tells_licences_figures_and_what_was_lost(folder: Path) -> None:
+    said = (folder / "any" / "README.md").read_text()
+    assert "| CC-BY-4.0 |" in said and "AP 0.432, AP50 0.877 on the validation set of drawn" in said
+    assert "epoch 2" in said and "boxes within " in said and str(folder) not in said
+    said = (folder / "fixed" / "README.md").read_text()
+    assert "unknown: ask who trained them" in said and "| figures | unknown |" in said and "96 x 96 pixels" in said
+    assert (folder / "any" / "LICENSE").read_text().lstrip().startswith("Apache License")
+    for path in filter(Path.is_file, (folder / "any").iterdir()):
+        assert str(folder).encode() not in path.read_bytes(), path
+
+
+@pytest.fixture
+def refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """The one sentence of a program that is called with these arguments."""
+    monkeypatch.chdir(folder)
+
+    def called(program: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            run(program)
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: "), lines
+        return lines[0]
+
+    return called
+
+
+def test_what_an_onnx_file_cannot_do_is_refused_by_name(folder: Path, refused: Callable[..., str]) -> None:
+    (folder / "broken.onnx").write_bytes(b"no model")
+    model = onnx.load(folder / "any" / "model.onnx")
+    del model.metadata_props[:]
+    onnx.save(model, folder / "foreign.onnx")
+    onnx.helper.set_model_props(model, {key: "[]" for key in ("suppression", "made_by", "lost")})
+    for prop in onnx.load(folder / "any" / "model.onnx").metadata_props:
+        model.metadata_props.add(key=prop.key, value=prop.value)
+    onnx.save(model, folder / "nms.onnx")
+    of_predict = ["source=pictures", "out=never"]
+    for program, arguments, said in (
+        ("predict", ["ckpt=foreign.onnx", *of_predict], "its metadata lack made_by, names"),
+        ("predict", ["ckpt=nms.onnx", *of_predict], "exported with nms=true"),
+        ("predict", ["ckpt=broken.onnx", *of_predict], "broken.onnx is no ONNX file"),
+        ("predict", ["ckpt=nowhere.onnx", *of_predict], "there is no "),
+        ("predict", ["ckpt=any", "device=cuda", *of_predict], "ckpt=any runs on the CPU"),
+        ("predict", ["ckpt=any", "model.width=0.5", *of_predict], "ckpt and model.width exclude one another"),
+        ("predict", ["ckpt=any", "names=a.names", *of_predict], "ckpt and names exclude one another"),
+        ("predict", ["ckpt=any", "image_size=100", *of_predict], "not a multiple of the network's stride 16. fix: 96"),
+        ("predict", ["ckpt=fixed", "image_size=64", *of_predict], "image_size=64 needs other sizes than the 96 x 96"),
+        ("predict", ["ckpt=fixed", "tta=nms", *of_predict], "tta_scales=[0.8, 1.0, 1.2] needs other sizes"),
+        ("predict", ["ckpt=fixed", "rect=true", "resize=letterbox", *of_predict], "rect=True needs other sizes"),
+        ("eval", ["ckpt=any"], "ckpt=any names no data. fix: add data=..."),
+        ("eval", ["ckpt=any", "data=shapes", "task=speed"], "task=speed times networks in torch"),
+        ("eval", ["ckpt=any", "data=shapes", "evaluate.precision=bfloat16"], "fix: evaluate.precision=float32"),
+        ("eval", ["ckpt=fixed", "data=shapes", "evaluate.image_size=64"], "evaluate.image_size=64 needs other sizes"),
+        ("export", ["ckpt=any/model.onnx"], "any/model.onnx is not a checkpoint"),
+        ("convert", ["ckpt=any/model.onnx", "out=a.weights"], "any/model.onnx is not a checkpoint"),
+        ("export", ["ckpt=any.pt", "out=new", "nms=true"], "in the folder out=new detector.py suppresses boxes"),
+        ("export", ["ckpt=any.pt", "out=new", "batch_size=2"], "detector.py takes single pictures"),
+        ("export", ["ckpt=any.pt", "out=pictures"], "out=pictures holds other files (130x131.png, "),
+        ("export", ["ckpt=any.pt", "out=new", "format=torch"], "does not end in .pt2"),
+    ):  # fmt: skip
+        assert said in (sentence := refused(program, *arguments)), sentence
+    assert not (folder / "never").exists() and not (folder / "new").exists()
+
+
+def test_without_onnxruntime_the_extra_is_named(
+    folder: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    said = refused("predict", "ckpt=any", "source=pictures")
+    assert said.endswith("model.onnx needs onnxruntime, which is not installed. fix: uv sync --extra export")
