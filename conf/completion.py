@@ -67,7 +67,7 @@ def with_exported(given: dict[str, Any], prefix: str, exported: Exported, named:
     ckpt, section = given["ckpt"], given[prefix.rstrip(".")] if prefix else given
     if given["device"] not in ("auto", "cpu"):
         raise ConfigError(f"ckpt={ckpt} runs on the CPU, in onnxruntime. fix: device=cpu")
-    if section.get("precision", "float32") != "float32":
+    if section["precision"] != "float32":
         raise ConfigError(f"ckpt={ckpt} computes in float32. fix: {prefix}precision=float32")
     if section["image_size"] is None:
         section = {**section, "image_size": max(exported.image_size)}

@@ -18,7 +18,7 @@ from train_utils.config import Device, EvalPrecision
 class DetectConfig:
     """A detector, ``ckpt`` or ``model`` with its weights and ``names``, and what it reports."""
 
-    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
+    ckpt: str | None  # a checkpoint file, a run folder (its best.pt), or an .onnx file of export.py or its folder
     model: ModelConfig | None
     names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
@@ -114,9 +114,7 @@ class ExportConfig:
     batch_size: int  # images in one call of the exported network
     dynamic_batch: bool  # accept any batch size
     dynamic_size: bool | None  # accept any multiples of the network's stride as height and width; null: in a folder
-    resize: (
-        Resize  # how pictures are to be resized, as in predict.py: for ckpt=<the .onnx file> and the folder's client
-    )
+    resize: Resize  # of pictures, as in predict.py: for a folder's client, and for ckpt=<.onnx file>
     opset: int  # version of the ONNX operators
     nms: bool  # output detections instead of all boxes and scores
     confidence: float  # with nms, or in a folder: drop detections with this score or less
