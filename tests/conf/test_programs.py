@@ -38,6 +38,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "export": {"--help": None, "model=yolov3 opset=3": "opset must lie in 18..25"},
     "check_data": {"--help": None, "seed=-1": "seed must be 0 or more"},
     "convert_data": {"--help": None, "": "csv has no value"},
+    "migrate": {"--help": None, "": "files is empty"},
     "anchors": {"--help": None, "out=a.txt": "out must end in .yaml"},
     "get_data": {"--help": None, "coco2017 attempts=0": "attempts must be 1 or more"},
     "get_weights": {"--help": None, "yolo": "no published weights are called 'yolo'"},
@@ -131,7 +132,7 @@ def test_tab_completes_behind_every_launcher() -> None:
         "uv run --no-sync eval.py evaluate=ult": "evaluate=ultralytics-archive",
         "torchrun --nproc-per-node=2 train.py data=shapes optim.weight_d": "optim.weight_decay=",
         "python -m scripts.check_data data=bccd_": "data=bccd_voc",
-        "python train.py data.root=docs/coming": "data.root=docs/coming-from.md",
+        "python train.py data.root=docs/own-d": "data.root=docs/own-data.md",
         "python other.py data=co": "",
     }
     script = 'source scripts/complete.bash; uv() { shift; "$@"; }\n'

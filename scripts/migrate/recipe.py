@@ -1,0 +1,63 @@
+"""An experiment as it is gathered from the options of another system, and its YAML."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class Recipe:
+    """Options of train.py by dotted key, and of groups by ``/group``.
+
+    The table of the system beside this file has the counterparts of its options (``same``, and
+    ``words`` for single values), what it ``always`` does, notes, and what is no option of training.
+    """
+
+    def __init__(self, system: str) -> None:
+        self.table = yaml.safe_load(Path(__file__).with_name(f"{system}.yaml").read_text(encoding="utf-8"))
+        self.values: dict[str, Any] = dict(self.table["always"])
+        self.notes: dict[str, str] = {}
+        self.left: list[str] = []
+
+    def set(self, key: str, value: Any, note: str = "") -> None:
+        """Set an option; ``note`` says how it differs."""
+        self.values[key] = value
+        if note or key in self.table["notes"]:
+            self.notes[key] = note or self.table["notes"][key]
+
+    def take(self, options: Mapping[str, Any]) -> None:
+        """Set what the table has for options; list the others, unless they are off."""
+        for key, value in options.items():
+            meant = self.table["words"].get(key, {}).get(str(value).lower())
+            for ours, word in (meant or {}).items():
+                self.set(ours, word)
+            note = self.table["notes"].get(key, "")
+            if key in self.table["same"] and value is not None:
+                self.set(self.table["same"][key], value, note)
+            elif value and meant is None and key not in self.table["elsewhere"].split():
+                self.left.append(f"{key}: {value}" + f" ({note})" * bool(note))
+
+    def text(self, origin: str) -> str:
+        """The experiment as YAML."""
+        tree: dict[str, Any] = {}
+        for key, value in sorted(self.values.items()):
+            section, _, name = key.rpartition(".")
+            inner = tree
+            for part in filter(None, section.split(".")):
+                inner = inner.setdefault(part, {})
+            if not key.startswith("/"):
+                inner[name] = value
+        groups = [f"  - override {key}: {value}" for key, value in self.values.items() if key.startswith("/")]
+        lines = ["# @package _global_", f"# From {origin}, by scripts.migrate.", "defaults:", *groups, "  - _self_", ""]
+        lines += [yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)]
+        differing = [f"{key}: {note}" for key, note in self.notes.items()]
+        for title, entries in (("Differs in meaning", differing), ("Without a counterpart", self.left)):
+            lines += [f"# {title}:"] * bool(entries)
+            lines += [
+                f"# {line}" for each in entries for line in textwrap.wrap(f"- {each}", 96, subsequent_indent="  ")
+            ]
+        return "\n".join(lines) + "\n"

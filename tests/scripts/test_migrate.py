@@ -1,0 +1,163 @@
+"""Options of other systems as an experiment: what train.py composes from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf.entry import compose
+from conf.failures import ConfigError
+from conf.schema import TrainConfig
+from conf.schema_tools import MigrateConfig
+from scripts.migrate import migrate
+
+ARGS = """
+task: detect
+model: yolov8n.pt
+data: set/data.yaml
+epochs: 50
+batch: 16
+imgsz: 512
+optimizer: {optimizer}
+lr0: 0.02
+momentum: 0.9
+weight_decay: 0.001
+lrf: 0.01
+cos_lr: true
+nbs: 64
+dfl: 1.5
+mosaic: 0.9
+perspective: 0.0001
+multi_scale: true
+cache: true
+conf: null
+fraction: 0.5
+bgr: 0.0
+plots: true
+"""
+OPT = (
+    "weights: yolov3-spp.pt\ndata: nowhere.yaml\nepochs: 10\nbatch_size: 32\nimgsz: 320\noptimizer: Adam\n"
+    "noautoanchor: false\n"
+)
+HYP = "lr0: 0.001\nbox: 0.05\ncls: 0.5\nobj: 1.0\nanchor_t: 4.0\nfl_gamma: 1.5\niou_t: 0.25\nweight_decay: 0.0005\n"
+CFG = """[net]
+batch=64
+subdivisions=16
+width=416
+height=320
+learning_rate=0.0026
+burn_in=1000
+max_batches=20
+momentum=0.949
+decay=0.0004
+policy=steps
+steps=10,15
+scales=.1,.5
+angle=7
+saturation=1.5
+exposure=1.25
+hue=.1
+mosaic=1
+[convolutional]
+filters=18
+size=1
+stride=1
+activation=linear
+[yolo]
+mask=0,1,2
+anchors=10,14, 23,27, 37,58
+classes=1
+jitter=.3
+random=1
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set" / "images").mkdir(parents=True)
+    (tmp_path / "set" / "data.yaml").write_text("train: images\nval: images\nnames: [a]\n")
+    return tmp_path
+
+
+def migrated(**texts: str) -> tuple[TrainConfig, str]:
+    """What train.py composes, and the lines on options without a counterpart."""
+    files = []
+    for name, text in texts.items():
+        stem, _, suffix = name.rpartition("_")
+        Path(f"{stem}.{suffix}").write_text(text)
+        files.append(f"{stem}.{suffix}")
+    text = migrate(MigrateConfig(files, "mine.yaml", False))
+    return compose("train", TrainConfig, ["experiment=mine.yaml"]), text.partition("# Without a counterpart")[2]
+
+
+def test_ultralytics(folder: Path) -> None:
+    config, left = migrated(args_yaml=ARGS.format(optimizer="SGD"))
+    assert config.data.root == str(folder / "set" / "data.yaml") and config.data.cache == "ram"
+    train, optim, augment = config.train, config.optim, config.augment
+    assert (train.epochs, train.batch_size, train.image_size, train.multi_scale) == (50, 64, 512, [0.5, 1.5])
+    assert (optim.name, optim.lr, optim.momentum, optim.weight_decay) == ("sgd", 0.02, 0.9, 0.001)
+    assert (optim.final_lr_ratio, optim.decay, optim.burn_in_min_steps) == (0.01, "cosine", 25)
+    assert (augment.mosaic, augment.perspective) == (0.9, pytest.approx(0.0512))
+    assert all(name in left for name in ("model: yolov8n", "dfl: 1.5", "fraction: 0.5"))
+    assert not any(name in left for name in ("plots", "conf:", "bgr", "nbs", "task"))
+
+
+def test_ultralytics_chose_its_optimiser_itself() -> None:
+    config, left = migrated(args_yaml=ARGS.format(optimizer="auto"))
+    assert (config.optim.name, config.optim.lr) == ("sgd", 0.01) and "optimizer: auto" in left
+
+
+def test_yolov5() -> None:
+    with pytest.raises(Exception, match=r"nowhere\.yaml"):
+        migrated(opt_yaml=OPT, hyp_yaml=HYP)
+    Path("mine.yaml").unlink()
+    config, left = migrated(opt_yaml=OPT.replace("nowhere", "set/data"), hyp_yaml=HYP)
+    loss = config.loss
+    assert config.train.batch_size == 64 and config.model.cfg == "yolov3-spp" and config.model.anchors == "auto"
+    assert (config.optim.name, config.optim.lr) == ("adamw", 0.001)
+    values = [getattr(loss, key) for key in ("box", "classification", "objectness", "focal_gamma", "anchor_iou")]
+    assert values == pytest.approx([3.2, 32, 16, 1.5, 0.25])  # 64 images a step, and 320 of 640 pixels squared
+    assert "anchor_t: 4.0" in left
+
+
+def test_darknet(folder: Path) -> None:
+    Path("obj.names").write_text("a\n")
+    Path("train.txt").write_text("".join(f"set/images/{number}.jpg\n" for number in range(100)))
+    data = "classes=1\ntrain=train.txt\nvalid=train.txt\nnames=obj.names\nbackup=backup/\n"
+    config, left = migrated(obj_data=data, my_cfg=CFG)
+    assert config.data.root == str(folder / "obj.data") and config.model.cfg == str(folder / "my.cfg")
+    train, optim, augment = config.train, config.optim, config.augment
+    assert (train.epochs, train.batch_size, train.device_batch_size, train.image_size) == (13, 64, 4, 416)
+    assert (optim.lr, optim.momentum, optim.weight_decay, optim.ema_decay) == (0.0026, 0.949, 0.0004, 0)
+    assert (optim.final_lr_ratio, optim.burn_in_min_steps, optim.burn_in_epochs) == (pytest.approx(0.05), 1000, 0)
+    assert (augment.hsv_saturation, augment.hsv_value, augment.hsv_hue, augment.degrees) == (0.5, 0.25, 0.1, 7)
+    assert (augment.mosaic, augment.flip_horizontal, augment.translate) == (0.5, 0.5, 0.3)
+    assert config.loss.name == "darknet" and config.evaluate.resize == "stretch" and train.multi_scale == [0.71, 1.4]
+    assert all(name in left for name in ("policy: steps", "steps: 10,15", "backup: backup/"))
+
+
+def test_darknet_without_the_number_of_images_asks_for_the_epochs() -> None:
+    with pytest.raises(ConfigError, match=r"train\.epochs must be 1 or more"):
+        migrated(my_cfg=CFG)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"a_yaml": "task: segment\nepochs: 3\n"}, "task=segment is not detection. fix: "),
+        ({"a_yaml": "path: x\n"}, "holds neither epochs nor lr0. fix: "),
+        ({"a_txt": ""}, "is of no known system. fix: "),
+    ],
+)
+def test_what_is_no_other_system_is_named(files: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        migrated(**files)
+    assert said in str(found.value)
+
+
+def test_nothing_is_overwritten() -> None:
+    Path("mine.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"out=mine\.yaml exists"):
+        migrated(args_yaml=ARGS)
