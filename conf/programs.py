@@ -57,7 +57,8 @@ from conf.schema_tools import (
     TuneConfig,
     VerifyConfig,
 )
-from conf.sweeps.multirun import objective, refuse_folders, register_folders, show_results, take_folder
+from conf.sweeps.multirun import command_of_job, objective, refuse_folders, register_folders, show_results, take_folder
+from conf.sweeps.ranks import leave_result, run_on_devices, wants_ranks
 from conf.sweeps.space import gather_options
 from train_utils.launch.environment import peek_world_size, prefer_expandable_segments, strip_local_rank
 from train_utils.processes.ending import name_lost_peers, shutdown
@@ -118,7 +119,10 @@ def run(name: str) -> None:
             if is_job_of_multirun():
                 take_folder(cfg, program.folder)
             config: Any = to_plain(cfg, program.schema, program.complete, named)
-            return objective(resolve_name(program.function)(config))
+            if wants_ranks(config):
+                alone = (str(REPOSITORY / program.command), cfg, program.folder)
+                return run_on_devices(config, command_of_job(*alone) if is_job_of_multirun() else sys.argv)
+            return leave_result(objective(resolve_name(program.function)(config)))
         except (Exception, SystemExit) as error:
             failures.append(name_lost_peers(error))
             if not is_job_of_multirun():

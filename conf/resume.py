@@ -14,14 +14,20 @@ from conf.completion import config_of_checkpoint
 from conf.entry import layered, plain
 from conf.failures import ConfigError
 from conf.schema import CHOICES
-from train_utils.launch.environment import allowed_restarts, job_folder_name, read_job
+from train_utils.launch.environment import (
+    allowed_restarts,
+    has_agent,
+    job_folder_name,
+    peek_world_size,
+    read_job,
+)
 from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.same_training import changed_values, is_covered
 
 # Options that may differ when a job is requeued, for example to another node.
 OF_THE_MACHINE = (
-    "debug", "dry_run", "data.root", "data.index_dir", "data.workers", "data.cache", "logger", "train.device",
-    "train.timeout_seconds",
+    "debug", "dry_run", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "logger",
+    "train.device", "train.timeout_seconds",
 )  # fmt: skip
 # What earlier versions did, by options that they did not have.
 OF_EARLIER_VERSIONS = {"optim": {"name": "sgd"}}
@@ -68,6 +74,8 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
         # A group replaces its section: another choice may have other keys.
         OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), merge=False, force_add=True)
     saved.run_dir, saved.resume = None, given["resume"]
+    if has_agent() or peek_world_size() > 1:
+        saved.devices = given["devices"]  # a launcher chooses anew
     return plain(saved)
 
 

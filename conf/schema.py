@@ -16,6 +16,7 @@ from data.config import DataConfig, Decode, ImageCache, Resize
 from data.view_config import ViewConfig
 from models.config import DarknetLossConfig, LossConfig, LossSection, ModelConfig
 from train_utils.config import Device, EvalPrecision, OptimConfig, TrainSection, choose_backend
+from train_utils.launch.own_ranks import check_devices
 from train_utils.loggers.config import LoggerConfig
 
 
@@ -79,6 +80,7 @@ class TrainConfig:
     resume: str | None  # run folder to continue; auto: run_dir, else this job's (SLURM, torchrun), else the newest
     resume_force: bool  # continue even if other options or data make it another training
     extend: int | None  # epochs more for the finished run that resume names
+    devices: Any  # start processes, one for each GPU: a number, auto (all), or a list as [0,2]; null: this one alone
     dry_run: bool  # print the node, device, data and share of a step of each rank, then exit
     debug: bool  # show tracebacks of user errors, too
     plugins: list[str]  # files, or entry points of installed packages, that add parts: see docs/extending.md
@@ -96,6 +98,7 @@ class TrainConfig:
     logger: LoggerConfig
 
     def __post_init__(self) -> None:
+        check_devices(self.devices)
         if self.resume is not None and self.run_dir is not None:
             raise ValueError("resume continues in its own folder: leave run_dir out")
         if self.extend is not None and (self.extend < 1 or self.resume is None):
@@ -135,6 +138,7 @@ class EvalConfig:
     # runs/eval/<date_time> with plots
     plots: bool  # draw confusions, curves, worst images and more into the folder plots of out
     device: Device  # auto: CUDA if there is a GPU
+    devices: Any  # as of train.py
     timeout_seconds: float  # as train.timeout_seconds
     debug: bool  # show tracebacks of user errors, too
     plugins: list[str]  # as in train.py; those of the checkpoint if there is one
@@ -145,5 +149,6 @@ class EvalConfig:
     evaluate: EvaluateConfig
 
     def __post_init__(self) -> None:
+        check_devices(self.devices)
         if self.task == EvalTask.speed and self.evaluate.several:
             raise ValueError("task=speed times one view of an image. fix: leave out evaluate.tta and evaluate.slices")

@@ -81,9 +81,10 @@ def options(*more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Finished:
-    """A training on two processes, with accumulation."""
-    done = start(folder, "train.py", *options("run_dir=run", "train.device_batch_size=2"), processes=2)
+    """A training on two processes that it starts itself, with accumulation."""
+    done = start(folder, "train.py", *options("run_dir=run", "train.device_batch_size=2", "devices=2"))
     assert done.code == 0, done.err
+    assert "2 process(es) on cpu (devices, gloo)" in done.out or torch.cuda.is_available()
     return done
 
 

@@ -15,6 +15,7 @@ from conf.entry import compose, keys_of, with_search_path
 from conf.failures import ConfigError, in_one_sentence
 from conf.messages import null_sections
 from conf.programs import PROGRAMS, prepare_arguments
+from conf.sweeps.ranks import wants_ranks
 from train_utils.processes.ending import name_lost_peers, shutdown
 from train_utils.shell import quoted
 
@@ -74,7 +75,12 @@ def options_of(name: str, overrides: Sequence[str]) -> Any:
     if flags := [word for word in arguments if word.startswith("-")]:
         raise ConfigError(f"{flags[0]} is for the command line. fix: options of the form key=value alone")
     try:
-        return compose(name, program.schema, arguments, program.complete)
+        config = compose(name, program.schema, arguments, program.complete)
+        if wants_ranks(config):
+            raise ConfigError(
+                "devices= starts processes on the command line only. fix: one GPU here, or python train.py"
+            )
+        return config
     except AssertionError as error:  # OmegaConf's, for an option in a section that is null
         sentence = null_sections(keys_of(arguments), program.schema)
         if sentence is None:

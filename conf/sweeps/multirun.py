@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf.entry import keys_of
 from conf.failures import ConfigError
 from train_utils.launch.environment import job_folder_name, read_job
-from train_utils.shell import option
+from train_utils.shell import option, quoted
 
 OPTIONS, RESULTS = "multirun.yaml", ".jobs"  # in a multirun's folder: Hydra's file, and a file for each job
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -66,6 +66,18 @@ def take_folder(cfg: DictConfig, key: str | None) -> None:
     """Let a job write where Hydra puts it, unless the option ``key`` names another folder."""
     if key is not None and cfg[key] is None and cfg.get("resume") in (None, "auto"):
         cfg[key] = HydraConfig.get().runtime.output_dir
+
+
+def command_of_job(program: str, cfg: DictConfig, key: str | None) -> list[str]:
+    """What follows ``python`` to run this job alone: its options, its folder and its YAML files."""
+    hydra = HydraConfig.get()
+    task, places = list(hydra.overrides.task), list[str]()
+    if key is not None and cfg[key] is not None and key not in keys_of(task):
+        task.append(f"{key}={quoted(cfg[key])}")
+    for source in hydra.runtime.config_sources:
+        places += ["--config-dir", source.path] if source.provider == "command-line" else []
+    task += [override for override in hydra.overrides.hydra if override.startswith("hydra.searchpath=")]
+    return [program, *task, "--config-name", str(hydra.job.config_name), *places]
 
 
 def refuse_folders(arguments: Sequence[str], folder: str | None) -> None:

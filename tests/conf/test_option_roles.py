@@ -25,6 +25,7 @@ ROLES = {
     "resume": "resume ranks",
     "resume_force": "resume",
     "extend": "resume",
+    "devices": "resume restart",
     "dry_run": "resume restart",
     "debug": "resume restart",
     "plugins": "resume ranks",  # their content is compared

@@ -12,13 +12,12 @@ from train_utils.errors import CheckpointError
 # choose the micro-batch, which is compared separately. tests/conf/test_option_roles.py decides
 # about every option.
 WITHOUT_EFFECT = (
-    "name", "run_dir", "resume", "resume_force", "extend", "dry_run", "debug", "plugins", "logger", "evaluate",
-    "data.name", "data.root", "data.val", "data.workers", "data.cache", "data.index_dir", "model.cfg", "model.weights",
-    "model.fresh_heads", "train.device", "train.device_batch_size", "train.max_device_batch_size",
-    "train.timeout_seconds", "train.best_only", "train.save_every_steps", "train.save_every_minutes",
-    "train.check_sync_every",
-    "train.max_nonfinite_steps", "train.on_nonfinite", "train.patience", "train.deterministic",
-    "train.cudnn_benchmark",
+    "name", "run_dir", "resume", "resume_force", "extend", "devices", "dry_run", "debug", "plugins", "logger",
+    "evaluate", "data.name", "data.root", "data.val", "data.workers", "data.cache", "data.index_dir",
+    "model.cfg", "model.weights", "model.fresh_heads", "train.device", "train.device_batch_size",
+    "train.max_device_batch_size", "train.timeout_seconds", "train.best_only", "train.save_every_steps",
+    "train.save_every_minutes", "train.check_sync_every", "train.max_nonfinite_steps", "train.on_nonfinite",
+    "train.patience", "train.deterministic", "train.cudnn_benchmark",
 )  # fmt: skip
 # Where the training set is; irrelevant if its content is the same.
 PLACES = ("data.format", "data.train", "data.names", "data.shapes")

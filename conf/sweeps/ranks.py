@@ -1,0 +1,102 @@
+"""The processes that ``devices=`` starts for a program, or for a job of a multirun."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conf.failures import ConfigError
+from train_utils.launch.environment import has_agent, peek_rank, peek_world_size
+from train_utils.launch.limits import core_quota
+from train_utils.launch.own_ranks import AUTO, is_own_rank
+
+RESULT = "TRAIN_RESULT_FILE"  # the variable that names the file in which rank 0 leaves its result
+
+
+def wants_ranks(config: Any) -> bool:
+    """Whether ``devices`` asks for processes that are still to be started.
+
+    Raises ConfigError under a launcher, which starts them itself.
+    """
+    devices = getattr(config, "devices", None)
+    if devices is None or is_own_rank(os.environ):
+        return False
+    if has_agent() or peek_world_size() > 1:
+        raise ConfigError(
+            f"devices={_shown(devices)} starts processes itself, and a launcher (torchrun, srun or mpirun) has started "
+            "this one. fix: python without the launcher, or leave devices out"
+        )
+    return bool(devices != 1)
+
+
+def run_on_devices(config: Any, command: Sequence[str]) -> Any:
+    """Run ``python <command>`` on the devices of ``config``; return what rank 0 leaves as result.
+
+    Raises SystemExit with the exit code of ranks that failed and said why, and ConfigError if there
+    are not enough GPUs.
+    """
+    from data.files.reading import usable_cores  # imports numpy
+
+    device = config.train.device if hasattr(config, "train") else config.device
+    before = dict(os.environ)
+    try:
+        count = _count(config.devices, device.value)
+        cores = int(min(len(usable_cores()), core_quota()) / count)
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are passed on
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder, "result.json")
+            os.environ[RESULT] = str(result)
+            from train_utils.launch.agent import run_ranks  # imports torch
+
+            if code := run_ranks(command, count):
+                raise SystemExit(code)
+            return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def leave_result(result: Any) -> Any:
+    """Leave a number for the process that started this rank, if it is rank 0; return ``result``."""
+    if is_own_rank(os.environ) and RESULT in os.environ and peek_rank() == 0 and isinstance(result, int | float):
+        Path(os.environ[RESULT]).write_text(json.dumps(result), encoding="utf-8")
+    return result
+
+
+def _count(devices: Any, device: str) -> int:
+    """The number of ranks, with CUDA_VISIBLE_DEVICES set to what ``devices`` lists."""
+    import torch
+
+    if isinstance(devices, list):
+        if device == "cpu":
+            raise ConfigError(f"devices={_shown(devices)} lists GPUs, and device is cpu. fix: devices={len(devices)}")
+        os.environ["CUDA_VISIBLE_DEVICES"] = _visible([str(each) for each in devices])
+    gpus = torch.cuda.device_count() if device != "cpu" else 0
+    if devices == AUTO:
+        return max(1, gpus)
+    count = len(devices) if isinstance(devices, list) else int(devices)
+    if (gpus or isinstance(devices, list)) and count > gpus:
+        raise ConfigError(
+            f"devices={_shown(devices)} needs {count} GPUs, and torch finds {gpus} here. fix: devices=auto for all, "
+            "or train.device=cpu (eval.py: device=cpu)"
+        )
+    return count
+
+
+def _visible(chosen: Sequence[str]) -> str:
+    """GPUs by torch's number among those visible now, or by id, as CUDA_VISIBLE_DEVICES."""
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if lost := [each for each in chosen if each.isdecimal() and seen and int(each) >= len(seen)]:
+        raise ConfigError(
+            f"there is no GPU {lost[0]} among CUDA_VISIBLE_DEVICES={','.join(seen)}. fix: devices=auto for all of them"
+        )
+    return ",".join(seen[int(each)] if seen and each.isdecimal() else each for each in chosen)
+
+
+def _shown(devices: Any) -> str:
+    return str(devices).replace(" ", "").replace("'", "")

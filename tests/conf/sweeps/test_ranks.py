@@ -1,0 +1,151 @@
+"""Which processes ``devices`` starts, on which GPUs, and what a job of a multirun gets back."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conf.entry import compose
+from conf.failures import ConfigError
+from conf.programs import run
+from conf.resume import complete_training
+from conf.schema import TrainConfig
+from conf.sweeps.ranks import RESULT, run_on_devices, wants_ranks
+from train_utils.launch import agent
+
+
+class Ranks:
+    """In place of the agent: the starts that it was asked for, with the variables that they see."""
+
+    def __init__(self) -> None:
+        self.starts: list[tuple[list[str], int, str | None, str]] = []
+        self.code, self.result = 0, 0.25
+
+    def __call__(self, command: Sequence[str], count: int) -> int:
+        seen, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["OMP_NUM_THREADS"]
+        self.starts.append((list(command), count, seen, threads))
+        Path(os.environ[RESULT]).write_text(json.dumps(self.result))
+        return self.code
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    """No launcher and four GPUs, of which CUDA_VISIBLE_DEVICES may leave some."""
+    for name in [name for name in os.environ if name.startswith(("SLURM", "RANK", "WORLD", "TORCHELASTIC"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def device_count() -> int:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return 4 if seen is None else len([name for name in seen.split(",") if name])
+
+    monkeypatch.setattr(torch.cuda, "device_count", device_count)
+    made = Ranks()
+    monkeypatch.setattr(agent, "run_ranks", made)
+    return made
+
+
+def config_of(*options: str) -> Any:
+    return compose("train", TrainConfig, list(options))
+
+
+@pytest.mark.parametrize(
+    ("options", "seen", "expected"),
+    [
+        (["devices=3"], None, (3, None)),
+        (["devices=auto"], None, (4, None)),
+        (["devices=auto"], "5,7", (2, "5,7")),
+        (["devices=[0,2]"], None, (2, "0,2")),
+        (["devices=[1,0]"], "5,7", (2, "7,5")),
+        (["devices=[GPU-8a]"], "5,7", (1, "GPU-8a")),
+        (["devices=6", "train.device=cpu"], None, (6, None)),
+        (["devices=auto", "train.device=cpu"], None, (1, None)),
+        (["devices=2"], "", (2, "")),
+    ],
+)
+def test_devices_become_ranks_on_gpus(
+    options: list[str],
+    seen: str | None,
+    expected: tuple[int, str | None],
+    ranks: Ranks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    before, config = dict(os.environ), config_of(*options)
+    assert wants_ranks(config) and run_on_devices(config, ["train.py"]) == 0.25
+    ((command, count, saw, threads),) = ranks.starts
+    assert (command, (count, saw)) == (["train.py"], expected) and int(threads) >= 1
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["devices=5"], r"devices=5 needs 5 GPUs, and torch finds 4 here\. fix: devices=auto"),
+        (["devices=[0,1,9]"], r"devices=\[0,1,9\] .* no GPU 9|there is no GPU 9 among CUDA_VISIBLE_DEVICES=5,7"),
+        (["devices=[0]", "train.device=cpu"], r"devices=\[0\] lists GPUs, and device is cpu\. fix: devices=1"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    options: list[str], said: str, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "9" in options[0]:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    with pytest.raises(ConfigError, match=said):
+        run_on_devices(config_of(*options), ["train.py"])
+    assert ranks.starts == []
+
+
+def test_a_launcher_and_devices_exclude_each_other(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not wants_ranks(config_of()) and not wants_ranks(config_of("devices=1"))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"devices=2 starts processes itself, and a launcher .* fix: python without"):
+        wants_ranks(config_of("devices=2"))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "devices-1")
+    assert not wants_ranks(config_of("devices=2")), "a rank started ranks"
+
+
+def test_a_resumed_run_takes_its_devices_along_unless_a_launcher_starts_it(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").write_text("devices: 2\ntrain: {epochs: 3}\n")
+    given = [f"resume={tmp_path}"]
+    assert compose("train", TrainConfig, given, complete_training).devices == 2
+    assert compose("train", TrainConfig, [*given, "devices=4"], complete_training).devices == 4
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert compose("train", TrainConfig, given, complete_training).devices is None
+
+
+def test_jobs_of_a_multirun_run_as_ranks_in_their_folders(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "devices=2", "optim.lr=0.1,0.2", "hydra.sweep.dir=mine"])
+    run("train")
+    commands = [command for command, *_ in ranks.starts]
+    assert [command[1:3] for command in commands] == [["devices=2", "optim.lr=0.1"], ["devices=2", "optim.lr=0.2"]]
+    assert [command[3] for command in commands] == [
+        f'run_dir="{tmp_path}/mine/{number}_optim.lr-0.{number}"' for number in (1, 2)
+    ]
+    assert capsys.readouterr().out.count("  0.2500") == 2, "the APs of the ranks"
+
+
+def test_the_exit_code_of_the_ranks_is_that_of_the_program(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks.code = 2
+    monkeypatch.setattr(sys, "argv", ["eval.py", "devices=2", "data=shapes", "model=yolov3-tiny"])
+    with pytest.raises(SystemExit) as ended:
+        run("eval")
+    assert ended.value.code == 2 and capsys.readouterr().err == ""
