@@ -75,11 +75,9 @@ def options_of(name: str, overrides: Sequence[str]) -> Any:
     if flags := [word for word in arguments if word.startswith("-")]:
         raise ConfigError(f"{flags[0]} is for the command line. fix: options of the form key=value alone")
     try:
-        config = compose(name, program.schema, arguments, program.complete)
+        config: Any = compose(name, program.schema, arguments, program.complete)
         if wants_ranks(config):
-            raise ConfigError(
-                "devices= starts processes on the command line only. fix: one GPU here, or python train.py"
-            )
+            raise ConfigError("devices starts processes on a command line alone. fix: leave it out, or python train.py")
         return config
     except AssertionError as error:  # OmegaConf's, for an option in a section that is null
         sentence = null_sections(keys_of(arguments), program.schema)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.failures import ConfigError
+from conf.schema import EvalConfig, TrainConfig
 from train_utils.launch.environment import has_agent, peek_rank, peek_world_size
 from train_utils.launch.limits import core_quota
 from train_utils.launch.own_ranks import AUTO, is_own_rank
@@ -22,7 +23,7 @@ def wants_ranks(config: Any) -> bool:
 
     Raises ConfigError under a launcher, which starts them itself.
     """
-    devices = getattr(config, "devices", None)
+    devices = config.devices if isinstance(config, TrainConfig | EvalConfig) else None
     if devices is None or is_own_rank(os.environ):
         return False
     if has_agent() or peek_world_size() > 1:
@@ -41,7 +42,7 @@ def run_on_devices(config: Any, command: Sequence[str]) -> Any:
     """
     from data.files.reading import usable_cores  # imports numpy
 
-    device = config.train.device if hasattr(config, "train") else config.device
+    device = config.train.device if isinstance(config, TrainConfig) else config.device
     before = dict(os.environ)
     try:
         count = _count(config.devices, device.value)

@@ -25,6 +25,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "--version": None,
         "train.epoch=3": "no option train.epoch; did you mean train.epochs=3?",
         "model=yolov7-tiny model.weights=coco": "model.weights=coco is published for",
+        "devices=0": "devices must be a number of processes",
         "train.epochs=0": "train.epochs must be 1 or more, got 0",
         "train.epochs=many": "train.epochs: Value 'many'",
         "data.shapes.seed=1": "data.shapes.seed lies in data.shapes, which is null here",
