@@ -11,7 +11,8 @@ from typing import Any
 
 from models.weights.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
 
-AUTO_ANCHORS = "auto"
+AUTO = "auto"  # of model.anchors and loss.classification
+PUBLISHED_CLASSIFICATION = 37.4  # loss.classification of the published recipe, tuned on COCO
 OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
 
 
@@ -54,10 +55,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not 0 < self.width <= 8:
             raise ValueError(f"model.width must be above 0 and at most 8, got {self.width}")
-        if self.anchors not in (None, AUTO_ANCHORS) and not _are_sizes(self.anchors):
+        if self.anchors not in (None, AUTO) and not _are_sizes(self.anchors):
             raise ValueError(
-                f"model.anchors must be pairs [width, height] of pixels above 0, {AUTO_ANCHORS} or null, "
-                f"got {self.anchors}"
+                f"model.anchors must be pairs [width, height] of pixels above 0, {AUTO} or null, got {self.anchors}"
             )
         if not self.bn_eps > 0:
             raise ValueError(f"model.bn_eps must be above 0, got {self.bn_eps}")
@@ -104,7 +104,8 @@ class LossConfig(LossSection):
 
     box: float  # weight of the box term
     objectness: float  # weight of the objectness term
-    classification: float  # weight of the class term at 80 classes; scaled by classes / 80
+    classification: Any  # weight of the class term at 80 classes; scaled by classes / 80. auto: 37.4, and 200 where the
+    # training images hold few large objects, as told when a training starts
     iou: IouKind  # overlap measure of the box term
     anchor_iou: float  # a box matches an anchor if the IoU of their shapes is higher
     objectness_positive_weight: float  # factor on the objectness of cells with an object
@@ -113,7 +114,9 @@ class LossConfig(LossSection):
     label_smoothing: float  # class targets move from 0 and 1 by half of this
 
     def __post_init__(self) -> None:
-        for key in ("box", "objectness", "classification", "focal_gamma"):
+        if self.classification != AUTO and not (type(self.classification) in (int, float) and self.classification >= 0):
+            raise ValueError(f"loss.classification must be 0 or more, or {AUTO}, got {self.classification}")
+        for key in ("box", "objectness", "focal_gamma"):
             if not getattr(self, key) >= 0:
                 raise ValueError(f"loss.{key} must be 0 or more, got {getattr(self, key)}")
         for key in ("objectness_positive_weight", "class_positive_weight"):
@@ -122,6 +125,11 @@ class LossConfig(LossSection):
         for key in ("anchor_iou", "label_smoothing"):
             if not 0 <= getattr(self, key) < 1:
                 raise ValueError(f"loss.{key} must be 0 or more and below 1, got {getattr(self, key)}")
+
+    @property
+    def class_weight(self) -> float:
+        """``classification`` as a number; that of the published recipe before a set is known."""
+        return PUBLISHED_CLASSIFICATION if self.classification == AUTO else float(self.classification)
 
 
 @dataclass

@@ -384,6 +384,7 @@ def test_evaluation_needs_nothing_but_the_checkpoint(
         "device": "auto",
         "timeout_seconds": 60,
         "debug": False,
+        "plugins": [],
     }
     given = base | {"evaluate": vars(options(shapes, tmp_path / "x").evaluate)}
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), complete_from_checkpoint(given, [])))

@@ -101,9 +101,9 @@ def tell_places(
     train_set: Annotations,
     val_set: Annotations,
     sampler: TrainBatchSampler,
-    anchors_note: str | None,
+    set_notes: Sequence[str],
 ) -> None:
-    """For ``dry_run``, print on rank 0 one line per rank and what auto anchors became."""
+    """For ``dry_run``, print on rank 0 one line per rank and what the set decided."""
     gpu = f" {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
     line = (
         f"{describe_rank()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
@@ -114,8 +114,8 @@ def tell_places(
     lines = gather_arrays(np.frombuffer(line.encode(), np.uint8))
     for each in lines or ():
         print(each.tobytes().decode(), flush=True)
-    if world.is_main and anchors_note is not None:
-        print(anchors_note, flush=True)
+    if world.is_main and set_notes:
+        print(*set_notes, sep="\n", flush=True)
 
 
 def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: Sequence[str], path: Path) -> None:

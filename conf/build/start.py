@@ -20,8 +20,9 @@ from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations, Colour, Decode, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
+from data.audit.summary import mean_objects, median_side
 from models import Darknet, Head
-from models.config import AUTO_ANCHORS
+from models.config import LossConfig
 from train_utils.config import AUTO, TORCH, Precision
 from train_utils.distributed import World, broadcast_module, broadcast_text
 from train_utils.errors import TrainError
@@ -38,6 +39,13 @@ from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.parallel.compiled import check_compiling
 from train_utils.parallel.wrap import convert_sync_batchnorm
 from train_utils.run.run_state import RunState
+
+# What loss.classification=auto becomes where the training images hold few large objects. There the
+# published weight leaves classes unlearnt; where objects are smaller this one costs boxes their
+# place (docs/results/accuracy.md).
+FEW_LARGE_CLASSIFICATION = 200.0
+FEW_OBJECTS = 2.5  # at most so many in an image on average
+LARGE_SIDE = 0.25  # at least half of them are larger, as a share of the image's longer side
 
 
 def prepare_numerics(config: TrainConfig, world: World) -> str | None:
@@ -117,6 +125,33 @@ def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
     return model.num_frozen != before
 
 
+def fit_to_set(
+    config: TrainConfig, world: World, saved: dict[str, Any] | None, train_set: Annotations
+) -> tuple[TrainConfig, list[str]]:
+    """Replace each ``auto`` that the training set decides, and say how in sentences for the log.
+
+    All ranks call this together and get the same.
+    """
+    config, anchors_note = fit_anchors(config, world, saved, train_set)
+    config, classes_note = weigh_classes(config, train_set)
+    return config, [note for note in (anchors_note, classes_note) if note is not None]
+
+
+def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
+    """Replace ``auto`` of ``loss.classification``, and say so if it is not the usual number."""
+    loss = config.loss
+    if not isinstance(loss, LossConfig) or loss.classification != AUTO:
+        return config, None
+    count, side, usual = mean_objects(train_set), median_side(train_set), loss.class_weight
+    few_large = len(train_set.names) > 1 and count <= FEW_OBJECTS and side > LARGE_SIDE
+    weight = FEW_LARGE_CLASSIFICATION if few_large else usual
+    note = (
+        f"loss.classification=auto: {weight:g} instead of {usual:g}, because images hold few large objects "
+        f"({count:.1f} each, half of them above {side:.0%} of the image's longer side)"
+    )
+    return replace(config, loss=replace(loss, classification=weight)), note if few_large else None
+
+
 def fit_anchors(
     config: TrainConfig, world: World, saved: dict[str, Any] | None, train_set: Annotations
 ) -> tuple[TrainConfig, str | None]:
@@ -125,7 +160,7 @@ def fit_anchors(
     All ranks call this together. A resumed run keeps the anchors of ``saved``, its checkpoint.
     Raises ConfigError if the [yolo] sections list different anchors.
     """
-    if config.model.anchors != AUTO_ANCHORS:
+    if config.model.anchors != AUTO:
         return config, None
     if saved is not None:
         return replace(config, model=replace(config.model, anchors=saved["config"]["model"]["anchors"])), None

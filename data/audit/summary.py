@@ -71,3 +71,18 @@ def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
     before = np.concatenate([[0], np.cumsum(~annotations.crowd)])
     counts: NDArray[np.int64] = np.diff(before[annotations.offsets])
     return counts
+
+
+def mean_objects(annotations: Annotations) -> float:
+    """The mean number of boxes, crowds aside, of the images that have any; 0 without boxes."""
+    counts = objects_per_image(annotations)
+    return float(counts[counts > 0].mean()) if counts.any() else 0.0
+
+
+def median_side(annotations: Annotations) -> float:
+    """The median of the boxes' sides (of squares of their area), as a share of the image's longer.
+
+    0 without boxes.
+    """
+    sizes = network_sizes(annotations, 1, SAMPLED_BOXES)
+    return float(np.median(np.sqrt(sizes.prod(axis=1)))) if len(sizes) else 0.0

@@ -51,7 +51,7 @@ class YoloLoss(HeadLoss):
             for (head, _, raw), assignment, share in zip(maps, assigned, shares, strict=True)
         ]
         config = self.config
-        return terms, (config.box, config.objectness, config.classification * self.heads[0].num_classes / 80)
+        return terms, (config.box, config.objectness, config.class_weight * self.heads[0].num_classes / 80)
 
     def _assign(self, head: Head, anchors: Tensor, raw: Tensor, targets: Tensor) -> _Assignment:
         """Match targets with the anchors of one head, by shape, in the cell of the centre."""

@@ -234,3 +234,30 @@ def test_heads_that_learnt_with_other_anchors_are_refused_unless_left_out(tmp_pa
         else:
             build_model(config, 2, fitted=True)
         build_model(replace(config, fresh_heads=True), 2, fitted=True)
+
+
+@pytest.mark.parametrize(
+    ("count", "side", "given", "weight"),
+    [
+        (2, 200, "auto", 200), (3, 200, "auto", 37.4), (2, 100, "auto", 37.4), (0, 200, "auto", 37.4),
+        (2, 200, 50.0, 50), (9, 30, 50.0, 50),
+    ],
+)  # fmt: skip
+def test_the_class_term_weighs_more_where_images_hold_few_large_objects(
+    count: int, side: int, given: str | float, weight: float
+) -> None:
+    """``count`` boxes of ``side`` pixels in one image of 640 x 480, none in the other."""
+    config = compose("train", TrainConfig, [f"loss.classification={given}"])
+    images = SimpleNamespace(
+        names=["a", "b"], classes=np.zeros(count, np.int32), crowd=np.zeros(count, bool),
+        sizes=np.array([[480, 640]] * 2), offsets=np.array([0, count, count]),
+        boxes_xywh=np.full((count, 4), side, dtype=float),
+    )  # fmt: skip
+    decided, note = start.weigh_classes(config, images)
+    assert decided.loss.class_weight == weight  # type: ignore[attr-defined]  # of LossConfig
+    assert (note is not None) == (weight == 200)
+    if note is not None:
+        assert "200 instead of 37.4" in note and "2.0 each" in note and "31%" in note
+    assert start.weigh_classes(decided, boxes(0)) == (decided, None), "a number stays"
+    darknet = compose("train", TrainConfig, ["loss=darknet"])
+    assert start.weigh_classes(darknet, images) == (darknet, None)
