@@ -375,7 +375,7 @@ def test_evaluation_needs_nothing_but_the_checkpoint(
 ) -> None:
     figures = train(options(shapes, tmp_path / "run", "train.epochs=1", "logger.pictures=false"))
     monkeypatch.chdir(tmp_path)
-    base = {
+    base: dict[str, Any] = {
         "ckpt": str(tmp_path / "run"),
         "detections": None,
         "task": "score",
@@ -384,7 +384,10 @@ def test_evaluation_needs_nothing_but_the_checkpoint(
         "device": "auto",
         "timeout_seconds": 60,
         "debug": False,
+        "devices": None,
         "plugins": [],
+        "plugins_sha256": {},
+        "plugin": {},
     }
     given = base | {"evaluate": vars(options(shapes, tmp_path / "x").evaluate)}
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), complete_from_checkpoint(given, [])))
