@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from data.index.classes import NAME_FILES, read_names
 
@@ -21,10 +22,17 @@ class DataFormat(StrEnum):
     shapes = "shapes"
     signs = "signs"
 
-    @property
-    def is_drawn(self) -> bool:
-        """Whether the project draws the set itself."""
-        return self in (DataFormat.shapes, DataFormat.signs)
+
+class AddedFormat(Protocol):
+    """A data format of a plugin."""
+
+    identity: str  # another one reads the files anew
+
+    def __call__(self, annotations: Path, images: Path) -> Mapping[str, Any]:
+        """Read a COCO dictionary."""
+
+
+FORMATS: dict[str, AddedFormat] = {}  # of the plugins in use, by name
 
 
 class OnError(StrEnum):
@@ -133,7 +141,7 @@ class DataConfig:
     """A data set and how it is read (keys ``data.*``)."""
 
     name: str  # name of the data set, used in messages and as the default folder below runs/
-    format: DataFormat  # annotation format; shapes, signs: a COCO set drawn on first use
+    format: DataFormat | str  # annotation format; shapes, signs: a COCO set drawn on first use; text: of a plugin
     root: str  # folder of the data set; yolo: or its data.yaml or obj.data
     train: SplitConfig
     val: SplitConfig
@@ -157,18 +165,20 @@ class DataConfig:
     # which then decodes baseline JPEG files and draws mosaics; evaluation always decodes on the cpu
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the project draws the set itself."""
+        return self.format in (DataFormat.shapes, DataFormat.signs)
+
     def __post_init__(self) -> None:
+        self._check_format()
         if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
             raise ValueError(f"data.workers must be 0 or more, or {AUTO}, got {self.workers}")
-        if self.format.is_drawn and self.shapes is None:
-            raise ValueError(
-                f"data.format={self.format} needs data.shapes: the number of images, their size and a seed"
-            )
         if self.split is not None and not 0 < self.split < 1:
             raise ValueError(f"data.split must lie between 0 and 1, or be null, got {self.split}")
         for split in ("train", "val") if self.split is None else ("train",):
             self._check_split(split)
-        if self.outlines and not (self.format == DataFormat.coco or self.format.is_drawn):
+        if self.outlines and self.format in (DataFormat.voc, DataFormat.yolo):
             raise ValueError(f"data.outlines=true needs masks, which data.format={self.format} does not have")
         if self.format == DataFormat.voc and self.names is None:
             raise ValueError("data.format=voc needs data.names: VOC files do not list the classes")
@@ -196,6 +206,16 @@ class DataConfig:
                 f"data={self.name} has no validation images of its own: data.train and data.val are the same. fix: "
                 "data.split=0.1 holds out a tenth, or name them by data.val.annotations and data.val.images"
             )
+
+    def _check_format(self) -> None:
+        if self.format in DataFormat.__members__:
+            self.format = DataFormat(self.format)
+        elif self.format not in FORMATS:
+            known = ", ".join((*DataFormat, *FORMATS))
+            raise ValueError(f"data.format must be {known}, or that of a plugin, got {self.format}")
+        if self.is_drawn and self.shapes is None:
+            needs = "data.shapes: the number of images, their size and a seed"
+            raise ValueError(f"data.format={self.format} needs {needs}")
 
     def _names_file(self, name: str) -> Path:
         """Find the file of ``data.names``, relative to the data set's or the current folder."""

@@ -33,6 +33,7 @@ from data import (
     open_annotations,
     repeat_factors,
 )
+from data.batches.changed import AUGMENTATIONS, ChangedDataset
 from data.files.reading import usable_cores
 from train_utils.config import AUTO
 from train_utils.distributed import World, barrier, broadcast_text, stack_over_ranks, torch_distributed_zero_first
@@ -84,7 +85,7 @@ def open_split(config: DataConfig, split: str, world: World) -> Annotations:
 
     The other ranks wait and map the same file.
     """
-    written = [Path(config.index_dir)] + ([Path(config.root)] if config.format.is_drawn else [])
+    written = [Path(config.index_dir)] + ([Path(config.root)] if config.is_drawn else [])
     with torch_distributed_zero_first(world, *written):
         return open_annotations(config, split)
 
@@ -189,7 +190,11 @@ def make_train_loader(
     """The training batches of this rank, as ``make_sampler`` deals them."""
     sampler = make_sampler(config, train_set, stride, world, micro_batch)
     images = open_images(train_set, config.data, world)
-    kind = EncodedDataset if config.data.decode == Decode.device else TrainDataset
+    kind = ChangedDataset if AUGMENTATIONS else TrainDataset
+    if config.data.decode == Decode.device:
+        if AUGMENTATIONS:
+            raise DataError(f"data.decode=device leaves no pixels to {', '.join(AUGMENTATIONS)}. fix: data.decode=cpu")
+        kind = EncodedDataset
     dataset = kind(train_set, config.augment, config.train.seed, config.train.epochs, images)
     workers = loader_workers(config.data.workers, world)
     loader = make_loader(dataset, sampler, workers, world.device, config.train.timeout_seconds)

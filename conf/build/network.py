@@ -37,6 +37,7 @@ from models import (
 )
 from models.config import ModelConfig
 from models.loss.base import HeadLoss
+from models.loss.yolo import ASSIGNERS
 from models.weights.published import COCO, COCO_NAMES
 from train_utils.distributed import World
 from train_utils.run.checkpoint import FORMAT as CHECKPOINT_FORMAT
@@ -240,4 +241,7 @@ LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": YoloLoss, "darknet": Dar
 
 def make_loss(heads: Sequence[Head], config: LossSection) -> HeadLoss:
     """The loss that ``loss=`` selects."""
-    return LOSSES[config.name](heads) if type(config) is LossSection else LOSSES[config.name](heads, config)
+    loss = LOSSES[config.name](heads) if type(config) is LossSection else LOSSES[config.name](heads, config)
+    if ASSIGNERS and not isinstance(loss, YoloLoss):
+        raise ConfigError(f"loss={config.name} takes no assigner, as {next(iter(ASSIGNERS))}. fix: loss=yolov3")
+    return loss

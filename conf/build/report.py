@@ -82,6 +82,8 @@ def announce(
         log.line(summary.warning() if split == "train" else None)
         for note in (*part.skipped, *part.notes):
             log.line(f"{split}: {note}")
+    if config.plugins:
+        log.line(f"plugins: {', '.join(config.plugins)}")
     precision = config.train.precision.value
     log.line(
         f"{world.world_size} process(es) on {world.device.type} ({world.launcher}, {world.backend}), forward pass in "

@@ -17,6 +17,7 @@ from conf.proof.card import ProofCard
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler
 from models import Darknet
+from train_utils.callbacks.callbacks import Callbacks
 from train_utils.distributed import World, broadcast_module, max_over_ranks
 from train_utils.loggers.loggers import open_loggers
 from train_utils.loop.early_look import EarlyLook
@@ -69,6 +70,7 @@ class Training:
         self.time_left = TimeLeft(epochs, evaluations, len(self.evaluator.annotations) / self.images)
         self.table = EpochTable(self.log.line)
         self.look = EarlyLook(self.log.line, self.config.optim.lr)
+        self.callbacks = Callbacks(self.state, self.world, path, epochs, self.log.line)
         self.started = time.monotonic()
 
     def run(self) -> dict[str, float]:
@@ -78,7 +80,10 @@ class Training:
         run = self.folder.path, self.state.step, to_dictionary(self.config)
         with open_loggers(self.config.logger, self.world, *run, self.log.line) as self.loggers:
             self.loggers.pictures(self.state.step, "train_batch.jpg")
-            return self.run_epochs()
+            self.callbacks.at("run_start")
+            figures = self.run_epochs()
+            self.callbacks.at("end", figures=figures)
+            return figures
 
     def run_epochs(self) -> dict[str, float]:
         """Train the remaining epochs and show the result, or say why the training stopped."""
@@ -138,7 +143,7 @@ class Training:
         epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
         title, lines = f"epoch {epoch}/{config.train.epochs}", config.logger.lines_per_epoch
         progress = Progress(rest, title, self.world.is_main, lines, left=self.seconds_left)
-        save, check_every = self.checkpoints.save, config.train.check_sync_every
+        save, check_every = self.save, config.train.check_sync_every
         result = train_one_epoch(self.step, self.loader, progress, save, check_every, self.log_step)
         self.time_left.trained(progress.seconds, progress.pace * self.images)
         return result
@@ -151,9 +156,15 @@ class Training:
     def log_step(self) -> None:
         """Log the losses of the step just made, if it is one of each ``logger.every_steps``."""
         self.proof.stepped(self.state)
+        self.callbacks.at("step", self.step.losses)
         step, every = self.state.step, self.config.logger.every_steps
         if every > 0 and step % every == 0:
             self.loggers.step(step, {"lr": self.step.lr, **self.step.losses})
+
+    def save(self, is_best: bool = False, best_only: bool = False) -> None:
+        """Queue checkpoints for writing."""
+        self.checkpoints.save(is_best, best_only)
+        self.callbacks.at("checkpoint")
 
     def score(self) -> Evaluation | None:
         """Score the averaged weights; None off rank 0."""
@@ -174,9 +185,12 @@ class Training:
         self.times.write({"epoch": state.epoch, **took, "waiting": result.waiting})
         self.loggers.epoch(state.step, row, took | {"waiting": result.waiting})
         self.ranks.write(state.epoch, result.times)
+        if self.config.evaluate.is_due(state.epoch, self.config.train.epochs):
+            self.callbacks.at("evaluation", figures=figures)
+        self.callbacks.at("epoch", result.losses)
         if is_best and evaluation is not None:
             keep_evaluation(self.folder.path, self.evaluator.ground_truth, evaluation, self.log.line)
-        self.checkpoints.save(is_best, self.config.train.best_only)
+        self.save(is_best, self.config.train.best_only)
         self.step.decisions.saved()
         about = {"epoch": f"{state.epoch}/{self.config.train.epochs}", "memory": memory()}
         left = self.time_left.seconds(state.epoch + 1, 0.0)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 Made = TypeVar("Made", bound=Callable[..., Any])
-MOMENTS = ("run_start", "step", "epoch", "evaluation", "checkpoint", "end")  # methods of a callback
 SECTION_TYPES = (int, float, str, bool)  # of the options of a layer
 
 
@@ -117,7 +116,7 @@ def logger(name: str, options: type | None = None) -> Decorator:
 def callback(name: str, options: type | None = None, every_rank: bool = False) -> Decorator:
     """An object, from ``make()``, whose methods are called at the moments that they name.
 
-    Each of MOMENTS takes a train_utils.callbacks.moment.Moment. They run on rank 0 only, or with
+    Each takes a train_utils.callbacks.callbacks.Moment. They run on rank 0 only, or with
     ``every_rank`` on all.
     """
     return _registering("callback", name, options, every_rank=every_rank)

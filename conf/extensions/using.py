@@ -24,7 +24,12 @@ REGISTRIES = {
     "layer": "models.network.sections:BUILDERS",
     "activation": "models.network.activations:ACTIVATIONS",
     "loss": "conf.build.network:LOSSES",
+    "assigner": "models.loss.yolo:ASSIGNERS",
+    "data_format": "data.config:FORMATS",
     "optimiser": "train_utils.config:OPTIMISERS",
+    "augmentation": "data.batches.changed:AUGMENTATIONS",
+    "logger": "train_utils.loggers.loggers:LOGGERS",
+    "callback": "train_utils.callbacks.callbacks:CALLBACKS",
 }
 KEYS = ("plugins", "plugins_sha256", "plugin")
 _in_place: list[tuple[dict[str, Any], str]] = []
@@ -41,6 +46,21 @@ class Bound:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call what was registered."""
         return self.part.make(*arguments, **named, **({} if self.options is None else {"options": self.options}))
+
+    @property
+    def file(self) -> str:
+        """The plugin, for messages."""
+        return self.plugin.given
+
+    @property
+    def identity(self) -> str:
+        """What the result of a call depends on besides its arguments."""
+        return f"{self.plugin.sha256} {self.options}"
+
+    @property
+    def every_rank(self) -> bool:
+        """Of a callback."""
+        return bool(self.part.more["every_rank"])
 
     def __reduce__(self) -> tuple[Callable[..., Bound], tuple[Any, ...]]:
         return _revived, (self.plugin.given, self.plugin.sha256, self.part.name, pickle.dumps(self.options))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,13 @@ def _paused_gc() -> Iterator[None]:
 
 
 @_paused_gc()
-def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: bool = False) -> Source:
+def read_coco(
+    path: Path,
+    image_root: Path,
+    names: list[str] | None,
+    outlines: bool = False,
+    lists: Callable[[Path, Mapping[str, Callable[[Any], None]]], set[str]] = read_lists,
+) -> Source:
     """Read the json file ``path`` whose ``file_name`` entries are relative to ``image_root``.
 
     ``names`` chooses and orders the classes; ``None`` takes all categories, sorted by id. ``area``
@@ -58,7 +64,7 @@ def read_coco(path: Path, image_root: Path, names: list[str] | None, outlines: b
     categories: list[dict[str, Any]] = []
     take = {"images": images.add, "annotations": boxes.add, "categories": categories.append}
     try:
-        found = read_lists(path, take)
+        found = lists(path, take)
     except (ValueError, RecursionError) as error:  # ValueError: also no UTF-8, or a number of thousands of digits
         if isinstance(error, DataError):
             raise

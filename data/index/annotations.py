@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data.config import DataConfig, DataFormat, Exif, OnError
+from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError
 from data.errors import DataError
 from data.images.orientation import TurnRule, rule_of
 from data.index.cache import (
@@ -187,7 +187,11 @@ def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: s
 def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], dict[str, Any], Source]:
     """The columns of the index, its other values as plain data, and the checked source."""
     source = files.read()
-    annotated = config.format in (DataFormat.coco, DataFormat.voc)  # their sizes may show how images were turned
+    annotated = config.format in (
+        DataFormat.coco,
+        DataFormat.voc,
+        *FORMATS,
+    )  # their sizes may show how images were turned
     turn = rule_of(source, config.exif) if annotated else TurnRule(config.exif, unclear=True)
     if config.split is not None:
         source = part_of(source, split, config.split, config.split_seed)

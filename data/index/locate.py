@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from data.config import DataConfig, DataFormat, SplitConfig
+from data.config import FORMATS, DataConfig, DataFormat, SplitConfig
 from data.errors import DataError
 from data.files.near_files import NearFiles
 from data.formats.coco import read_coco
@@ -12,16 +14,14 @@ from data.formats.drawn.files import ensure_shapes
 from data.formats.set_files import find_set_file
 from data.formats.voc import locate_voc
 from data.formats.yolo import locate_yolo
+from data.index.cache import stamp_files
 from data.index.source import Files
 
 
 def locate(config: DataConfig, split: str) -> Files:
     """Find the files of the ``train`` or ``val`` split. Raises ``DataError`` if any is missing."""
     assert split in ("train", "val"), split
-    root = Path(config.root).absolute()
-    if config.format.is_drawn:
-        assert config.shapes is not None  # by DataConfig.__post_init__
-        root = ensure_shapes(root, config.shapes, config.format)
+    root = _root(config)
     if config.split is not None:
         split = "train"  # both splits are parts of it
     part: SplitConfig = getattr(config, split)
@@ -41,7 +41,7 @@ def locate(config: DataConfig, split: str) -> Files:
     else:
         pairs = [(root / annotations, root / images) for annotations, images in part.pairs()]
     for path, images in pairs:
-        _check_paths(path, images, split, config.format in (DataFormat.yolo, DataFormat.voc))
+        _check_paths(path, images, split, config.format in (DataFormat.yolo, DataFormat.voc, *FORMATS))
     image_roots = {images for _, images in pairs}
     image_root = image_roots.pop() if len(image_roots) == 1 else root
     if config.format == DataFormat.voc:
@@ -49,7 +49,41 @@ def locate(config: DataConfig, split: str) -> Files:
     if config.format == DataFormat.yolo:
         return locate_yolo(pairs, image_root, split, config.names, config.exif)
     path = pairs[0][0]
+    if config.format in FORMATS:
+        return _locate_added(config, path, image_root)
     return Files([path], [], image_root, lambda: read_coco(path, image_root, config.names, config.outlines))
+
+
+def _root(config: DataConfig) -> Path:
+    """The folder of the set, drawn if it is to be."""
+    root = Path(config.root).absolute()
+    if not config.is_drawn:
+        return root
+    assert config.shapes is not None  # by DataConfig.__post_init__
+    return ensure_shapes(root, config.shapes, DataFormat(config.format))
+
+
+def _locate_added(config: DataConfig, path: Path, image_root: Path) -> Files:
+    """The files of a plugin's format: ``path`` itself, or all in it."""
+    read = FORMATS[config.format]
+
+    def pass_on(path: Path, take: Mapping[str, Callable[[Any], None]]) -> set[str]:
+        try:
+            content = {key: list(entries) for key, entries in read(path, image_root).items() if key in take}
+        except Exception as error:  # of a plugin: of any kind
+            raise DataError(
+                f"{path}: data.format={config.format} failed ({type(error).__name__}: {error}). fix: correct the file "
+                "or the plugin"
+            ) from error
+        for key, entries in content.items():
+            for entry in entries:
+                take[key](entry)
+        return set(content)
+
+    below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
+    stamps = [read.identity, *below, stamp_files(below).digest] if below else [read.identity]
+    options = config.names, config.outlines, pass_on
+    return Files([] if path.is_dir() else [path], stamps, image_root, lambda: read_coco(path, image_root, *options))
 
 
 def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) -> None:

@@ -6,7 +6,7 @@ arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on 
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 from models.boxes import at_least_float32, box_iou_aligned, cxcywh_to_xyxy, wh_iou
 from models.config import LossConfig
 from models.decode import box_sizes, cell_offsets
-from models.loss.assignment import Cells, centre_cells
+from models.errors import ModelError
+from models.loss.assignment import Anchors, Cells, centre_cells
 from models.loss.base import HeadLoss, HeadMap, SumOverRanks, Terms
 from models.network.heads import Head
 
@@ -33,17 +34,27 @@ class _Assignment(NamedTuple):
     classes: Tensor  # (t, 1) int64
 
 
+# Which of p anchors of cells learn each target, for one head: weights (t, p), 1 or 0, and the cells
+# (broadcast to (t, p)). It takes the head, its anchors, the raw map without gradient and targets
+# (t, 6). Its shapes depend on shapes only.
+Assigner = Callable[[Head, Anchors, Tensor, Tensor], tuple[Tensor, Cells]]
+ASSIGNERS: dict[str, Assigner] = {}  # at most one, of the plugins in use
+
+
 class YoloLoss(HeadLoss):
     """The loss that `config` describes, averaged over the positives of the global micro-batch."""
 
     def __init__(self, heads: Sequence[Head], config: LossConfig) -> None:
         super().__init__(heads)
         self.config = config
+        if len(ASSIGNERS) > 1:
+            raise ModelError(f"the assigners {' and '.join(ASSIGNERS)} exclude one another. fix: the plugin of one")
+        self.assign = next(iter(ASSIGNERS.values()), None)
 
     def _terms(
         self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
     ) -> tuple[list[Terms], Sequence[float | Tensor]]:
-        assigned = [self._assign(head, anchors.own, raw, targets) for head, anchors, raw in maps]
+        assigned = [self._assign(head, anchors, raw, targets) for head, anchors, raw in maps]
         counts = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
         shares = 1 / counts.clamp(min=1)  # without positives the terms are 0, not 0 / 0
         terms = [
@@ -53,16 +64,33 @@ class YoloLoss(HeadLoss):
         config = self.config
         return terms, (config.box, config.objectness, config.class_weight * self.heads[0].num_classes / 80)
 
-    def _assign(self, head: Head, anchors: Tensor, raw: Tensor, targets: Tensor) -> _Assignment:
+    def _assign(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> _Assignment:
         """Match targets with the anchors of one head, by shape, in the cell of the centre."""
         centre, size = targets[:, 2:4], targets[:, 4:6]
         cells = centre_cells(targets, head.stride, raw.shape)
+        if self.assign is not None:
+            return self._assigned(head, anchors, raw, targets)
         corner = torch.cat((cells.column, cells.row), dim=1) * head.stride
         return _Assignment(
-            weight=(wh_iou(size, anchors) > self.config.anchor_iou).to(at_least_float32(raw).dtype),
+            weight=(wh_iou(size, anchors.own) > self.config.anchor_iou).to(at_least_float32(raw).dtype),
             cells=cells,
-            anchors=anchors,
+            anchors=anchors.own,
             boxes_xyxy=cxcywh_to_xyxy(torch.cat((centre - corner, size), dim=1))[:, None],
+            classes=targets[:, 1:2].long(),
+        )
+
+    def _assigned(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> _Assignment:
+        """What the assigner chooses."""
+        assert self.assign is not None
+        weight, cells = self.assign(head, anchors, raw.detach(), targets)
+        corners = torch.stack(torch.broadcast_tensors(cells.column, cells.row), dim=-1) * head.stride
+        centres = targets[:, None, 2:4] - corners
+        sizes = targets[:, None, 4:6].expand_as(centres)
+        return _Assignment(
+            weight=weight.to(at_least_float32(raw).dtype),
+            cells=cells,
+            anchors=anchors.own[cells.anchor],
+            boxes_xyxy=cxcywh_to_xyxy(torch.cat((centres, sizes), dim=-1)),
             classes=targets[:, 1:2].long(),
         )
 

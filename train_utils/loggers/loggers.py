@@ -29,6 +29,7 @@ from train_utils.scores.coco_eval import ABSENT, FIGURES, CocoResult
 SERVICES: dict[str, Callable[..., Logger]] = {
     "tensorboard": TensorBoardLogger, "wandb": WandbLogger, "mlflow": MlflowLogger,
 }  # fmt: skip
+LOGGERS: dict[str, Callable[[LoggedRun], Logger]] = {}  # of the plugins in use, by name
 START_SECONDS, END_SECONDS = 30.0, 20.0  # that the training waits for services in all
 MOST_WAITING = 10_000  # messages
 
@@ -163,9 +164,10 @@ def open_loggers(
     """
     steps = MetricsCsv(folder / "steps.csv", ("step", "lr", *LOSS_NAMES), world.is_main, step, "step")
     threads = []
-    for name in config.services if world.is_main else ():
+    for name in (*config.services, *LOGGERS) if world.is_main else ():
         run = LoggedRun(folder, own_id(folder), step, options)
-        threads.append(LoggerThread(name, partial(SERVICES[name], run, getattr(config, name)), warn))
+        start = partial(LOGGERS[name], run) if name in LOGGERS else partial(SERVICES[name], run, getattr(config, name))
+        threads.append(LoggerThread(name, start, warn))
     loggers = Loggers(threads, folder, steps)
     try:
         on_main(world, lambda: loggers.wait_for_start(must=step == 0))

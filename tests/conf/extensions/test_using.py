@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 
 from conf.answers.help import page_instead
-from conf.build.network import build_model, load_network
+from conf.build.network import build_model, load_network, make_loss
 from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose
 from conf.extensions.using import with_plugins
@@ -19,9 +23,10 @@ from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import ExportConfig, PredictConfig
 from conf.schema_tools import CfgInfoConfig, ConvertConfig
-from data import ShapesConfig
+from data import Annotations, DataError, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
+from data.batches.changed import ChangedDataset
 from eval import evaluate
-from models import ModelError, save_darknet_weights
+from models import Darknet, ModelError, parse_cfg, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head, section
 from tests.small_run import small_run
 from train import train
@@ -59,7 +64,7 @@ def listed(folder: Path, names: list[str] = NAMES) -> str:
 
 def options(folder: Path, run: Path, *more: str) -> TrainConfig:
     """Two steps with every example; ``more`` comes last."""
-    chosen = ["loss=balanced", "optim=lion", "plugin.squareplus.bend=2"]
+    chosen = ["loss=balanced", "optim=lion", "plugin.squareplus.bend=2", "plugin.goal.AP=0"]
     return small_run(
         folder / "shapes", SHAPES, run, listed(folder), f"model.cfg={folder / 'my.cfg'}", "model.width=1",
         "train.epochs=1", "train.batch_size=8", "train.save_every_steps=1", *chosen, *more,
@@ -150,6 +155,13 @@ def test_a_changed_plugin_is_taken_if_the_user_says_so(run: Path, files: Path, t
         train(resumed(run, listed(tmp_path), f"plugins_sha256.lion_optimiser={new}"))
 
 
+def test_what_acts_by_being_listed_acts(run: Path) -> None:
+    groups = [json.loads(line)["group"] for line in (run / "lines.jsonl").read_text().splitlines()]
+    assert {"epoch", "val", "speed"} <= set(groups)
+    assert (run / "goal_reached.txt").read_text().startswith("AP ")
+    assert not (run / "touched.json").exists()
+
+
 def test_options_of_plugins_are_options(run: Path, files: Path) -> None:
     """Shown by --help, typed, checked, and compared on resume."""
     page = page_instead("train", "train.py", TrainConfig, ["--help", listed(files), "plugin.squareplus.bend=3"])
@@ -212,3 +224,66 @@ def test_a_wrong_plugin_is_one_sentence(case: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         compose("train", TrainConfig, [f"plugins=[{tmp_path / 'wrong.py'}]"])
     assert "fix: " in str(refused.value)
+
+
+def test_a_format_is_read_as_the_same_set_in_coco_s(files: Path, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in ("a.png", "b.png"):
+        cv2.imwrite(str(images / name), np.zeros((40, 60, 3), np.uint8))
+    rows = ["a.png cat 1 2 11 22", "a.png dog 5 5 9 30", "b.png cat 0 0 60 40"]
+    (tmp_path / "set.txt").write_text("\n".join(rows))
+
+    def opened(*more: str) -> Annotations:
+        both = ["data.train.annotations=set.txt", "data.train.images=images", "data.val.images=images"]
+        named = [listed(files, ["lines_format"]), "data.format=lines", f"data.root={tmp_path}"]
+        index = f"data.index_dir={tmp_path / 'index'}"
+        return open_annotations(compose("train", TrainConfig, [*named, *both, index, *more]).data, "train")
+
+    found = opened()
+    assert found.names == ["cat", "dog"] and found.sizes.tolist() == [[40, 60], [40, 60]]
+    assert found.boxes_xywh.tolist() == [[1, 2, 10, 20], [5, 5, 4, 25], [0, 0, 60, 40]]
+    with pytest.raises(DataError, match=r"set.txt: data.format=lines failed \(ValueError"):
+        opened("plugin.lines.separator=x")  # other options: not the index of before
+    with pytest.raises(ConfigError, match=r"data.format must be coco, voc, yolo, shapes, signs, or that of a plugin"):
+        compose("train", TrainConfig, ["data.format=lines"])
+
+
+def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(files: Path, tmp_path: Path) -> None:
+    config = options(files, tmp_path / "run", "plugin.cutout.probability=1", "plugin.cutout.side=0.5")
+    annotations = open_annotations(config.data, "train")
+    source = ImageSource(annotations, config.data.on_error)
+    made_of = annotations, config.augment, 0, 1, source
+    dataset, plain = ChangedDataset(*made_of), TrainDataset(*made_of)
+    requests = [Request(index, 64, 64, 0) for index in range(8)]
+    whole, before = dataset.__getitems__(requests), plain.__getitems__(requests)
+    grey = (whole.images == 114).all(dim=1).sum(dim=(1, 2))
+    assert (grey >= 32 * 32).all() and 0 < len(whole.targets) <= len(before.targets)
+    again = pickle.loads(pickle.dumps(dataset))  # as a spawned worker gets it
+    for number, request in enumerate(requests):
+        alone = again.__getitems__([request])
+        assert torch.equal(alone.images[0], whole.images[number])
+        assert torch.equal(alone.targets[:, 1:], whole.targets[whole.targets[:, 0] == number][:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("data.decode=device", "data.decode=device leaves no pixels to cutout. fix: data.decode=cpu"),
+        ("loss=darknet", "loss=darknet takes no assigner, as best. fix: loss=yolov3"),
+    ],
+)
+def test_what_cannot_act_is_refused(given: str, said: str, files: Path, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, DataError), match=said):
+        train(options(files, tmp_path / "run", given))
+
+
+def test_the_assigner_s_pairs_are_learnt(files: Path) -> None:
+    """One target at its best anchor, in its cell and in two neighbours; a row of zeros nowhere."""
+    section_loss = compose("train", TrainConfig, [listed(files, ["best_assigner"])]).loss
+    model = Darknet(parse_cfg(cfg(conv(8, 3, 4), conv(16, 3, 4), head(0, 1, 2)), "x"))
+    raw = torch.zeros(1, 3, 4, 4, 7, requires_grad=True)
+    targets = torch.tensor([[0, 1, 20.0, 30.0, 11.0, 11.0], [0, 0, 0, 0, 0, 0]])
+    make_loss(model.heads, section_loss)([raw], targets).total.backward()
+    assert raw.grad is not None
+    assert (raw.grad[0, ..., 2] != 0).nonzero().tolist() == [[1, 1, 0], [1, 1, 1], [1, 2, 1]]

@@ -1,0 +1,153 @@
+"""Call the callbacks of plugins, and find out whether one changes the training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, product
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from train_utils.distributed import World, max_over_ranks
+from train_utils.errors import TrainError
+from train_utils.loop.same_weights import fingerprint
+from train_utils.numerics import cuda_generator
+from train_utils.run.run_state import RunState
+from train_utils.run.whole_files import whole_file
+
+MOMENTS = ("run_start", "step", "epoch", "evaluation", "checkpoint", "end")
+WATCHED = ("weights", "averaged weights", "gradients", "optimiser state", "random numbers", "layers")
+NONE: Mapping[str, float] = MappingProxyType({})
+TOUCHED = "touched.json"  # in the run folder, if a callback changed something
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a callback may read; the models are those of the training, not copies."""
+
+    name: str  # one of MOMENTS
+    step: int  # optimiser steps done
+    epoch: int  # epochs finished
+    epochs: int
+    folder: Path  # of the run
+    model: nn.Module  # the weights in training
+    average: nn.Module  # the averaged weights, which are scored
+    losses: Mapping[str, float] = field(default_factory=dict)  # of a step on this rank, of an epoch on all
+    figures: Mapping[str, float] = field(default_factory=dict)  # COCO's, on rank 0, at evaluation and end
+
+
+class Added(Protocol):
+    """A callback as a plugin registers it."""
+
+    file: str
+    every_rank: bool
+
+    def __call__(self) -> Any:
+        """Make the object whose methods are called."""
+        ...
+
+
+CALLBACKS: dict[str, Added] = {}  # of the plugins in use, by name
+
+
+class Callbacks:
+    """The callbacks of this rank; all ranks call ``at`` together, except at the moment ``step``.
+
+    Before and after each call all tensors of the training are read, which takes as long as copying
+    them. What differs is said once by ``say`` and listed in TOUCHED.
+    """
+
+    def __init__(self, state: RunState, world: World, folder: Path, epochs: int, say: Callable[[str], None]) -> None:
+        self._state, self._world, self._folder, self._epochs, self._say = state, world, folder, epochs, say
+        made = {name: make() for name, make in CALLBACKS.items() if world.is_main or make.every_rank}
+        for name, one in made.items():
+            public = [method for method in dir(one) if not method.startswith("_") and callable(getattr(one, method))]
+            if not public or set(public) - set(MOMENTS):
+                odd = (set(public) - set(MOMENTS)) or {"no method"}
+                raise TrainError(
+                    f"callback {name} in {CALLBACKS[name].file} has {min(odd)}: its methods are called at the moments "
+                    f"{', '.join(MOMENTS)}. fix: one of these names, and _ before those of others"
+                )
+        self._methods = {
+            moment: {name: getattr(one, moment) for name, one in made.items() if hasattr(one, moment)}
+            for moment in MOMENTS
+        }
+        self._changes: dict[tuple[str, str, str], tuple[Tensor, int, int]] = {}
+        path = folder / TOUCHED
+        self._told = json.loads(path.read_text(encoding="utf-8")) if world.is_main and path.exists() else []
+
+    def at(self, moment: str, losses: Mapping[str, float] = NONE, figures: Mapping[str, float] = NONE) -> None:
+        """Call what is named by this moment. Raises TrainError for the exception of a callback."""
+        state = self._state
+        for name, method in self._methods[moment].items():
+            before = self._prints()
+            models = state.model, state.average.module
+            view = Moment(moment, state.step, state.epoch, self._epochs, self._folder, *models, losses, figures)
+            try:
+                method(view)
+            except Exception as error:
+                raise TrainError(
+                    f"callback {name} in {CALLBACKS[name].file} failed at the moment {moment} "
+                    f"({type(error).__name__}: {error}). fix: correct it, or leave the plugin out"
+                ) from error
+            for what, one, other in zip(WATCHED, before, self._prints(), strict=True):
+                key = (name, moment, what)
+                changed = (one != other).any() if one.shape == other.shape else torch.tensor(True)
+                if key in self._changes:
+                    earlier, step, epoch = self._changes[key]
+                    self._changes[key] = (earlier | changed.to(earlier.device), step, epoch)
+                else:
+                    self._changes[key] = (changed, state.step, state.epoch)
+        if moment != "step":  # an accelerator's step must not wait for the host
+            self._tell()
+
+    def _tell(self) -> None:
+        keys = list(product(CALLBACKS, MOMENTS, WATCHED))
+        flags = [key in self._changes and bool(self._changes[key][0]) for key in keys]
+        places = [self._changes[key][1:] if flag else (0, 0) for key, flag in zip(keys, flags, strict=True)]
+        if any(make.every_rank for make in CALLBACKS.values()):
+            found = max_over_ranks([*flags, *chain.from_iterable(places)])
+            flags, places = [bool(flag) for flag in found[: len(keys)]], list(_pairs(found[len(keys) :]))
+        new = []
+        for (name, moment, what), flag, (step, epoch) in zip(keys, flags, places, strict=True):
+            row = {"callback": name, "file": CALLBACKS[name].file, "moment": moment, "what": what}
+            if flag and not any(row.items() <= told.items() for told in self._told):
+                new.append(row | {"step": step, "epoch": epoch})
+                self._say(
+                    f"warning: callback {name} changes {what} at the moment {moment} (step {step}): without it these "
+                    f"weights cannot be had again; {TOUCHED} says so"
+                )
+        self._told += new
+        if new and self._world.is_main:
+            with whole_file(self._folder / TOUCHED) as file:
+                json.dump(self._told, file, indent=1)
+        self._changes.clear()
+
+    def _prints(self) -> list[Tensor]:
+        """A number or more for each of WATCHED, on the device of the weights."""
+        state = self._state
+        weights, averages = ([*each.parameters(), *each.buffers()] for each in (state.model, state.average.module))
+        gradients = [weight.grad for weight in state.model.parameters() if weight.grad is not None]
+        kept = [value for values in state.optimizer.state.values() for value in values.values()]
+        tensors = [value for value in kept if isinstance(value, Tensor)]
+        layers = [
+            [module.training, len(module._forward_hooks), len(module._forward_pre_hooks), len(module._backward_hooks)]
+            for module in state.model.modules()
+        ]
+        trained = [[weight.requires_grad, 0, 0, 0] for weight in state.model.parameters()]
+        groups = [_prints(group, state.loss_sums.device) for group in (weights, averages, gradients, tensors)]
+        random = torch.cat((torch.get_rng_state(), cuda_generator()))
+        return [*groups, random, torch.tensor([*layers, *trained])]
+
+
+def _prints(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    return torch.stack([fingerprint(one).to(device) for one in tensors]) if tensors else torch.empty(0, device=device)
+
+
+def _pairs(values: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(values[::2], values[1::2], strict=True))
