@@ -3,6 +3,7 @@
     python -m scripts.migrate args.yaml out=mine.yaml            # Ultralytics
     python -m scripts.migrate opt.yaml hyp.yaml out=mine.yaml    # YOLOv5
     python -m scripts.migrate obj.data my.cfg out=mine.yaml      # Darknet
+    python -m scripts.migrate yolov5_s.py out=mine.yaml          # MMYOLO; nothing of it is run
     python train.py experiment=mine.yaml
 
 Comments say which options differ in meaning, and list those without a counterpart.
@@ -24,6 +25,7 @@ def migrate(config: MigrateConfig) -> str:
     Raises ConfigError if ``out`` exists or the files are none of a system; DataError, ModelError.
     """
     from scripts.migrate.darknet import from_darknet  # these import numpy, which --help does without
+    from scripts.migrate.mmyolo import from_mmyolo
     from scripts.migrate.ultralytics import from_ultralytics
 
     files = [Path(os.path.expanduser(name)) for name in config.files]
@@ -34,6 +36,8 @@ def migrate(config: MigrateConfig) -> str:
     by_suffix = {path.suffix.lower(): path for path in files}
     if by_suffix.keys() <= {".data", ".cfg"} and ".cfg" in by_suffix:
         recipe = from_darknet(by_suffix[".cfg"], by_suffix.get(".data"))
+    elif by_suffix.keys() == {".py"} and len(files) == 1:
+        recipe = from_mmyolo(files[0])
     elif by_suffix.keys() <= set(YAML_SUFFIXES):
         recipe = from_ultralytics({key: value for path in files for key, value in load_yaml(path).items()}, files[0])
     else:

@@ -73,6 +73,32 @@ random=1
 """
 
 
+BASE = """
+default_hooks = dict(param_scheduler=dict(type='YOLOv5ParamSchedulerHook', scheduler_type='cosine', lr_factor=0.05))
+img_scale = (640, 512)
+model = dict(type='YOLODetector', test_cfg=dict(nms=dict(type='nms', iou_threshold=0.65), max_per_img=300))
+train_cfg = dict(max_epochs=300, by_epoch=True, gone=1)
+"""
+MMYOLO = """
+import os
+_base_ = ['base.py']
+os.system('touch ran')
+names = ('cat', 'dog')
+bs = 4 * 4 + len(names) - 2
+cut = [dict(type='Mosaic', prob=0.75, img_scale=_base_.img_scale)]
+train_pipeline = [*cut, dict(type='YOLOv5RandomAffine', scaling_ratio_range=(0.6, 1.3), max_shear_degree=2),
+                  dict(type='mmdet.Albu', transforms=open('x'))]
+train_dataloader = dict(batch_size=bs, num_workers=4, dataset=dict(
+    type='YOLOv5CocoDataset', data_root='cats', metainfo=dict(classes=names), ann_file='a/train.json',
+    data_prefix=dict(img='pictures/'), pipeline=train_pipeline))
+val_dataloader = dict(dataset=dict(type='YOLOv5CocoDataset', data_root='cats', ann_file='a/val.json'))
+optim_wrapper = dict(type='OptimWrapper', clip_grad=dict(max_norm=35), optimizer=dict(
+    type='SGD', lr=0.01 / 2, momentum=0.937, weight_decay=0.0005, nesterov=True, batch_size_per_gpu=bs))
+train_cfg = dict(_delete_=True, max_epochs=40, val_interval=10)
+custom_hooks = [dict(type='EMAHook')]
+"""
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -143,12 +169,32 @@ def test_darknet_without_the_number_of_images_asks_for_the_epochs() -> None:
         migrated(my_cfg=CFG)
 
 
+def test_mmyolo(folder: Path) -> None:
+    Path("base.py").write_text(BASE)
+    config, left = migrated(y_8xb16_py=MMYOLO)
+    train, optim, augment, data = config.train, config.optim, config.augment, config.data
+    assert not (folder / "ran").exists()
+    assert (data.root, data.train.annotations, data.train.images) == ("cats", "a/train.json", "pictures/")
+    assert (data.val.annotations, data.names, data.workers) == ("a/val.json", ["cat", "dog"], 4)
+    assert (train.epochs, train.batch_size, train.image_size, config.evaluate.every) == (40, 128, 640, 10)
+    assert (optim.lr, optim.weight_decay, optim.clip_norm) == (0.005, 0.001, 35)  # 128 images: twice the decay
+    assert (optim.decay, optim.final_lr_ratio) == ("cosine", 0.05)
+    assert (augment.mosaic, augment.scale, augment.shear) == (0.75, 0.4, 2)
+    assert (config.evaluate.nms_iou, config.evaluate.max_detections) == (0.65, 300)
+    assert all(name in left for name in ("custom_hooks", "Albu.transforms", "model: YOLODetector"))
+    assert "gone" not in left
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [
         ({"a_yaml": "task: segment\nepochs: 3\n"}, "task=segment is not detection. fix: "),
         ({"a_yaml": "path: x\n"}, "holds neither epochs nor lr0. fix: "),
         ({"a_txt": ""}, "is of no known system. fix: "),
+        ({"a_py": "x = 1\n"}, "has no train_dataloader. fix: "),
+        ({"a_py": "_base_ = 'a.py'\n"}, "includes itself by _base_. fix: "),
+        ({"a_py": "_base_ = 'b.py'\n"}, "b.py cannot be read"),
+        ({"a_py": "def (\n"}, "is no Python file"),
     ],
 )
 def test_what_is_no_other_system_is_named(files: dict[str, str], said: str) -> None:

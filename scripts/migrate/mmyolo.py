@@ -1,0 +1,96 @@
+"""A configuration of MMYOLO."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from conf.failures import ConfigError
+from scripts.migrate.python_file import read_python
+from scripts.migrate.recipe import Recipe
+
+SECTIONS = ("train_cfg", "optim_wrapper", "randomness", "param_scheduler", "custom_hooks", "load_from")
+
+
+def from_mmyolo(path: Path) -> Recipe:
+    """The options of a training. Raises ConfigError where the file has no ``train_dataloader``."""
+    given = read_python(path)
+    loader = given.get("train_dataloader")
+    if not isinstance(loader, dict):
+        raise ConfigError(f"{path} has no train_dataloader. fix: name an MMYOLO configuration of version 0.2 or later")
+    recipe = Recipe("mmyolo")
+    options = {key: value for key, value in given.items() if key in (*SECTIONS, "model")}
+    flat = dict(_leaves({**options, "train_dataloader": {**loader, "dataset": None}}))
+    hook = given.get("default_hooks", {}).get("param_scheduler")
+    flat |= dict(_leaves({"default_hooks": {"param_scheduler": hook}}))
+    flat = {key: value for key, value in flat.items() if not key.startswith("model.") or "test_cfg" in key}
+    flat["model"] = given.get("model", {}).get("type")
+    dataset = loader.get("dataset") or {}
+    pipeline = dataset.get("pipeline") or (dataset.get("dataset") or {}).get("pipeline") or given.get("train_pipeline")
+    for step in pipeline if isinstance(pipeline, list) else []:
+        kind = str(step.get("type", "")).removeprefix("mmdet.") if isinstance(step, dict) else ""
+        if kind.startswith(("Yolo", "YOLO", "Mosaic", "RandomFlip", "Albu")):
+            flat |= {f"{kind}.{key}": value for key, value in step.items() if key not in ("type", "pre_transform")}
+    gpus = re.search(r"(\d+)xb\d+", path.name)
+    batch = flat.pop("train_dataloader.batch_size", 16) * (int(gpus[1]) if gpus else 1)
+    recipe.set("train.batch_size", batch, "on all GPUs, as the file's name has it" if gpus else "times the GPUs there")
+    if "optim_wrapper.optimizer.batch_size_per_gpu" in flat:
+        del flat["optim_wrapper.optimizer.batch_size_per_gpu"]
+        decay = flat.pop("optim_wrapper.optimizer.weight_decay", 0.0)
+        scaled = decay * batch * max(round(64 / batch), 1) / 64
+        recipe.set("optim.weight_decay", scaled, f"{decay} for a nominal batch of 64")
+    _rest(recipe, flat, given)
+    _data(recipe, given, dataset)
+    recipe.take({key: value for key, value in flat.items() if not key.endswith(".type")})
+    return recipe
+
+
+def _rest(recipe: Recipe, flat: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Image size, optimiser, schedule and zoom, whose values have another form here."""
+    size = given.get("img_scale")
+    if isinstance(size, list):
+        recipe.set("train.image_size", max(size))
+    optimizer = flat.get("optim_wrapper.optimizer.type", "SGD")
+    if optimizer == "AdamW":
+        recipe.set("/optim", "adamw")
+    elif optimizer != "SGD":
+        recipe.left.append(f"optimizer: {optimizer} (it is SGD here)")
+    flat.pop("optim_wrapper.optimizer.nesterov", None)  # always here
+    decay = flat.pop("default_hooks.param_scheduler.scheduler_type", None)
+    if decay in ("cosine", "linear"):
+        recipe.set("optim.decay", decay)
+    flat.pop("default_hooks.param_scheduler.max_epochs", None)
+    zoom = flat.pop("YOLOv5RandomAffine.scaling_ratio_range", None)
+    if isinstance(zoom, list):
+        recipe.set("augment.scale", round(min(0.99, max(1 - zoom[0], zoom[1] - 1)), 6))
+    for name in [name for name in flat if name.endswith((".border", ".border_val", ".img_scale", ".pad_val"))]:
+        del flat[name]
+
+
+def _data(recipe: Recipe, given: Mapping[str, Any], dataset: dict[str, Any]) -> None:
+    """The sets, if they are COCO files."""
+    sets = {"train": dataset.get("dataset") or dataset, "val": (given.get("val_dataloader") or {}).get("dataset") or {}}
+    sets = {split: part for split, part in sets.items() if isinstance(part.get("ann_file"), str)}
+    if not sets or "Coco" not in str(sets.get("train", {}).get("type")):
+        recipe.left.append(f"dataset: {dataset.get('type')} (name the set by data=)")
+        return
+    recipe.set("/data", "coco")
+    for split, part in sets.items():
+        recipe.values.setdefault("data.root", str(part.get("data_root") or "."))
+        prefix = part.get("data_prefix") or {}
+        recipe.set(f"data.{split}.annotations", part["ann_file"])
+        recipe.set(f"data.{split}.images", prefix.get("img") or prefix.get("img_path") or ".")
+    names = (sets["train"].get("metainfo") or {}).get("classes")
+    if isinstance(names, list):
+        recipe.set("data.names", names)
+
+
+def _leaves(tree: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """What a tree of dictionaries holds, by dotted key."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

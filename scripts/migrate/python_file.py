@@ -1,0 +1,111 @@
+"""Read a configuration that is written in Python, without running any of it.
+
+Assignments of constants, lists, dictionaries, ``dict(...)``, arithmetic and names assigned before
+are read; ``_base_`` files come first. What is more than that stays text.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from conf.failures import ConfigError
+
+OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
+    ast.Mult: operator.mul,
+}  # fmt: skip
+
+
+class Unread(str):
+    """The text of an expression that is no constant."""
+
+
+def read_python(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The names that a file and its ``_base_`` files assign; dictionaries of both are merged.
+
+    Raises ConfigError for a file that is missing, includes itself or is no Python.
+    """
+    path = path.absolute()
+    if path in seen or len(seen) > 20:
+        raise ConfigError(f"{path} includes itself by _base_. fix: take that out")
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}). fix: correct _base_") from error
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is no Python file ({error}). fix: name an MMYOLO configuration") from error
+    base: dict[str, Any] = {}
+    names: dict[str, Any] = {}
+    for node in body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="_base_")], value=value):
+                given = _value(value, {})
+                for name in [given] if isinstance(given, str) else given:
+                    base = merged(base, read_python(path.parent / name, (*seen, path)))
+                names["_base_"] = base
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                names[name] = _value(value, names)
+    names.pop("_base_", None)
+    return merged(base, names)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` over ``below``, dictionaries merged unless they hold ``_delete_=True``."""
+    result = dict(below)
+    for key, value in above.items():
+        if isinstance(value, dict):
+            inner = result.get(key)
+            kept = inner if isinstance(inner, dict) and not value.get("_delete_") else {}
+            result[key] = merged(kept, {name: part for name, part in value.items() if name != "_delete_"})
+        else:
+            result[key] = value
+    return result
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of an expression; Unread for any but those of this module's docstring."""
+    try:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                return names[name]
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                spread = [(part.value, True) if isinstance(part, ast.Starred) else (part, False) for part in parts]
+                values = [(_value(part, names), starred) for part, starred in spread]
+                return [item for value, starred in values for item in (value if starred else [value])]
+            case ast.Dict(keys=keys, values=values):
+                pairs = zip(keys, values, strict=True)
+                return {_value(key, names): _value(value, names) for key, value in pairs if key is not None}
+            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
+                found: dict[str, Any] = {}
+                for keyword in keywords:
+                    value = _value(keyword.value, names)
+                    found |= value if keyword.arg is None else {keyword.arg: value}
+                return found
+            case _:
+                return _computed(node, names)
+    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError):
+        return Unread(ast.unparse(node))
+
+
+def _computed(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Attribute(value=inner, attr=key):
+            return _value(inner, names)[key]
+        case ast.Subscript(value=inner, slice=index):
+            return _value(inner, names)[_value(index, names)]
+        case ast.Call(func=ast.Name(id="len"), args=[inner]):
+            return len(_value(inner, names))
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_value(inner, names)
+        case ast.BinOp(left=left, op=op, right=right):
+            first, second = _value(left, names), _value(right, names)
+            numbers = all(isinstance(value, int | float) for value in (first, second))
+            if numbers or isinstance(op, ast.Add):  # 10**9 * "a" would fill the memory
+                return OPERATORS[type(op)](first, second)
+    raise ValueError
