@@ -21,11 +21,14 @@ from train_utils.run.checkpoint_files import find_checkpoint
 
 def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of eval.py; the checkpoint fills in what YAML and command line leave open."""
+    alone = ConfigError("detections= are scored as they are. fix: leave out ckpt, model and task")
+    if given.get("detections") is not None and given.get("ckpt") is not None:
+        raise alone  # before the checkpoint is read, which may be any file
     exported = exported_of(given.get("ckpt"))
     given = model_or_checkpoint(given, named, exported is not None)
     if given.get("detections") is not None:
-        if given.get("ckpt") is not None or given["model"] is not None or given["task"] != EvalTask.score.value:
-            raise ConfigError("detections= are scored as they are. fix: leave out ckpt, model and task")
+        if given["model"] is not None or given["task"] != EvalTask.score.value:
+            raise alone
         if "data" not in given:
             raise ConfigError("detections= are scored against data. fix: add data=...")
         return given
