@@ -132,7 +132,8 @@ def fill_disk(names: Sequence[str]) -> None:
     opened = open
 
     def refuse(file: Any, mode: str = "r", *arguments: Any, **named: Any) -> Any:
-        if Path(file).name in names and mode != "r" and Path(file).with_name("config.yaml").exists():
+        path = Path(file) if isinstance(file, str | Path) else Path()  # pipes come by number
+        if path.name in names and mode != "r" and path.with_name("config.yaml").exists():
             note()
             raise no_space()
         return opened(file, mode, *arguments, **named)

@@ -14,7 +14,6 @@ import pytest
 
 from conf.programs import PROGRAMS, run
 from conf.schema import EvalConfig, TrainConfig
-from conf.sweeps.multirun import SIGNALS
 from data.errors import DataError
 
 LAUNCHERS = ["basic", "joblib", "submitit_local"]
@@ -56,7 +55,6 @@ def ended(
     # Processes that are started anew import this module, by the name that pytest gives it.
     paths = [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    handlers = {name: signal.getsignal(signal.Signals[name]) for name in SIGNALS}
     for name, function in (("train", fails_at_some_rates), ("eval", scores)):
         program = PROGRAMS[name]._replace(function=f"{__name__}:{function.__name__}", complete=None)
         monkeypatch.setitem(PROGRAMS, name, program)
@@ -68,9 +66,6 @@ def ended(
             run(program)
         except SystemExit as end:
             code = int(end.code or 0)
-        finally:  # which a program leaves as they are, as it ends with its multirun
-            for name, handler in handlers.items():
-                signal.signal(signal.Signals[name], handler)
         written = capfd.readouterr()
         logs = sorted(tmp_path.rglob("*_log.err")) + sorted(tmp_path.rglob("*_log.out"))  # submitit's, of each job
         everything = "".join([written.out, written.err, *(log.read_text() for log in logs)])
