@@ -42,7 +42,7 @@ from conf.failures import (
 from conf.messages import null_sections
 from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
-from conf.schema_inference import DemoConfig, ExportConfig, PredictConfig
+from conf.schema_inference import DemoConfig, ExportConfig, PredictConfig, PrelabelConfig
 from conf.schema_tools import (
     AnchorsConfig,
     CfgInfoConfig,
@@ -84,6 +84,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/
     "train": Program(TrainConfig, "train:train", complete_training, "run_dir"),
     "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint, "out"),
     "predict": Program(PredictConfig, "predict:predict", complete_detection),
+    "prelabel": Program(PrelabelConfig, "scripts.prelabel:prelabel", complete_detection),
     "export": Program(ExportConfig, "export:export", model_or_checkpoint),
     "check_data": Program(CheckDataConfig, "scripts.check_data:main"),
     "convert_data": Program(ConvertDataConfig, "scripts.convert_data:convert"),

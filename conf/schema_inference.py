@@ -1,4 +1,4 @@
-"""Types of the options of predict.py, scripts/demo.py and export.py; others: conf/schema.py."""
+"""Types of the options of predict.py, scripts/prelabel, scripts/demo.py and export.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from conf.schema import check_least, check_shares
 from data.config import Exif, OnBadFile, Resize
-from data.view_config import ViewConfig
+from data.view_config import Tta, ViewConfig
 from models.config import OPSETS, ModelConfig
 from train_utils.config import Device, EvalPrecision
 
@@ -68,6 +68,28 @@ class PredictConfig(ViewConfig, DetectConfig):
         self.check_views()
         check_least(self, 1, "batch_size")
         check_port(self, "show_port")
+
+
+@dataclass
+class PrelabelConfig(ViewConfig, DetectConfig):
+    """Everything that scripts/prelabel reads: ``ckpt``, or ``model`` with weights and ``names``."""
+
+    source: str  # a picture, a folder, a quoted pattern, or a .txt that lists pictures
+    format: str  # coco or yolo: "COCO 1.0" or "YOLO 1.1" of CVAT; label-studio: its tasks, with predictions
+    out: str  # the folder to write; it must not exist
+    on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
+    batch_size: int | None  # as in predict.py
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_views()
+        check_least(self, 1, "batch_size")
+        if self.format not in ("coco", "yolo", "label-studio"):
+            raise ValueError(f"format must be coco, yolo or label-studio, got {self.format}")
+        if self.exif == Exif.ignore:
+            raise ValueError("exif=ignore puts boxes elsewhere than tools, which turn pictures. fix: exif=apply")
+        if self.tta == Tta.wbf:
+            raise ValueError("tta=wbf lowers the scores that the order of labelling reads. fix: tta=nms")
 
 
 @dataclass

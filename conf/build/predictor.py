@@ -15,7 +15,7 @@ from torch import Tensor
 
 from conf.build.network import TrainedNetwork
 from conf.schema import EvaluateConfig
-from conf.schema_inference import DemoConfig, PredictConfig
+from conf.schema_inference import DemoConfig, PredictConfig, PrelabelConfig
 from data import Frame, FrameBatch, FrameBatches, InputFit, Looks, Medium, OnBadFile, cut_at_edges
 from data.view_config import Tta
 from models import Fusion, Head, Postprocess, Seen, for_detection
@@ -24,6 +24,7 @@ from train_utils.loop.detect import detect_batches
 from train_utils.numerics import autocast_dtype
 
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
+DetectorConfig = PredictConfig | PrelabelConfig | DemoConfig
 CUT = 0.02  # of a slice's side: a box that ends so near to an inner border goes on beyond it
 
 
@@ -41,7 +42,7 @@ class Predictor:
     ``seconds`` sums the time of all calls, over threads.
     """
 
-    def __init__(self, config: PredictConfig | DemoConfig, detector: TrainedNetwork, device: torch.device) -> None:
+    def __init__(self, config: DetectorConfig, detector: TrainedNetwork, device: torch.device) -> None:
         self.dtype = autocast_dtype(config.precision.value, device, "precision")
         self.model, self.device = for_detection(detector.model.to(device), device), device
         looks = Looks.of(config, detector.image_size, detector.model.max_stride)
@@ -73,7 +74,7 @@ class Predictor:
     def frames(self, media: list[Medium], on_error: OnBadFile | None = None) -> FrameBatches:
         """The frames of ``media`` in batches; ``on_error`` stands in for the option."""
         config = self.config
-        assert isinstance(config, PredictConfig)
+        assert not isinstance(config, DemoConfig)
         size = config.batch_size or (1 if self.device.type == "cpu" else GPU_BATCH_SIZE)
         return FrameBatches(media, self.fit, size, config.exif, on_error or config.on_error, config.workers)
 
@@ -82,24 +83,30 @@ class Predictor:
         waiting: dict[Frame, dict[int, Found]] = {}  # frames with more views to come
         tf32 = self.config.precision is EvalPrecision.tf32
         for batch, detections in detect_batches(self, batches, list, self.device, "batch_size", tf32=tf32):
-            rows = zip(batch.frames, batch.letterboxes, batch.views, detections, strict=True)
-            for frame, letterbox, view, of_view in rows:
-                table = of_view.double().numpy()
-                boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
-                inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-                found = Found(boxes[inside], table[inside, 5].astype(int), table[inside, 4])
-                seen = self.fit.looks.seen(frame.size)
-                if self.fusion is None or len(seen) == 1:
-                    yield frame, found
-                    continue
-                of_frame = waiting.setdefault(frame, {})
-                of_frame[view] = found
-                if len(of_frame) == len(seen):
-                    yield frame, merged(waiting.pop(frame), seen, self.fusion)
+            yield from self.located(batch, detections, waiting)
+
+    def located(
+        self, batch: FrameBatch, detections: list[Tensor], waiting: dict[Frame, dict[int, Found]]
+    ) -> Iterator[tuple[Frame, Found]]:
+        """The frames whose last view is in the batch; ``waiting`` keeps the others' detections."""
+        rows = zip(batch.frames, batch.letterboxes, batch.views, detections, strict=True)
+        for frame, letterbox, view, of_view in rows:
+            table = of_view.double().numpy()
+            boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
+            inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+            found = Found(boxes[inside], table[inside, 5].astype(int), table[inside, 4])
+            seen = self.fit.looks.seen(frame.size)
+            if self.fusion is None or len(seen) == 1:
+                yield frame, found
+                continue
+            of_frame = waiting.setdefault(frame, {})
+            of_frame[view] = found
+            if len(of_frame) == len(seen):
+                yield frame, merged(waiting.pop(frame), seen, self.fusion)
 
 
 def suppression(
-    config: PredictConfig | DemoConfig | EvaluateConfig, looks: Looks, heads: Sequence[Head], merge: bool = False
+    config: DetectorConfig | EvaluateConfig, looks: Looks, heads: Sequence[Head], merge: bool = False
 ) -> tuple[Postprocess, Fusion | None]:
     """What suppresses the boxes of a view, and what merges those of several views, if there are."""
     average = config.tta == Tta.wbf

@@ -1,0 +1,6 @@
+"""``python -m scripts.prelabel``."""
+
+from conf.programs import run
+
+if __name__ == "__main__":
+    run("prelabel")
