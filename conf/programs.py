@@ -57,7 +57,7 @@ from conf.schema_tools import (
     TuneConfig,
     VerifyConfig,
 )
-from conf.sweeps.multirun import command_of_job, objective, refuse_folders, register_folders, show_results, take_folder
+from conf.sweeps.multirun import command_of_job, objective, prepare_job, refuse_folders, register_folders, show_results
 from conf.sweeps.ranks import leave_result, run_on_devices, wants_ranks
 from conf.sweeps.space import gather_options
 from train_utils.launch.environment import peek_world_size, prefer_expandable_segments, strip_local_rank
@@ -118,7 +118,7 @@ def run(name: str) -> None:
         try:
             named = keys_of(HydraConfig.get().overrides.task)
             if is_job_of_multirun():
-                take_folder(cfg, program.folder)
+                prepare_job(cfg, program.folder)
             config: Any = to_plain(cfg, program.schema, program.complete, named)
             if wants_ranks(config):
                 alone = (str(REPOSITORY / program.command), cfg, program.folder)

@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.entry import keys_of
 from conf.failures import ConfigError
+from conf.sweeps.gpus import bound_jobs, choose_gpus
 from train_utils.launch.environment import job_folder_name, read_job
 from train_utils.shell import option, quoted
 
@@ -62,10 +63,15 @@ def job_folder(number: int, setting: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", f"{number + 1}_{setting}", flags=re.ASCII)[:LONGEST_NAME]
 
 
-def take_folder(cfg: DictConfig, key: str | None) -> None:
-    """Let a job write where Hydra puts it, unless the option ``key`` names another folder."""
+def prepare_job(cfg: DictConfig, key: str | None) -> None:
+    """Let a job write where Hydra puts it, unless the option ``key`` names another folder.
+
+    Jobs that joblib runs side by side get GPUs of their own; ConfigError if there are too few.
+    """
+    hydra = HydraConfig.get()
+    choose_gpus(cfg, hydra, Path(hydra.sweep.dir, RESULTS))
     if key is not None and cfg[key] is None and cfg.get("resume") in (None, "auto"):
-        cfg[key] = HydraConfig.get().runtime.output_dir
+        cfg[key] = hydra.runtime.output_dir
 
 
 def command_of_job(program: str, cfg: DictConfig, key: str | None) -> list[str]:
@@ -106,6 +112,7 @@ class Multirun(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Before any job, in the starting process only."""
         _started.append(Path(config.hydra.sweep.dir).absolute())
+        bound_jobs(config)
         for old in (_started[-1] / RESULTS).glob("*.json"):  # of a multirun that goes on here
             old.unlink()
         for name in SIGNALS:  # a training that is stopped saves its checkpoint and calls these

@@ -13,7 +13,7 @@ from conf.failures import ConfigError
 from conf.schema import EvalConfig, TrainConfig
 from train_utils.launch.environment import has_agent, peek_rank, peek_world_size
 from train_utils.launch.limits import core_quota
-from train_utils.launch.own_ranks import AUTO, is_own_rank
+from train_utils.launch.own_ranks import AUTO, is_own_rank, visible_devices
 
 RESULT = "TRAIN_RESULT_FILE"  # the variable that names the file in which rank 0 leaves its result
 
@@ -76,7 +76,7 @@ def _count(devices: Any, device: str) -> int:
     if isinstance(devices, list):
         if device == "cpu":
             raise ConfigError(f"devices={_shown(devices)} lists GPUs, and device is cpu. fix: devices={len(devices)}")
-        os.environ["CUDA_VISIBLE_DEVICES"] = _visible([str(each) for each in devices])
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([str(each) for each in devices], os.environ)
     gpus = torch.cuda.device_count() if device != "cpu" else 0
     if devices == AUTO:
         return max(1, gpus)
@@ -87,16 +87,6 @@ def _count(devices: Any, device: str) -> int:
             "or train.device=cpu (eval.py: device=cpu)"
         )
     return count
-
-
-def _visible(chosen: Sequence[str]) -> str:
-    """GPUs by torch's number among those visible now, or by id, as CUDA_VISIBLE_DEVICES."""
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if lost := [each for each in chosen if each.isdecimal() and seen and int(each) >= len(seen)]:
-        raise ConfigError(
-            f"there is no GPU {lost[0]} among CUDA_VISIBLE_DEVICES={','.join(seen)}. fix: devices=auto for all of them"
-        )
-    return ",".join(seen[int(each)] if seen and each.isdecimal() else each for each in chosen)
 
 
 def _shown(devices: Any) -> str:

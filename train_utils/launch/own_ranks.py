@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from train_utils.errors import DistributedError
 
 AUTO = "auto"
 OWN_RUN = "devices-"  # begins the run id of the ranks that it starts
@@ -26,3 +28,16 @@ def check_devices(devices: Any) -> None:
             f"devices must be a number of processes, {AUTO} for one on each GPU, or a list of GPUs such as [0,2], "
             f"got {devices}"
         )
+
+
+def visible_devices(chosen: Sequence[str], environment: Mapping[str, str]) -> str:
+    """CUDA_VISIBLE_DEVICES for GPUs by torch's number among those of ``environment``, or by id.
+
+    Raises DistributedError for a number that none of them has.
+    """
+    seen = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if lost := [each for each in chosen if each.isdecimal() and seen and int(each) >= len(seen)]:
+        raise DistributedError(
+            f"there is no GPU {lost[0]} among CUDA_VISIBLE_DEVICES={','.join(seen)}. fix: devices=auto for all of them"
+        )
+    return ",".join(seen[int(each)] if seen and each.isdecimal() else each for each in chosen)

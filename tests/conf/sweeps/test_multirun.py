@@ -7,10 +7,12 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 from conf.programs import PROGRAMS, run
 from conf.schema import EvalConfig, TrainConfig
@@ -36,7 +38,19 @@ def fails_at_some_rates(config: TrainConfig) -> dict[str, float]:
 
         with StopRequest():  # as a training, which saves a checkpoint then
             signal.raise_signal(signal.SIGINT if config.train.seed == 0 else signal.SIGUSR1)
+    if config.optim.lr >= 6:
+        wait_for_the_others(Path(f"{config.name}-{config.optim.lr:g}"), int(str(config.name)[0]))
     return {"AP": config.optim.lr / 10, "AP50": 0.5}
+
+
+def wait_for_the_others(file: Path, jobs: int) -> None:
+    """Leave the GPUs of this job in ``file``, and wait until ``jobs`` jobs have, too."""
+    file.write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+    for _ in range(200):
+        if len(list(Path.cwd().glob(f"{file.name.split('-')[0]}-*"))) >= jobs:
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"fewer than {jobs} jobs run side by side")
 
 
 def scores(config: EvalConfig) -> dict[str, float]:
@@ -66,12 +80,30 @@ def ended(
             run(program)
         except SystemExit as end:
             code = int(end.code or 0)
+        get_reusable_executor().shutdown(wait=True)  # joblib would take its processes again, with their GPUs
         written = capfd.readouterr()
         logs = sorted(tmp_path.rglob("*_log.err")) + sorted(tmp_path.rglob("*_log.out"))  # submitit's, of each job
         everything = "".join([written.out, written.err, *(log.read_text() for log in logs)])
         return code, everything, [line for line in written.err.splitlines() if line.startswith("error: ")]
 
     return called
+
+
+def test_jobs_of_joblib_side_by_side_have_gpus_of_their_own(
+    ended: Callable[..., tuple[int, str, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,GPU-8f")  # as many jobs side by side by default
+    code, output, _ = ended("hydra/launcher=joblib", "optim.lr=6,7,8", "name='3'")
+    assert code == 0, output
+    assert sorted(file.read_text() for file in tmp_path.glob("3-*")) == ["5", "7", "GPU-8f"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,7,GPU-8f"
+
+    code, output, _ = ended("hydra/launcher=joblib", "hydra.launcher.n_jobs=4", "optim.lr=6,7,8,9", "name=3more")
+    assert code == 2 and "3 GPUs are too few for the jobs side by side. fix: hydra.launcher.n_jobs=3" in output
+    assert sorted(file.read_text() for file in tmp_path.glob("3more-*")) == ["5", "7", "GPU-8f"]
+
+    ended("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "optim.lr=6,7", "name='2'", "train.device=cpu")
+    assert [file.read_text() for file in tmp_path.glob("2-*")] == ["5,7,GPU-8f"] * 2
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -1,0 +1,76 @@
+"""GPUs of its own for each job that the joblib launcher runs beside others."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from omegaconf import DictConfig
+
+from conf.failures import ConfigError
+from train_utils.launch.own_ranks import AUTO
+
+_claimed: dict[str, TextIO] = {}  # the GPUs of this process, with the files that it locks while it lives
+_all: list[str] = []  # the GPUs that it saw before
+
+
+def bound_jobs(config: DictConfig) -> None:
+    """Let joblib run as many jobs side by side as there are GPUs for.
+
+    ``config`` is that of the whole multirun, with ``hydra``; an ``n_jobs`` that it gives stays.
+    """
+    launcher, wanted = config.hydra.launcher, _wanted(config)
+    if _runs_joblib(config.hydra) and launcher.n_jobs == -1 and wanted and (gpus := _visible_gpus()):
+        launcher.n_jobs = max(1, len(gpus) // wanted)
+
+
+def choose_gpus(config: DictConfig, hydra: Any, folder: Path) -> None:
+    """Let a job of joblib see as many GPUs as ``devices`` asks for, which no job beside it has.
+
+    ``devices=null`` asks for one; a list is left as it is, and so is a single GPU. Locks in
+    ``folder`` say who has what, and end with their process. joblib runs several jobs in one
+    process, which CUDA binds to its GPU: it keeps what it has.
+    Raises ConfigError if the jobs beside this one have too many.
+    """
+    if not _runs_joblib(hydra) or not (wanted := _wanted(config)):
+        return
+    _all[:] = _all or _visible_gpus()
+    if not wanted <= len(_all) > 1:
+        return
+    for gpu in _all:
+        if len(_claimed) < wanted and gpu not in _claimed:
+            file = (folder / f"gpu-{gpu}.lock").open("w")
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _claimed[gpu] = file
+    if len(_claimed) < wanted:
+        _claimed.clear()  # closing the files frees them
+        raise ConfigError(
+            f"{len(_all)} GPUs are too few for the jobs side by side. fix: hydra.launcher.n_jobs={len(_all) // wanted}"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*_claimed][:wanted])
+
+
+def _runs_joblib(hydra: Any) -> bool:
+    return "joblib" in hydra.launcher._target_
+
+
+def _wanted(config: DictConfig) -> int:
+    """How many GPUs a job takes; 0 if it takes none or names them."""
+    device = config.train.device if "train" in config else config.get("device", "cpu")
+    devices: Any = config.get("devices") or 1
+    if device == "cpu" or not (isinstance(devices, int) or devices == AUTO):
+        return 0
+    return max(1, len(_all or _visible_gpus())) if devices == AUTO else devices
+
+
+def _visible_gpus() -> list[str]:
+    """The names by which CUDA_VISIBLE_DEVICES has the GPUs of this process."""
+    if (seen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in seen.split(",") if name]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
