@@ -98,7 +98,7 @@ def export(config: ExportConfig) -> Path:
         if config.format == ExportFormat.onnx:
             add_metadata(partial, {"lost": json.dumps(lost)})
         if config.ships:
-            write_shipped(Path(workplace), {**facts, "lost": lost, "scored": detector.scored}, config.licence)
+            write_shipped(Path(workplace), {**facts, "lost": lost, "scored": detector.scored}, config.license)
         file.parent.mkdir(exist_ok=True)
         for written_file in Path(workplace).iterdir():
             os.replace(written_file, file.parent / written_file.name)

@@ -143,7 +143,7 @@ class ExportConfig:
     nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
     max_detections: int  # per image, with nms or in a folder
     candidates: int  # boxes per image, the best-scored, that enter suppression
-    licence: str | None  # of the weights, for the README of a folder; null: unknown
+    license: str | None  # of the weights, for the README of a folder; null: unknown
     tolerance: float  # largest allowed difference to the network: of scores, and of corners as a share of the image
     debug: bool  # show tracebacks of user errors, too
     plugins: list[str]  # as in train.py; those of the checkpoint if there is one

@@ -36,7 +36,7 @@ PIXELS, SCORES = 1e-3, 1e-5
 SIZE, STRIDE = 96, 16
 SIZES = ((64, 64), (40, 200), (300, 90), (96, 96), (17, 23), (130, 131))  # height, width: to shrink and to enlarge
 NETWORKS = {  # classes, and options of export.py
-    "any": (CLASSES, ["licence=CC-BY-4.0", "dynamic_batch=true"]),
+    "any": (CLASSES, ["license=CC-BY-4.0", "dynamic_batch=true"]),
     "fixed": (["thing"], ["dynamic_size=false", "resize=stretch", "confidence=0.3", "max_detections=7"]),
 }
 CLIENT = """

@@ -50,10 +50,7 @@ def callable_from_python(
                 return function(options)
             try:
                 with plain_errors(name, options):
-                    config = options_of(name, options)
-                    if getattr(config, "devices", None) is not None:
-                        raise ConfigError("devices starts processes, which the command line does. fix: leave it out")
-                    return function(config)
+                    return function(options_of(name, options))
             finally:
                 shutdown()
 

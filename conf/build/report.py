@@ -31,15 +31,8 @@ from train_utils.scores.detections import Detections
 from train_utils.shell import option
 from train_utils.terminal.progress import duration
 
-# What to look at first.
-LEFT = (
-    "checkpoints/best.pt",
-    "checkpoints/last.pt",
-    "report.html",
-    "proof.json",
-    "metrics.csv",
-    "plots",
-)  # the first to look at
+# The first to look at.
+LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "proof.json", "metrics.csv", "plots")
 
 
 LEARNT, HALF_LEARNT = 0.95, 0.3  # AP50 on images that were learnt by heart

@@ -18,6 +18,7 @@ from conf.schema import TrainConfig
 from data import Annotations
 from data.index.hashes import hash_set
 from data.licences import LICENCES
+from train_utils.callbacks.callbacks import TOUCHED
 from train_utils.distributed import World
 from train_utils.report.proof import BEST, FILE, LAST, PREVIOUS, TABLE, UNKNOWN, read_proof, write_proof
 from train_utils.run.checkpoint import load_checkpoint
@@ -25,7 +26,6 @@ from train_utils.run.plain_data import digest_of, to_plain
 from train_utils.run.run_state import RunState
 from train_utils.run.whole_files import whole_file
 
-TOUCHED = "touched.json"  # what callbacks changed that a training computes with
 STEPS = 8  # that can be replayed at each end of a training
 
 

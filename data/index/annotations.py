@@ -187,11 +187,8 @@ def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: s
 def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], dict[str, Any], Source]:
     """The columns of the index, its other values as plain data, and the checked source."""
     source = files.read()
-    annotated = config.format in (
-        DataFormat.coco,
-        DataFormat.voc,
-        *FORMATS,
-    )  # their sizes may show how images were turned
+    # The sizes that these give may show how images were turned.
+    annotated = config.format in (DataFormat.coco, DataFormat.voc, *FORMATS)
     turn = rule_of(source, config.exif) if annotated else TurnRule(config.exif, unclear=True)
     if config.split is not None:
         source = part_of(source, split, config.split, config.split_seed)

@@ -98,14 +98,12 @@ def found_with_features(predictor: Predictor, batches: FrameBatches) -> Iterator
 
     waiting: dict[Frame, dict[int, Found]] = {}
     pooled: dict[Frame, Tensor] = {}
-    hook = convolution.register_forward_pre_hook(lambda _, inputs: setattr(of_thread, "map", inputs[0]))
     tf32 = predictor.config.precision == "tf32"
-    for batch, (*detections, of_batch) in detect_batches(
-        forward, batches, list, predictor.device, "batch_size", tf32=tf32
-    ):
-        for frame, row in zip(batch.frames, of_batch, strict=True):
-            pooled[frame] = pooled[frame] + row if frame in pooled else row
-        for frame, found in predictor.located(batch, detections, waiting):
-            total = pooled.pop(frame)
-            yield frame, found, (total / total.norm().clamp(min=1e-12)).numpy()
-    hook.remove()
+    computed = detect_batches(forward, batches, list, predictor.device, "batch_size", tf32=tf32)
+    with convolution.register_forward_pre_hook(lambda _, inputs: setattr(of_thread, "map", inputs[0])):
+        for batch, (*detections, of_batch) in computed:
+            for frame, row in zip(batch.frames, of_batch, strict=True):
+                pooled[frame] = pooled[frame] + row if frame in pooled else row
+            for frame, found in predictor.located(batch, detections, waiting):
+                total = pooled.pop(frame)
+                yield frame, found, (total / total.norm().clamp(min=1e-12)).numpy()

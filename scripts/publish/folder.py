@@ -20,6 +20,8 @@ from conf.schema_tools import PublishConfig
 from models import count_parameters
 from train_utils.errors import TrainError
 from train_utils.report.best import read_best
+from train_utils.report.proof import FILE as PROOF
+from train_utils.report.proof import UNKNOWN
 from train_utils.run.checkpoint import load_checkpoint
 from train_utils.run.checkpoint_files import FOLDER, find_checkpoint
 from train_utils.run.hub_folder import CFG, write_hub_folder
@@ -27,8 +29,7 @@ from train_utils.run.run_state import images_seen
 from train_utils.scores.coco_eval import ABSENT
 from train_utils.shell import option
 
-PROOF, CARD = "proof.json", "README.md"
-UNKNOWN = "unknown"
+CARD = "README.md"
 HUB_LICENSES = (  # that the hub knows by these names; any other is its "other", with a name
     "afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bsd bsd-2-clause bsd-3-clause bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5"
     " cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0"
