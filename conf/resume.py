@@ -36,11 +36,15 @@ OF_EARLIER_VERSIONS = {"optim": {"name": "sgd"}}
 def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of train.py: with ``resume`` those of that run.
 
-    Folders become absolute, so that the saved options hold in another working folder.
+    Folders and files become absolute, so that the saved options hold in another working folder.
     """
     whole = continue_run(given, named)
-    folders = [key for key in ("root", "index_dir") if key in whole["data"]]
-    return layered(whole, {"data": {key: str(Path(whole["data"][key]).absolute()) for key in folders}})
+    places: dict[str, dict[str, str]] = {"data": {}, "model": {}}
+    for section, key in (("data", "root"), ("data", "index_dir"), ("model", "cfg"), ("model", "weights")):
+        place = whole.get(section, {}).get(key)
+        if place is not None and (section == "data" or "/" in place or "." in place):  # others are names
+            places[section][key] = str(Path(place).absolute())
+    return layered(whole, places)
 
 
 def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -66,10 +70,7 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
             return given
     if given.get("resume") is None or "experiment" in named or "run_dir" in named:
         return given  # the schema refuses resume with run_dir
-    # Other keys that an older version lacked have today's values.
-    before = read_config(Path(given["resume"]))
-    today = {key: value for key, value in given.items() if not _is_other_choice(key, value, before.get(key))}
-    saved = OmegaConf.merge(today, before)
+    saved = OmegaConf.create(with_missing(read_config(Path(given["resume"])), given))
     for key in named:
         # A group replaces its section: another choice may have other keys.
         OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), merge=False, force_add=True)
@@ -77,6 +78,16 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     if has_agent() or peek_world_size() > 1:
         saved.devices = given["devices"]  # a launcher chooses anew
     return plain(saved)
+
+
+def with_missing(saved: dict[str, Any], today: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an earlier run, with today's values of keys that its version did not know."""
+    known = {}
+    for key, value in today.items():
+        before = saved.get(key)
+        if key not in CHOICES or before is None or before.get("name", value["name"]) == value["name"]:
+            known[key] = value  # else another choice was made in this section
+    return layered(known, saved)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -125,8 +136,3 @@ def _with_restarts(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any
             "fix: torchrun --rdzv-id=<a name for this run>, run_dir=<folder>, or --max-restarts=0"
         )
     return given | {"resume": "auto"}
-
-
-def _is_other_choice(section: str, today: Any, before: Any) -> bool:
-    """Whether an earlier run made another choice in a section of CHOICES."""
-    return section in CHOICES and before is not None and before.get("name", today["name"]) != today["name"]

@@ -206,8 +206,7 @@ class GetWeightsConfig:
     debug: bool  # show tracebacks of user errors, too
 
     def __post_init__(self) -> None:
-        names = [entry.name for entry in PUBLISHED]
-        if self.name not in ("list", *names):
+        if self.name not in ("list", *(names := [entry.name for entry in PUBLISHED])):
             raise ValueError(f"no published weights are called {self.name!r}. fix: list, or one of {', '.join(names)}")
 
 
@@ -243,6 +242,9 @@ class VerifyConfig:
     steps: int  # replay at most this many steps at each end of the training; 0: none
     score: bool  # score the best weights again
     debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # where the files of the run's plugins lie now, all of them; []: where they lay
+    plugins_sha256: dict[str, str]  # as in train.py
+    plugin: dict[str, Any]  # as in train.py
 
     def __post_init__(self) -> None:
         check_least(self, 0, "steps")

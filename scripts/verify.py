@@ -16,10 +16,12 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("verify")
     raise SystemExit
 
+import os
 import shutil
 import sys
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -31,25 +33,28 @@ from conf.build.batches import open_sets
 from conf.build.evaluator import Evaluator
 from conf.build.network import model_from_checkpoint
 from conf.build.start import prepare_numerics
-from conf.entry import from_dictionary, layered
+from conf.entry import defaults, from_dictionary, layered
 from conf.failures import USER_ERRORS
 from conf.proof.card import weights_digest
 from conf.proof.check import Check, check_data, check_program, check_run, judged
-from conf.proof.facts import device_name, on_gpu
+from conf.proof.facts import hardware, on_gpu
+from conf.resume import with_missing
 from conf.schema import TrainConfig
 from conf.schema_tools import VerifyConfig
 from data import Annotations
 from train import train_until
-from train_utils.distributed import World, init_distributed_mode, max_over_ranks
+from train_utils.distributed import World, broadcast_text, init_distributed_mode, max_over_ranks
 from train_utils.errors import TrainError
 from train_utils.loop.stop_and_save import StopRequest
 from train_utils.numerics import weights_dtype
-from train_utils.report.proof import BEST, LAST, PREVIOUS, read_proof
+from train_utils.report.proof import BEST, FILE, LAST, PREVIOUS, read_proof
 from train_utils.run.checkpoint import load_checkpoint
-from train_utils.run.run_folder import open_folder
+from train_utils.scores.coco_eval import ABSENT
 from train_utils.shell import option
 from train_utils.terminal.screen import say
 
+ENTRIES = ("starts", "code", "packages", "data", "initial weights", "first steps", "last steps", "files", "figures")
+QUIET = {"pictures": False, "tensorboard": False, "wandb": None, "mlflow": None}
 WORDS = {True: "holds", False: "DIFFERS", None: "not checked"}
 
 
@@ -57,8 +62,10 @@ def verify(config: VerifyConfig) -> None:
     """Print what holds of a run's proof; exit with code 1 if something differs."""
     folder = Path(config.run).resolve()
     proof = read_proof(folder)
-    if not proof["finished"]:
+    if not proof.get("finished"):
         raise TrainError(f"{folder} has not finished. fix: python train.py {option('resume', folder)}")
+    if lacking := [entry for entry in ENTRIES if entry not in proof]:
+        raise TrainError(f"{folder / FILE} has no entry {lacking[0]!r}. fix: restore it")
     start = proof["starts"][-1]
     world = init_distributed_mode(start["options"]["train"]["device"], start["options"]["train"]["timeout_seconds"])
     torch.set_num_threads(start["threads"])  # sums depend on it
@@ -77,10 +84,10 @@ def checks(config: VerifyConfig, folder: Path, proof: dict[str, Any], world: Wor
     """All checks, the quick ones first; off rank 0 without results."""
     last = proof["starts"][-1]
     options = options_of(last, config)
+    now = hardware(world)
     if world.is_main:
         yield from check_run(folder, proof, options_of(proof["starts"][0], config))
-        yield from check_program(proof)
-        now = device_name(world)
+        yield from check_program(proof, options)
         yield judged("hardware", [f"{last['hardware']} -> {now}: bits may differ"] * (now != last["hardware"]), now)
     try:
         sets = dict(zip(("train", "val"), open_sets(options, world), strict=True))
@@ -90,17 +97,20 @@ def checks(config: VerifyConfig, folder: Path, proof: dict[str, Any], world: Wor
     if world.is_main:
         yield from check_data(folder, proof, sets)
     if config.steps:
-        if world.is_main:
-            shutil.rmtree(folder / ".verify", ignore_errors=True)  # of one that was killed
-        place = open_folder(world, folder / ".verify", "run")
+        place = broadcast_text(scratch_in(folder) if world.is_main else None)
         try:
-            yield replayed("first steps", lambda: first_steps(config, proof, world, place / "first"))
-            yield replayed("last steps", lambda: last_steps(config, folder, proof, world, place / "last"))
+            yield replayed("first steps", lambda: first_steps(config, proof, world, Path(place, "first")))
+            yield replayed("last steps", lambda: last_steps(config, folder, proof, world, Path(place, "last")))
         finally:
             if world.is_main:
                 shutil.rmtree(place)
     if config.score:
         yield replayed("figures", lambda: figures(options, folder, proof, world, sets["val"]))
+
+
+def scratch_in(folder: Path) -> str:
+    """A new folder that all nodes see, or, where the run cannot be written, that this one sees."""
+    return tempfile.mkdtemp(prefix=".verify-", dir=folder if os.access(folder, os.W_OK) else None)
 
 
 class ReplayError(Exception):
@@ -119,13 +129,15 @@ def replayed(what: str, repeat: Callable[[], tuple[list[str], str]]) -> Check:
 
 def first_steps(config: VerifyConfig, proof: dict[str, Any], world: World, place: Path) -> tuple[list[str], str]:
     """Train the first steps again, from the initial weights."""
-    start, kept = proof["starts"][0], proof["first steps"]
+    kept = proof["first steps"]
     if kept is None:
         raise ReplayError("their weights were not kept")
+    makers = [start for start in proof["starts"] if start["step"] < kept["step"]]
+    start = makers[0]
     changes: dict[str, Any] = {"run_dir": str(place), "resume": None}
     if start["micro_batch"] % world.world_size == 0:
         changes["train"] = {"device_batch_size": start["micro_batch"] // world.world_size}
-    replay(start, config, changes, world, kept["step"], kept["step"])
+    replay(makers, options_of(start, config, changes), config.steps, world, kept["step"])
     same = not world.is_main or read_proof(place)["first steps"] == kept
     return ["other weights"] * (not same), f"same weights after step {kept['step']}"
 
@@ -134,32 +146,34 @@ def last_steps(
     config: VerifyConfig, folder: Path, proof: dict[str, Any], world: World, place: Path
 ) -> tuple[list[str], str]:
     """Resume the checkpoint before the last one and train on to the last one."""
-    start, until = proof["starts"][-1], proof["steps"]
+    until = proof["last steps"]["step"]
+    start = [start for start in proof["starts"] if start["step"] < until][-1]  # a later one only scored
     if start["options"]["train"]["best_only"] or not {LAST, PREVIOUS} <= proof["files"].keys():
         raise ReplayError("no checkpoint before them was kept")
     before = load_checkpoint(folder / PREVIOUS)["step"]
     if world.is_main:
         (place / LAST).parent.mkdir(parents=True)
         (place / LAST).symlink_to(folder / PREVIOUS)
-    replay(start, config, {"run_dir": None, "resume": str(place)}, world, until - before, until)
-    same = not world.is_main or weights_digest(load_checkpoint(place / LAST)) == proof["weights"][LAST]
+    options = options_of(start, config, {"run_dir": None, "resume": str(place), "resume_force": True})
+    replay([start], options, config.steps, world, until, before)
+    same = not world.is_main or weights_digest(load_checkpoint(place / LAST)) == proof["last steps"]["sha256"]
     return ["other weights"] * (not same), f"same weights after steps {before} to {until}"
 
 
 def replay(
-    start: dict[str, Any], config: VerifyConfig, changes: dict[str, Any], world: World, steps: int, until: int
+    makers: Sequence[dict[str, Any]], options: TrainConfig, most: int, world: World, until: int, done: int = 0
 ) -> None:
-    """Train as at a start until a step, with the training's own lines hidden.
+    """Train from step ``done`` to ``until`` as the starts ``makers`` did, but without their lines.
 
-    Raises ReplayError, or the errors of train.
+    Raises ReplayError if that is more than ``most`` steps or cannot be, or the errors of train.
     """
-    if steps > config.steps:
-        raise ReplayError(f"they are {steps}. fix: steps={steps}")
-    anywhere = start["options"]["train"]["deterministic"] and not on_gpu(start)  # docs/distributed.md
-    if start["processes"] != world.world_size and not anywhere:
-        raise ReplayError(f"{start['processes']} processes trained them, {world.world_size} would round differently")
+    if until - done > most:
+        raise ReplayError(f"they are {until - done}. fix: steps={until - done}")
+    anywhere = options.train.deterministic and not on_gpu(makers[0])  # docs/distributed.md
+    if not anywhere and (others := {start["processes"] for start in makers} - {world.world_size}):
+        raise ReplayError(f"{min(others)} processes trained them, {world.world_size} would round differently")
     with redirect_stdout(StringIO()), StopRequest(until) as stop, warnings.catch_warnings(), ExitStack() as stack:
-        train_until(options_of(start, config, changes), stop, stack)
+        train_until(options, stop, stack)
 
 
 def figures(
@@ -174,14 +188,21 @@ def figures(
     evaluation = Evaluator(val_set, config.evaluate, size, model, config.data, world)(model.to(world.device))
     found = evaluation.scores.figures if evaluation is not None else known
     wrong = [f"{name}: {value} -> {found.get(name)}" for name, value in known.items() if found.get(name) != value]
-    return wrong, f"all of epoch {proof['best epoch']}, AP {known['AP']:.4f}"
+    score = "without boxes, no AP" if known["AP"] == ABSENT else f"AP {known['AP']:.4f}"
+    return wrong, f"all of epoch {proof['best epoch']}, {score}"
 
 
 def options_of(start: dict[str, Any], config: VerifyConfig, changes: dict[str, Any] | None = None) -> TrainConfig:
-    """The options of a start of the run, with the places of today."""
-    root = config.data_root or start["options"]["data"]["root"]
-    quiet = {"data": {"root": root}, "logger": {"pictures": False}, "evaluate": {"every": 0}}
-    return from_dictionary(layered(layered(start["options"], quiet), changes or {}), TrainConfig)
+    """The options of a start of the run, with the places of today and no service that logs."""
+    now = defaults("train", TrainConfig)
+    options = with_missing(start["options"], now)
+    plugins = config.plugins or options["plugins"]
+    today = {"plugins": plugins, "plugins_sha256": {}, "logger": options["logger"] | QUIET}
+    today["evaluate"] = options["evaluate"] | {"every": 0}
+    today["data"] = options["data"] | ({"root": config.data_root} if config.data_root is not None else {})
+    if not Path(options["data"]["index_dir"]).is_dir():  # of another machine
+        today["data"]["index_dir"] = now["data"]["index_dir"]
+    return from_dictionary(layered(options | today, changes or {}), TrainConfig)
 
 
 def reason(error: Exception) -> str:

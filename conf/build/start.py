@@ -15,7 +15,6 @@ from conf.build.checkpoints import describe
 from conf.build.device_batch import images_of_pass
 from conf.build.network import load_network
 from conf.build.report import min_iou_of
-from conf.entry import to_dictionary
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations, Colour, Decode, TrainBatchSampler
@@ -39,6 +38,7 @@ from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.parallel.compiled import check_compiling
 from train_utils.parallel.wrap import convert_sync_batchnorm
 from train_utils.run.run_state import RunState
+from train_utils.shell import option
 
 # What loss.classification=auto becomes where the training images hold few large objects. There the
 # published weight leaves classes unlearnt; where objects are smaller this one costs boxes their
@@ -91,12 +91,15 @@ def extend_run(config: TrainConfig, saved: dict[str, Any] | None) -> TrainConfig
     more, done = config.extend, saved["epoch"] if saved is not None else 0
     if more is None:
         return config
-    before = saved["config"]["train"] if saved is not None else to_dictionary(config)["train"]
-    planned, ends = before["epochs"], before.get("extended_after", [])  # absent in earlier versions
+    planned, ends = config.train.epochs, config.train.extended_after
     if done < planned and [planned - more] != ends[-1:]:
+        fix = "leave extend out to finish it (train.patience=0 if that ended it)"
+        if config.train.best_only:
+            fix += f"; after its end only a new run, with {option('model.weights', config.resume)}, as best_only=true "
+            fix += "keeps no later weights"
         raise ConfigError(
             f"extend={more} is for a finished run, and the last checkpoint of {config.resume} is of epoch {done} of "
-            f"{planned}. fix: leave extend out to finish it (train.patience=0 if that ended it)"
+            f"{planned}. fix: {fix}"
         )
     if done == planned:
         planned, ends = planned + more, [*ends, planned]

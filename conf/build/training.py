@@ -77,8 +77,10 @@ class Training:
         """Train the remaining epochs; return the best epoch's figures on rank 0, {} elsewhere."""
         if self.ended_after > 0:
             return self.run_epochs()  # nothing to do, and nothing to log
+        self.proof.begin()
         run = self.folder.path, self.state.step, to_dictionary(self.config)
-        with open_loggers(self.config.logger, self.world, *run, self.log.line) as self.loggers:
+        replaying = self.step.decisions.replaying
+        with open_loggers(self.config.logger, self.world, *run, self.log.line, replaying) as self.loggers:
             self.loggers.pictures(self.state.step, "train_batch.jpg")
             self.callbacks.at("run_start")
             figures = self.run_epochs()
@@ -155,7 +157,7 @@ class Training:
 
     def log_step(self) -> None:
         """Log the losses of the step just made, if it is one of each ``logger.every_steps``."""
-        self.proof.stepped(self.state)
+        self.proof.stepped()
         self.callbacks.at("step", self.step.losses)
         step, every = self.state.step, self.config.logger.every_steps
         if every > 0 and step % every == 0:
@@ -216,7 +218,7 @@ class Training:
             sets = self.train_set, self.evaluator.annotations
             found = evaluation.scores, evaluation.detections
             finish(self.log, self.folder.path, self.config, self.state, *sets, *found)
-            self.proof.finish(self.state)
+            self.proof.finish()
             spare(self.log.line, "report.html", lambda: report_run(self.folder.path))
             self.loggers.result(self.state.step, self.state.best_figures, evaluation.scores)
             close_run(self.log, self.folder.path, time.monotonic() - self.started)

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from conf.build.agreement import ROOT
 from conf.build.run_report import Say, spare, summary_of
 from conf.proof.facts import code_of, initial_weights, packages, sha256_of, start_facts
 from conf.proof.weaknesses import weaknesses
@@ -21,7 +20,6 @@ from data.licences import LICENCES
 from train_utils.callbacks.callbacks import TOUCHED
 from train_utils.distributed import World
 from train_utils.report.proof import BEST, FILE, LAST, PREVIOUS, TABLE, UNKNOWN, read_proof, write_proof
-from train_utils.run.checkpoint import load_checkpoint
 from train_utils.run.plain_data import digest_of, to_plain
 from train_utils.run.run_state import RunState
 from train_utils.run.whole_files import whole_file
@@ -53,13 +51,16 @@ class ProofCard:
     def __init__(
         self, folder: Path, config: TrainConfig, world: World, sets: dict[str, Annotations], state: RunState, say: Say
     ) -> None:
-        """Record this start, with the options as given; all ranks call this together."""
-        self.folder, self.config, self.sets, self.say = folder, config, sets, say
+        """``config`` has the options as given."""
+        self.folder, self.config, self.world, self.sets, self.state, self.say = folder, config, world, sets, state, say
         self.kept_step = min(STEPS, config.train.epochs * state.description["steps_per_epoch"])
         self.proof: dict[str, Any] = {}
-        start = start_facts(config, world, state.step, state.description["micro_batch"])
-        if world.is_main:
-            spare(say, FILE, lambda: self._begin(start))
+
+    def begin(self) -> None:
+        """Record this start; all ranks call this together, and not for a run that is over."""
+        start = start_facts(self.config, self.world, self.state.step, self.state.description["micro_batch"])
+        if self.world.is_main:
+            spare(self.say, FILE, lambda: self._begin(start))
 
     def _begin(self, start: dict[str, Any]) -> None:
         before = read_proof(self.folder) if start["step"] and (self.folder / FILE).is_file() else {}
@@ -70,7 +71,7 @@ class ProofCard:
             "initial weights": before["initial weights"] if before else initial_weights(self.config),
             "licence of the data": LICENCES.get(self.config.data.name, UNKNOWN),
             "data": {name: summary_of(part) for name, part in self.sets.items()},
-            "code": code_of(ROOT),
+            "code": code_of(self.config),
             "packages": packages(),
         }
         write_proof(self.folder, self.proof)
@@ -83,22 +84,27 @@ class ProofCard:
         except Exception as error:  # raised in finish
             self._hashes.set_exception(error)
 
-    def stepped(self, state: RunState) -> None:
+    def stepped(self) -> None:
         """Keep the digest of the weights once the first steps are made; one may be skipped."""
-        if not self.proof or self.proof["first steps"] or state.step < self.kept_step:
+        if not self.proof or self.proof["first steps"] or self.state.step < self.kept_step:
             return
         if self.proof["starts"][-1]["step"] < self.kept_step:
-            weights = {"model": state.model.state_dict(), "ema": state.average.module.state_dict()}
-            self.proof["first steps"] = {"step": state.step, "sha256": weights_digest(weights)}
+            self.proof["first steps"] = self._weights()
             spare(self.say, FILE, lambda: write_proof(self.folder, self.proof))
 
-    def finish(self, state: RunState) -> None:
+    def _weights(self) -> dict[str, Any]:
+        weights = {"model": self.state.model.state_dict(), "ema": self.state.average.module.state_dict()}
+        return {"step": self.state.step, "sha256": weights_digest(weights)}
+
+    def finish(self) -> None:
         """Close the proof with the figures and the digests of data, checkpoints and tables."""
         if self.proof:
-            spare(self.say, FILE, lambda: self._finish(state))
+            spare(self.say, FILE, self._finish)
 
-    def _finish(self, state: RunState) -> None:
-        hashes = self._hashes.result()
+    def _finish(self) -> None:
+        if not self._hashes.done():
+            self.say(f"{FILE}: the images are still being hashed")
+        state, hashes = self.state, self._hashes.result()
         with whole_file(self.folder / TABLE) as file:
             table = csv.writer(file)
             table.writerow(("set", "file", "sha256", "labels"))
@@ -108,13 +114,10 @@ class ProofCard:
         there = [name for name in ("metrics.csv", TABLE, BEST, LAST, PREVIOUS) if (self.folder / name).is_file()]
         self.proof |= {
             "finished": True,
-            "steps": state.step,
+            "last steps": self._weights(),
             "best epoch": state.best_epoch,
             "figures": state.best_figures,
             "files": {name: sha256_of(self.folder / name) for name in there},
-            "weights": {
-                name: weights_digest(load_checkpoint(self.folder / name)) for name in (BEST, LAST) if name in there
-            },
         }
         log = (self.folder / "train.log").read_text(encoding="utf-8", errors="replace")
         path = self.folder / TOUCHED

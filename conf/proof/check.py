@@ -39,12 +39,14 @@ def check_run(folder: Path, proof: Mapping[str, Any], options: TrainConfig) -> I
     found = [name for name, digest in proof["files"].items() if sha256_of(folder / name) != digest]
     yield judged("files", found, ", ".join(proof["files"]))
     initial = proof["initial weights"]
-    yield judged("first weights", [initial["file"]] * (initial != initial_weights(options)), initial["file"])
+    now = initial_weights(options)["sha256"]
+    found = [initial["file"] + " is missing" * (not now)] * (now != initial["sha256"])
+    yield judged("first weights", found, initial["file"])
 
 
-def check_program(proof: Mapping[str, Any], root: Path = ROOT) -> Iterator[Check]:
+def check_program(proof: Mapping[str, Any], options: TrainConfig, root: Path = ROOT) -> Iterator[Check]:
     """Source code and packages."""
-    commit, now, versions = commit_of(proof["starts"][-1]), code_of(root), packages()
+    commit, now, versions = commit_of(proof["starts"][-1]), code_of(options, root), packages()
     found = [path for path, _, _ in differing(proof["code"], now)]
     yield judged("code", found, f"{len(now)} files, commit {commit}")
     found = [f"{name}: {before} -> {here}" for name, before, here in differing(proof["packages"], versions)]

@@ -31,20 +31,20 @@ from train_utils.run.checkpoint_files import find_checkpoint
 from train_utils.run.plain_data import digest_of
 
 CPU_INFO, NVIDIA_DRIVER = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
+DRIVER = "NVIDIA driver"
 PROVED = (".py", ".yaml", ".cfg", ".names", ".jinja")  # files of the program
 
 
 def start_facts(config: TrainConfig, world: World, step: int, micro_batch: int) -> dict[str, Any]:
     """What this start of a run, after ``step``, is made of; all ranks call this together."""
-    devices = gather_arrays(np.frombuffer(device_name(world).encode(), np.uint8)) or []
     return {
         "environment": environment(config, world),
         "step": step,
         "processes": world.world_size,
         "threads": torch.get_num_threads(),
         "micro_batch": micro_batch,
-        "hardware": ", ".join(dict.fromkeys(device.tobytes().decode() for device in devices)),
-        "code": digest_of(code_of(ROOT)),
+        "hardware": hardware(world),
+        "code": digest_of(code_of(config)),
         "packages": digest_of(packages()),
         "options": to_dictionary(config),
     }
@@ -58,8 +58,8 @@ def environment(config: TrainConfig, world: World) -> dict[str, Any]:
         "command": shlex.join(["python", *sys.argv]),
         "host": platform.node(),
         "system": platform.platform(),
-        "device": device_name(world),
-        "CPU cores": os.cpu_count(),
+        "device": device_name(world.device) + f", driver {packages()[DRIVER]}" * (world.device.type == "cuda"),
+        "processor": f"{device_name(torch.device('cpu'))}, {os.cpu_count()} cores",
         "processes": f"{places}, {world.backend}" if world.world_size > 1 else 1,
         "precision": config.train.precision.value,
         "versions": ", ".join(version_page().splitlines()),
@@ -77,17 +77,26 @@ def on_gpu(start: Mapping[str, Any]) -> bool:
     return ", CUDA " in start["hardware"]
 
 
-def device_name(world: World) -> str:
-    """The name of this rank's GPU or processor."""
-    if world.device.type == "cuda":
-        return f"{torch.cuda.get_device_name(world.device)}, CUDA {torch.version.cuda}"
+def hardware(world: World) -> str:
+    """The devices of all ranks, on rank 0; all ranks call this together."""
+    devices = gather_arrays(np.frombuffer(device_name(world.device).encode(), np.uint8)) or []
+    return ", ".join(dict.fromkeys(device.tobytes().decode() for device in devices))
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a GPU, or of this machine's processor."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
     known = CPU_INFO.is_file() and re.search(r"model name\s*: (.+)", CPU_INFO.read_text(encoding="utf-8"))
     return known[1] if known else platform.machine()
 
 
-def code_of(root: Path) -> dict[str, str]:
-    """The SHA-256 of each file of the program, by its path below ``root``."""
-    return source_files(root, PROVED)
+def code_of(config: TrainConfig, root: Path = ROOT) -> dict[str, str]:
+    """The SHA-256 of each file of the program below ``root``, of plugins and of a user's .cfg."""
+    cfg = Path(config.model.cfg)
+    own = {f"network {cfg.name}": sha256_of(cfg)} if cfg.suffix else {}
+    plugins = {f"plugin {name}": digest for name, digest in config.plugins_sha256.items()}
+    return source_files(root, PROVED) | plugins | own
 
 
 @cache
@@ -98,7 +107,7 @@ def packages() -> dict[str, str]:
         "Python": platform.python_version(),
         "CUDA": str(torch.version.cuda),
         "cuDNN": str(torch.backends.cudnn.version()),
-        "NVIDIA driver": driver[1] if driver else "None",
+        DRIVER: driver[1] if driver else "None",
     }
 
 

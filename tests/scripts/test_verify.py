@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import cv2
 import pytest
+import yaml
 
 import scripts.verify as program
 from conf.build.agreement import PROGRAM, ROOT
@@ -21,7 +22,7 @@ from data import ShapesConfig
 from tests.small_run import small_run
 from train import train
 from train_utils.errors import TrainError
-from train_utils.report.proof import read_proof
+from train_utils.report.proof import read_proof, write_proof
 
 SHAPES = ShapesConfig(train_images=40, val_images=4, image_size=64, seed=0)
 HASHES = ("steps=0", "score=false")
@@ -53,8 +54,12 @@ def copied(honest: Place, tmp_path: Path) -> Place:
     )
 
 
+def options_for(place: Place, *more: str) -> VerifyConfig:
+    return compose("verify", VerifyConfig, [f"run={place.run}", f"data_root={place.data}", *more])
+
+
 def verify(place: Place, *more: str) -> None:
-    program.verify(compose("verify", VerifyConfig, [f"run={place.run}", f"data_root={place.data}", *more]))
+    program.verify(options_for(place, *more))
 
 
 def test_an_honest_run_holds_wherever_it_lies(copied: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +167,7 @@ def test_other_packages_hardware_and_steps(
     honest: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check, "packages", lambda: read_proof(honest.run)["packages"] | {"numpy": "0.1"})
-    monkeypatch.setattr(program, "device_name", lambda world: "an abacus")
+    monkeypatch.setattr(program, "hardware", lambda world: "an abacus")
     with pytest.raises(SystemExit, match="1"):
         verify(honest, "steps=7", "score=false")
     said = capsys.readouterr().out
@@ -178,9 +183,10 @@ def test_a_changed_line_of_code_is_named(honest: Place, tmp_path: Path) -> None:
     for path in ROOT.glob("*.py"):
         shutil.copy(path, tmp_path)
     proof = read_proof(honest.run)
-    assert [found.holds for found in check.check_program(proof, tmp_path)] == [True, True]
+    options = program.options_of(proof["starts"][0], options_for(honest))
+    assert [found.holds for found in check.check_program(proof, options, tmp_path)] == [True, True]
     replace_text(tmp_path / "train_utils" / "optim.py", "import math", "import  math")
-    (code, _) = check.check_program(proof, tmp_path)
+    (code, _) = check.check_program(proof, options, tmp_path)
     assert (code.holds, code.detail) == (False, "train_utils/optim.py")
 
 
@@ -191,3 +197,54 @@ def test_a_run_that_is_not_finished(copied: Place) -> None:
     (copied.run / "proof.json").unlink()
     with pytest.raises(TrainError, match=r"holds no proof\.json"):
         verify(copied)
+
+
+def rewrite(run: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Edit a proof, and what it says of itself."""
+    proof = read_proof(run)
+    edit(proof)
+    write_proof(run, proof)
+
+
+def test_a_run_of_an_earlier_version_and_of_another_machine(
+    copied: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options that it did not know, a service and a folder that are not here, a read-only run."""
+    config = yaml.safe_load((copied.run / "config.yaml").read_text())
+    del config["train"]["patience"], config["plugin"]
+    config["logger"] |= {"wandb": {"project": "p", "entity": None, "offline": False}}
+    config["data"]["index_dir"] = "/proc/nobody/index"
+    (copied.run / "config.yaml").write_text(yaml.safe_dump(config))
+    rewrite(copied.run, lambda proof: proof["starts"][0].update(options=config))
+    monkeypatch.setattr("train_utils.loggers.config.is_installed", lambda name: False)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.chdir(copied.data)
+    monkeypatch.setattr("tempfile.tempdir", str(copied.data.parent))
+    before = sorted(copied.run.rglob("*"))
+    verify(copied)
+    assert capsys.readouterr().out.endswith("nothing differs\n")
+    assert sorted(copied.run.rglob("*")) == before and not list(copied.data.parent.glob(".verify*"))
+
+
+def test_what_an_edited_proof_lacks_is_named(copied: Place) -> None:
+    rewrite(copied.run, lambda proof: proof.pop("files"))
+    with pytest.raises(TrainError, match=r"proof\.json has no entry 'files'\. fix: restore it"):
+        verify(copied)
+    (copied.run / "proof.json").write_text("[1]")
+    with pytest.raises(TrainError, match=r"proof\.json cannot be read .* fix: restore it"):
+        verify(copied)
+
+
+def test_steps_of_several_starts(copied: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two processes and of one; the last start only scored."""
+
+    def restart(proof: dict[str, Any]) -> None:
+        first = proof["starts"][0]
+        first["options"]["train"]["deterministic"] = False
+        proof["starts"] += [first | {"step": 5, "processes": 2}, first | {"step": 20, "processes": 4}]
+
+    rewrite(copied.run, restart)
+    replace_text(copied.run / "config.yaml", "deterministic: true", "deterministic: false")
+    verify(copied, "score=false")
+    said = capsys.readouterr().out
+    assert len(re.findall("steps +not checked +2 processes trained them, 1 would round differently", said)) == 2

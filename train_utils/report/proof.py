@@ -24,7 +24,7 @@ def read_proof(folder: Path) -> dict[str, Any]:
         raise TrainError(f"{folder} holds no {FILE}: no run, or one of an earlier version. fix: name a run's folder")
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise TrainError(f"{path} cannot be read ({error}). fix: restore it") from error
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from conf.build.start import freeze_for_epoch
+from conf.build.start import extend_run, freeze_for_epoch
 from conf.build.training import Training
 from conf.entry import compose
 from conf.failures import ConfigError
@@ -128,6 +128,16 @@ def test_only_a_finished_run_that_is_named_is_extended(finished: Path, tmp_path:
     with pytest.raises(ConfigError, match=r"extend=4 is for a finished run, .* is of epoch 2 of 3\. fix: leave"):
         go_on(run, "extend=4")
     assert (run / "metrics.csv").read_bytes() == table, "a refused extension changed the run"
+
+
+def test_a_run_that_kept_only_an_earlier_epoch_is_not_extended() -> None:
+    given = ["train.epochs=10", "train.best_only=true", "resume=my run", "extend=2"]
+    config = compose("train", TrainConfig, given)
+    with pytest.raises(ConfigError, match=r"after its end only a new run, with 'model.weights=my run', as best_only"):
+        extend_run(config, {"epoch": 7})
+    assert extend_run(config, {"epoch": 10}).train.epochs == 12
+    repeated = compose("train", TrainConfig, [*given, "train.extended_after=[8]"])
+    assert extend_run(repeated, {"epoch": 7}).train.epochs == 10, "the command of an interrupted extension"
 
 
 def test_an_extension_has_its_own_patience(finished: Path) -> None:
