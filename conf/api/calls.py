@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from functools import wraps
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, TypeVar
 
 from hydra.errors import HydraException
@@ -46,11 +48,15 @@ def callable_from_python(
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
         @wraps(function)
         def call(options: Config | Sequence[str]) -> Result:
-            if not isinstance(options, str | Sequence):
+            if is_dataclass(options):
                 return function(options)
             try:
-                with plain_errors(name, options):
+                with plain_errors(name, list(map(str, options)) if isinstance(options, list | tuple) else []):
                     return function(options_of(name, options))
+            except SystemExit as ended:  # how a program says what stopped it; a caller is not to end
+                if ended.code != 128 + SIGINT:
+                    raise
+                raise KeyboardInterrupt from ended
             finally:
                 shutdown()
 
@@ -59,15 +65,17 @@ def callable_from_python(
     return decorate
 
 
-def options_of(name: str, overrides: Sequence[str]) -> Any:
+def options_of(name: str, overrides: object) -> Any:
     """The checked options of the program ``name`` with ``overrides``, in its dataclass.
 
-    Raises ConfigError for flags, which mean something on a command line only, and the errors of
-    composition.
+    Raises ConfigError for what is no list of texts, for flags, which mean something on a command
+    line only, and the errors of composition.
     """
     program = PROGRAMS[name]
     if isinstance(overrides, str):
         raise ConfigError(f"options are a list of key=value here, got one text. fix: [{overrides!r}]")
+    if not isinstance(overrides, list | tuple) or not all(isinstance(word, str) for word in overrides):
+        raise ConfigError(f"options are a list of key=value here, got {overrides!r}. fix: ['ckpt=best.pt']")
     arguments = with_search_path(prepare_arguments(list(overrides), program))
     if flags := [word for word in arguments if word.startswith("-")]:
         raise ConfigError(f"{flags[0]} is for the command line. fix: options of the form key=value alone")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, overload
@@ -46,10 +47,9 @@ class Detector:
         for key in sorted(OF_FILES & options.keys()):
             raise ConfigError(f"{key} is for predict.py, which reads and writes files. fix: leave it out")
         given = options if ckpt is None else {"ckpt": ckpt, **options}
-        overrides = [override(key, value) for key, value in given.items()]
-        self._overrides = overrides
+        self._given, self._overrides = given, [override(key, value) for key, value in given.items()]
         with self._plain_errors():
-            config = options_of("predict", [*overrides, "source=''"])
+            config = options_of("predict", [*self._overrides, "source=''"])
             self.network = open_detector(config.ckpt, config.model, config.names, config.image_size)
             self.predictor = Predictor(config, self.network, device_alone(config.device.value))
 
@@ -57,6 +57,9 @@ class Detector:
     def names(self) -> list[str]:
         """The class names, in the order of their numbers."""
         return list(self.network.names)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy, in this process or another, opens the same files
+        return partial(Detector, **self._given), ()
 
     def __repr__(self) -> str:
         return f"<Detector {self.network.note}; {self.network.image_size} pixels on {self.predictor.device.type}>"
@@ -85,9 +88,7 @@ class Detector:
             return self._in_order(source)
         if _is_pixels(source):
             return self._in_order([source])[0]
-        if not isinstance(source, str | int | PathLike):
-            raise DataError(f"{type(source).__name__} is no picture. fix: a path, an array, Pillow's image, or a list")
-        text = str(source) if isinstance(source, int) else os.fspath(source)
+        text = str(source) if type(source) is int else _path(source)
         with self._plain_errors(text):
             live = live_medium(text)
             media = [live] if live is not None else find_media(text)
@@ -98,8 +99,7 @@ class Detector:
     def _in_order(self, sources: Sequence[Any]) -> list[Prediction]:
         with self._plain_errors():
             media = [self._picture(source, number) for number, source in enumerate(sources)]
-        found = sorted(self._found(media, OnBadFile.stop), key=lambda prediction: int(prediction.frame.medium.name))
-        return found
+        return sorted(self._found(media, OnBadFile.stop), key=lambda prediction: int(prediction.frame.medium.name))
 
     def _found(self, media: list[Medium], on_error: OnBadFile | None = None) -> Iterator[Prediction]:
         of_all = self.network.names, self.network.category_ids
@@ -114,11 +114,17 @@ class Detector:
         """A picture of a call under its number. Raises DataError if it is none."""
         if _is_pixels(source):
             return Medium(Path(), str(number), image=_rgb(source, self.predictor.config.exif))
-        path = Path(source).absolute()
+        path = Path(_path(source)).absolute()
         medium = Medium(path, str(number))
         if not path.is_file() or medium.is_video:
             raise DataError(f"{source} is not the file of a picture. fix: a list holds pictures; call videos alone")
         return medium
+
+
+def _path(source: Any) -> str:
+    if isinstance(source, str | PathLike):
+        return os.fspath(source)
+    raise DataError(f"{type(source).__name__} is no picture. fix: a path, an array, Pillow's image, or a list")
 
 
 def _is_pixels(source: Any) -> bool:

@@ -66,6 +66,8 @@ def find_media(source: str) -> list[Medium]:
     those paths are relative to the working directory. Folders and patterns pass over files of other
     types. Raises DataError if nothing is found or a named file is of another type.
     """
+    if not source:
+        raise DataError("source is empty. fix: name a picture, a video or a folder; . is the current one")
     path = Path(source)
     if path.is_dir():
         return _named(_in_folder(path), source, path)

@@ -53,12 +53,13 @@ def coco_files(
 def image_ids(results: Sequence[ImageResult]) -> list[int]:
     """The numbers in the file names, as in COCO (000000000139.jpg: 139), else 1, 2, ...
 
-    They are counted if there are video frames, or names that are not distinct numbers.
+    They are counted if there are video frames, or names that are not distinct numbers below 2**53,
+    up to which programs that read numbers of a JSON as float64 keep them exactly.
     """
     stems = [PurePosixPath(result.name).stem for result in results]
     if all(result.frame is None for result in results) and all(stem.isdecimal() for stem in stems):
         numbers = [int(stem) for stem in stems]
-        if len(set(numbers)) == len(numbers):
+        if len(set(numbers)) == len(numbers) and all(number < 2**53 for number in numbers):
             return numbers
     return list(range(1, len(results) + 1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from conf.api.calls import options_of, override
+from conf.api.calls import callable_from_python, options_of, override
 from conf.failures import ConfigError
 from conf.schema_inference import PredictConfig
 from data import DataError
@@ -57,6 +58,10 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(
         (["-m", "train.seed=1,2"], ConfigError, "-m is for the command line"),
         (["train.epochs"], ConfigError, "cannot read the option train.epochs"),
         ("train.epochs=3", ConfigError, "options are a list of key=value here, got one text"),
+        ({"train.epochs": 3}, ConfigError, "options are a list of key=value here, got {'train.epochs': 3}"),
+        (["train.epochs=3", 3], ConfigError, "options are a list of key=value here, got ['train.epochs=3', 3]"),
+        (None, ConfigError, "options are a list of key=value here, got None"),
+        (["devices=2"], ConfigError, "devices starts processes on a command line alone"),
         (["data=yolo", "data.root=nowhere"], DataError, "nowhere"),
     ],
 )
@@ -70,6 +75,12 @@ def test_errors_are_exceptions_with_the_sentence_of_the_command_line(
     assert said in str(refused.value) and "\n" not in str(refused.value)
     assert vars(refused.value)["_render_traceback_"]() == [f"{error.__name__}: {refused.value}"], "for IPython"
     assert state_of_the_process() == before and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("code", "error"), [(128 + signal.SIGINT, KeyboardInterrupt), (143, SystemExit)])
+def test_ctrl_c_interrupts_the_caller_instead_of_ending_it(code: int, error: type[BaseException]) -> None:
+    with pytest.raises(error):
+        callable_from_python("predict")(lambda _: sys.exit(code))(["source=a"])
 
 
 def test_paths_are_answered_with_what_is_near(tmp_path: Path) -> None:

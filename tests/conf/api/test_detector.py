@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
+import pickle
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,6 +119,15 @@ def test_threads_share_a_detector_and_get_its_bits(folder: Path, pictures: list[
         torch.set_num_threads(1)
 
 
+def test_a_copy_opens_the_same_files(folder: Path, pictures: list[Path]) -> None:
+    detector = Detector(folder / "random.pt", **LOW)
+    alone = detector(pictures[2])
+    for other in (copy.deepcopy(detector), pickle.loads(pickle.dumps(detector))):
+        assert other(pictures[2]).to_coco() == alone.to_coco() and repr(other) == repr(detector)
+    again = pickle.loads(pickle.dumps(alone))
+    assert again.to_coco() == alone.to_coco() and np.array_equal(again.draw(), alone.draw())
+
+
 def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
     folder: Path, pictures: list[Path], tmp_path: Path
 ) -> None:
@@ -175,6 +186,12 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
         (np.zeros((0, 8, 3), np.uint8), r"got uint8 \(0, 8, 3\)"),
         (Image.new("I;16", (8, 8)), "mode I;16 has more than 8 bits"),
         (torch.zeros(3, 8, 8), "Tensor is no picture"),
+        (iter(pictures), "list_iterator is no picture"),
+        (True, "bool is no picture"),
+        ([None], "NoneType is no picture"),
+        ([[pictures[0]]], "list is no picture"),
+        ([0], "int is no picture"),
+        ("", "source is empty"),
         ([pictures[0], tmp_path / "film.avi"], "film.avi is not the file of a picture"),
         (tmp_path / "empty.jpg", "empty.jpg is empty"),
     ):
