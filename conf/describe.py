@@ -71,7 +71,7 @@ def kind_in_words(kind: Any) -> str:
     if get_origin(kind) is dict:
         return "mapping"
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return ", ".join(str(member.value) for member in kind)
+        return ", ".join(member.name for member in kind)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
     name: str = kind.__name__
     return words.get(name, name)

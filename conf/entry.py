@@ -72,8 +72,8 @@ def to_plain(
         _check_choices(cfg)
         given = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
         if given.get("plugins"):
-            given = with_plugins(given, named)
-        completed = with_plugins(complete(given, named) if complete is not None else given, named)
+            given = with_plugins(given)
+        completed = with_plugins(complete(given, named) if complete is not None else given)
         # In a fresh schema, a key that Hydra accepted as `+section.key=1` is an error.
         whole = OmegaConf.to_object(OmegaConf.merge(_structured(schema, completed), completed))
     except OmegaConfBaseException as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
@@ -14,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.answers.suggest import kinds_of, near_choice, near_value, option_of_file, suggest
 from conf.file_choices import is_path
 from data.formats.recognise import KINDS
-from train_utils.shell import option
+from train_utils.shell import option, quoted
 
 
 def explain(error: Exception, schema: Any) -> str:
@@ -24,7 +25,10 @@ def explain(error: Exception, schema: Any) -> str:
     if isinstance(error, OverrideParseException):
         key, equals, value = str(error.override).partition("=")
         meant = option_of_file(key, value, kinds_of(schema))
-        plainly = option(key, os.path.expanduser(value)) if equals else "'data.root=\"/my data/a=b\"'"
+        if value[:1] + value[-1:] == "[]":
+            plainly = shlex.quote(f"{key}=[{','.join(quoted(each) for each in value[1:-1].split(','))}]")
+        else:
+            plainly = option(key, os.path.expanduser(value)) if equals else "'data.root=\"/my data/a=b\"'"
         example = meant or plainly
         return (
             f"cannot read the option {error.override}. fix: write key=value, and quote a value that holds "
@@ -51,6 +55,9 @@ def explain(error: Exception, schema: Any) -> str:
     first_line = (str(details).splitlines() or [type(details).__name__])[0]
     if "missing mandatory value" in first_line.lower():
         return f"{full_key} has no value. fix: give {full_key}=... on the command line or in a YAML file"
+    if section := re.search(r"\w+ is not a subclass of (\w+)\. value: (.*)", first_line):  # full_key may be empty
+        where = full_key or section[1]
+        return f"{section[2]} is no value of {where}, a section. fix: name its options, as section.option=value"
     if full_key:
         return f"{full_key}: {first_line}{_near_value(full_key, first_line)}"
     return first_line if isinstance(cause, OmegaConfBaseException) else " ".join(text.split())
@@ -67,7 +74,8 @@ def _no_choice(group: str, name: str, choices: Sequence[str], schema: Any) -> st
         return f"no choice data={name}; did you mean data=./{name}? there are: {', '.join(choices)}"
     near = near_choice(name, choices)
     hint = f"did you mean {group}={near}? " if near else ""
-    return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}"
+    plugged = ", or a plugin's, if plugins= or the experiment names it" if group in ("loss", "optim") else ""
+    return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}{plugged}"
 
 
 def _near_value(key: str, said: str) -> str:

@@ -17,15 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from conf import CONF_DIR, REPOSITORY
 from conf.describe import options_of, sections_in, shown
-from conf.entry import defaults, keys_of, to_dictionary
+from conf.entry import defaults, to_dictionary
 from conf.extensions.parts import IN_USE, Part
-from conf.extensions.using import with_plugins
+from conf.extensions.using import plugins_with_options
 from conf.schema import CHOICES
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools", "hotcoco")
@@ -47,7 +47,9 @@ def page_instead(name: str, command: str, schema: type, arguments: Sequence[str]
         if flag == "--config-dir":
             given.append(f"hydra.searchpath=[file://{Path(folder).expanduser().absolute()}]")
     width = min(max(shutil.get_terminal_size().columns, LEAST_WIDTH), MOST_WIDTH)
-    values = with_plugins(defaults(name, schema, given), keys_of(given))
+    values = defaults(name, schema, given)
+    if values.get("plugins"):
+        values["plugin"] = to_dictionary(plugins_with_options(values)[1])
     described = _description(command.removesuffix(".py"))
     command = command if command.endswith(".py") else f"-m {command}"
     parts = [
@@ -132,7 +134,9 @@ def _added(part: Part, values: Mapping[str, Any], width: int) -> str:
         return "\n".join(lines)
     prefix = "" if part.kind == "layer" else f"plugin.{part.name}."
     own = to_dictionary(part.options) if part.kind == "layer" else values["plugin"][part.name]
-    return "\n".join([*lines, *_rows(part.options, own, prefix, width)])
+    return "\n".join(
+        [*lines, *chain.from_iterable(_rows(*each, width) for each in _sections(part.options, own, prefix))]
+    )
 
 
 def _table(section: type, values: Mapping[str, Any], prefix: str, width: int) -> str:

@@ -17,6 +17,7 @@ from conf.extensions.parts import Part, Plugin, collecting
 from conf.failures import ConfigError
 
 GROUP = "hydra_yolov3_spp.plugins"  # of entry points
+INIT = "__init__.py"  # of a package
 _loaded: dict[str, Plugin] = {}  # by name; the last file of that name
 
 
@@ -26,15 +27,20 @@ def load(given: str, needed: str = "") -> Plugin:
     Raises ConfigError if there is none, if it fails, or if it registers nothing. ``needed`` follows
     the name of a missing file.
     """
-    is_file = given.endswith(".py") or "/" in given
-    path = Path(given).expanduser().absolute() if is_file else _origin(given)
+    path, name = Path(given).expanduser().absolute(), given
+    if given.endswith(".py") or "/" in given:
+        given, name = str(path), path.stem
+        if path.name == INIT or (path / INIT).is_file():
+            raise ConfigError(f"plugins: {path} is a package. fix: one .py file, or an entry point of {GROUP}")
+    else:
+        path = _origin(given)
     if not path.is_file():
-        raise ConfigError(f"plugins: there is no {path}{needed}. fix: plugins=[<its file>]")
-    name, sha256 = path.stem if is_file else given, _digest(path)
-    known = _loaded.get(name)
-    if known is None or (known.given, known.sha256) != (str(path) if is_file else given, sha256):
-        parts = _registered(f"plugin_{name}", path)
-        _loaded[name] = Plugin(name, str(path) if is_file else given, sha256, parts)
+        raise ConfigError(
+            f"plugins: there is no {path}{needed}. fix: plugins=[<its file>], as seen from the current folder"
+        )
+    sha256, known = _digest(path), _loaded.get(name)
+    if known is None or (known.given, known.sha256) != (given, sha256):
+        _loaded[name] = Plugin(name, given, sha256, _registered(f"plugin_{name}", path))
     return _loaded[name]
 
 
@@ -65,7 +71,7 @@ def _origin(name: str) -> Path:
 
 def _digest(path: Path) -> str:
     """SHA-256 of a file, or of all .py files of a package."""
-    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    files = sorted(path.parent.rglob("*.py")) if path.name == INIT else [path]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
@@ -74,19 +80,19 @@ def _digest(path: Path) -> str:
 
 def _registered(module_name: str, path: Path) -> tuple[Part, ...]:
     """Run the file as a module of this name and return what it registers."""
-    packages = [str(path.parent)] if path.name == "__init__.py" else None
+    packages = [str(path.parent)] if path.name == INIT else None
     spec = spec_from_file_location(module_name, path, submodule_search_locations=packages)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
     sys.modules[module_name] = module = module_from_spec(spec)
     try:
         with collecting() as parts:
-            spec.loader.exec_module(module)
+            exec(compile(path.read_bytes(), path, "exec"), vars(module))  # not a .pyc: it may be of older text
             for part in parts:
                 OmegaConf.structured(part.options or {})  # refuses types that no option can have
             found = tuple(parts)
     except OmegaConfBaseException as error:
         raise ConfigError(f"plugin {path}: {str(error).splitlines()[0]}. fix: plain types for options") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"plugin {path} {told(error, path)}. fix: correct it") from error
     if not found:
         raise ConfigError(f"plugin {path} registers nothing. fix: use a decorator of `plugins`, see docs/extending.md")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from hydra.core.override_parser.types import ChoiceSweep
+from omegaconf import DictConfig, OmegaConf
 
 from conf.extensions.loading import load, load_all
 from conf.extensions.parts import IN_USE, Part, Plugin
 from conf.failures import ConfigError
 from conf.schema import CHOICES
+from data.formats.set_files import load_yaml
 from models.cfg.keys import REFUSED_SECTIONS, SECTION_ALIASES, layer_keys
 from models.config import LossSection
 
@@ -33,6 +37,7 @@ REGISTRIES = {
 }
 KEYS = ("plugins", "plugins_sha256", "plugin")
 _in_place: list[tuple[dict[str, Any], str]] = []
+_offered: list[tuple[str, str]] = []  # group and choice
 
 
 @dataclass(frozen=True)
@@ -73,42 +78,72 @@ def _revived(given: str, sha256: str, name: str, options: bytes) -> Bound:
     return Bound(plugin, next(part for part in plugin.parts if part.name == name), pickle.loads(options))
 
 
-def offer_choices(overrides: Sequence[str]) -> None:
-    """Load the plugins of a command line; ``loss=`` and ``optim=`` then know their names."""
+def offer_choices(words: Sequence[str]) -> None:
+    """Load the plugins that a command line names, or else the YAML files of its experiments.
+
+    ``loss=`` and ``optim=`` then know their names.
+    """
     _offer([])
-    for word in overrides:
-        if word.lstrip("+").startswith("plugins="):
-            override = OverridesParser.create().parse_override(word)
-            value = None if override.is_sweep_override() else override.value()
-            if not isinstance(value, list):
-                raise ConfigError(f"{word} is no single list. fix: plugins=[mine.py]")
-            _offer(load_all([str(one) for one in value]))
+    given = _typed(words, "plugins")[-1:]
+    if not all(isinstance(value, list) for value in given):
+        word = next(word for word in reversed(words) if word.lstrip("+").startswith("plugins="))
+        raise ConfigError(f"{word} is no single list. fix: plugins=[mine.py]")
+    if not given:
+        given = [load_yaml(file).get("plugins") or [] for file in _experiments(words)]
+    _offer(load_all(list(dict.fromkeys(str(one) for value in given for one in value))))
 
 
-def with_plugins(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def _typed(words: Sequence[str], key: str) -> list[Any]:
+    """The values of ``key=value``, in order; of a sweep a Sweep."""
+    found = [word for word in words if word.lstrip("+").startswith(f"{key}=")]
+    return [override.value() for override in OverridesParser.create().parse_overrides(found)]
+
+
+def _experiments(words: Sequence[str]) -> Iterator[Path]:
+    """The YAML files of ``experiment=``: by their path, or by their name in ``--config-dir``."""
+    folders = [Path(folder) for flag, folder in pairwise(words) if flag in ("--config-dir", "-cd")]
+    folders += [Path(str(one).removeprefix("file://")) for value in _typed(words, "hydra.searchpath") for one in value]
+    for value in _typed(words, "experiment"):
+        for name in value.list if isinstance(value, ChoiceSweep) else [value]:
+            files = [Path(str(name)), *(folder / "experiment" / f"{name}.yaml" for folder in folders)]
+            yield from (file for each in files if (file := each.expanduser()).suffix and file.is_file())
+
+
+def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
     """``given`` with the absolute paths, digests and all options of its plugins, put in place.
 
-    ``named`` are the keys of the command line. Raises ConfigError if a plugin is missing, is not
-    the one of ``plugins_sha256``, or if an option of it is unknown or wrong.
+    Raises ConfigError if a plugin is missing, is not the one of ``plugins_sha256``, or if an option
+    of it is unknown or wrong.
     """
     if "plugins" not in given:
         return given
-    plugins, forced = _expected_ones(given), bool(given.get("resume_force"))
-    _offer(plugins)
-    with_options = {part.name: part for plugin in plugins for part in plugin.parts if _has_options(part)}
-    unknown = given["plugin"].keys() - with_options.keys()
-    if unknown and not forced:  # else of a plugin that is left out now
-        known = f"there are {', '.join(with_options)}" if with_options else "plugins= registers none"
-        raise ConfigError(f"no option plugin.{min(unknown)}: {known}. fix: plugins=[<the file that registers it>]")
-    typed = {name: OmegaConf.structured(part.options) for name, part in with_options.items()}
-    chosen = {name: given["plugin"][name] for name in given["plugin"] if name not in unknown}
-    tree = OmegaConf.merge(OmegaConf.create({"plugin": typed}), {"plugin": chosen})
+    plugins, tree = plugins_with_options(given)
     _put_in_place([(plugin, part, _options(part, tree)) for plugin in plugins for part in plugin.parts])
     return given | {
         "plugins": [plugin.given for plugin in plugins],
         "plugins_sha256": {plugin.name: plugin.sha256 for plugin in plugins},
-        "plugin": OmegaConf.to_container(tree.plugin, enum_to_str=True),
+        "plugin": OmegaConf.to_container(tree, enum_to_str=True),
     }
+
+
+def plugins_with_options(given: dict[str, Any]) -> tuple[list[Plugin], DictConfig]:
+    """The plugins of ``given`` and their options by name, of which some may miss a value.
+
+    Raises ConfigError as ``with_plugins``, and OmegaConfBaseException for a wrong type or key.
+    """
+    plugins, forced = _expected_ones(given), bool(given.get("resume_force"))
+    _offer(plugins)
+    typed = {part.name: part.options for plugin in plugins for part in plugin.parts if _has_options(part)}
+    unknown = given["plugin"].keys() - typed.keys()
+    if unknown and not forced:  # else of a plugin that is left out now
+        known = f"there are {', '.join(typed)}" if typed else "plugins= registers none"
+        raise ConfigError(f"no option plugin.{min(unknown)}: {known}. fix: plugins=[<the file that registers it>]")
+    chosen = {name: given["plugin"][name] for name in given["plugin"] if name not in unknown}
+    if wrong := [name for name, value in chosen.items() if not isinstance(value, dict)]:
+        raise ConfigError(f"plugin.{wrong[0]} holds options. fix: plugin.{wrong[0]}.<option>=...")
+    empty = {name: OmegaConf.structured(options) for name, options in typed.items()}
+    tree = OmegaConf.merge(OmegaConf.create({"plugin": empty}), {"plugin": chosen})
+    return plugins, tree.plugin
 
 
 def of_checkpoint(given: dict[str, Any], saved: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -153,26 +188,31 @@ def _has_options(part: Part) -> bool:
     return part.options is not None and part.kind != "layer"  # those of a layer are in the .cfg
 
 
-def _options(part: Part, tree: Any) -> Any:
+def _options(part: Part, tree: DictConfig) -> Any:
     if not _has_options(part):
         return None
     try:
-        return OmegaConf.to_object(tree.plugin[part.name])
+        return OmegaConf.to_object(tree[part.name])
     except ValueError as error:  # of its __post_init__
         raise ConfigError(f"plugin.{part.name}: {error}") from error
 
 
 def _offer(plugins: Sequence[Plugin]) -> None:
     IN_USE[:] = plugins
-    for name in [name for name, kind in CHOICES["loss"].items() if kind is LossSection]:
-        del CHOICES["loss"][name]  # of a plugin of earlier options
     store = ConfigStore.instance()  # holds plain values only: launchers pickle it
+    for group, name in _offered:
+        store.repo[group].pop(f"{name}.yaml", None)
+        CHOICES.get(group, {}).pop(name, None)
+    _offered.clear()
     for part in (part for plugin in plugins for part in plugin.parts):
-        if part.kind == "loss":
-            CHOICES["loss"].setdefault(part.name, LossSection)  # a name in use is refused below
-            store.store(group="loss", name=part.name, node={"name": part.name})
-        if part.kind == "optimiser":
-            store.store(group="optim", name=part.name, node={"defaults": ["sgd"], "name": part.name, **part.more})
+        group = {"loss": "loss", "optimiser": "optim"}.get(part.kind)
+        if group is None or part.name in CHOICES.get(group, {}):  # a name in use is refused below
+            continue
+        usual = {"defaults": ["sgd"], **part.more} if group == "optim" else {}
+        store.store(group=group, name=part.name, node={"name": part.name, **usual})
+        _offered.append((group, part.name))
+        if group == "loss":
+            CHOICES[group][part.name] = LossSection
 
 
 def _put_in_place(parts: Sequence[tuple[Plugin, Part, Any]]) -> None:

@@ -55,7 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     yield
-    with_plugins({"plugins": [], "plugins_sha256": {}, "plugin": {}}, [])
+    with_plugins({"plugins": [], "plugins_sha256": {}, "plugin": {}})
 
 
 def listed(folder: Path, names: list[str] = NAMES) -> str:
@@ -99,7 +99,7 @@ def test_a_run_is_resumed_and_scored_without_naming_its_plugins(
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
         patch.setattr(StepDecisions, "decide", dies)
         train(options(files, tmp_path / "cut"))
-    with_plugins({"plugins": [], "plugins_sha256": {}, "plugin": {}}, [])
+    with_plugins({"plugins": [], "plugins_sha256": {}, "plugin": {}})
     train(resumed(tmp_path / "cut"))
     whole, cut = (load_last(folder)[0] for folder in (run, tmp_path / "cut"))
     assert whole["config"]["plugin"]["squareplus"] == {"bend": 2.0}
@@ -204,26 +204,6 @@ def test_darknet_s_files_do_not_lose_weights_without_a_word(files: Path, tmp_pat
     with pytest.raises(ModelError, match=r"no place for the weights of layer 1, a \[squeeze\]. fix: up_to_layer=1"):
         save_darknet_weights(model, tmp_path / "x.weights")
     save_darknet_weights(model, tmp_path / "x.weights", up_to_layer=1)
-
-
-WRONG: dict[str, tuple[str, str]] = {
-    "nothing": ("x = 1", "registers nothing"),
-    "a bug": ("x = 1\nraise KeyError('y')", r"failed in line 3 \(KeyError: 'y'\)"),
-    "no Python": ("def", r"failed in line 2 \(SyntaxError"),
-    "a name in use": ("@plugins.activation('mish')\nclass A: ...", "the activation mish exists already"),
-    "an odd name": ("@plugins.loss('My Loss')\nclass A: ...", "lower-case letters"),
-    "no dataclass": ("@plugins.loss('mine', int)\nclass A: ...", "must be a dataclass"),
-    "twice": ("@plugins.loss('mine')\n@plugins.loss('mine')\nclass A: ...", "has mine twice"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_plugin_is_one_sentence(case: str, tmp_path: Path) -> None:
-    text, said = WRONG[case]
-    (tmp_path / "wrong.py").write_text(f"import plugins\n{text}\n")
-    with pytest.raises(ConfigError, match=said) as refused:
-        compose("train", TrainConfig, [f"plugins=[{tmp_path / 'wrong.py'}]"])
-    assert "fix: " in str(refused.value)
 
 
 def test_a_format_is_read_as_the_same_set_in_coco_s(files: Path, tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""How plugins are named and what they may hold: each mistake is one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra.errors import MissingConfigException
+
+from conf.answers.help import page_instead
+from conf.entry import compose
+from conf.extensions.loading import load
+from conf.failures import ConfigError, in_one_sentence
+from conf.schema import TrainConfig
+
+TYPED = """
+from dataclasses import dataclass, field
+from enum import Enum
+from plugins import augmentation, loss, optimiser
+class Kind(Enum):
+    few = 1
+    many = 2
+@dataclass
+class Range:
+    low: float = 0.1  # the lower end
+@dataclass
+class Typed:
+    count: int  # how often
+    range: Range = field(default_factory=Range)
+    kind: Kind = Kind.few  # which
+    sides: list[int] = field(default_factory=list)
+    limit: float | None = None
+@augmentation("typed", Typed)
+def change(sample, generator, options): ...
+@loss("odd")
+class Loss: ...
+@optimiser("slow", momentum=0.5)
+class Slow: ...
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A plugin in a folder with a space and letters that are not ASCII."""
+    (tmp_path / "my plügins").mkdir()
+    path = tmp_path / "my plügins" / "mine-1.py"
+    path.write_text(TYPED)
+    return path
+
+
+def composed(*words: str) -> TrainConfig:
+    return compose("train", TrainConfig, ["data=shapes", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        ([], "count", 3),
+        (["plugin.typed.range.low=2"], "range", {"low": 2.0}),
+        (["plugin.typed.kind=many"], "kind", "many"),
+        (["plugin.typed.sides=[1,2]"], "sides", [1, 2]),
+        (["plugin.typed.limit=1"], "limit", 1.0),
+        (["plugin.typed.limit=null"], "limit", None),
+        (["plugin.typed={range:{low:4}}"], "range", {"low": 4.0}),
+    ],
+)
+def test_options_of_each_type_are_read(words: list[str], field: str, value: object, mine: Path) -> None:
+    assert composed(f'plugins=["{mine}"]', "plugin.typed.count=3", *words).plugin["typed"][field] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plugin.typed.sides=[]"], "plugin.typed.count has no value. fix: give plugin.typed.count="),
+        (["plugin.typed.count=x"], "plugin.typed.count: Value 'x' of type 'str'"),
+        (["plugin.typed.count=1", "plugin.typed.kind=lots"], "plugin.typed.kind: Invalid value 'lots'"),
+        (["plugin.typed.count=1", "plugin.typed.range.lo=1"], "did you mean plugin.typed.range.low?"),
+        (["plugin.typed.count=1", "plugin.typed.range=7"], "7 is no value of Range, a section. fix: "),
+        (["plugin.typed=7"], "plugin.typed holds options. fix: plugin.typed.<option>=..."),
+    ],
+)
+def test_a_wrong_option_is_named(words: list[str], said: str, mine: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        composed(f'plugins=["{mine}"]', *words)
+    assert said in str(refused.value)
+
+
+def test_help_lists_options_without_a_value_and_nested_ones(mine: Path) -> None:
+    page = page_instead("train", "train.py", TrainConfig, ["--help", f'plugins=["{mine}"]', "plugin.typed.range.low=3"])
+    lines = [" ".join(line.split()) for line in page.splitlines()]
+    for line in (
+        "plugin.typed.count= how often (integer)",
+        "plugin.typed.kind=few which (few, many)",
+        "plugin.typed.range.low=3.0 the lower end (number)",
+    ):
+        assert line in lines
+
+
+@pytest.mark.parametrize("by", ["path", "name", "named folder"])
+def test_an_experiment_names_plugins_with_their_loss_and_optimiser(by: str, mine: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my conf"
+    (folder / "experiment").mkdir(parents=True)
+    file = folder / "experiment" / "own.yaml"
+    chosen = "[override /data: shapes, override /loss: odd, override /optim: slow]"
+    head, options = "# @package _global_\n", "plugin: {typed: {count: 3}}\noptim: {lr: 0.5}\n"
+    file.write_text(f"{head}defaults: {chosen}\nplugins: ['{mine}']\n{options}")
+    search = f'hydra.searchpath=["file://{folder}"]'
+    words = [f'experiment="{file}"'] if by == "path" else ["experiment=own", search]
+    whole = compose("train", TrainConfig, words)
+    assert (whole.loss.name, whole.optim.name, whole.optim.momentum, whole.optim.lr) == ("odd", "slow", 0.5, 0.5)
+    file.write_text(f"{head}defaults: {chosen}\n{options}")  # the list of the command line comes first
+    assert compose("train", TrainConfig, [*words, f'plugins=["{mine}"]']).plugins == [str(mine)]
+    with pytest.raises(MissingConfigException) as refused:
+        compose("train", TrainConfig, words)
+    assert "no choice loss=odd" in (in_one_sentence(refused.value, TrainConfig, words) or "")
+
+
+def test_a_plugin_s_text_counts_not_what_python_cached(mine: Path) -> None:
+    """Another text of the same length within one second, as an editor or a test writes it."""
+    first = load(str(mine))
+    mine.write_text(TYPED.replace("0.5", "0.7"))
+    second = load(str(mine))
+    assert [part.more for part in (first.parts[2], second.parts[2])] == [{"momentum": 0.5}, {"momentum": 0.7}]
+
+
+WRONG: dict[str, tuple[str, str]] = {
+    "nothing": ("x = 1", "registers nothing"),
+    "a bug": ("x = 1\nraise KeyError('y')", "failed in line 3 (KeyError: 'y')"),
+    "no Python": ("def", "failed in line 2 (SyntaxError"),
+    "an exit": ("import sys\nsys.exit('bye')", "failed in line 3 (SystemExit: bye)"),
+    "a name in use": ("@plugins.activation('mish')\nclass A: ...", "the activation mish exists already"),
+    "an odd name": ("@plugins.loss('My Loss')\nclass A: ...", "lower-case letters"),
+    "no dataclass": ("@plugins.loss('mine', int)\nclass A: ...", "must be a dataclass"),
+    "twice": ("@plugins.loss('mine')\n@plugins.loss('mine')\nclass A: ...", "has mine twice"),
+    "two kinds": ("@plugins.loss('mine')\n@plugins.callback('mine')\nclass A: ...", "has mine twice"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_plugin_is_one_sentence(case: str, tmp_path: Path) -> None:
+    text, said = WRONG[case]
+    (tmp_path / "wrong.py").write_text(f"import plugins\n{text}\n")
+    with pytest.raises(ConfigError) as refused:
+        composed(f"plugins=[{tmp_path / 'wrong.py'}]")
+    assert said in str(refused.value) and "fix: " in str(refused.value)
+
+
+@pytest.mark.parametrize("given", ["two", "two/", "two/__init__.py"])
+def test_a_package_goes_by_its_entry_point(given: str, tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "__init__.py").write_text(TYPED)
+    with pytest.raises(ConfigError, match="two.* is a package. fix: one .py file, or an entry point of hydra_"):
+        composed(f"plugins=[{tmp_path}/{given}]")
+
+
+def test_two_plugins_of_one_name_are_refused(tmp_path: Path) -> None:
+    for folder, part in (("a", "one"), ("b", "two")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.py").write_text(f"import plugins\n@plugins.loss('{part}')\nclass A: ...\n")
+    (tmp_path / "other.py").write_text("import plugins\n@plugins.loss('one')\nclass A: ...\n")
+    for files, name in ((("a/same.py", "b/same.py"), "same"), (("a/same.py", "other.py"), "one")):
+        with pytest.raises(ConfigError, match=f"has {name} twice. fix: give each another name"):
+            composed(f"plugins=[{','.join(str(tmp_path / file) for file in files)}]")
