@@ -134,9 +134,8 @@ def _added(part: Part, values: Mapping[str, Any], width: int) -> str:
         return "\n".join(lines)
     prefix = "" if part.kind == "layer" else f"plugin.{part.name}."
     own = to_dictionary(part.options) if part.kind == "layer" else values["plugin"][part.name]
-    return "\n".join(
-        [*lines, *chain.from_iterable(_rows(*each, width) for each in _sections(part.options, own, prefix))]
-    )
+    rows = (_rows(*section, width) for section in _sections(part.options, own, prefix))
+    return "\n".join([*lines, *chain.from_iterable(rows)])
 
 
 def _table(section: type, values: Mapping[str, Any], prefix: str, width: int) -> str:

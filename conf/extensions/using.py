@@ -205,8 +205,8 @@ def _offer(plugins: Sequence[Plugin]) -> None:
         CHOICES.get(group, {}).pop(name, None)
     _offered.clear()
     for part in (part for plugin in plugins for part in plugin.parts):
-        group = {"loss": "loss", "optimiser": "optim"}.get(part.kind)
-        if group is None or part.name in CHOICES.get(group, {}):  # a name in use is refused below
+        group = {"loss": "loss", "optimiser": "optim"}.get(part.kind, "")
+        if not group or part.name in CHOICES.get(group, {}):  # a name in use is refused below
             continue
         usual = {"defaults": ["sgd"], **part.more} if group == "optim" else {}
         store.store(group=group, name=part.name, node={"name": part.name, **usual})

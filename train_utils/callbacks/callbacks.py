@@ -90,10 +90,11 @@ class Callbacks:
             view = Moment(moment, state.step, state.epoch, self._epochs, self._folder, *models, losses, figures)
             try:
                 method(view)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
+                said = " ".join(str(error).split())
                 raise TrainError(
                     f"callback {name} in {CALLBACKS[name].file} failed at the moment {moment} "
-                    f"({type(error).__name__}: {error}). fix: correct it, or leave the plugin out"
+                    f"({type(error).__name__}: {said}). fix: correct it, or leave the plugin out"
                 ) from error
             for what, one, other in zip(WATCHED, before, self._prints(), strict=True):
                 key = (name, moment, what)

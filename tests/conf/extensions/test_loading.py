@@ -149,7 +149,7 @@ def test_a_wrong_plugin_is_one_sentence(case: str, tmp_path: Path) -> None:
 def test_a_package_goes_by_its_entry_point(given: str, tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "__init__.py").write_text(TYPED)
-    with pytest.raises(ConfigError, match="two.* is a package. fix: one .py file, or an entry point of hydra_"):
+    with pytest.raises(ConfigError, match=r"two.* is a package. fix: one .py file, or an entry point of hydra_"):
         composed(f"plugins=[{tmp_path}/{given}]")
 
 

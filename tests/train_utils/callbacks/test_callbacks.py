@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,10 @@ def called(function: Callable[[Moment], Any], folder: Path, moments: tuple[str, 
     finally:
         del CALLBACKS["mine"]
     return said
+
+
+def raised(error: BaseException, _: Moment) -> None:
+    raise error
 
 
 def first(moment: Moment) -> torch.nn.Parameter:
@@ -103,6 +108,9 @@ def test_a_callback_that_reads_leaves_no_trace(tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"callback mine in mine.py failed at the moment epoch \(ZeroDivisionError"):
         called(lambda _: 1 / 0, tmp_path, ("epoch",))
+    for error in (ValueError("two\nlines"), SystemExit("two\nlines")):
+        with pytest.raises(TrainError, match=r"at the moment step \((ValueError|SystemExit): two lines\). fix: "):
+            called(partial(raised, error), tmp_path, ("step",))
     with pytest.raises(TrainError, match=r"callback mine in mine.py has on_epoch: its methods .* fix: one of these"):
         called(print, tmp_path, ("epoch", "on_epoch"))
     with pytest.raises(TrainError, match="has no method"):
