@@ -170,8 +170,10 @@ def replay(
     if until - done > most:
         raise ReplayError(f"they are {until - done}. fix: steps={until - done}")
     anywhere = options.train.deterministic and not on_gpu(makers[0])  # docs/distributed.md
-    if not anywhere and (others := {start["processes"] for start in makers} - {world.world_size}):
-        raise ReplayError(f"{min(others)} processes trained them, {world.world_size} would round differently")
+    counts = sorted({start["processes"] for start in makers})
+    if not anywhere and counts != [world.world_size]:
+        made = " and ".join(map(str, counts))
+        raise ReplayError(f"{made} processes trained them, {world.world_size} would round differently")
     with redirect_stdout(StringIO()), StopRequest(until) as stop, warnings.catch_warnings(), ExitStack() as stack:
         train_until(options, stop, stack)
 

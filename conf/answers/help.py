@@ -68,7 +68,8 @@ def version_page() -> str:
     """The versions of this project, its libraries and Python, and the commit where there is one."""
     lines = [own_version(), *(f"{package} {version(package)}" for package in PACKAGES)]
     lines.append(f"Python {platform.python_version()}")
-    command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty=, with changes", "--exclude=*"]
+    here = ["git", "-C", str(REPOSITORY), "--git-dir=.git"]  # not a repository around an unpacked archive
+    command = [*here, "describe", "--always", "--dirty=, with changes", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):  # no git, no repository, or a disk that does not answer
         commit = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
         lines.append(f"commit {commit}")
