@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conf.answers.help import own_version
 from conf.build.network import model_from_checkpoint
-from conf.extensions.using import KEYS
+from conf.extensions.parts import IN_USE
 from conf.failures import ConfigError
 from conf.schema_tools import PublishConfig
 from models import count_parameters
@@ -50,17 +52,23 @@ def write(config: PublishConfig) -> Path:
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=".publish-") as scratch:
             whole = Path(scratch, out.name)
             whole.mkdir()
-            write_hub_folder(whole, published_state(state))
+            published = published_state(state)
+            write_hub_folder(whole, published)
             if proof := (run / PROOF).is_file():
                 shutil.copyfile(run / PROOF, whole / PROOF)
-            (whole / CARD).write_text(card(config, state, run, proof), encoding="utf-8")
+            text = card(config, state, run, proof, published["config"]["plugins"])
+            (whole / CARD).write_text(text, encoding="utf-8")
             os.replace(whole, out)
     except OSError as error:
         raise ConfigError(f"cannot write {out} ({error.strerror}). fix: out=<a folder you may write to>") from error
     for key, of in (("license", "the weights"), ("data_license", "the data")):
         if getattr(config, key) is None:
             print(f"note: the card says that the licence of {of} is unknown; {key}=<its name> states it")
-    print(f"wrote {out}: look at its {CARD}, then upload it yourself:\n  hf upload <user>/{out.name} {out}")
+    if proof:
+        print(f"note: {PROOF} names the host, command and folders of the run; remove it if they are nobody's business")
+    repository = re.sub(r"[^\w.-]+", "-", out.name, flags=re.ASCII).strip("-.")  # as the hub allows
+    upload = f"hf upload <user>/{repository or 'detector'} {shlex.quote(str(out))}"
+    print(f"wrote {out}: look at its {CARD}, then upload it yourself:\n  {upload}")
     print(f"try it:\n  python predict.py {option('ckpt', out)} source=pictures")
     return out
 
@@ -70,6 +78,8 @@ def published_state(state: Mapping[str, Any]) -> dict[str, Any]:
     saved = state["config"]
     size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     kept = ("names", "category_ids", "weights_version", "epoch", "step", "ema")
+    plugins = [plugin for plugin in IN_USE if any(part.kind in ("layer", "activation") for part in plugin.parts)]
+    options = {part.name for plugin in plugins for part in plugin.parts}
     return {
         **{key: state[key] for key in kept if key in state},
         "seen": images_seen(state),
@@ -77,13 +87,14 @@ def published_state(state: Mapping[str, Any]) -> dict[str, Any]:
         "config": {
             "model": {**saved["model"], "cfg": CFG, "weights": None},
             "evaluate": {"image_size": size},
-            **{key: saved[key] for key in KEYS if key in saved},
-            "plugins": [Path(plugin).name for plugin in saved.get("plugins", [])],
+            "plugins": [Path(plugin.given).name for plugin in plugins],
+            "plugins_sha256": {plugin.name: plugin.sha256 for plugin in plugins},
+            "plugin": {name: value for name, value in saved.get("plugin", {}).items() if name in options},
         },
     }
 
 
-def card(config: PublishConfig, state: Mapping[str, Any], run: Path, proof: bool) -> str:
+def card(config: PublishConfig, state: Mapping[str, Any], run: Path, proof: bool, plugins: list[str]) -> str:
     """The model card: front matter for the hub, then what a person wants to know."""
     model, names = model_from_checkpoint(dict(state))
     saved, name = state["config"], config.name or Path(config.out).name
@@ -92,7 +103,7 @@ def card(config: PublishConfig, state: Mapping[str, Any], run: Path, proof: bool
     data = saved["data"]["name"] if "data" in saved else UNKNOWN
     weights_license = config.license or UNKNOWN
     front: dict[str, Any] = {
-        "license": weights_license if weights_license in HUB_LICENSES else "other",
+        "license": weights_license.lower() if weights_license.lower() in HUB_LICENSES else "other",
         "library_name": own_version().split()[0],
         "pipeline_tag": "object-detection",
         "tags": ["object-detection", "yolo", "darknet", network],
@@ -103,21 +114,22 @@ def card(config: PublishConfig, state: Mapping[str, Any], run: Path, proof: bool
         task, of = {"type": "object-detection"}, {"name": data, "type": data}
         metrics = [{"type": key, "name": f"{key} (COCO)", "value": round(value, 4)} for key, value in figures.items()]
         front["model-index"] = [{"name": name, "results": [{"task": task, "dataset": of, "metrics": metrics}]}]
-    template = Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-    ).get_template("card.md.jinja")
+    )
+    environment.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
     size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     resize = saved["evaluate"].get("resize", "letterbox")
-    return template.render(
+    return environment.get_template("card.md.jinja").render(
         front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True), name=name, network=network, names=names,
         width=state["network"]["width"], parameters=count_parameters(model), size=size, resize=resize, data=data,
         counts=state.get("data"), epoch=state["epoch"], seen=images_seen(state), figures=figures, per_class=per_class,
         license=weights_license, data_license=config.data_license or UNKNOWN, proof=proof, version=own_version(),
-        plugins=[Path(plugin).name for plugin in saved.get("plugins", [])],
+        plugins=plugins,
     )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +28,7 @@ from train_utils.report.best import Best, keep_best
 from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
 from train_utils.scores.coco_eval import FIGURES, CocoResult
 from train_utils.scores.detections import GroundTruth, make_detections
+from train_utils.shell import quoted
 
 __all__ = ["folder"]  # a fixture
 
@@ -50,7 +53,7 @@ def run(folder: Path) -> Path:
 
 
 def published(ckpt: Path, out: Path, *more: str) -> Path:
-    return publish(options_of("publish", [f"ckpt={ckpt}", f"out={out}", *more]))
+    return publish(options_of("publish", [f"ckpt={ckpt}", f"out={quoted(str(out))}", *more]))
 
 
 def test_the_folder_is_the_network_to_the_bit(run: Path, tmp_path: Path) -> None:
@@ -90,14 +93,17 @@ def test_it_is_what_ckpt_and_model_weights_take(run: Path, folder: Path, tmp_pat
 
 def test_a_plugin_is_named_and_no_part_of_the_folder(run: Path, tmp_path: Path) -> None:
     plugin = Path(__file__).parents[2] / "docs" / "examples" / "plugins" / "squareplus_activation.py"
+    plugins = [plugin, plugin.with_name("lines_logger.py")]  # a logger has no part in detecting
     state = load_checkpoint(run)
     state["config"] |= {
-        "plugins": [str(plugin)],
-        "plugins_sha256": {plugin.stem: sha256(plugin.read_bytes()).hexdigest()},
+        "plugins": [str(path) for path in plugins],
+        "plugins_sha256": {path.stem: sha256(path.read_bytes()).hexdigest() for path in plugins},
+        "plugin": {"squareplus": {"bend": 2.0}, "lines_log": {"file": "a"}},
     }
     save_checkpoint(tmp_path / "with.pt", state)
     out = published(tmp_path / "with.pt", tmp_path / "ours")
-    assert plugin.name in (out / "README.md").read_text() and str(plugin) not in (out / "config.json").read_text()
+    assert plugin.name in (card := (out / "README.md").read_text()) and "lines_logger" not in card
+    assert "lines" not in (kept := (out / "config.json").read_text()) and "bend" in kept and str(plugin) not in kept
     assert not (out / plugin.name).exists(), "what is downloaded brings no code"
     with pytest.raises(ConfigError, match=f"{plugin.stem}.*, which ckpt=.* needs"):
         Detector(out)
@@ -105,8 +111,10 @@ def test_a_plugin_is_named_and_no_part_of_the_folder(run: Path, tmp_path: Path) 
 
 
 def test_the_card_tells_what_is_known_and_what_is_not(run: Path, folder: Path, tmp_path: Path, capsys: Any) -> None:
-    card = ModelCard.load(published(run, tmp_path / "ours", "license=mit", "data_license=ours") / "README.md")
-    assert "note:" not in capsys.readouterr().out
+    card = ModelCard.load(published(run, tmp_path / "ours", "license=MIT", "data_license=ours") / "README.md")
+    assert re.findall("note: (.*)", capsys.readouterr().out) == [
+        "proof.json names the host, command and folders of the run; remove it if they are nobody's business"
+    ]
     assert card.data.license == "mit" and card.data.pipeline_tag == "object-detection"
     known = {result.metric_type: result.metric_value for result in card.data.eval_results or []}
     assert known == {name: round(number / 16, 4) for number, name in enumerate(FIGURES) if name != "APl"}
@@ -118,8 +126,11 @@ def test_the_card_tells_what_is_known_and_what_is_not(run: Path, folder: Path, t
     assert f"hf upload <user>/bare {tmp_path / 'bare'}" in said
     assert card.data.license == "unknown" and card.data.eval_results is None and "# A: b" in card.text
     assert "Not known for these weights." in card.text and "proof.json" not in card.text
-    card = ModelCard.load(published(folder / "random.pt", tmp_path / "own", "license=Our terms 2") / "README.md")
+    odd = published(folder / "random.pt", tmp_path / "it's ö", "license=Our terms 2", """name='a "b": <c> | #1'""")
+    assert f"hf upload <user>/it-s {shlex.quote(str(odd))}\n" in capsys.readouterr().out
+    card = ModelCard.load(odd / "README.md")
     assert (card.data.license, card.data.license_name) == ("other", "Our terms 2")
+    assert '# a "b": &lt;c> \\| #1\n' in card.text
     for path in [path for path in tmp_path.rglob("*") if path.suffix in (".md", ".json", ".cfg", ".names")]:
         assert str(folder) not in path.read_text(), "paths of this machine are nobody's business"
 
