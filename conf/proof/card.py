@@ -5,23 +5,24 @@ from __future__ import annotations
 import csv
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from conf.build.run_report import Say, spare, summary_of
-from conf.proof.facts import code_of, initial_weights, packages, sha256_of, start_facts
-from conf.proof.weaknesses import weaknesses
+from conf.proof.facts import code_of, commit_of, hardware, initial_weights, listed, on_gpu, packages, start_facts
 from conf.schema import TrainConfig
 from data import Annotations
-from data.index.hashes import hash_set
+from data.index.hashes import hash_file, hash_set
 from data.licences import LICENCES
 from train_utils.callbacks.callbacks import TOUCHED
 from train_utils.distributed import World
 from train_utils.report.proof import BEST, FILE, LAST, PREVIOUS, TABLE, UNKNOWN, read_proof, write_proof
 from train_utils.run.plain_data import digest_of, to_plain
 from train_utils.run.run_state import RunState
+from train_utils.run.same_training import changed_values
 from train_utils.run.whole_files import whole_file
 
 STEPS = 8  # that can be replayed at each end of a training
@@ -58,12 +59,14 @@ class ProofCard:
 
     def begin(self) -> None:
         """Record this start; all ranks call this together, and not for a run that is over."""
-        start = start_facts(self.config, self.world, self.state.step, self.state.description["micro_batch"])
+        devices = hardware(self.world)
         if self.world.is_main:
-            spare(self.say, FILE, lambda: self._begin(start))
+            spare(self.say, FILE, lambda: self._begin(devices))
 
-    def _begin(self, start: dict[str, Any]) -> None:
-        before = read_proof(self.folder) if start["step"] and (self.folder / FILE).is_file() else {}
+    def _begin(self, devices: str) -> None:
+        step, micro_batch = self.state.step, self.state.description["micro_batch"]
+        start = start_facts(self.config, self.world, devices, step, micro_batch)
+        before = read_proof(self.folder) if step and (self.folder / FILE).is_file() else {}
         self.proof = {
             "finished": False,
             "starts": [*before.get("starts", ()), start],
@@ -74,9 +77,9 @@ class ProofCard:
             "code": code_of(self.config),
             "packages": packages(),
         }
-        write_proof(self.folder, self.proof)
         self._hashes = Future[dict[str, Any]]()
         threading.Thread(target=self._hash_sets, name="proof", daemon=True).start()
+        write_proof(self.folder, self.proof)
 
     def _hash_sets(self) -> None:
         try:
@@ -117,7 +120,7 @@ class ProofCard:
             "last steps": self._weights(),
             "best epoch": state.best_epoch,
             "figures": state.best_figures,
-            "files": {name: sha256_of(self.folder / name) for name in there},
+            "files": {name: hash_file(self.folder / name) for name in there},
         }
         log = (self.folder / "train.log").read_text(encoding="utf-8", errors="replace")
         path = self.folder / TOUCHED
@@ -125,3 +128,29 @@ class ProofCard:
         callbacks = (f"the callback {entry['callback']} changed {entry['what']}" for entry in touched)
         self.proof["weaknesses"] = list(dict.fromkeys([*callbacks, *weaknesses(self.proof, log)]))
         write_proof(self.folder, self.proof)
+
+
+def weaknesses(proof: Mapping[str, Any], log: str) -> Iterator[str]:
+    """What makes a replay differ or impossible; ``log`` is the text of train.log."""
+    starts, options = proof["starts"], proof["starts"][-1]["options"]["train"]
+    if starts[0]["step"]:
+        yield f"an earlier version, which kept no proof, made the first {starts[0]['step']} steps"
+    if options["best_only"]:
+        yield "train.best_only=true kept no checkpoint before the last steps to replay them from"
+    if not options["deterministic"]:
+        cpu, gpu = "another number of processes rounds differently", "a GPU may add in another order each time"
+        yield f"train.deterministic=false: {gpu if on_gpu(starts[-1]) else cpu}"
+    yield from (
+        line.partition("warning: ")[2] for line in log.splitlines() if "warning: " in line and "deterministic" in line
+    )
+    for start in starts:
+        if (commit := commit_of(start)) == UNKNOWN or "changes" in commit:
+            yield f"from step {start['step']} on the code is that of no commit (commit {commit}): it has hashes only"
+    for before, now in pairwise(starts):
+        for key in ("code", "packages", "hardware", "processes"):
+            if before[key] != now[key]:
+                values = f" ({before[key]} -> {now[key]})" if key in ("hardware", "processes") else ""
+                yield f"resumed at step {now['step']} with other {key}{values}"
+        if changed := changed_values(before["options"], now["options"]):
+            shown = listed([f"{key}: {change}" for key, change in changed.items()])
+            yield f"resumed at step {now['step']} with other options ({shown})"

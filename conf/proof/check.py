@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from conf.build.agreement import ROOT
-from conf.proof.facts import code_of, commit_of, initial_weights, packages, sha256_of
-from conf.proof.weaknesses import listed
+from conf.proof.facts import code_of, commit_of, initial_weights, listed, packages
 from conf.resume import read_config
 from conf.schema import TrainConfig
 from data import Annotations
-from data.index.hashes import hash_set
+from data.index.hashes import hash_file, hash_set
 from train_utils.report.proof import TABLE, digest_of_proof
 from train_utils.run.same_training import changed_values
 
@@ -36,7 +35,7 @@ def check_run(folder: Path, proof: Mapping[str, Any], options: TrainConfig) -> I
     yield judged("proof", ["proof.json was edited"] * (proof["digest"] != digest_of_proof(proof)), "as it was written")
     changed = changed_values(proof["starts"][-1]["options"], read_config(folder))
     yield judged("options", [f"{key}: {change}" for key, change in changed.items()], "config.yaml as it was used")
-    found = [name for name, digest in proof["files"].items() if sha256_of(folder / name) != digest]
+    found = [name for name, digest in proof["files"].items() if hash_file(folder / name) != digest]
     yield judged("files", found, ", ".join(proof["files"]))
     initial = proof["initial weights"]
     now = initial_weights(options)["sha256"]

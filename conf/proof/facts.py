@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -24,26 +22,28 @@ from conf.build.agreement import ROOT, source_files
 from conf.entry import to_dictionary
 from conf.schema import TrainConfig
 from conf.weights import weights_folder
+from data.index.hashes import hash_file
 from models.weights.published import LICENCE
 from train_utils.distributed import World, gather_arrays
 from train_utils.report.proof import UNKNOWN
 from train_utils.run.checkpoint_files import find_checkpoint
 from train_utils.run.plain_data import digest_of
 
+NAMED = 3  # files or options in a sentence
 CPU_INFO, NVIDIA_DRIVER = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
 DRIVER = "NVIDIA driver"
 PROVED = (".py", ".yaml", ".cfg", ".names", ".jinja")  # files of the program
 
 
-def start_facts(config: TrainConfig, world: World, step: int, micro_batch: int) -> dict[str, Any]:
-    """What this start of a run, after ``step``, is made of; all ranks call this together."""
+def start_facts(config: TrainConfig, world: World, devices: str, step: int, micro_batch: int) -> dict[str, Any]:
+    """What this start of a run, after ``step``, is made of, with the hardware of all ranks."""
     return {
         "environment": environment(config, world),
         "step": step,
         "processes": world.world_size,
         "threads": torch.get_num_threads(),
         "micro_batch": micro_batch,
-        "hardware": hardware(world),
+        "hardware": devices,
         "code": digest_of(code_of(config)),
         "packages": digest_of(packages()),
         "options": to_dictionary(config),
@@ -94,7 +94,7 @@ def device_name(device: torch.device) -> str:
 def code_of(config: TrainConfig, root: Path = ROOT) -> dict[str, str]:
     """The SHA-256 of each file of the program below ``root``, of plugins and of a user's .cfg."""
     cfg = Path(config.model.cfg)
-    own = {f"network {cfg.name}": sha256_of(cfg)} if cfg.suffix else {}
+    own = {f"network {cfg.name}": hash_file(cfg)} if cfg.suffix else {}
     plugins = {f"plugin {name}": digest for name, digest in config.plugins_sha256.items()}
     return source_files(root, PROVED) | plugins | own
 
@@ -121,11 +121,9 @@ def initial_weights(config: TrainConfig) -> dict[str, str]:
     elif path.is_dir():
         path = find_checkpoint(path, "best")
     licence = " ".join(LICENCE.split()) if published is not None else UNKNOWN
-    return {"file": config.model.weights, "sha256": sha256_of(path), "licence": licence}
+    return {"file": config.model.weights, "sha256": hash_file(path), "licence": licence}
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes; "" if it is missing or unreadable."""
-    with suppress(OSError), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-    return ""
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -32,15 +34,14 @@ def hash_set(annotations: Annotations, shown: bool = False) -> tuple[list[tuple[
 
 
 def _hash_files(paths: Sequence[str]) -> list[str]:
-    return [_hash_file(path) for path in paths]
+    return [hash_file(path) for path in paths]  # with data.on_error=skip a set may name missing ones
 
 
-def _hash_file(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:  # with data.on_error=skip a set may name files that are missing
-        return ""
+def hash_file(path: str | Path) -> str:
+    """The SHA-256 of a file's bytes; "" if it is missing or unreadable."""
+    with suppress(OSError), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+    return ""
 
 
 def _hash_labels(annotations: Annotations, index: int) -> str:
