@@ -55,6 +55,12 @@ def weights_dtype(precision: str) -> torch.dtype:
     return torch.float64 if precision == "float64" else torch.float32
 
 
+def precision_name(precision: str, device: torch.device) -> str:
+    """How the forward pass computes: ``precision``, or what ``auto`` means on this device."""
+    dtype = autocast_dtype(precision, device) or weights_dtype(precision)
+    return precision if precision == "tf32" else str(dtype).removeprefix("torch.")
+
+
 def has_native_bfloat16(device: torch.device) -> bool:
     """Whether the hardware multiplies bfloat16 matrices natively."""
     if device.type == "cuda":

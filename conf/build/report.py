@@ -19,7 +19,7 @@ from data.audit.hints import data_hints, small_boxes
 from models import Head, LossConfig
 from train_utils.distributed import World, describe_rank, gather_arrays
 from train_utils.errors import TrainError
-from train_utils.numerics import weights_dtype
+from train_utils.numerics import precision_name
 from train_utils.pictures.plots import FOLDER, Say, draw_evaluation, draw_training
 from train_utils.pictures.sheets import draw_targets
 from train_utils.report.best import read_best
@@ -60,7 +60,6 @@ def announce(
     folder: Path,
     config: TrainConfig,
     world: World,
-    dtype: torch.dtype | None,
     train_set: Annotations,
     val_set: Annotations,
     sampler: TrainBatchSampler,
@@ -77,10 +76,9 @@ def announce(
             log.line(f"{split}: {note}")
     if config.plugins:
         log.line(f"plugins: {', '.join(config.plugins)}")
-    precision = config.train.precision.value
     log.line(
         f"{world.world_size} process(es) on {world.device.type} ({world.launcher}, {world.backend}), forward pass in "
-        f"{'tf32' if precision == 'tf32' else str(dtype or weights_dtype(precision)).removeprefix('torch.')}"
+        f"{precision_name(config.train.precision.value, world.device)}"
     )
     log.line(
         f"{config.train.epochs} epochs x {sampler.steps_per_epoch} steps x {config.train.batch_size} images "

@@ -25,6 +25,7 @@ from conf.weights import weights_folder
 from data.index.hashes import hash_file
 from models.weights.published import LICENCE
 from train_utils.distributed import World, gather_arrays
+from train_utils.numerics import precision_name
 from train_utils.report.proof import UNKNOWN
 from train_utils.run.checkpoint_files import find_checkpoint
 from train_utils.run.plain_data import digest_of
@@ -61,7 +62,7 @@ def environment(config: TrainConfig, world: World) -> dict[str, Any]:
         "device": device_name(world.device) + f", driver {packages()[DRIVER]}" * (world.device.type == "cuda"),
         "processor": f"{device_name(torch.device('cpu'))}, {os.cpu_count()} cores",
         "processes": f"{places}, {world.backend}" if world.world_size > 1 else 1,
-        "precision": config.train.precision.value,
+        "precision": precision_name(config.train.precision.value, world.device),
         "versions": ", ".join(version_page().splitlines()),
     }
 

@@ -16,7 +16,9 @@ from train_utils.scores.coco_eval import FIGURES, PER_CLASS
 from train_utils.shell import option
 from train_utils.terminal.progress import duration
 
-PROVED = ("data.train.sha", "data.val.sha", "weights.", "first steps.", "initial", "licence")  # keys on the page
+PROVED = (  # keys of proof.json on the page
+    "digest", "data.train.sha", "data.val.sha", "first steps.", "last steps.", "files.check", "initial", "licence",
+)  # fmt: skip
 TRAIN_BATCH = Plot("First training batch", "What the network was given first, with its boxes.")
 
 
@@ -52,7 +54,7 @@ def write_report(run: Run, out: Path, defaults: Mapping[str, Any]) -> Path:
         data_titles=("set", *next(iter(run.data.values()), {})),
         starts=run.starts,
         proof=run.proof,
-        proof_rows=[(key, shown(value)) for key, value in flat(run.proof).items() if key.startswith(PROVED)],
+        proof_rows=[(key, shown(value)) for key, value in flat(run.proof).items() if key.startswith(PROVED) and value],
         verify=f"python -m scripts.verify {option('run', run.folder)}",
     )
     return out
