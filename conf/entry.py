@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR
-from conf.extensions.using import offer_choices, with_plugins
+from conf.extensions.choices import offer_choices
+from conf.extensions.using import with_plugins
 from conf.failures import ConfigError
 from conf.file_choices import register_file_choices
 from conf.messages import explain

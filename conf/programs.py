@@ -29,7 +29,7 @@ from conf.completion import (
     with_checkpoint,
 )
 from conf.entry import Complete, keys_of, register, to_plain
-from conf.extensions.using import offer_choices
+from conf.extensions.choices import offer_choices
 from conf.failures import (
     ConfigError,
     JobError,

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep
 from omegaconf import DictConfig, OmegaConf
 
-from conf.extensions.loading import load, load_all
-from conf.extensions.parts import IN_USE, Part, Plugin
-from conf.failures import ConfigError
-from conf.schema import CHOICES
-from data.formats.set_files import load_yaml
+from conf.extensions.choices import offer
+from conf.extensions.loading import load, load_all, told
+from conf.extensions.parts import Part, Plugin
+from conf.failures import USER_ERRORS, ConfigError
 from models.cfg.keys import REFUSED_SECTIONS, SECTION_ALIASES, layer_keys
-from models.config import LossSection
 
 # Where each kind is looked up by name; a plugin's parts are there while its options are in use.
 REGISTRIES = {
@@ -35,9 +29,9 @@ REGISTRIES = {
     "logger": "train_utils.loggers.loggers:LOGGERS",
     "callback": "train_utils.callbacks.callbacks:CALLBACKS",
 }
+MADE_ONCE = ("loss", "optimiser", "callback")  # others are called often, by what reports their errors
 KEYS = ("plugins", "plugins_sha256", "plugin")
 _in_place: list[tuple[dict[str, Any], str]] = []
-_offered: list[tuple[str, str]] = []  # group and choice
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,19 @@ class Bound:
     options: Any
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call what was registered."""
-        return self.part.make(*arguments, **named, **({} if self.options is None else {"options": self.options}))
+        """Call what was registered. Raises ConfigError if it cannot make its object."""
+        named = named if self.options is None else {**named, "options": self.options}
+        if self.part.kind not in MADE_ONCE:
+            return self.part.make(*arguments, **named)
+        try:
+            return self.part.make(*arguments, **named)
+        except USER_ERRORS:
+            raise
+        except Exception as error:
+            failed = told(error, Path(self.file))
+            raise ConfigError(
+                f"plugin {self.file}: {self.part.kind} {self.part.name} {failed}. fix: correct it"
+            ) from error
 
     @property
     def file(self) -> str:
@@ -78,37 +83,6 @@ def _revived(given: str, sha256: str, name: str, options: bytes) -> Bound:
     return Bound(plugin, next(part for part in plugin.parts if part.name == name), pickle.loads(options))
 
 
-def offer_choices(words: Sequence[str]) -> None:
-    """Load the plugins that a command line names, or else the YAML files of its experiments.
-
-    ``loss=`` and ``optim=`` then know their names.
-    """
-    _offer([])
-    given = _typed(words, "plugins")[-1:]
-    if not all(isinstance(value, list) for value in given):
-        word = next(word for word in reversed(words) if word.lstrip("+").startswith("plugins="))
-        raise ConfigError(f"{word} is no single list. fix: plugins=[mine.py]")
-    if not given:
-        given = [load_yaml(file).get("plugins") or [] for file in _experiments(words)]
-    _offer(load_all(list(dict.fromkeys(str(one) for value in given for one in value))))
-
-
-def _typed(words: Sequence[str], key: str) -> list[Any]:
-    """The values of ``key=value``, in order; of a sweep a Sweep."""
-    found = [word for word in words if word.lstrip("+").startswith(f"{key}=")]
-    return [override.value() for override in OverridesParser.create().parse_overrides(found)]
-
-
-def _experiments(words: Sequence[str]) -> Iterator[Path]:
-    """The YAML files of ``experiment=``: by their path, or by their name in ``--config-dir``."""
-    folders = [Path(folder) for flag, folder in pairwise(words) if flag in ("--config-dir", "-cd")]
-    folders += [Path(str(one).removeprefix("file://")) for value in _typed(words, "hydra.searchpath") for one in value]
-    for value in _typed(words, "experiment"):
-        for name in value.list if isinstance(value, ChoiceSweep) else [value]:
-            files = [Path(str(name)), *(folder / "experiment" / f"{name}.yaml" for folder in folders)]
-            yield from (file for each in files if (file := each.expanduser()).suffix and file.is_file())
-
-
 def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
     """``given`` with the absolute paths, digests and all options of its plugins, put in place.
 
@@ -132,7 +106,7 @@ def plugins_with_options(given: dict[str, Any]) -> tuple[list[Plugin], DictConfi
     Raises ConfigError as ``with_plugins``, and OmegaConfBaseException for a wrong type or key.
     """
     plugins, forced = _expected_ones(given), bool(given.get("resume_force"))
-    _offer(plugins)
+    offer(plugins)
     typed = {part.name: part.options for plugin in plugins for part in plugin.parts if _has_options(part)}
     unknown = given["plugin"].keys() - typed.keys()
     if unknown and not forced:  # else of a plugin that is left out now
@@ -195,24 +169,6 @@ def _options(part: Part, tree: DictConfig) -> Any:
         return OmegaConf.to_object(tree[part.name])
     except ValueError as error:  # of its __post_init__
         raise ConfigError(f"plugin.{part.name}: {error}") from error
-
-
-def _offer(plugins: Sequence[Plugin]) -> None:
-    IN_USE[:] = plugins
-    store = ConfigStore.instance()  # holds plain values only: launchers pickle it
-    for group, name in _offered:
-        store.repo[group].pop(f"{name}.yaml", None)
-        CHOICES.get(group, {}).pop(name, None)
-    _offered.clear()
-    for part in (part for plugin in plugins for part in plugin.parts):
-        group = {"loss": "loss", "optimiser": "optim"}.get(part.kind, "")
-        if not group or part.name in CHOICES.get(group, {}):  # a name in use is refused below
-            continue
-        usual = {"defaults": ["sgd"], **part.more} if group == "optim" else {}
-        store.store(group=group, name=part.name, node={"name": part.name, **usual})
-        _offered.append((group, part.name))
-        if group == "loss":
-            CHOICES[group][part.name] = LossSection
 
 
 def _put_in_place(parts: Sequence[tuple[Plugin, Part, Any]]) -> None:

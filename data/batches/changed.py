@@ -68,7 +68,8 @@ class ChangedDataset(TrainDataset):
             kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
             found = Sample(image, boxes[kept].astype(np.float32), np.asarray(classes, dtype=np.int32)[kept])
         except Exception as error:  # of a plugin, in a worker: of any kind
-            raise DataError(f"augmentation {name} failed ({type(error).__name__}: {error}). fix: correct it") from error
+            said = " ".join(str(error).split())
+            raise DataError(f"augmentation {name} failed ({type(error).__name__}: {said}). fix: correct it") from error
         if image.shape != sample.image.shape or image.dtype != np.uint8:
             raise DataError(
                 f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 "

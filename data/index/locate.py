@@ -71,8 +71,9 @@ def _locate_added(config: DataConfig, path: Path, image_root: Path) -> Files:
         try:
             content = {key: list(entries) for key, entries in read(path, image_root).items() if key in take}
         except Exception as error:  # of a plugin: of any kind
+            said = " ".join(str(error).split())
             raise DataError(
-                f"{path}: data.format={config.format} failed ({type(error).__name__}: {error}). fix: correct the file "
+                f"{path}: data.format={config.format} failed ({type(error).__name__}: {said}). fix: correct the file "
                 "or the plugin"
             ) from error
         for key, entries in content.items():

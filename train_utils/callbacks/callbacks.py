@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from train_utils.run.whole_files import whole_file
 MOMENTS = ("run_start", "step", "epoch", "evaluation", "checkpoint", "end")
 WATCHED = ("weights", "averaged weights", "gradients", "optimiser state", "random numbers", "layers")
 NONE: Mapping[str, float] = MappingProxyType({})
+FAR = 2**60  # steps
 TOUCHED = "touched.json"  # in the run folder, if a callback changed something
 
 
@@ -77,7 +78,7 @@ class Callbacks:
             moment: {name: getattr(one, moment) for name, one in made.items() if hasattr(one, moment)}
             for moment in MOMENTS
         }
-        self._changes: dict[tuple[str, str, str], tuple[Tensor, int, int]] = {}
+        self._marks: dict[tuple[str, str, str], Tensor] = {}  # 0: what a callback left as it was
         path = folder / TOUCHED
         self._told = json.loads(path.read_text(encoding="utf-8")) if world.is_main and path.exists() else []
 
@@ -97,37 +98,32 @@ class Callbacks:
                     f"({type(error).__name__}: {said}). fix: correct it, or leave the plugin out"
                 ) from error
             for what, one, other in zip(WATCHED, before, self._prints(), strict=True):
-                key = (name, moment, what)
-                changed = (one != other).any() if one.shape == other.shape else torch.tensor(True)
-                if key in self._changes:
-                    earlier, step, epoch = self._changes[key]
-                    self._changes[key] = (earlier | changed.to(earlier.device), step, epoch)
-                else:
-                    self._changes[key] = (changed, state.step, state.epoch)
+                key, same_shape = (name, moment, what), one.shape == other.shape
+                changed = (one != other).any() if same_shape else torch.ones((), dtype=torch.bool, device=one.device)
+                mark = changed * (FAR - state.step)  # the largest is that of the first step
+                self._marks[key] = torch.maximum(self._marks[key], mark) if key in self._marks else mark
         if moment != "step":  # an accelerator's step must not wait for the host
             self._tell()
 
     def _tell(self) -> None:
         keys = list(product(CALLBACKS, MOMENTS, WATCHED))
-        flags = [key in self._changes and bool(self._changes[key][0]) for key in keys]
-        places = [self._changes[key][1:] if flag else (0, 0) for key, flag in zip(keys, flags, strict=True)]
+        marks = [int(self._marks.get(key, 0)) for key in keys]
         if any(make.every_rank for make in CALLBACKS.values()):
-            found = max_over_ranks([*flags, *chain.from_iterable(places)])
-            flags, places = [bool(flag) for flag in found[: len(keys)]], list(_pairs(found[len(keys) :]))
+            marks = max_over_ranks(marks)
         new = []
-        for (name, moment, what), flag, (step, epoch) in zip(keys, flags, places, strict=True):
+        for (name, moment, what), mark in zip(keys, marks, strict=True):
             row = {"callback": name, "file": CALLBACKS[name].file, "moment": moment, "what": what}
-            if flag and not any(row.items() <= told.items() for told in self._told):
-                new.append(row | {"step": step, "epoch": epoch})
+            if mark and not any(row.items() <= told.items() for told in self._told):
+                new.append(row | {"step": FAR - mark})
                 self._say(
-                    f"warning: callback {name} changes {what} at the moment {moment} (step {step}): without it these "
-                    f"weights cannot be had again; {TOUCHED} says so"
+                    f"warning: callback {name} changes {what} at the moment {moment} (step {FAR - mark}): without it "
+                    f"these weights cannot be had again; {TOUCHED} says so"
                 )
         self._told += new
         if new and self._world.is_main:
             with whole_file(self._folder / TOUCHED) as file:
                 json.dump(self._told, file, indent=1)
-        self._changes.clear()
+        self._marks.clear()
 
     def _prints(self) -> list[Tensor]:
         """A number or more for each of WATCHED, on the device of the weights."""
@@ -148,7 +144,3 @@ class Callbacks:
 
 def _prints(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.stack([fingerprint(one).to(device) for one in tensors]) if tensors else torch.empty(0, device=device)
-
-
-def _pairs(values: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(values[::2], values[1::2], strict=True))

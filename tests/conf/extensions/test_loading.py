@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
-from hydra.errors import MissingConfigException
+from hydra.core.config_store import ConfigStore
+from hydra.errors import ConfigCompositionException, MissingConfigException
 
 from conf.answers.help import page_instead
 from conf.entry import compose
+from conf.extensions.choices import offer_choices
 from conf.extensions.loading import load
+from conf.extensions.using import MADE_ONCE, REGISTRIES, with_plugins
 from conf.failures import ConfigError, in_one_sentence
-from conf.schema import TrainConfig
+from conf.schema import CHOICES, TrainConfig
 
 TYPED = """
 from dataclasses import dataclass, field
@@ -115,6 +119,20 @@ def test_an_experiment_names_plugins_with_their_loss_and_optimiser(by: str, mine
     assert "no choice loss=odd" in (in_one_sentence(refused.value, TrainConfig, words) or "")
 
 
+def test_a_sweep_over_experiments_offers_what_each_job_needs(tmp_path: Path) -> None:
+    """Jobs run one after another in one process, which composes each just before."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(f"import plugins\n@plugins.loss('{name}_loss')\nclass A: ...\n")
+        (tmp_path / f"{name}.yaml").write_text(f"plugins: ['{tmp_path / f'{name}.py'}']\n")
+    offer_choices([f"experiment={tmp_path / 'a.yaml'},{tmp_path / 'b.yaml'}"])
+    with_plugins({"plugins": [str(tmp_path / "a.py")], "plugins_sha256": {}, "plugin": {}})
+    assert {"a_loss.yaml", "b_loss.yaml"} <= ConfigStore.instance().repo["loss"].keys()
+    assert "a_loss" in CHOICES["loss"] and "b_loss" not in CHOICES["loss"]
+    (tmp_path / "b.yaml").write_text("# @package _global_\nplugins: b.py\n")
+    with pytest.raises(ConfigCompositionException, match="full_key: plugins"):
+        composed(f"experiment={tmp_path / 'b.yaml'}")
+
+
 def test_a_plugin_s_text_counts_not_what_python_cached(mine: Path) -> None:
     """Another text of the same length within one second, as an editor or a test writes it."""
     first = load(str(mine))
@@ -143,6 +161,15 @@ def test_a_wrong_plugin_is_one_sentence(case: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         composed(f"plugins=[{tmp_path / 'wrong.py'}]")
     assert said in str(refused.value) and "fix: " in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", MADE_ONCE)
+def test_a_part_that_cannot_be_made_is_one_sentence(kind: str, tmp_path: Path) -> None:
+    text = f"import plugins\n@plugins.{kind}('bad')\nclass Bad:\n    def __init__(self):\n        raise KeyError('a')\n"
+    (tmp_path / "bad.py").write_text(text)
+    composed(f"plugins=[{tmp_path / 'bad.py'}]")
+    with pytest.raises(ConfigError, match=rf"bad.py: {kind} bad failed in line 5 \(KeyError: 'a'\). fix: correct it"):
+        resolve_name(REGISTRIES[kind])["bad"]()
 
 
 @pytest.mark.parametrize("given", ["two", "two/", "two/__init__.py"])

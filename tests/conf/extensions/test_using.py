@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -229,7 +230,9 @@ def test_a_format_is_read_as_the_same_set_in_coco_s(files: Path, tmp_path: Path)
         compose("train", TrainConfig, ["data.format=lines"])
 
 
-def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(files: Path, tmp_path: Path) -> None:
+def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = options(files, tmp_path / "run", "plugin.cutout.probability=1", "plugin.cutout.side=0.5")
     annotations = open_annotations(config.data, "train")
     source = ImageSource(annotations, config.data.on_error)
@@ -239,7 +242,10 @@ def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(fi
     whole, before = dataset.__getitems__(requests), plain.__getitems__(requests)
     grey = (whole.images == 114).all(dim=1).sum(dim=(1, 2))
     assert (grey >= 32 * 32).all() and 0 < len(whole.targets) <= len(before.targets)
-    again = pickle.loads(pickle.dumps(dataset))  # as a spawned worker gets it
+    pickled = pickle.dumps(dataset)
+    monkeypatch.setattr("conf.extensions.loading._loaded", {})  # a spawned worker has loaded nothing
+    monkeypatch.delitem(sys.modules, "plugin_cutout_augmentation")
+    again = pickle.loads(pickled)
     for number, request in enumerate(requests):
         alone = again.__getitems__([request])
         assert torch.equal(alone.images[0], whole.images[number])

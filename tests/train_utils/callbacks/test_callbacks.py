@@ -34,8 +34,10 @@ class Made:
         return type("Mine", (), self.methods)()
 
 
-def called(function: Callable[[Moment], Any], folder: Path, moments: tuple[str, ...] = MOMENTS) -> list[str]:
-    """What is said when each moment has come twice."""
+def called(
+    function: Callable[[Moment], Any], folder: Path, moments: tuple[str, ...] = MOMENTS, steps: int = 1
+) -> list[str]:
+    """What is said when each moment has come twice, ``step`` then ``steps`` times."""
     said: list[str] = []
     schedule = Schedule(CONFIG, 3, 12)
     state = new_state(network_with_norm(), schedule)
@@ -48,7 +50,8 @@ def called(function: Callable[[Moment], Any], folder: Path, moments: tuple[str, 
     try:
         callbacks = Callbacks(state, ONE, folder, 4, said.append)
         for _ in range(2):
-            for moment in MOMENTS:
+            for moment in (*["step"] * (steps - 1), *MOMENTS):
+                state.step += steps > 1
                 callbacks.at(moment, {"loss": 1.0}, {"AP": 0.5})
     finally:
         del CALLBACKS["mine"]
@@ -88,9 +91,18 @@ def test_what_a_callback_changes_is_listed_once(change: str, moment: str, tmp_pa
     function, what = CHANGES[change]
     said = called(function, tmp_path, (moment,))
     rows = json.loads((tmp_path / "touched.json").read_text())
-    assert rows == [{"callback": "mine", "file": "mine.py", "moment": moment, "what": what, "step": 0, "epoch": 0}]
+    assert rows == [{"callback": "mine", "file": "mine.py", "moment": moment, "what": what, "step": 0}]
     assert len(said) == 1 and f"callback mine changes {what} at the moment {moment}" in said[0]
     assert {of for _, of in CHANGES.values()} == set(WATCHED)
+
+
+def test_the_first_step_that_changes_is_the_one_listed(tmp_path: Path) -> None:
+    def late(moment: Moment) -> None:
+        if moment.step >= 5:
+            first(moment).detach().mul_(1.5)
+
+    called(late, tmp_path, ("step",), steps=8)
+    assert [row["step"] for row in json.loads((tmp_path / "touched.json").read_text())] == [5]
 
 
 def test_a_callback_that_reads_leaves_no_trace(tmp_path: Path) -> None:
