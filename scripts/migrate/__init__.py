@@ -34,8 +34,13 @@ def migrate(config: MigrateConfig) -> str:
     if config.out is not None and Path(config.out).exists():
         raise ConfigError(f"out={config.out} exists. fix: name another file")
     by_suffix = {path.suffix.lower(): path for path in files}
-    if by_suffix.keys() <= {".data", ".cfg"} and ".cfg" in by_suffix:
-        recipe = from_darknet(by_suffix[".cfg"], by_suffix.get(".data"))
+    if by_suffix.keys() == {".data", ".cfg"}:
+        recipe = from_darknet(by_suffix[".cfg"], by_suffix[".data"])
+    elif by_suffix.keys() <= {".data", ".cfg"}:
+        raise ConfigError(
+            f"{files[0]} alone says no number of epochs: its steps are counted over the images of the set."
+            " fix: name the .cfg and the .data file"
+        )
     elif by_suffix.keys() == {".py"} and len(files) == 1:
         recipe = from_mmyolo(files[0])
     elif by_suffix.keys() <= set(YAML_SUFFIXES):

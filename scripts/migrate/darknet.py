@@ -14,7 +14,7 @@ from models.cfg.parse import load_cfg
 from scripts.migrate.recipe import Recipe
 
 
-def from_darknet(path: Path, data: Path | None) -> Recipe:
+def from_darknet(path: Path, data: Path) -> Recipe:
     """The options of ``darknet detector train <data> <path>``.
 
     Its loss is a sum over each image and a mean over the batch, as that of loss=darknet, so the
@@ -31,10 +31,9 @@ def from_darknet(path: Path, data: Path | None) -> Recipe:
     if passes > 1 and batch % passes == 0:
         recipe.set("train.device_batch_size", batch // passes)
     recipe.set("train.image_size", max(pop("width", 416), pop("height", 416)))
-    images = sum(map(len, find_images(data, data.parent, "train").groups)) if data is not None else 0
-    of = f"of the {images} images" if images else "over the number of images: name the .data file, too"
-    epochs = math.ceil(steps * batch / images) if images else 0
-    recipe.set("train.epochs", epochs, f"max_batches={steps} steps of {batch} {of}")
+    images = sum(map(len, find_images(data, data.parent, "train").groups))
+    epochs = math.ceil(steps * batch / max(images, 1))
+    recipe.set("train.epochs", epochs, f"max_batches={steps} steps of {batch} of the {images} images")
     recipe.set("optim.burn_in_momentum", given.get("momentum", 0.9))
     if given.get("policy") == "steps":
         scales = [float(part) for part in str(given.get("scales", 1)).split(",") if part.strip()]
@@ -47,7 +46,6 @@ def from_darknet(path: Path, data: Path | None) -> Recipe:
     for key in ("translate", "scale"):
         recipe.set(f"augment.{key}", float(heads.get("jitter", 0.2)), "jitter moves each edge by this share there")
     recipe.take({"letter_box": 0, "random": float(heads.get("random", 0)), **given})
-    if data is not None:
-        recipe.set("/data", str(data.absolute()))
-        recipe.take(darknet_options(data))
+    recipe.set("/data", str(data.absolute()))
+    recipe.take(darknet_options(data))
     return recipe

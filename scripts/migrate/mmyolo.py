@@ -20,6 +20,11 @@ def from_mmyolo(path: Path) -> Recipe:
     loader = given.get("train_dataloader")
     if not isinstance(loader, dict):
         raise ConfigError(f"{path} has no train_dataloader. fix: name an MMYOLO configuration of version 0.2 or later")
+    head = str((given.get("model", {}).get("bbox_head") or {}).get("type"))
+    if other := re.search("Rotated|Ins|Pose", head):
+        raise ConfigError(
+            f"{path}: {head} is not for upright boxes ({other[0]}). fix: name a detection's configuration"
+        )
     recipe = Recipe("mmyolo")
     options = {key: value for key, value in given.items() if key in (*SECTIONS, "model")}
     flat = dict(_leaves({**options, "train_dataloader": {**loader, "dataset": None}}))
@@ -31,15 +36,19 @@ def from_mmyolo(path: Path) -> Recipe:
     pipeline = dataset.get("pipeline") or (dataset.get("dataset") or {}).get("pipeline") or given.get("train_pipeline")
     for step in pipeline if isinstance(pipeline, list) else []:
         kind = str(step.get("type", "")).removeprefix("mmdet.") if isinstance(step, dict) else ""
-        if kind.startswith(("Yolo", "YOLO", "Mosaic", "RandomFlip", "Albu")):
+        if kind.startswith(("YOLOv5", "Mosaic", "RandomFlip", "Albu")):
             flat |= {f"{kind}.{key}": value for key, value in step.items() if key not in ("type", "pre_transform")}
+        elif kind and kind not in recipe.table["steps"].split():
+            recipe.left.append(f"pipeline: {kind}")
+    if isinstance(pipeline, list):
+        flat.setdefault("Mosaic.prob", float("Mosaic" in str(pipeline)))
     gpus = re.search(r"(\d+)xb\d+", path.name)
     batch = flat.pop("train_dataloader.batch_size", 16) * (int(gpus[1]) if gpus else 1)
     recipe.set("train.batch_size", batch, "on all GPUs, as the file's name has it" if gpus else "times the GPUs there")
     if "optim_wrapper.optimizer.batch_size_per_gpu" in flat:
         del flat["optim_wrapper.optimizer.batch_size_per_gpu"]
         decay = flat.pop("optim_wrapper.optimizer.weight_decay", 0.0)
-        scaled = decay * batch * max(round(64 / batch), 1) / 64
+        scaled = round(decay * batch * max(round(64 / batch), 1) / 64, 10)
         recipe.set("optim.weight_decay", scaled, f"{decay} for a nominal batch of 64")
     _rest(recipe, flat, given)
     _data(recipe, given, dataset)
@@ -51,7 +60,7 @@ def _rest(recipe: Recipe, flat: dict[str, Any], given: Mapping[str, Any]) -> Non
     """Image size, optimiser, schedule and zoom, whose values have another form here."""
     size = given.get("img_scale")
     if isinstance(size, list):
-        recipe.set("train.image_size", max(size))
+        recipe.set("train.image_size", max(size), f"{size} there, squares here" if len(set(size)) > 1 else "")
     optimizer = flat.get("optim_wrapper.optimizer.type", "SGD")
     if optimizer == "AdamW":
         recipe.set("/optim", "adamw")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,7 +54,8 @@ class Recipe:
                 inner = inner.setdefault(part, {})
             if not key.startswith("/"):
                 inner[name] = value
-        groups = [f"  - override {key}: {value}" for key, value in self.values.items() if key.startswith("/")]
+        chosen = [{f"override {key}": value} for key, value in self.values.items() if key.startswith("/")]
+        groups = [f"  - {yaml.safe_dump(each, width=math.inf, allow_unicode=True).strip()}" for each in chosen]
         lines = ["# @package _global_", f"# From {origin}, by scripts.migrate.", "defaults:", *groups, "  - _self_", ""]
         lines += [yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)]
         differing = [f"{key}: {note}" for key, note in self.notes.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +23,28 @@ def from_ultralytics(options: dict[str, Any], path: Path) -> Recipe:
         raise ConfigError(f"{path}: task={given['task']} is not detection. fix: only task=detect has a counterpart")
     if not {"epochs", "lr0"} & given.keys():
         raise ConfigError(f"{path} holds neither epochs nor lr0. fix: name args.yaml, or opt.yaml and hyp.yaml")
-    recipe, pop = Recipe("ultralytics"), given.pop
-    batch, nominal, size = pop("batch_size", None) or pop("batch", None) or 16, pop("nbs", 64), pop("imgsz", 640)
-    size = max(size) if isinstance(size, list) else size
-    if batch <= 0:
-        recipe.left.append(f"batch: {batch} (train.device_batch_size=auto finds what fits into the memory)")
-        batch = nominal
-    passes = max(round(nominal / batch), 1)
-    step = batch * passes
-    recipe.set("train.batch_size", step, f"{passes} x {batch}, since nbs={nominal}" if passes > 1 else "")
-    recipe.set("train.image_size", size)
-    recipe.set("optim.weight_decay", pop("weight_decay", 0.0005) * step / nominal)
-    recipe.set("optim.burn_in_min_steps", math.ceil(100 / passes), f"100 batches there, {passes} to a step")
-    recipe.set("augment.perspective", min(0.2, pop("perspective", 0) * size))
+    recipe, pop, yolov5 = Recipe("ultralytics"), given.pop, "obj" in given and "dfl" not in given
+    step, size = _step(recipe, given, path)
+    recipe.set("augment.perspective", min(0.19, pop("perspective", 0) * size))
+    recipe.set("augment.scale", min(0.99, pop("scale", 0.5)))
+    if zoom := pop("multi_scale", None):
+        part = 0.5 if zoom is True else zoom
+        recipe.set("train.multi_scale", [1 - part, 1 + part])
+    if re.fullmatch(r"(train|exp)\d*", str(given.get("name"))):  # what a folder is called without a name
+        del given["name"]
     name, lr, momentum = str(given.get("optimizer", "SGD")), pop("lr0", None), pop("momentum", None)
     if name.lower() in recipe.table["words"]["optimizer"]:
         recipe.take({"lr0": lr, "momentum": momentum})
-    if "obj" in given:  # YOLOv5's
+    if yolov5:
         why = f"times the {step} images of a step, whose losses are added there"
         for key, ours in (("box", "loss.box"), ("cls", "loss.classification"), ("obj", "loss.objectness")):
             recipe.set(ours, pop(key) * step * ((size / 640) ** 2 if key == "obj" else 1), why)
         recipe.set("loss.iou", "ciou")
+        recipe.table["same"] |= recipe.table["yolov5"]
     if data := pop("data", None):
         near = path.parent / data
-        recipe.set("/data", str((near if near.exists() else Path(data)).absolute()))
+        place = (near if near.exists() else Path(data)).absolute()
+        recipe.set("/data", str(place), "" if place.exists() else f"no such file here: data=<where {data} is now>")
     network = Path(str(pop("model", None) or pop("cfg", None) or given.get("weights") or "")).stem
     if (CONF_DIR / "model" / f"{network}.yaml").exists():
         recipe.set("/model", network)
@@ -53,3 +52,22 @@ def from_ultralytics(options: dict[str, Any], path: Path) -> Recipe:
         recipe.left.append(f"model: {network} (a network of another kind; choose one with model=)")
     recipe.take(given)
     return recipe
+
+
+def _step(recipe: Recipe, given: dict[str, Any], path: Path) -> tuple[int, int]:
+    """The images of a step and their longer side in pixels, set with what depends on them."""
+    sides = given["imgsz"] if isinstance(given.get("imgsz"), list) else [given.get("imgsz")]
+    batch, nominal = given.get("batch_size") or given.get("batch") or 16, given.get("nbs") or 64
+    if not all(isinstance(value, int | float) for value in (batch, nominal, *filter(None, sides))):
+        raise ConfigError(f"{path}: batch, nbs or imgsz is no number. fix: name the file as the training wrote it")
+    size = max(side or 640 for side in sides)
+    if batch < 1:
+        recipe.left.append(f"batch: {batch} (train.device_batch_size=auto finds what fits into the memory)")
+        batch = nominal
+    passes = max(round(nominal / batch), 1)
+    step = batch * passes
+    recipe.set("train.batch_size", step, f"{passes} x {batch}, since nbs={nominal}" if passes > 1 else "")
+    recipe.set("train.image_size", size, f"imgsz={sides}; training is on squares here" if len(set(sides)) > 1 else "")
+    recipe.set("optim.weight_decay", round(given.pop("weight_decay", 0.0005) * step / nominal, 10))
+    recipe.set("optim.burn_in_min_steps", math.ceil(100 / passes), f"100 batches there, {passes} to a step")
+    return step, size

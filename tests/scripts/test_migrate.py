@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.errors import MissingConfigException
+from omegaconf import OmegaConf
 
 from conf.entry import compose
 from conf.failures import ConfigError
@@ -87,7 +91,7 @@ names = ('cat', 'dog')
 bs = 4 * 4 + len(names) - 2
 cut = [dict(type='Mosaic', prob=0.75, img_scale=_base_.img_scale)]
 train_pipeline = [*cut, dict(type='YOLOv5RandomAffine', scaling_ratio_range=(0.6, 1.3), max_shear_degree=2),
-                  dict(type='mmdet.Albu', transforms=open('x'))]
+                  dict(type='mmdet.Albu', transforms=open('x')), dict(type='PPYOLOERandomCrop')]
 train_dataloader = dict(batch_size=bs, num_workers=4, dataset=dict(
     type='YOLOv5CocoDataset', data_root='cats', metainfo=dict(classes=names), ann_file='a/train.json',
     data_prefix=dict(img='pictures/'), pipeline=train_pipeline))
@@ -135,6 +139,46 @@ def test_ultralytics_chose_its_optimiser_itself() -> None:
     assert (config.optim.name, config.optim.lr) == ("sgd", 0.01) and "optimizer: auto" in left
 
 
+@pytest.mark.parametrize(
+    ("line", "expected", "said"),
+    [
+        ("batch: 0.7", {"train.batch_size": 64, "optim.weight_decay": 0.001}, "batch: 0.7 (train.device_batch_size"),
+        ("batch: -1", {"train.batch_size": 64}, "batch: -1"),
+        ("batch: 24", {"train.batch_size": 72, "optim.weight_decay": 0.001125}, ""),
+        ("imgsz: [480, 320]", {"train.image_size": 480}, ""),
+        ("multi_scale: 0.25", {"train.multi_scale": [0.75, 1.25]}, ""),
+        ("cls_pw: 0.0", {"loss.class_positive_weight": 1.0}, ""),  # another thing than YOLOv5's
+        ("cls_pw: 0.5", {"loss.class_positive_weight": 1.0}, "cls_pw: 0.5"),
+        ("scale: 1.0\nperspective: 0.0", {"augment.scale": 0.99}, ""),
+        ("perspective: 0.001", {"augment.perspective": 0.19}, ""),
+        ("classes: [0, 2]", {}, "classes: [0, 2] (only these were trained"),
+        ("name: train3", {"name": "set"}, ""),
+        ("name: 'rf #1: ü'", {"name": "rf #1: ü"}, ""),
+        ("auto_augment: randaugment", {}, ""),
+        ("fraction: 1.0", {}, ""),
+    ],
+)
+def test_ultralytics_values(line: str, expected: dict[str, Any], said: str) -> None:
+    key, *more = (each.partition(":")[0] for each in line.splitlines())
+    lines = [each for each in ARGS.format(optimizer="SGD").splitlines() if each.partition(":")[0] not in (key, *more)]
+    config, left = migrated(args_yaml="\n".join([*lines, line]))
+    assert {name: OmegaConf.select(OmegaConf.structured(config), name) for name in expected} == expected
+    assert said in left if said else f"{key}:" not in left
+
+
+def test_a_set_that_is_not_here_is_said_and_its_path_survives_yaml(folder: Path) -> None:
+    (folder / "a #1: b").mkdir()
+    for place in ("a #1: b/data.yaml", "C:\\me\\data.yaml"):
+        with pytest.raises(MissingConfigException, match="Could not find"):
+            migrated(args_yaml=f"epochs: 3\ndata: '{place}'\n")
+        assert f"no such file here: data=<where {place} is now>" in Path("mine.yaml").read_text()
+        Path("mine.yaml").unlink()
+    shutil.copy("set/data.yaml", "a #1: b")
+    (folder / "a #1: b" / "images").mkdir()
+    config, _ = migrated(args_yaml="epochs: 3\ndata: 'a #1: b/data.yaml'\n")
+    assert config.data.root == str(folder / "a #1: b" / "data.yaml")
+
+
 def test_yolov5() -> None:
     with pytest.raises(Exception, match=r"nowhere\.yaml"):
         migrated(opt_yaml=OPT, hyp_yaml=HYP)
@@ -164,11 +208,6 @@ def test_darknet(folder: Path) -> None:
     assert all(name in left for name in ("policy: steps", "steps: 10,15", "backup: backup/"))
 
 
-def test_darknet_without_the_number_of_images_asks_for_the_epochs() -> None:
-    with pytest.raises(ConfigError, match=r"train\.epochs must be 1 or more"):
-        migrated(my_cfg=CFG)
-
-
 def test_mmyolo(folder: Path) -> None:
     Path("base.py").write_text(BASE)
     config, left = migrated(y_8xb16_py=MMYOLO)
@@ -181,8 +220,11 @@ def test_mmyolo(folder: Path) -> None:
     assert (optim.decay, optim.final_lr_ratio) == ("cosine", 0.05)
     assert (augment.mosaic, augment.scale, augment.shear) == (0.75, 0.4, 2)
     assert (config.evaluate.nms_iou, config.evaluate.max_detections) == (0.65, 300)
-    assert all(name in left for name in ("custom_hooks", "Albu.transforms", "model: YOLODetector"))
+    assert all(name in left for name in ("custom_hooks", "Albu.transforms", "model: YOLODetector", "PPYOLOERandomCrop"))
     assert "gone" not in left
+    Path("mine.yaml").unlink()
+    without = MMYOLO.replace("[*cut, dict(", "[dict(")
+    assert migrated(y_8xb16_py=without)[0].augment.mosaic == 0
 
 
 @pytest.mark.parametrize(
@@ -190,7 +232,14 @@ def test_mmyolo(folder: Path) -> None:
     [
         ({"a_yaml": "task: segment\nepochs: 3\n"}, "task=segment is not detection. fix: "),
         ({"a_yaml": "path: x\n"}, "holds neither epochs nor lr0. fix: "),
+        ({"a_yaml": "epochs: 3\nbatch: x\n"}, "batch, nbs or imgsz is no number. fix: "),
         ({"a_txt": ""}, "is of no known system. fix: "),
+        ({"my_cfg": CFG}, "alone says no number of epochs"),
+        ({"obj_data": "classes=1\n"}, "alone says no number of epochs"),
+        (
+            {"a_py": "train_dataloader = {}\nmodel = dict(bbox_head=dict(type='YOLOv5InsHead'))\n"},
+            "YOLOv5InsHead is not for upright boxes",
+        ),
         ({"a_py": "x = 1\n"}, "has no train_dataloader. fix: "),
         ({"a_py": "_base_ = 'a.py'\n"}, "includes itself by _base_. fix: "),
         ({"a_py": "_base_ = 'b.py'\n"}, "b.py cannot be read"),
