@@ -20,6 +20,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import importlib.util
 import json
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Sequence
@@ -225,7 +226,8 @@ def usage(out: Path, config: ExportConfig, names: Sequence[str], stride: int) ->
     may output wrong boxes.
     """
     if config.ships:
-        return f"run it:\n  pip install -r {out}/requirements.txt\n  python {out}/detector.py picture.jpg"
+        needs, client = (shlex.quote(str(out / name)) for name in ("requirements.txt", "detector.py"))
+        return f"run it:\n  pip install -r {needs}\n  python {client} picture.jpg"
     outputs = ", ".join(names[1:])
     reading = "# images: cv2.imread(path, cv2.IMREAD_COLOR_RGB), which turns upright by EXIF tags; letterboxed, / 255"
     if config.dynamic_size:

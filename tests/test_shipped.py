@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -173,6 +175,19 @@ def test_the_onnx_file_finds_in_predict_what_its_checkpoint_finds(folder: Path) 
     ):  # fmt: skip
         expected = predicted(folder, f"{name}.pt", *options, *same)
         assert_same(predicted(folder, ckpt, *options), expected, least=10)
+
+
+def test_the_client_refuses_what_it_would_not_see_right(folder: Path) -> None:
+    client: dict[str, Any] = runpy.run_path(str(folder / "any" / "detector.py"))
+    detect, colour = client["Detector"](), np.zeros((40, 60, 3), np.uint8)
+    grey, deep, nothing = colour[..., 0], colour.astype(np.uint16), colour[:0]
+    for picture in (None, grey, deep, colour / 255, nothing, np.dstack([colour, grey]), colour.transpose(2, 0, 1)):
+        with pytest.raises(TypeError, match=r"must be uint8 \(height, width, 3\) in BGR"):
+            detect(picture)
+    assert all(len(detect(picture)) == 3 for picture in (colour[:1, :1], colour[:, ::-1]))
+    for settings, said in (({"resize": "crop"}, "no resize=crop"), ({"nms": 1}, "no such settings: nms")):
+        with pytest.raises(TypeError, match=said):
+            client["Detector"](**settings)
 
 
 def by_score(row: dict[str, float]) -> tuple[float, ...]:

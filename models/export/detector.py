@@ -41,6 +41,8 @@ class Detector:
         if unknown := settings.keys() - self.settings.keys():
             raise TypeError(f"no such settings: {', '.join(unknown)}. fix: {', '.join(self.settings)}")
         self.settings |= settings
+        if self.settings["resize"] not in ("letterbox", "stretch"):
+            raise TypeError(f"there is no resize={self.settings['resize']}. fix: letterbox or stretch")
 
     def __call__(self, picture: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Boxes (n, 4: x1, y1, x2, y2 in pixels), scores (n,) and classes (n,), best first.
@@ -48,6 +50,8 @@ class Detector:
         picture: uint8 (height, width, 3) in BGR, as cv2.imread returns it. A class is a position in
         names.
         """
+        if getattr(picture, "dtype", None) != np.uint8 or picture.shape[2:] != (3,) or not picture.size:
+            raise TypeError("a picture must be uint8 (height, width, 3) in BGR. fix: as cv2.imread returns it")
         height, width = picture.shape[:2]
         canvas, scale, shift = self.fit(picture)
         images = canvas[None, :, :, ::-1].transpose(0, 3, 1, 2).astype(np.float32) / 255
