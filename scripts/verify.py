@@ -92,7 +92,7 @@ def checks(config: VerifyConfig, folder: Path, proof: dict[str, Any], world: Wor
     try:
         sets = dict(zip(("train", "val"), open_sets(options, world), strict=True))
     except USER_ERRORS as error:
-        yield Check("data", False, reason(error))
+        yield Check("data", False, f"{reason(error)}. fix: data_root=<its folder now>")
         return
     if world.is_main:
         yield from check_data(folder, proof, sets)
@@ -146,7 +146,9 @@ def last_steps(
     config: VerifyConfig, folder: Path, proof: dict[str, Any], world: World, place: Path
 ) -> tuple[list[str], str]:
     """Resume the checkpoint before the last one and train on to the last one."""
-    until = proof["last steps"]["step"]
+    until, first = proof["last steps"]["step"], proof["first steps"]
+    if first is not None and until == first["step"]:
+        raise ReplayError("the first steps are all that there were")
     start = [start for start in proof["starts"] if start["step"] < until][-1]  # a later one only scored
     if start["options"]["train"]["best_only"] or not {LAST, PREVIOUS} <= proof["files"].keys():
         raise ReplayError("no checkpoint before them was kept")

@@ -36,7 +36,7 @@ def check_run(folder: Path, proof: Mapping[str, Any], options: TrainConfig) -> I
     changed = changed_values(proof["starts"][-1]["options"], read_config(folder))
     yield judged("options", [f"{key}: {change}" for key, change in changed.items()], "config.yaml as it was used")
     found = [name for name, digest in proof["files"].items() if hash_file(folder / name) != digest]
-    yield judged("files", found, ", ".join(proof["files"]))
+    yield judged("files", found, f"{len(proof['files'])} tables and checkpoints")
     initial = proof["initial weights"]
     now = initial_weights(options)["sha256"]
     found = [initial["file"] + " is missing" * (not now)] * (now != initial["sha256"])
@@ -61,12 +61,16 @@ def check_data(folder: Path, proof: Mapping[str, Any], sets: Mapping[str, Annota
         rows, whole = hash_set(part, shown=True)
         before = {path: digests for split, path, *digests in table if split == name}
         now = {path: digests for path, *digests in rows}
-        moved = list(before.values()) == list(now.values())  # under other names
-        found = [] if moved else [change_of(*change) for change in differing(before, now)]
-        if part.names != proof["data"][name]["names"]:
+        known, renamed = proof["data"][name], list(before.values()) == list(now.values())
+        found = [] if renamed else [change_of(*change) for change in differing(before, now)]
+        if not before:
+            found = [f"something, but {TABLE}, which names the images, is missing"]
+        if part.names != known["names"]:
             found.append(f"classes: {', '.join(part.names)}")
-        if not found and before.keys() == now.keys() and whole != proof["data"][name]["sha256"]:
+        if not found and before.keys() == now.keys():
             found = ["order, ids or outlines"]
+        if whole == known["sha256"]:
+            found = []
         yield judged(f"{name} data", found, f"{len(rows):,} images and their labels")
 
 

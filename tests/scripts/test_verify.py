@@ -135,16 +135,15 @@ def change_figure(place: Place) -> str:
     return r"proof +DIFFERS"
 
 
-def change_table(place: Place) -> str:
-    with (place.run / "metrics.csv").open("a") as file:
-        file.write("\n")
-    return r"files +DIFFERS +metrics.csv"
+def lose_table(place: Place) -> str:
+    (place.run / "proof_data.csv").unlink()
+    return r"files +DIFFERS +proof_data.csv"
 
 
 IMAGES = [change_pixel, change_label, add_image, remove_image]
 
 
-@pytest.mark.parametrize("spoil", [*IMAGES, change_option, change_checkpoint, change_figure, change_table])
+@pytest.mark.parametrize("spoil", [*IMAGES, change_option, change_checkpoint, change_figure, lose_table])
 def test_what_was_changed_is_named(
     copied: Place, spoil: Callable[[Place], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
