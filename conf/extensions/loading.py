@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -29,18 +30,19 @@ def load(given: str, needed: str = "") -> Plugin:
     """
     path, name = Path(given).expanduser().absolute(), given
     if given.endswith(".py") or "/" in given:
-        given, name = str(path), path.stem
+        given, name = str(path), re.sub(r"\W", "_", path.stem, flags=re.ASCII)  # a key of plugins_sha256
+        module = f"plugin_{name}"
         if path.name == INIT or (path / INIT).is_file():
             raise ConfigError(f"plugins: {path} is a package. fix: one .py file, or an entry point of {GROUP}")
     else:
-        path = _origin(given)
+        module, path = _origin(given)
     if not path.is_file():
         raise ConfigError(
             f"plugins: there is no {path}{needed}. fix: plugins=[<its file>], as seen from the current folder"
         )
-    sha256, known = _digest(path), _loaded.get(name)
+    sha256, known = _digest(path, module), _loaded.get(name)
     if known is None or (known.given, known.sha256) != (given, sha256):
-        _loaded[name] = Plugin(name, given, sha256, _registered(f"plugin_{name}", path))
+        _loaded[name] = Plugin(name, given, sha256, _registered(module, path))
     return _loaded[name]
 
 
@@ -53,8 +55,8 @@ def load_all(given: Sequence[str], needed: str = "") -> list[Plugin]:
     return plugins
 
 
-def _origin(name: str) -> Path:
-    """The file of the module that an entry point names."""
+def _origin(name: str) -> tuple[str, Path]:
+    """The module that an entry point names, and its file."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name not in found:
         near = f"plugins=[{name}.py]" if Path(f"{name}.py").is_file() else "the path of a .py file"
@@ -66,12 +68,13 @@ def _origin(name: str) -> Path:
     spec = find_spec(found[name].module)
     if spec is None or spec.origin is None:
         raise ConfigError(f"plugins: the entry point {name} names {found[name].module}, which is missing. fix: install")
-    return Path(spec.origin)
+    return found[name].module, Path(spec.origin)
 
 
-def _digest(path: Path) -> str:
-    """SHA-256 of a file, or of all .py files of a package."""
-    files = sorted(path.parent.rglob("*.py")) if path.name == INIT else [path]
+def _digest(path: Path, module: str) -> str:
+    """SHA-256 of a file, or of all .py files of the package that the module is in."""
+    depth = module.count(".") + (path.name == INIT)
+    files = sorted(path.parents[depth - 1].rglob("*.py")) if depth else [path]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
@@ -83,6 +86,8 @@ def _registered(module_name: str, path: Path) -> tuple[Part, ...]:
     packages = [str(path.parent)] if path.name == INIT else None
     spec = spec_from_file_location(module_name, path, submodule_search_locations=packages)
     assert spec is not None
+    for inner in [known for known in sys.modules if known.startswith(f"{module_name}.")]:
+        del sys.modules[inner]  # of the package as it was, whose parts would not be registered again
     sys.modules[module_name] = module = module_from_spec(spec)
     try:
         with collecting() as parts:

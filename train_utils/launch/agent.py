@@ -65,18 +65,24 @@ def run_ranks(command: Sequence[str], count: int) -> int:
 
 
 def exit_code(failures: Mapping[int, ProcessFailure]) -> int:
-    """The exit code for failed ranks, 0 without any; DistributedError if signals ended all."""
+    """The exit code for failed ranks, 0 without any.
+
+    Raises KeyboardInterrupt if Ctrl-C ended them, as a second one does, and DistributedError for
+    other signals.
+    """
     if not failures:
         return 0
     if told := [failure for failure in failures.values() if failure.exitcode > 0]:
         return min(told, key=lambda failure: failure.timestamp).exitcode
     # The agent ends the others by SIGTERM.
     rank = min(failures, key=lambda rank: (failures[rank].exitcode == -signal.SIGTERM, rank))
-    name = signal.Signals(-failures[rank].exitcode).name
-    memory = ", which the kernel sends when the memory is full" if name == "SIGKILL" else ""
+    number = signal.Signals(-failures[rank].exitcode)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt(number)
+    memory = ", which the kernel sends when the memory is full" if number == signal.SIGKILL else ""
     raise DistributedError(
-        f"rank {rank} was ended by {name}{memory}. fix: look at the system's log; resume=<the run folder> continues a "
-        "training from its last checkpoint"
+        f"rank {rank} was ended by {number.name}{memory}. fix: look at the system's log; resume=<the run folder> "
+        "continues a training from its last checkpoint"
     )
 
 

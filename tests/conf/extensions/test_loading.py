@@ -180,6 +180,40 @@ def test_a_package_goes_by_its_entry_point(given: str, tmp_path: Path) -> None:
         composed(f"plugins=[{tmp_path}/{given}]")
 
 
+def test_an_installed_package_is_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts in the package and in a module that it imports by its own name; all its text counts."""
+    package, about = tmp_path / "bent_parts", tmp_path / "bent_parts-1.0.dist-info"
+    for folder in (package, about):
+        folder.mkdir()
+    part = "import plugins\n@plugins.loss('{}')\nclass A: ...\n"
+    (package / "__init__.py").write_text(part.format("first") + "from bent_parts import more\n")
+    (package / "more.py").write_text(part.format("second"))
+    (package / "inner.py").write_text(part.format("third"))
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bent-parts\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[hydra_yolov3_spp.plugins]\nbent = bent_parts\ninner = bent_parts.inner\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    whole = composed("plugins=[bent]", "loss=second")
+    assert whole.plugins == ["bent"] and whole.loss.name == "second"
+    with pytest.raises(
+        ConfigError, match=r"no installed package has the entry point bend of .*, there are bent, inner\."
+    ):
+        composed("plugins=[bend]")
+    for given, loss in (("bent", "first"), ("inner", "third")):  # a change beside what registers counts, too
+        before = composed(f"plugins=[{given}]", f"loss={loss}").plugins_sha256
+        (package / "more.py").write_text(part.format(f"other_{given}"))
+        with pytest.raises(ConfigError, match=f"plugin {given} has changed: .* fix: the file as it was, or "):
+            with_plugins({"plugins": [given], "plugins_sha256": before, "plugin": {}})
+    assert composed("plugins=[bent]", "loss=other_inner").loss.name == "other_inner"
+
+
+def test_a_file_of_any_name_can_be_accepted_by_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "my-plügin v1.2.py"
+    file.write_text(TYPED)
+    (name,) = composed(f'plugins=["{file}"]', "plugin.typed.count=1").plugins_sha256
+    assert name == "my_pl_gin_v1_2"
+    composed(f'plugins=["{file}"]', "plugin.typed.count=1", f"plugins_sha256.{name}={load(str(file)).sha256}")
+
+
 def test_two_plugins_of_one_name_are_refused(tmp_path: Path) -> None:
     for folder, part in (("a", "one"), ("b", "two")):
         (tmp_path / folder).mkdir()

@@ -80,3 +80,5 @@ def test_the_code_is_that_of_the_rank_that_said_why(tmp_path: Path) -> None:
     assert exit_code({0: failure(0, -9, 1), 1: failure(1, 1, 3), 2: failure(2, 2, 2)}) == 2
     with pytest.raises(DistributedError, match=r"rank 2 was ended by SIGSEGV\. fix"):
         exit_code({0: failure(0, -15, 1), 2: failure(2, -11, 1)})
+    with pytest.raises(KeyboardInterrupt):  # a second Ctrl-C, after the handlers of the first
+        exit_code({0: failure(0, -2, 2), 1: failure(1, -15, 1)})
