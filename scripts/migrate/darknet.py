@@ -31,13 +31,16 @@ def from_darknet(path: Path, data: Path) -> Recipe:
     if passes > 1 and batch % passes == 0:
         recipe.set("train.device_batch_size", batch // passes)
     recipe.set("train.image_size", max(pop("width", 416), pop("height", 416)))
-    images = sum(map(len, find_images(data, data.parent, "train").groups))
-    epochs = math.ceil(steps * batch / max(images, 1))
-    recipe.set("train.epochs", epochs, f"max_batches={steps} steps of {batch} of the {images} images")
+    if steps:
+        images = sum(map(len, find_images(data, data.parent, "train").groups))
+        epochs = math.ceil(steps * batch / max(images, 1))
+        recipe.set("train.epochs", epochs, f"max_batches={steps} steps of {batch} of the {images} images")
+    else:
+        recipe.left.append("max_batches: the .cfg has none, so train.epochs is that of train.py")
     recipe.set("optim.burn_in_momentum", given.get("momentum", 0.9))
     if given.get("policy") == "steps":
         scales = [float(part) for part in str(given.get("scales", 1)).split(",") if part.strip()]
-        recipe.set("optim.final_lr_ratio", math.prod(scales))
+        recipe.set("optim.final_lr_ratio", round(math.prod(scales), 10))
     for key, ours in (("saturation", "augment.hsv_saturation"), ("exposure", "augment.hsv_value")):
         most = pop(key, 1)
         recipe.set(

@@ -206,6 +206,12 @@ def test_darknet(folder: Path) -> None:
     assert (augment.mosaic, augment.flip_horizontal, augment.translate) == (0.5, 0.5, 0.3)
     assert config.loss.name == "darknet" and config.evaluate.resize == "stretch" and train.multi_scale == [0.71, 1.4]
     assert all(name in left for name in ("policy: steps", "steps: 10,15", "backup: backup/"))
+    Path("mine.yaml").unlink()
+    config, left = migrated(obj_data=data, my_cfg=CFG.replace("max_batches=20\n", ""))
+    assert (
+        config.train.epochs == compose("train", TrainConfig, []).train.epochs
+        and "max_batches: the .cfg has none" in left
+    )
 
 
 def test_mmyolo(folder: Path) -> None:
