@@ -54,7 +54,7 @@ from train_utils.shell import option
 from train_utils.terminal.screen import say
 
 ENTRIES = ("starts", "code", "packages", "data", "initial weights", "first steps", "last steps", "files", "figures")
-QUIET = {"pictures": False, "tensorboard": False, "wandb": None, "mlflow": None}
+QUIET = {"lines_per_epoch": 0, "pictures": False, "tensorboard": False, "wandb": None, "mlflow": None}
 WORDS = {True: "holds", False: "DIFFERS", None: "not checked"}
 
 
