@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -65,7 +66,9 @@ def _origin(name: str) -> tuple[str, Path]:
             f"plugins: no installed package has the entry point {name} of {GROUP}{installed}. fix: {near}, or install "
             "the package"
         )
-    spec = find_spec(found[name].module)
+    spec = None
+    with suppress(ModuleNotFoundError):  # the package of the module
+        spec = find_spec(found[name].module)
     if spec is None or spec.origin is None:
         raise ConfigError(f"plugins: the entry point {name} names {found[name].module}, which is missing. fix: install")
     return found[name].module, Path(spec.origin)
@@ -90,7 +93,7 @@ def _registered(module_name: str, path: Path) -> tuple[Part, ...]:
         del sys.modules[inner]  # of the package as it was, whose parts would not be registered again
     sys.modules[module_name] = module = module_from_spec(spec)
     try:
-        with collecting() as parts:
+        with collecting() as parts, redirect_stdout(sys.stderr):  # pages and completions have stdout to themselves
             exec(compile(path.read_bytes(), path, "exec"), vars(module))  # not a .pyc: it may be of older text
             for part in parts:
                 OmegaConf.structured(part.options or {})  # refuses types that no option can have

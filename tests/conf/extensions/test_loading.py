@@ -89,7 +89,8 @@ def test_a_wrong_option_is_named(words: list[str], said: str, mine: Path) -> Non
     assert said in str(refused.value)
 
 
-def test_help_lists_options_without_a_value_and_nested_ones(mine: Path) -> None:
+def test_help_lists_options_without_a_value_and_nested_ones(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine.write_text(f"print('at import')\n{TYPED}")
     page = page_instead("train", "train.py", TrainConfig, ["--help", f'plugins=["{mine}"]', "plugin.typed.range.low=3"])
     lines = [" ".join(line.split()) for line in page.splitlines()]
     for line in (
@@ -98,6 +99,7 @@ def test_help_lists_options_without_a_value_and_nested_ones(mine: Path) -> None:
         "plugin.typed.range.low=3.0 the lower end (number)",
     ):
         assert line in lines
+    assert capsys.readouterr() == ("", "at import\n")
 
 
 @pytest.mark.parametrize("by", ["path", "name", "named folder"])
@@ -190,14 +192,18 @@ def test_an_installed_package_is_its_entry_point(tmp_path: Path, monkeypatch: py
     (package / "more.py").write_text(part.format("second"))
     (package / "inner.py").write_text(part.format("third"))
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: bent-parts\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[hydra_yolov3_spp.plugins]\nbent = bent_parts\ninner = bent_parts.inner\n")
+    (about / "entry_points.txt").write_text(
+        "[hydra_yolov3_spp.plugins]\nbent = bent_parts\ninner = bent_parts.inner\nlost = gone.inner\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     whole = composed("plugins=[bent]", "loss=second")
     assert whole.plugins == ["bent"] and whole.loss.name == "second"
     with pytest.raises(
-        ConfigError, match=r"no installed package has the entry point bend of .*, there are bent, inner\."
+        ConfigError, match=r"no installed package has the entry point bend of .*, there are bent, inner, lost\."
     ):
         composed("plugins=[bend]")
+    with pytest.raises(ConfigError, match=r"the entry point lost names gone\.inner, which is missing"):
+        composed("plugins=[lost]")
     for given, loss in (("bent", "first"), ("inner", "third")):  # a change beside what registers counts, too
         before = composed(f"plugins=[{given}]", f"loss={loss}").plugins_sha256
         (package / "more.py").write_text(part.format(f"other_{given}"))
