@@ -55,9 +55,8 @@ def explain(error: Exception, schema: Any) -> str:
     first_line = (str(details).splitlines() or [type(details).__name__])[0]
     if "missing mandatory value" in first_line.lower():
         return f"{full_key} has no value. fix: give {full_key}=... on the command line or in a YAML file"
-    if section := re.search(r"\w+ is not a subclass of (\w+)\. value: (.*)", first_line):  # full_key may be empty
-        where = full_key or section[1]
-        return f"{section[2]} is no value of {where}, a section. fix: name its options, as section.option=value"
+    if wrong := _wrong_kind(full_key, first_line):
+        return wrong
     if full_key:
         return f"{full_key}: {first_line}{_near_value(full_key, first_line)}"
     return first_line if isinstance(cause, OmegaConfBaseException) else " ".join(text.split())
@@ -76,6 +75,18 @@ def _no_choice(group: str, name: str, choices: Sequence[str], schema: Any) -> st
     hint = f"did you mean {group}={near}? " if near else ""
     plugged = ", or a plugin's, if plugins= or the experiment names it" if group in ("loss", "optim") else ""
     return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}{plugged}"
+
+
+def _wrong_kind(key: str | None, said: str) -> str | None:
+    """The sentence for a value of a kind that the option never takes; None for anything else."""
+    if section := re.search(r"\w+ is not a subclass of (\w+)\. value: (.*)", said):  # the key may be empty
+        where = key or section[1]
+        return f"{section[2]} is no value of {where}, a section. fix: name its options, as section.option=value"
+    if "is not Optional" in said:
+        return f"{key} cannot be null. fix: leave it out for its default"
+    if listed := re.match(r"Value (.*) \(\w+\) is not a valid input for <enum", said):
+        return f"{key} takes one of the names that --help lists, got {listed[1]}. fix: {key}=<name>"
+    return None
 
 
 def _near_value(key: str, said: str) -> str:

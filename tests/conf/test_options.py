@@ -62,6 +62,8 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("data=coko", "no choice data=coko; did you mean data=coco?"),
         ("model=yolov9", "no choice model=yolov9"),
         ("train.epochs=many", "train.epochs: Value 'many'"),
+        ("train.epochs=null", "train.epochs cannot be null. fix: leave it out for its default"),
+        ("evaluate.tta=[0.8,1]", "evaluate.tta takes one of the names that --help lists, got [0.8, 1]. fix: eval"),
         ("train.epochs=0", "train.epochs must be 1 or more, got 0"),
         ("loss.iou=riou", "loss.iou"),
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
