@@ -15,7 +15,7 @@ from plugins import activation
 class Bend:
     """The shape of squareplus."""
 
-    bend: float = 4.0  # 0: a rectifier; larger is smoother
+    bend: float = 4.0  # 0 is a ReLU; larger is smoother
 
     def __post_init__(self) -> None:
         if self.bend < 0:
