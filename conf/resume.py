@@ -30,7 +30,7 @@ OF_THE_MACHINE = (
     "train.device", "train.timeout_seconds",
 )  # fmt: skip
 # What earlier versions did, by options that they did not have.
-OF_EARLIER_VERSIONS = {"optim": {"name": "sgd"}}
+OF_EARLIER_VERSIONS = {"optim": {"name": "sgd", "flat_fraction": 0.0}}
 
 
 def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:

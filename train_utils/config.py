@@ -172,6 +172,7 @@ class OptimConfig:
     lr: float  # learning rate after burn-in, for a loss averaged over the global batch
     final_lr_ratio: float  # learning rate of the last step / lr
     decay: Decay  # how the learning rate falls after burn-in
+    flat_fraction: float  # share of the training after which it begins to fall
     momentum: float  # of SGD with Nesterov momentum; beta1 of AdamW
     beta2: float  # of AdamW: decay of its mean of squared gradients
     weight_decay: float  # on convolution weights only; each step of AdamW takes lr times this share of them away
@@ -202,6 +203,8 @@ class OptimConfig:
         for key in ("momentum", "beta2", "burn_in_momentum", "burn_in_max_fraction", "final_lr_ratio", "ema_decay"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"optim.{key} must lie in 0..1, got {getattr(self, key)}")
+        if not 0 <= self.flat_fraction < 1:
+            raise ValueError(f"optim.flat_fraction must lie in 0..1, below 1, got {self.flat_fraction}")
         if not 0 < self.ema_max_fraction <= 1:
             raise ValueError(f"optim.ema_max_fraction must be above 0 and at most 1, got {self.ema_max_fraction}")
         if self.clip_norm is not None and not self.clip_norm > 0:

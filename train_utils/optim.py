@@ -52,11 +52,12 @@ class Schedule:
     def lr_factor(self, step: int) -> float:
         """Rate / ``optim.lr`` without burn-in: 1 at step 0, ``final_lr_ratio`` at the last step.
 
-        Let d(s, n) be the decay of a training of n steps, at its end from step n - 1 on. A training
-        of n steps that is extended to m follows d(s, n) in its steps s < n and
-        (1 - j) d(n - 1, n) + j d(s, m) after them, where j = min(1, (s - n + 1) / w) rises over
-        w = ``join_steps(n, m)``. So nothing jumps, and from step n + w on the rate is that of a
-        training planned for m steps. A second extension continues this curve in the same way.
+        Let d(s, n) be the decay of a training of n steps. It begins after ``flat_fraction`` of them
+        and is at its end from step n - 1 on. A training of n steps that is extended to m follows
+        d(s, n) in its steps s < n and (1 - j) d(n - 1, n) + j d(s, m) after them, where
+        j = min(1, (s - n + 1) / w) rises over w = ``join_steps(n, m)``. So nothing jumps, and from
+        step n + w on the rate is that of a training planned for m steps. A second extension
+        continues this curve in the same way.
         """
         factor = self._decayed(step, self.lengths[0])
         for before, total in pairwise(self.lengths):
@@ -70,7 +71,8 @@ class Schedule:
         return min(round(wanted), round(self.config.burn_in_max_fraction * steps))
 
     def _decayed(self, step: int, length: int) -> float:
-        progress = min(1.0, step / max(1, length - 1))
+        flat = self.config.flat_fraction
+        progress = min(1.0, max(0.0, step / max(1, length - 1) - flat) / (1 - flat))
         low = self.config.final_lr_ratio
         if self.config.decay is Decay.cosine:
             return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2

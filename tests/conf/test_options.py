@@ -161,15 +161,17 @@ def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacke
     last.
     """
     before = to_dictionary(compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.5"]))
-    del before["train"]["max_device_batch_size"], before["optim"]["name"]
+    del before["train"]["max_device_batch_size"], before["optim"]["name"], before["optim"]["flat_fraction"]
     (tmp_path / "config.yaml").write_text(json.dumps(before))
-    today = compose("train", TrainConfig, ["data=bccd", "train.epochs=7", "optim=adamw"])  # as if it were the default
+    others = ["optim=adamw", "optim.flat_fraction=0.5"]  # as if they were the defaults
+    today = compose("train", TrainConfig, ["data=bccd", "train.epochs=7", *others])
     now = to_dictionary(today) | {"resume": str(tmp_path)}
     config = continue_run(now, ["data", "train.epochs", "resume"])
     assert config["optim"]["lr"] == 0.5 and config["train"]["batch_size"] == 8, "not the run's options"
     assert config["train"]["epochs"] == 7 and config["data"]["name"] == "bccd", "not those of the command line"
     assert config["train"]["max_device_batch_size"] == now["train"]["max_device_batch_size"]
-    assert config["optim"]["name"] == "sgd", "not what the older version did"
+    done = config["optim"]["name"], config["optim"]["flat_fraction"]
+    assert done == ("sgd", 0), "not what the older version did"
     assert config["resume"] == str(tmp_path) and config["run_dir"] is None
 
 

@@ -24,6 +24,7 @@ CONFIG = OptimConfig(
     lr=0.01,
     final_lr_ratio=0.05,
     decay=Decay.cosine,
+    flat_fraction=0.0,
     momentum=0.937,
     beta2=0.999,
     weight_decay=5e-4,

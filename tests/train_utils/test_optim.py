@@ -76,18 +76,23 @@ def test_rates_during_and_after_burn_in() -> None:
     assert schedule.lr_factor(99) == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("flat", [0.0, 0.2, 0.5])
 @pytest.mark.parametrize(("decay", "halfway"), [(Decay.linear, 0.525), (Decay.cosine, 0.525), (Decay.constant, 1.0)])
-def test_decays_meet_their_ends(decay: Decay, halfway: float) -> None:
-    schedule = Schedule(replace(CONFIG, decay=decay), steps_per_epoch=1, total_steps=101)
-    assert schedule.lr_factor(0) == 1
-    assert schedule.lr_factor(50) == pytest.approx(halfway)
+def test_decays_meet_their_ends(decay: Decay, halfway: float, flat: float) -> None:
+    schedule = Schedule(replace(CONFIG, decay=decay, flat_fraction=flat), steps_per_epoch=1, total_steps=101)
+    begins = round(100 * flat)
+    assert {schedule.lr_factor(step) for step in (0, begins // 2, begins)} == {1}
+    assert schedule.lr_factor((begins + 100) // 2) == pytest.approx(halfway)
     assert schedule.lr_factor(100) == pytest.approx(1 if decay is Decay.constant else 0.05)
 
 
+@pytest.mark.parametrize("flat", [0.0, 0.5])
 @pytest.mark.parametrize("decay", list(Decay))
-def test_an_extension_joins_the_curve_of_a_training_of_its_length_without_a_jump(decay: Decay) -> None:
+def test_an_extension_joins_the_curve_of_a_training_of_its_length_without_a_jump(decay: Decay, flat: float) -> None:
     """Extended from 100 to 250 and then to 300 steps; burn-in and average keep to the first 100."""
-    config = replace(CONFIG, decay=decay, burn_in_epochs=1, burn_in_max_fraction=0.1, ema_max_fraction=0.2)
+    config = replace(
+        CONFIG, decay=decay, flat_fraction=flat, burn_in_epochs=1, burn_in_max_fraction=0.1, ema_max_fraction=0.2
+    )
     first, twice = Schedule(config, 10, 100), Schedule(config, 10, 300, ends=(100, 250))
     planned = [Schedule(config, 10, total) for total in (250, 300)]
     rates = [twice.weight_lr_factor(step) for step in range(300)]
@@ -149,6 +154,7 @@ def test_average_continues_where_it_was_saved() -> None:
         ({"clip_norm": -1.0}, "optim.clip_norm must be above 0"),
         ({"weight_decay": -1e-4}, "optim.weight_decay must be 0 or more"),
         ({"ema_max_fraction": 0.0}, "optim.ema_max_fraction must be above 0"),
+        ({"flat_fraction": 1.0}, "optim.flat_fraction must lie in 0..1, below 1, got 1.0"),
         ({"beta2": 2.0}, "optim.beta2 must lie in 0..1"),
     ],
 )
