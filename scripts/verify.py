@@ -1,11 +1,11 @@
-"""Verify the proof of a run: hash what it names, replay its two ends, score its best weights.
+"""Verify the proof of a run: hash its files, replay its first and last steps, score it again.
 
     python -m scripts.verify runs/coco/<date_time>
     python -m scripts.verify runs/coco/<date_time> data_root=/elsewhere/coco
-    torchrun --nproc-per-node=4 -m scripts.verify run=...      # a run of four GPUs
+    torchrun --nproc-per-node=4 -m scripts.verify run=...      # a run on four GPUs
     python -m scripts.verify run=... steps=0 score=false       # only the hashes
 
-Prints a table of what holds. The exit code is 1 if something differs; the last line names it.
+Prints a table of the checks. The exit code is 1 if something differs; the last line names it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def verify(config: VerifyConfig) -> None:
 
 
 def checks(config: VerifyConfig, folder: Path, proof: dict[str, Any], world: World) -> Iterator[Check]:
-    """All checks, the quick ones first; off rank 0 without results."""
+    """All checks, the quick ones first; only rank 0 gets results."""
     last = proof["starts"][-1]
     options = options_of(last, config)
     now = hardware(world)
@@ -109,7 +109,7 @@ def checks(config: VerifyConfig, folder: Path, proof: dict[str, Any], world: Wor
 
 
 def scratch_in(folder: Path) -> str:
-    """A new folder that all nodes see, or, where the run cannot be written, that this one sees."""
+    """A new folder in the run, which all nodes see; if that is read-only, one on this machine."""
     return tempfile.mkdtemp(prefix=".verify-", dir=folder if os.access(folder, os.W_OK) else None)
 
 
@@ -118,7 +118,7 @@ class ReplayError(Exception):
 
 
 def replayed(what: str, repeat: Callable[[], tuple[list[str], str]]) -> Check:
-    """A check by ``repeat``, which returns what differs and what is the same."""
+    """Run ``repeat``, which returns the differences and what is the same, as a check."""
     try:
         return judged(what, *repeat())
     except ReplayError as why:
@@ -145,7 +145,7 @@ def first_steps(config: VerifyConfig, proof: dict[str, Any], world: World, place
 def last_steps(
     config: VerifyConfig, folder: Path, proof: dict[str, Any], world: World, place: Path
 ) -> tuple[list[str], str]:
-    """Resume the checkpoint before the last one and train on to the last one."""
+    """Resume from the checkpoint before the last one and train up to the last one."""
     until, first = proof["last steps"]["step"], proof["first steps"]
     if first is not None and until == first["step"]:
         raise ReplayError("the first steps are all that there were")
@@ -165,9 +165,10 @@ def last_steps(
 def replay(
     makers: Sequence[dict[str, Any]], options: TrainConfig, most: int, world: World, until: int, done: int = 0
 ) -> None:
-    """Train from step ``done`` to ``until`` as the starts ``makers`` did, but without their lines.
+    """Train from step ``done`` to ``until`` as the starts ``makers`` did, but without output.
 
-    Raises ReplayError if that is more than ``most`` steps or cannot be, or the errors of train.
+    Raises ReplayError if that takes more than ``most`` steps or cannot be exact here, and the
+    errors of train.
     """
     if until - done > most:
         raise ReplayError(f"they are {until - done}. fix: steps={until - done}")
@@ -197,7 +198,7 @@ def figures(
 
 
 def options_of(start: dict[str, Any], config: VerifyConfig, changes: dict[str, Any] | None = None) -> TrainConfig:
-    """The options of a start of the run, with the places of today and no service that logs."""
+    """The options of a start of the run, with today's paths and without logging services."""
     now = defaults("train", TrainConfig)
     options = with_missing(start["options"], now)
     plugins = config.plugins or options["plugins"]
@@ -210,5 +211,5 @@ def options_of(start: dict[str, Any], config: VerifyConfig, changes: dict[str, A
 
 
 def reason(error: Exception) -> str:
-    """The sentence of an error, without its way out."""
+    """The message of an error, without its fix."""
     return str(error).partition(". fix:")[0]

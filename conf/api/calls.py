@@ -1,4 +1,4 @@
-"""The options and errors of a program for callers in Python: those of its command line."""
+"""Give callers in Python the options and errors of a program's command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 class Outcome(dict[str, float]):
     """The figures of a training or an evaluation by name, such as ``AP``; none off rank 0.
 
-    ``folder`` holds everything else that it left; None if it left nothing.
+    ``folder`` is where everything else was written; None if nothing was.
     """
 
     def __init__(self, figures: Mapping[str, float], folder: Path | None) -> None:
@@ -39,10 +39,11 @@ class Outcome(dict[str, float]):
 def callable_from_python(
     name: str,
 ) -> Callable[[Callable[[Config], Result]], Callable[[Config | Sequence[str]], Result]]:
-    """Let the function of a program also take overrides, as they follow it on the command line.
+    """Let the function of a program also take a list of overrides, as on the command line.
 
-    ``name`` is that in PROGRAMS. With overrides, such as ``["data=coco", "train.epochs=2"]``, an
-    error of the user has the sentence of the command line, and a process group is left at the end.
+    ``name`` is the program's key in PROGRAMS. With overrides, such as ``["data=coco",
+    "train.epochs=2"]``, a user's mistake raises an error with the message of the command line. At
+    the end the process leaves its process group.
     """
 
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
@@ -53,7 +54,7 @@ def callable_from_python(
             try:
                 with plain_errors(name, list(map(str, options)) if isinstance(options, list | tuple) else []):
                     return function(options_of(name, options))
-            except SystemExit as ended:  # how a program says what stopped it; a caller is not to end
+            except SystemExit as ended:  # how a program reports what stopped it; it must not end the caller
                 if ended.code != 128 + SIGINT:
                     raise
                 raise KeyboardInterrupt from ended
@@ -66,10 +67,10 @@ def callable_from_python(
 
 
 def options_of(name: str, overrides: object) -> Any:
-    """The checked options of the program ``name`` with ``overrides``, in its dataclass.
+    """The checked options of the program ``name`` with ``overrides``, as its dataclass.
 
-    Raises ConfigError for what is no list of texts, for flags, which mean something on a command
-    line only, and the errors of composition.
+    Raises ConfigError if ``overrides`` is no list of strings or holds flags, which only a command
+    line takes, and the errors of composition.
     """
     program = PROGRAMS[name]
     if isinstance(overrides, str):
@@ -92,7 +93,7 @@ def options_of(name: str, overrides: object) -> Any:
 
 
 def override(key: str, value: Any) -> str:
-    """``key=value`` as Hydra reads it: of a text, a path, a number, None or a list of these."""
+    """``key=value`` as Hydra reads it, for a text, a path, a number, None or a list of these."""
     return f"{key}={_typed(value)}"
 
 
@@ -106,7 +107,7 @@ def _typed(value: Any) -> str:
 
 @contextmanager
 def plain_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Give what a user did wrong inside the sentence that the command line would print."""
+    """Give errors of the user in the body the message that the command line would print."""
     try:
         yield
     except Exception as caught:

@@ -23,7 +23,7 @@ from data import DataError, Exif, Medium, OnBadFile, find_media, live_medium, tu
 from data.view_config import ViewConfig
 from train_utils.launch.devices import device_alone
 
-# What predict.py reads about its source and about the files that it writes.
+# Options of predict.py about its source and the files that it writes.
 OF_FILES = {field.name for field in fields(PredictConfig)} - {
     "batch_size", "on_error", *(field.name for part in (DetectConfig, ViewConfig) for field in fields(part)),
 }  # fmt: skip
@@ -37,10 +37,10 @@ class Detector:
         detector = Detector("runs/quickstart/<date_time>", confidence=0.4)
         detector("street.jpg").save("out.jpg")
 
-    ``ckpt`` and the keywords are the options of predict.py by the same names; for those with a dot
-    write ``**{"model.weights": "coco"}``. A detector finds what predict.py finds. Several threads
-    may share one. Raises ConfigError, CheckpointError and the other errors of predict.py, with its
-    sentences.
+    ``ckpt`` and the keywords are the options of predict.py, under the same names; for those with a
+    dot write ``**{"model.weights": "coco"}``. A detector finds what predict.py finds. Several
+    threads may share one. Raises ConfigError, CheckpointError and the other errors of predict.py,
+    with the same messages.
     """
 
     def __init__(self, ckpt: str | PathLike[str] | None = None, **options: Any) -> None:
@@ -76,13 +76,13 @@ class Detector:
     def __call__(self, source: Any) -> Prediction | list[Prediction] | Iterator[Prediction]:
         """Detect on ``source``.
 
-        A picture gives a Prediction: a path, an array, or an image of Pillow. An array is uint8
-        (h, w, 3) in the order BGR, as OpenCV reads it and other detectors take it. A list of
-        pictures gives a list in its order. What else predict.py takes as its source gives an
-        iterator that works as it is read: a video, a camera by its number, a stream, a folder, a
-        pattern or a .txt list; pictures of these come as they are finished.
+        For a picture (a path, an array or a Pillow image) this returns a Prediction. An array is
+        uint8 (h, w, 3) in BGR order, as OpenCV reads it and other detectors take it. For a list of
+        pictures it returns a list in the same order. For any other source of predict.py (a video,
+        a camera by its number, a stream, a folder, a glob pattern or a .txt list) it returns a lazy
+        iterator, which yields pictures in the order in which they are finished.
 
-        Raises DataError if it cannot be read or is none of these.
+        Raises DataError if the source cannot be read or is none of these.
         """
         if isinstance(source, list | tuple):
             return self._in_order(source)
@@ -111,7 +111,7 @@ class Detector:
         return plain_errors("predict", [*self._overrides, *(override("source", one) for one in source)])
 
     def _picture(self, source: Any, number: int) -> Medium:
-        """A picture of a call under its number. Raises DataError if it is none."""
+        """One picture of a call, named by its number. Raises DataError if it is no picture."""
         if _is_pixels(source):
             return Medium(Path(), str(number), image=_rgb(source, self.predictor.config.exif))
         path = Path(_path(source)).absolute()
@@ -132,7 +132,7 @@ def _is_pixels(source: Any) -> bool:
 
 
 def _rgb(source: Any, exif: Exif) -> np.ndarray:
-    """A copy of a picture's pixels, uint8 (h, w, 3) RGB. Raises DataError if it has others."""
+    """A copy of a picture's pixels, uint8 (h, w, 3) RGB. Raises DataError for other formats."""
     if isinstance(source, np.ndarray):
         if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
             raise DataError(f"{BGR}, got {source.dtype} {source.shape}. fix: as cv2.imread gives it")

@@ -48,7 +48,7 @@ class Prediction:
 
     @property
     def image(self) -> np.ndarray:
-        """The picture, uint8 (h, w, 3) in OpenCV's order BGR, turned upright as it was seen."""
+        """The picture as the detector saw it, turned upright: uint8 (h, w, 3) in BGR order."""
         return cv2.cvtColor(self.frame.image, cv2.COLOR_RGB2BGR)
 
     @property
@@ -81,8 +81,8 @@ class Prediction:
     def to_coco(self, image_id: int | None = None) -> list[dict[str, Any]]:
         """The objects as COCO results, with image_id, category_id, bbox and score.
 
-        A bbox is left, top, width and height in pixels. Without ``image_id`` it is the number that
-        the file is called by, or 1, as in predict.py.
+        A bbox is left, top, width and height in pixels. ``image_id`` defaults to the number in the
+        file's name, or else 1, as in predict.py.
         """
         rows = make_detections(0, self.classes, self.scores, self.boxes_xyxy)
         frame = self.number if self.frame.medium.is_video else None
@@ -117,7 +117,7 @@ class Prediction:
     def save(self, path: str | PathLike[str]) -> Path:
         """Write the drawn picture and return its path.
 
-        Raises ConfigError for a suffix that is no picture's, TrainError if it cannot be written.
+        Raises ConfigError if the suffix is not that of a picture, TrainError if writing fails.
         """
         path = Path(path)
         if path.suffix.lower() not in PICTURE_SUFFIXES:

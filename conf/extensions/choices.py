@@ -1,4 +1,4 @@
-"""Let Hydra choose among what plugins register, before it composes."""
+"""Offer what plugins register as choices to Hydra, before it composes the options."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _offered: list[tuple[str, str]] = []  # group and choice
 
 
 def offer_choices(words: Sequence[str]) -> None:
-    """Load the plugins that a command line names, or else the YAML files of its experiments.
+    """Load the plugins that a command line names, or else those that its experiments name.
 
-    ``loss=`` and ``optim=`` then know their names.
+    ``loss=`` and ``optim=`` then accept their names.
     """
     for group, name in _offered:
         ConfigStore.instance().repo[group].pop(f"{name}.yaml", None)
@@ -36,12 +36,12 @@ def offer_choices(words: Sequence[str]) -> None:
         raise ConfigError(f"{word} is no single list. fix: plugins=[mine.py]")
     if not given:
         named = [load_yaml(file).get("plugins") for file in _experiments(words)]
-        given = [value for value in named if isinstance(value, list)]  # others are refused as any wrong type
+        given = [value for value in named if isinstance(value, list)]  # other types are refused later
     offer(load_all(list(dict.fromkeys(str(one) for value in given for one in value))))
 
 
 def _typed(words: Sequence[str], key: str) -> list[Any]:
-    """The values of ``key=value``, in order; of a sweep a Sweep."""
+    """The values of ``key=value``, in order; a sweep is a Sweep."""
     found = [word for word in words if word.lstrip("+").startswith(f"{key}=")]
     return [override.value() for override in OverridesParser.create().parse_overrides(found)]
 
@@ -57,7 +57,7 @@ def _experiments(words: Sequence[str]) -> Iterator[Path]:
 
 
 def offer(plugins: Sequence[Plugin]) -> None:
-    """Let ``loss=`` and ``optim=`` know what these plugins register."""
+    """Make ``loss=`` and ``optim=`` accept what these plugins register."""
     IN_USE[:] = plugins
     for name in [name for name, kind in CHOICES["loss"].items() if kind is LossSection]:
         del CHOICES["loss"][name]

@@ -1,4 +1,4 @@
-"""Find and import plugins: Python files, or packages by their entry point."""
+"""Find and import plugins: Python files, or installed packages by their entry point."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _loaded: dict[str, Plugin] = {}  # by name; the last file of that name
 
 
 def load(given: str, needed: str = "") -> Plugin:
-    """Import the plugin ``given``, unless it is loaded and unchanged: a file or an entry point.
+    """Import the plugin ``given``, a file or an entry point, unless it is loaded and unchanged.
 
-    Raises ConfigError if there is none, if it fails, or if it registers nothing. ``needed`` follows
-    the name of a missing file.
+    Raises ConfigError if it does not exist, fails, or registers nothing. The message puts
+    ``needed`` behind the name of a missing file.
     """
     path, name = Path(given).expanduser().absolute(), given
     if given.endswith(".py") or "/" in given:
@@ -48,7 +48,7 @@ def load(given: str, needed: str = "") -> Plugin:
 
 
 def load_all(given: Sequence[str], needed: str = "") -> list[Plugin]:
-    """``load`` of each; ConfigError if two of them or of their parts have one name."""
+    """Load each plugin. Raises ConfigError if two plugins or two parts have the same name."""
     plugins = [load(one, needed) for one in given]
     for names in ([plugin.name for plugin in plugins], [part.name for plugin in plugins for part in plugin.parts]):
         if twice := {name for name in names if names.count(name) > 1}:
@@ -90,7 +90,7 @@ def _registered(module_name: str, path: Path) -> tuple[Part, ...]:
     spec = spec_from_file_location(module_name, path, submodule_search_locations=packages)
     assert spec is not None
     for inner in [known for known in sys.modules if known.startswith(f"{module_name}.")]:
-        del sys.modules[inner]  # of the package as it was, whose parts would not be registered again
+        del sys.modules[inner]  # else old modules of the package stay, and do not register again
     sys.modules[module_name] = module = module_from_spec(spec)
     try:
         with collecting() as parts, redirect_stdout(sys.stderr):  # pages and completions have stdout to themselves

@@ -1,4 +1,4 @@
-"""What a plugin registers, by the decorators that it imports from ``plugins``."""
+"""Collect what a plugin registers with the decorators of ``plugins``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A loaded plugin: the name and the file by which it is known, and what it registers."""
+    """A loaded plugin: its name, its file or entry point, and what it registers."""
 
     name: str
     given: str  # the absolute path of a file, or the name of an entry point
@@ -32,19 +32,19 @@ class Plugin:
     parts: tuple[Part, ...]
 
 
-IN_USE: list[Plugin] = []  # by the options that were read last
-_collected: list[Part] = []  # by the decorators, while a plugin is imported
+IN_USE: list[Plugin] = []  # those that the options read last name
+_collected: list[Part] = []  # filled by the decorators while a plugin is imported
 
 
 @contextmanager
 def collecting() -> Iterator[list[Part]]:
-    """The parts that are registered within the body."""
+    """Yield the list of parts that the body registers."""
     _collected.clear()
     yield _collected
 
 
 def registering(kind: str, name: str, options: type | None, **more: Any) -> Callable[[Made], Made]:
-    """The decorator of a kind. Raises ValueError for an odd name, or options of no dataclass."""
+    """The decorator of a kind. Raises ValueError for a bad name or options of no dataclass."""
     if not re.fullmatch(r"[a-z]\w*", name, flags=re.ASCII):
         raise ValueError(f"the name of the {kind} {name!r} must be lower-case letters, digits and _")
     if options is not None and not (is_dataclass(options) and all(one.init for one in fields(options))):

@@ -1,4 +1,4 @@
-"""Put plugins in place: their options checked, their parts in the registries of the packages."""
+"""Install plugins: check their options, and put their parts into the registries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conf.extensions.parts import Part, Plugin
 from conf.failures import USER_ERRORS, ConfigError
 from models.cfg.keys import REFUSED_SECTIONS, SECTION_ALIASES, layer_keys
 
-# Where each kind is looked up by name; a plugin's parts are there while its options are in use.
+# Where each kind is looked up by name. Plugins' parts are there while their options are in use.
 REGISTRIES = {
     "layer": "models.network.sections:BUILDERS",
     "activation": "models.network.activations:ACTIVATIONS",
@@ -29,21 +29,21 @@ REGISTRIES = {
     "logger": "train_utils.loggers.loggers:LOGGERS",
     "callback": "train_utils.callbacks.callbacks:CALLBACKS",
 }
-MADE_ONCE = ("loss", "optimiser", "callback")  # others are called often, by what reports their errors
+MADE_ONCE = ("loss", "optimiser", "callback")  # errors of the others are reported by their callers
 KEYS = ("plugins", "plugins_sha256", "plugin")
 _in_place: list[tuple[dict[str, Any], str]] = []
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A part with its options. Another process that gets it loads the plugin first."""
+    """A part with its options. Unpickling one in another process loads the plugin first."""
 
     plugin: Plugin
     part: Part
     options: Any
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call what was registered. Raises ConfigError if it cannot make its object."""
+        """Call the registered class or function. Raises ConfigError if it makes no object."""
         named = named if self.options is None else {**named, "options": self.options}
         if self.part.kind not in MADE_ONCE:
             return self.part.make(*arguments, **named)
@@ -64,12 +64,12 @@ class Bound:
 
     @property
     def identity(self) -> str:
-        """What the result of a call depends on besides its arguments."""
+        """What the result of a call depends on, apart from its arguments."""
         return f"{self.plugin.sha256} {self.options}"
 
     @property
     def every_rank(self) -> bool:
-        """Of a callback."""
+        """Whether a callback runs on every rank."""
         return bool(self.part.more["every_rank"])
 
     def __reduce__(self) -> tuple[Callable[..., Bound], tuple[Any, ...]]:
@@ -84,10 +84,10 @@ def _revived(given: str, sha256: str, name: str, options: bytes) -> Bound:
 
 
 def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` with the absolute paths, digests and all options of its plugins, put in place.
+    """Install the plugins of ``given``; return it with their absolute paths, digests and options.
 
-    Raises ConfigError if a plugin is missing, is not the one of ``plugins_sha256``, or if an option
-    of it is unknown or wrong.
+    Raises ConfigError if a plugin is missing or does not match ``plugins_sha256``, or if one of its
+    options is unknown or wrong.
     """
     if "plugins" not in given:
         return given
@@ -101,15 +101,15 @@ def with_plugins(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def plugins_with_options(given: dict[str, Any]) -> tuple[list[Plugin], DictConfig]:
-    """The plugins of ``given`` and their options by name, of which some may miss a value.
+    """The plugins of ``given`` and their options by name; values may be missing.
 
-    Raises ConfigError as ``with_plugins``, and OmegaConfBaseException for a wrong type or key.
+    Raises ConfigError as ``with_plugins`` does, and OmegaConfBaseException for a wrong type or key.
     """
     plugins, forced = _expected_ones(given), bool(given.get("resume_force"))
     offer(plugins)
     typed = {part.name: part.options for plugin in plugins for part in plugin.parts if _has_options(part)}
     unknown = given["plugin"].keys() - typed.keys()
-    if unknown and not forced:  # else of a plugin that is left out now
+    if unknown and not forced:  # with resume_force they belong to a plugin that is left out now
         known = f"there are {', '.join(typed)}" if typed else "plugins= registers none"
         raise ConfigError(f"no option plugin.{min(unknown)}: {known}. fix: plugins=[<the file that registers it>]")
     chosen = {name: given["plugin"][name] for name in given["plugin"] if name not in unknown}
@@ -137,7 +137,7 @@ def of_checkpoint(given: dict[str, Any], saved: dict[str, Any], named: Sequence[
 
 
 def _expected_ones(given: dict[str, Any]) -> list[Plugin]:
-    """Load the plugins; ConfigError if one that is expected is missing or another one."""
+    """Load the plugins. Raises ConfigError if an expected one is missing or has changed."""
     needed = next((f"{key}={given[key]}" for key in ("resume", "ckpt") if given.get(key)), None)
     expected = given["plugins_sha256"] if not given.get("resume_force") else {}
     plugins = load_all(given["plugins"], f", which {needed} needs" if needed else "")
@@ -193,7 +193,7 @@ def _put_in_place(parts: Sequence[tuple[Plugin, Part, Any]]) -> None:
 
 
 def _builder(part: Part) -> Callable[..., Any]:
-    """The builder of a layer, which reads its options from the section."""
+    """The builder of a layer, which reads the layer's options from the .cfg section."""
     from models.network.section_options import read_fields
 
     return lambda graph, section: part.make(

@@ -1,4 +1,4 @@
-"""The proof of a run while it grows: begun at its start, closed when the training is over."""
+"""Write the proof of a run: begin it at each start, complete it when the training is over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from train_utils.run.run_state import RunState
 from train_utils.run.same_training import changed_values
 from train_utils.run.whole_files import whole_file
 
-STEPS = 8  # that can be replayed at each end of a training
+STEPS = 8  # how many of the first and of the last steps can be replayed
 
 
 def weights_digest(state: Mapping[str, Any]) -> str:
@@ -36,7 +36,7 @@ def weights_digest(state: Mapping[str, Any]) -> str:
 def extra_checkpoint(config: TrainConfig, steps_per_epoch: int) -> int:
     """The step at which a run keeps a checkpoint to replay its end from; 0 for none.
 
-    Where an epoch has no more than STEPS steps, the checkpoint of the one before serves as it is.
+    Where an epoch has no more than STEPS steps, the checkpoint of the epoch before is used.
     """
     extra = steps_per_epoch > STEPS and not config.train.best_only
     return config.train.epochs * steps_per_epoch - STEPS if extra else 0
@@ -45,8 +45,8 @@ def extra_checkpoint(config: TrainConfig, steps_per_epoch: int) -> int:
 class ProofCard:
     """Keeps ``proof.json`` on rank 0.
 
-    A thread hashes the images while the training runs. What fails is a line in the log: a training
-    can do without a proof.
+    A thread hashes the images while the training runs. A failure is only logged, because a training
+    does not need its proof.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ProofCard:
         self.proof: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Record this start; all ranks call this together, and not for a run that is over."""
+        """Record this start. All ranks call this together, but not for a finished run."""
         devices = hardware(self.world)
         if self.world.is_main:
             spare(self.say, FILE, lambda: self._begin(devices))
@@ -88,7 +88,7 @@ class ProofCard:
             self._hashes.set_exception(error)
 
     def stepped(self) -> None:
-        """Keep the digest of the weights once the first steps are made; one may be skipped."""
+        """Keep the digest of the weights after the first steps, of which some may be skipped."""
         if not self.proof or self.proof["first steps"] or self.state.step < self.kept_step:
             return
         if self.proof["starts"][-1]["step"] < self.kept_step:
@@ -100,7 +100,7 @@ class ProofCard:
         return {"step": self.state.step, "sha256": weights_digest(weights)}
 
     def finish(self) -> None:
-        """Close the proof with the figures and the digests of data, checkpoints and tables."""
+        """Complete the proof with the figures and the digests of data, checkpoints and tables."""
         if self.proof:
             spare(self.say, FILE, self._finish)
 

@@ -1,4 +1,4 @@
-"""Compare a run's proof with what lies on the disks now."""
+"""Compare a run's proof with the files that are there now."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def judged(what: str, differences: Sequence[str], same: str) -> Check:
 
 
 def check_run(folder: Path, proof: Mapping[str, Any], options: TrainConfig) -> Iterator[Check]:
-    """The proof itself, the files of the run, and those that it began with."""
+    """Check the proof itself, the files of the run, and its initial weights."""
     yield judged("proof", ["proof.json was edited"] * (proof["digest"] != digest_of_proof(proof)), "as it was written")
     changed = changed_values(proof["starts"][-1]["options"], read_config(folder))
     yield judged("options", [f"{key}: {change}" for key, change in changed.items()], "config.yaml as it was used")
@@ -44,7 +44,7 @@ def check_run(folder: Path, proof: Mapping[str, Any], options: TrainConfig) -> I
 
 
 def check_program(proof: Mapping[str, Any], options: TrainConfig, root: Path = ROOT) -> Iterator[Check]:
-    """Source code and packages."""
+    """Check source code and packages."""
     commit, now, versions = commit_of(proof["starts"][-1]), code_of(options, root), packages()
     found = [path for path, _, _ in differing(proof["code"], now)]
     yield judged("code", found, f"{len(now)} files, commit {commit}")
@@ -53,7 +53,7 @@ def check_program(proof: Mapping[str, Any], options: TrainConfig, root: Path = R
 
 
 def check_data(folder: Path, proof: Mapping[str, Any], sets: Mapping[str, Annotations]) -> Iterator[Check]:
-    """Every image and its labels."""
+    """Check every image and its labels."""
     kept = folder / TABLE
     text = kept.read_text(encoding="utf-8", errors="surrogateescape") if kept.is_file() else ""
     table = list(csv.reader(text.splitlines()))[1:]
@@ -75,7 +75,7 @@ def check_data(folder: Path, proof: Mapping[str, Any], sets: Mapping[str, Annota
 
 
 def change_of(path: str, before: Sequence[str] | None, now: Sequence[str] | None) -> str:
-    """What became of an image, by the digests of its bytes and labels."""
+    """How an image changed, by the digests of its bytes and labels."""
     if before is None or now is None:
         return f"{path} was {'added' if before is None else 'removed'}"
     return " and ".join(
@@ -84,6 +84,6 @@ def change_of(path: str, before: Sequence[str] | None, now: Sequence[str] | None
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Keys with another value, or in one of the two only, with both values."""
+    """The keys whose values differ or that only one of the two has, with both values."""
     keys = dict.fromkeys((*before, *now))
     return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]

@@ -1,4 +1,4 @@
-"""What a training is made of besides its data: options, code, packages, machines and weights."""
+"""What a training depends on besides its data: options, code, packages, machines, weights."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from train_utils.report.proof import UNKNOWN
 from train_utils.run.checkpoint_files import find_checkpoint
 from train_utils.run.plain_data import digest_of
 
-NAMED = 3  # files or options in a sentence
+NAMED = 3  # files or options that a sentence lists
 CPU_INFO, NVIDIA_DRIVER = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
 DRIVER = "NVIDIA driver"
 PROVED = (".py", ".yaml", ".cfg", ".names", ".jinja")  # files of the program
 
 
 def start_facts(config: TrainConfig, world: World, devices: str, step: int, micro_batch: int) -> dict[str, Any]:
-    """What this start of a run, after ``step``, is made of, with the hardware of all ranks."""
+    """What this start of a run, after ``step``, depends on, with the hardware of all ranks."""
     return {
         "environment": environment(config, world),
         "step": step,
@@ -52,7 +52,7 @@ def start_facts(config: TrainConfig, world: World, devices: str, step: int, micr
 
 
 def environment(config: TrainConfig, world: World) -> dict[str, Any]:
-    """The command, the machine of rank 0 and the versions, by words for a reader."""
+    """The command, the machine of rank 0 and the versions, as text for a reader."""
     places = f"{world.world_size} on {world.num_nodes} node{'s' * (world.num_nodes > 1)}, {world.launcher}"
     return {
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -68,7 +68,7 @@ def environment(config: TrainConfig, world: World) -> dict[str, Any]:
 
 
 def commit_of(start: Mapping[str, Any]) -> str:
-    """The commit of a start, with a note if its tree had changes."""
+    """The commit of a start, with a note if there were uncommitted changes."""
     found = re.search(r"commit (.+)", start["environment"]["versions"])
     return found[1] if found else UNKNOWN
 

@@ -1,4 +1,4 @@
-"""GPUs of its own for each job that the joblib launcher runs beside others."""
+"""Give each job that the joblib launcher runs in parallel its own GPUs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from omegaconf import DictConfig
 from conf.failures import ConfigError
 from train_utils.launch.own_ranks import AUTO
 
-_claimed: dict[str, TextIO] = {}  # the GPUs of this process, with the files that it locks while it lives
-_all: list[str] = []  # the GPUs that it saw before
+_claimed: dict[str, TextIO] = {}  # the GPUs of this process, each with the file that it keeps locked
+_all: list[str] = []  # the GPUs that this process saw before it claimed some
 
 
 def bound_jobs(config: DictConfig) -> None:
-    """Let joblib run as many jobs side by side as there are GPUs for.
+    """Let joblib run as many jobs side by side as the GPUs allow.
 
-    ``config`` is that of the whole multirun, with ``hydra``; an ``n_jobs`` that it gives stays.
+    ``config`` belongs to the whole multirun, with ``hydra``; an ``n_jobs`` in it stays.
     """
     launcher, wanted = config.hydra.launcher, _wanted(config)
     if _runs_joblib(config.hydra) and launcher.n_jobs == -1 and wanted and (gpus := _visible_gpus()):
@@ -28,12 +28,12 @@ def bound_jobs(config: DictConfig) -> None:
 
 
 def choose_gpus(config: DictConfig, hydra: Any, folder: Path) -> None:
-    """Let a job of joblib see as many GPUs as ``devices`` asks for, which no job beside it has.
+    """Let a job of joblib see as many GPUs as ``devices`` asks for, shared with no parallel job.
 
-    ``devices=null`` asks for one; a list is left as it is, and so is a single GPU. Locks in
-    ``folder`` say who has what, and end with their process. joblib runs several jobs in one
-    process, which CUDA binds to its GPU: it keeps what it has.
-    Raises ConfigError if the jobs beside this one have too many.
+    ``devices=null`` asks for one GPU. A list of devices is left as it is, and so is a single GPU.
+    Locks in ``folder`` record which process has which GPU, and end with the process. A process of
+    joblib runs several jobs in turn and keeps its GPUs, because CUDA binds it to them.
+    Raises ConfigError if parallel jobs have left too few.
     """
     if not _runs_joblib(hydra) or not (wanted := _wanted(config)):
         return
@@ -59,7 +59,7 @@ def _runs_joblib(hydra: Any) -> bool:
 
 
 def _wanted(config: DictConfig) -> int:
-    """How many GPUs a job takes; 0 if it takes none or names them."""
+    """How many GPUs a job takes; 0 if it takes none or lists them itself."""
     device = config.train.device if "train" in config else config.get("device", "cpu")
     devices: Any = config.get("devices") or 1
     if device == "cpu" or not (isinstance(devices, int) or devices == AUTO):
@@ -68,7 +68,7 @@ def _wanted(config: DictConfig) -> int:
 
 
 def _visible_gpus() -> list[str]:
-    """The names by which CUDA_VISIBLE_DEVICES has the GPUs of this process."""
+    """The GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
     if (seen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in seen.split(",") if name]
     import torch

@@ -1,7 +1,7 @@
 """The jobs of a multirun (`-m`): a folder for each, a line as each starts, a table at the end.
 
-A launcher may run jobs in other processes or on other machines, so each leaves its result in a file
-of its own in the folder of the multirun, where the process that started them finds it.
+A launcher may run jobs in other processes or on other machines. So each job writes its result to
+its own file in the folder of the multirun, where the process that started the jobs finds it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ OPTIONS, RESULTS = "multirun.yaml", ".jobs"  # in a multirun's folder: Hydra's f
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 LONGEST_NAME = 100  # characters of a job's folder
 
-_started: list[Path] = []  # the folder of the multirun that this process started
+_started: list[Path] = []  # the folder of the multirun if this process started one
 
 
 def register_folders() -> None:
-    """Register the resolvers by which YAML files name the folders."""
+    """Register the resolvers with which YAML files name the folders."""
     OmegaConf.register_new_resolver("multirun_folder", multirun_folder, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
 
@@ -48,7 +48,7 @@ def register_folders() -> None:
 def multirun_folder(base: str, overrides: Sequence[str]) -> str:
     """The folder of a new multirun below ``base``, or that of the one that SLURM restarted.
 
-    It is ``slurm-<job id>`` in a SLURM job, else ``<date_time>``, with a number if that exists.
+    It is ``slurm-<job id>`` in a SLURM job, else ``<date_time>``, plus a number if that exists.
     """
     name, job = job_folder_name() or time.strftime("%Y-%m-%d_%H-%M-%S"), read_job()
     folder, number = Path(base, name), 1
@@ -66,7 +66,7 @@ def job_folder(number: int, setting: str) -> str:
 def prepare_job(cfg: DictConfig, key: str | None) -> None:
     """Let a job write where Hydra puts it, unless the option ``key`` names another folder.
 
-    Jobs that joblib runs side by side get GPUs of their own; ConfigError if there are too few.
+    Jobs that joblib runs side by side get their own GPUs. Raises ConfigError if there are too few.
     """
     hydra = HydraConfig.get()
     choose_gpus(cfg, hydra, Path(hydra.sweep.dir, RESULTS))
@@ -75,7 +75,7 @@ def prepare_job(cfg: DictConfig, key: str | None) -> None:
 
 
 def command_of_job(program: str, cfg: DictConfig, key: str | None) -> list[str]:
-    """What follows ``python`` to run this job alone: its options, its folder and its YAML files."""
+    """The arguments of ``python`` that run only this job: options, folder and YAML files."""
     hydra = HydraConfig.get()
     task, places = list(hydra.overrides.task), list[str]()
     if key is not None and cfg[key] is not None and key not in keys_of(task):
@@ -89,7 +89,7 @@ def command_of_job(program: str, cfg: DictConfig, key: str | None) -> list[str]:
 def refuse_folders(arguments: Sequence[str], folder: str | None) -> None:
     """Raise ConfigError for options that name a folder where the program would not write.
 
-    ``folder`` is the option that does, if there is one.
+    ``folder`` is the option that does name the program's folder, if there is one.
     """
     multirun = {"-m", "--multirun"} & set(arguments)
     for argument in arguments:
@@ -105,9 +105,9 @@ def refuse_folders(arguments: Sequence[str], folder: str | None) -> None:
 
 
 class Multirun(Callback):
-    """What Hydra calls in a multirun; launchers take this object, as it is then, to each job."""
+    """Hydra's callback for a multirun; launchers pickle it, with its state, for each job."""
 
-    jobs: int | None = None  # in all, where that is known before
+    jobs: int | None = None  # the total, if it is known beforehand
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Before any job, in the starting process only."""
@@ -129,14 +129,14 @@ class Multirun(Callback):
             self.jobs = math.prod(len(list(sweep.sweep_iterator())) for sweep in sweeps)
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """In the process of a job: tell what starts."""
+        """In the process of a job: print what starts."""
         if config.hydra.mode is RunMode.MULTIRUN:
             row = _save(config, "stopped")  # unless on_job_end knows better
             of = f" of {self.jobs}" if self.jobs else ""
             print(f"job {row['job']}{of}: {row['setting']} -> {row['folder']}", flush=True)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        """In the process of a job: leave its result."""
+        """In the process of a job: write its result."""
         if config.hydra.mode is RunMode.MULTIRUN:
             result = job_return._return_value
             _save(config, "failed" if isinstance(result, BaseException) else result)
@@ -151,7 +151,7 @@ def show_results() -> None:
     """Print the table of the multirun that this process started; nothing if it started none."""
     while _started:
         folder = _started.pop()
-        from conf.sweeps.table import write_table  # takes rich, which --help and completion do without
+        from conf.sweeps.table import write_table  # imports rich, which --help and completion do without
 
         if found := [json.loads(path.read_text(encoding="utf-8")) for path in (folder / RESULTS).glob("*.json")]:
             write_table(folder / "results.csv", sorted(found, key=lambda row: int(row["job"])))
@@ -162,7 +162,7 @@ def _end_all(number: int, _: FrameType | None) -> None:
 
 
 def _save(config: DictConfig, result: Any) -> dict[str, Any]:
-    """The row of a job in the table, which this writes to a file."""
+    """Write the row of a job in the table to a file, and return it."""
     hydra = config.hydra
     task, fixed = hydra.overrides.task, hydra.job.config.override_dirname.exclude_keys
     row = {

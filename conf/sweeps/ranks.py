@@ -35,10 +35,10 @@ def wants_ranks(config: Any) -> bool:
 
 
 def run_on_devices(config: Any, command: Sequence[str]) -> Any:
-    """Run ``python <command>`` on the devices of ``config``; return what rank 0 leaves as result.
+    """Run ``python <command>`` on the devices of ``config``; return the result that rank 0 leaves.
 
-    Raises SystemExit with the exit code of ranks that failed and said why, and ConfigError if there
-    are not enough GPUs.
+    Raises SystemExit with the exit code of ranks that failed and printed why, and ConfigError if
+    there are not enough GPUs.
     """
     from data.files.reading import usable_cores  # imports numpy
 
@@ -70,7 +70,7 @@ def leave_result(result: Any) -> Any:
 
 
 def _count(devices: Any, device: str) -> int:
-    """The number of ranks, with CUDA_VISIBLE_DEVICES set to what ``devices`` lists."""
+    """The number of ranks; sets CUDA_VISIBLE_DEVICES to what ``devices`` lists."""
     import torch
 
     if isinstance(devices, list):

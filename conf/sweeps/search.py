@@ -41,9 +41,9 @@ def search(
     trials: int,
     folder: Path,
 ) -> None:
-    """Train until ``trials`` have ended, those of earlier searches included.
+    """Train until ``trials`` trials have ended, those of earlier searches included.
 
-    Whatever stops it earlier stops the running trials, with which the next search goes on.
+    Anything that ends the search early stops the running trials; the next search resumes them.
     """
     free, running = list(devices), list[Run]()
     try:
@@ -64,7 +64,7 @@ def search(
 
 
 def start(trial: optuna.Trial, device: str, options: Sequence[str], study_folder: Path) -> Run:
-    """Start the training of a trial, or go on with one that was stopped."""
+    """Start the training of a trial, or resume one that was stopped."""
     folder = study_folder / f"trial-{trial.number:04}"
     folder.mkdir(exist_ok=True)
     command = [sys.executable, str(TRAIN), *options, *arguments(trial.params)]
@@ -82,7 +82,7 @@ def start(trial: optuna.Trial, device: str, options: Sequence[str], study_folder
 
 
 def has_ended(study: optuna.Study, run: Run) -> bool:
-    """Report new epochs to the pruner, and the end of the process to the study."""
+    """Report new epochs and the end of the process to the study; return whether it ended."""
     trial, code = run.trial, run.process.poll()
     known = study.get_trials(deepcopy=False)[trial.number]
     scores = scores_of(run.folder)

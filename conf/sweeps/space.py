@@ -14,11 +14,11 @@ from conf.failures import ConfigError
 from conf.messages import explain
 from conf.schema import TrainConfig
 
-OWN = ("run_dir", "resume", "dry_run")  # what a trial gets from the study
+OWN = ("run_dir", "resume", "dry_run")  # options that the study sets for each trial
 
 
 def gather_options(given: list[str]) -> list[str]:
-    """Command-line arguments with what follows ``--`` as the list ``options``."""
+    """Command-line arguments, with those behind ``--`` as the list ``options``."""
     if "--" not in given:
         return given
     at = given.index("--")
@@ -26,14 +26,14 @@ def gather_options(given: list[str]) -> list[str]:
 
 
 def quoted(text: object) -> str:
-    """The text as Hydra reads it in a list or behind ``=``, whatever it holds."""
+    """The text quoted so that Hydra reads any of its characters in a list or behind ``=``."""
     return QuotedString(str(text), Quote.double).with_quotes()
 
 
 def split_options(options: Sequence[str]) -> tuple[list[str], list[Override]]:
     """The options that all trials share, and those with several values or an interval.
 
-    Raises ConfigError if train.py refuses one of them, or an end or value of the others.
+    Raises ConfigError if train.py refuses a shared option, or a value or interval end to search.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(list(options))

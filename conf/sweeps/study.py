@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def open_study(config: TuneConfig, path: Path) -> optuna.Study:
-    """Open or create the study in the SQLite file ``path``; trials that were stopped wait to go on.
+    """Open or create the study in the SQLite file ``path``; stopped trials wait to be resumed.
 
-    Raises ConfigError without Optuna.
+    Raises ConfigError if Optuna is not installed.
     """
     try:
         import optuna
@@ -47,7 +47,7 @@ def open_study(config: TuneConfig, path: Path) -> optuna.Study:
 
 
 def distribution(sweep: Override) -> optuna.distributions.BaseDistribution:
-    """The values of an option to search, as Optuna has them.
+    """The values of an option to search, as a distribution of Optuna.
 
     Raises ConfigError for an interval that Optuna refuses.
     """
@@ -67,9 +67,9 @@ def distribution(sweep: Override) -> optuna.distributions.BaseDistribution:
 
 
 def draw_study(study: optuna.Study, folder: Path) -> list[Path]:
-    """Draw the APs of the trials in turn, over each option and by epoch; return the files.
+    """Draw the APs by trial, against each option and by epoch; return the files.
 
-    Nothing is drawn before a trial trained to its end.
+    Nothing is drawn before a trial has trained to its end.
     """
     if not any(trial.state.name == "COMPLETE" for trial in study.trials):
         return []

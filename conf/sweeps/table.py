@@ -15,7 +15,7 @@ from train_utils.terminal.screen import say_table
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows, with a star at the highest AP, and write them to the CSV file ``path``.
 
-    They have the same keys. AP may be a word instead, such as "failed", or None.
+    All rows have the same keys. Instead of a number, AP may be a word, such as "failed", or None.
     """
     with whole_file(path) as file:
         writer = csv.DictWriter(file, list(rows[0]))

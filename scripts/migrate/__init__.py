@@ -3,7 +3,7 @@
     python -m scripts.migrate args.yaml out=mine.yaml            # Ultralytics
     python -m scripts.migrate opt.yaml hyp.yaml out=mine.yaml    # YOLOv5
     python -m scripts.migrate obj.data my.cfg out=mine.yaml      # Darknet
-    python -m scripts.migrate yolov5_s.py out=mine.yaml          # MMYOLO; nothing of it is run
+    python -m scripts.migrate yolov5_s.py out=mine.yaml          # MMYOLO; the file is not run
     python train.py experiment=mine.yaml
 
 Comments say which options differ in meaning, and list those without a counterpart.
@@ -22,7 +22,8 @@ from data.formats.set_files import YAML_SUFFIXES, load_yaml
 def migrate(config: MigrateConfig) -> str:
     """Print the experiment, or write it to ``out``; return its text.
 
-    Raises ConfigError if ``out`` exists or the files are none of a system; DataError, ModelError.
+    Raises ConfigError if ``out`` exists or the files are of no known system, DataError and
+    ModelError for files that cannot be read.
     """
     from scripts.migrate.darknet import from_darknet  # these import numpy, which --help does without
     from scripts.migrate.mmyolo import from_mmyolo

@@ -1,4 +1,4 @@
-"""A Darknet .cfg, of which the training follows [net], with its .data file."""
+"""Read the training options of Darknet: the [net] section of a .cfg, and its .data file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from scripts.migrate.recipe import Recipe
 def from_darknet(path: Path, data: Path) -> Recipe:
     """The options of ``darknet detector train <data> <path>``.
 
-    Its loss is a sum over each image and a mean over the batch, as that of loss=darknet, so the
-    rate is the same. Raises DataError, ModelError.
+    Darknet's loss is a sum over each image and a mean over the batch, like loss=darknet, so the
+    learning rate is the same. Raises DataError, ModelError.
     """
     cfg = load_cfg(path)
     given: dict[str, Any] = {key: yaml.safe_load(value) for key, value in cfg.net.options.items()}

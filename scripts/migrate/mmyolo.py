@@ -1,4 +1,4 @@
-"""A configuration of MMYOLO."""
+"""Read the training options of an MMYOLO configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECTIONS = ("train_cfg", "optim_wrapper", "randomness", "param_scheduler", "cust
 
 
 def from_mmyolo(path: Path) -> Recipe:
-    """The options of a training. Raises ConfigError where the file has no ``train_dataloader``."""
+    """The options of a training. Raises ConfigError if the file has no ``train_dataloader``."""
     given = read_python(path)
     loader = given.get("train_dataloader")
     if not isinstance(loader, dict):
@@ -57,7 +57,7 @@ def from_mmyolo(path: Path) -> Recipe:
 
 
 def _rest(recipe: Recipe, flat: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Image size, optimiser, schedule and zoom, whose values have another form here."""
+    """Set image size, optimiser, schedule and zoom, whose values have another form here."""
     size = given.get("img_scale")
     if isinstance(size, list):
         recipe.set("train.image_size", max(size), f"{size} there, squares here" if len(set(size)) > 1 else "")
@@ -79,7 +79,7 @@ def _rest(recipe: Recipe, flat: dict[str, Any], given: Mapping[str, Any]) -> Non
 
 
 def _data(recipe: Recipe, given: Mapping[str, Any], dataset: dict[str, Any]) -> None:
-    """The sets, if they are COCO files."""
+    """Set the data sets, if they are COCO files."""
     sets = {"train": dataset.get("dataset") or dataset, "val": (given.get("val_dataloader") or {}).get("dataset") or {}}
     sets = {split: part for split, part in sets.items() if isinstance(part.get("ann_file"), str)}
     if not sets or "Coco" not in str(sets.get("train", {}).get("type")):
@@ -97,7 +97,7 @@ def _data(recipe: Recipe, given: Mapping[str, Any], dataset: dict[str, Any]) -> 
 
 
 def _leaves(tree: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """What a tree of dictionaries holds, by dotted key."""
+    """The values in a tree of dictionaries, by dotted key."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{above}{name}.")

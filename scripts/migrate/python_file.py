@@ -1,7 +1,7 @@
 """Read a configuration that is written in Python, without running any of it.
 
-Assignments of constants, lists, dictionaries, ``dict(...)``, arithmetic and names assigned before
-are read; ``_base_`` files come first. What is more than that stays text.
+It reads assignments of constants, lists, dictionaries, ``dict(...)``, arithmetic and names assigned
+before, after those of the ``_base_`` files. Any other expression stays text.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 
 class Unread(str):
-    """The text of an expression that is no constant."""
+    """The text of an expression that was not evaluated."""
 
 
 def read_python(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The names that a file and its ``_base_`` files assign; dictionaries of both are merged.
+    """The values that a file and its ``_base_`` files assign, by name; dictionaries are merged.
 
-    Raises ConfigError for a file that is missing, includes itself or is no Python.
+    Raises ConfigError for a file that is missing, includes itself or is not Python.
     """
     path = path.absolute()
     if path in seen or len(seen) > 20:
@@ -67,7 +67,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The value of an expression; Unread for any but those of this module's docstring."""
+    """The value of an expression; Unread if it is of no kind in this module's docstring."""
     try:
         match node:
             case ast.Constant(value=value):

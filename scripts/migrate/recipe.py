@@ -1,4 +1,4 @@
-"""An experiment as it is gathered from the options of another system, and its YAML."""
+"""Collect the options of an experiment from another system, and write it as YAML."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from scripts.migrate.python_file import Unread
 class Recipe:
     """Options of train.py by dotted key, and of groups by ``/group``.
 
-    The table of the system beside this file has the counterparts of its options (``same``, and
-    ``words`` for single values), what it ``always`` does, notes, and what is no option of training.
+    The system's YAML table beside this file has the counterparts of its options (``same``, and
+    ``words`` for single values), options to set in any case (``always``), notes, and its options
+    that do not concern training (``elsewhere``).
     """
 
     def __init__(self, system: str) -> None:
@@ -33,7 +34,7 @@ class Recipe:
             self.notes[key] = note or self.table["notes"][key]
 
     def take(self, options: Mapping[str, Any]) -> None:
-        """Set what the table has for options; list the others, unless they are off."""
+        """Set the counterparts of these options; list those that have none, unless they are off."""
         for key, value in options.items():
             meant = self.table["words"].get(key, {}).get(str(value).lower())
             for ours, word in (meant or {}).items():

@@ -1,4 +1,4 @@
-"""The args.yaml of Ultralytics, and the opt.yaml and hyp.yaml of YOLOv5."""
+"""Read the args.yaml of Ultralytics, or the opt.yaml and hyp.yaml of YOLOv5."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from scripts.migrate.recipe import Recipe
 def from_ultralytics(options: dict[str, Any], path: Path) -> Recipe:
     """The options of a run. Raises ConfigError for a task other than detection.
 
-    A step there is made of as many batches as come nearest to ``nbs`` images, and gradients are
-    those of the sum over its images, which scales the gains of YOLOv5's loss.
+    There, a step accumulates as many batches as come nearest to ``nbs`` images. Its gradients are
+    those of a sum over these images, which scales the gains of YOLOv5's loss.
     """
     given = {**options, **(options["hyp"] if isinstance(options.get("hyp"), dict) else {})}
     if given.get("task", "detect") != "detect":
@@ -55,7 +55,7 @@ def from_ultralytics(options: dict[str, Any], path: Path) -> Recipe:
 
 
 def _step(recipe: Recipe, given: dict[str, Any], path: Path) -> tuple[int, int]:
-    """The images of a step and their longer side in pixels, set with what depends on them."""
+    """Set the batch size, the image size and what depends on them; return these two."""
     sides = given["imgsz"] if isinstance(given.get("imgsz"), list) else [given.get("imgsz")]
     batch, nominal = given.get("batch_size") or given.get("batch") or 16, given.get("nbs") or 64
     if not all(isinstance(value, int | float) for value in (batch, nominal, *filter(None, sides))):

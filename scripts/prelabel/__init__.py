@@ -2,7 +2,7 @@
 
     python -m scripts.prelabel ckpt=runs/coco/<date_time> source=pictures format=coco out=labels
 
-The folder holds labels as the tool imports them, and order.csv. See docs/labelling.md.
+The folder holds labels that the tool can import, and order.csv. See docs/labelling.md.
 """
 
 from pathlib import Path
@@ -13,8 +13,8 @@ from conf.schema_inference import PrelabelConfig
 def prelabel(config: PrelabelConfig) -> Path:
     """Write the folder as configured and return its path.
 
-    Raises ConfigError if it exists, for videos and for ONNX files, and the errors of unreadable
-    pictures and weights.
+    Raises ConfigError if the folder exists, for videos and for ONNX files, and the errors of
+    unreadable pictures and weights.
     """
     from scripts.prelabel.folder import write  # imports torch, which --help does without
 

@@ -73,7 +73,7 @@ def write(config: PrelabelConfig) -> Path:
 
 
 def pictures(config: PrelabelConfig) -> list[Medium]:
-    """The pictures of the source. Raises ConfigError for videos, and if two need one label file."""
+    """The pictures of the source. Raises ConfigError for videos, or if two share a label file."""
     media = find_media(config.source)
     labels = file_names([medium.name for medium in media], ".txt")
     for medium in media:

@@ -1,16 +1,17 @@
-"""In which order to label pictures: the least certain first, and none like those before it."""
+"""In which order to label pictures: uncertain ones first, similar ones last."""
 
 import numpy as np
 
-LOWEST = 0.05  # scores up to this say nothing
-COMPARED = 1000  # pictures, at most, that all others are compared with: time stays linear in their number
+LOWEST = 0.05  # scores up to this are ignored
+COMPARED = 1000  # at most so many pictures are compared with all others, so time stays linear in N
 
 
 def uncertainty(scores: np.ndarray) -> tuple[float, int | None]:
     """The uncertainty of a picture, 0..1, and its least certain detection, from its scores (n,).
 
-    It is the largest 1 - |2 p - 1| of the scores p above LOWEST: 1 for a score of one half. A
-    picture without any counts as one with a score of LOWEST, 0.1: it may hold what was missed.
+    The uncertainty is the largest 1 - |2 p - 1| over the scores p above LOWEST: 1 for a score of
+    0.5. A picture without such scores counts as if it had a score of LOWEST, which gives 0.1: the
+    network may have missed its objects.
     """
     above = np.flatnonzero(scores > LOWEST)
     least = int(above[np.argmin(np.abs(scores[above] - 0.5))]) if len(above) else None
@@ -20,14 +21,14 @@ def uncertainty(scores: np.ndarray) -> tuple[float, int | None]:
 def labelling_order(uncertainties: np.ndarray, features: np.ndarray) -> list[tuple[int, float, int]]:
     """Order N pictures by their uncertainties (N,) and features (N, C) of unit length.
 
-    Returns the number of each picture, its distance to the nearest of those before it, and the
-    number of that one; for the first 2, the largest distance, and itself.
+    Returns for each picture its number, its distance to the nearest earlier picture, and that
+    picture's number. The first picture has the largest possible distance, 2, and its own number.
 
     This is the farthest-first traversal for core-sets (Sener and Savarese 2018, algorithm 1) with
-    weights. The first is the most uncertain picture. Next is always that with the largest product
-    of uncertainty and Euclidean distance to the nearest of those before it: a copy of an earlier
-    one has 0. Equal ones keep their order. After COMPARED pictures the others follow by the product
-    as it is then, so time is O(N COMPARED C) and memory O(N C).
+    weights. The most uncertain picture is first. Each next picture has the largest product of
+    uncertainty and Euclidean distance to the nearest earlier one; for a copy of an earlier picture
+    it is 0. Ties keep their order. After COMPARED pictures the others are sorted by their product
+    at that point, so time is O(N COMPARED C) and memory O(N C).
     """
     distances, nearest = np.full(len(features), 2.0), np.arange(len(features))
     left, order = np.ones(len(features), dtype=bool), []

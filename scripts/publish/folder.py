@@ -32,7 +32,7 @@ from train_utils.scores.coco_eval import ABSENT
 from train_utils.shell import option
 
 CARD = "README.md"
-HUB_LICENSES = (  # that the hub knows by these names; any other is its "other", with a name
+HUB_LICENSES = (  # the hub's names for licences; any other is "other", with a name of its own
     "afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bsd bsd-2-clause bsd-3-clause bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5"
     " cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0"
     " cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 gpl gpl-2.0 gpl-3.0 isc lgpl"
@@ -74,7 +74,7 @@ def write(config: PublishConfig) -> Path:
 
 
 def published_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What others need of a checkpoint: no optimiser, and no path of this machine."""
+    """What others need from a checkpoint, without the optimiser and without local paths."""
     saved = state["config"]
     size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     kept = ("names", "category_ids", "weights_version", "epoch", "step", "ema")
@@ -95,7 +95,7 @@ def published_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def card(config: PublishConfig, state: Mapping[str, Any], run: Path, proof: bool, plugins: list[str]) -> str:
-    """The model card: front matter for the hub, then what a person wants to know."""
+    """The model card: front matter for the hub, then text for people."""
     model, names = model_from_checkpoint(dict(state))
     saved, name = state["config"], config.name or Path(config.out).name
     figures, per_class = figures_of(state, run)
@@ -136,7 +136,7 @@ def card(config: PublishConfig, state: Mapping[str, Any], run: Path, proof: bool
 def figures_of(state: Mapping[str, Any], run: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """The figures of these weights, and those of each class; empty where they are not known.
 
-    The checkpoint keeps the figures of the best epoch, and its run those of each class.
+    The checkpoint holds the figures of the best epoch, and its run folder those of each class.
     """
     if not state.get("figures") or state.get("best_epoch") != state["epoch"]:
         return {}, {}

@@ -59,8 +59,8 @@ CALLBACKS: dict[str, Added] = {}  # of the plugins in use, by name
 class Callbacks:
     """The callbacks of this rank; all ranks call ``at`` together, except at the moment ``step``.
 
-    Before and after each call all tensors of the training are read, which takes as long as copying
-    them. What differs is said once by ``say`` and listed in TOUCHED.
+    All tensors of the training are read before and after each call, which takes as long as copying
+    them. ``say`` reports each difference once, and TOUCHED lists it.
     """
 
     def __init__(self, state: RunState, world: World, folder: Path, epochs: int, say: Callable[[str], None]) -> None:
@@ -78,12 +78,12 @@ class Callbacks:
             moment: {name: getattr(one, moment) for name, one in made.items() if hasattr(one, moment)}
             for moment in MOMENTS
         }
-        self._marks: dict[tuple[str, str, str], Tensor] = {}  # 0: what a callback left as it was
+        self._marks: dict[tuple[str, str, str], Tensor] = {}  # 0: unchanged by the callback
         path = folder / TOUCHED
         self._told = json.loads(path.read_text(encoding="utf-8")) if world.is_main and path.exists() else []
 
     def at(self, moment: str, losses: Mapping[str, float] = NONE, figures: Mapping[str, float] = NONE) -> None:
-        """Call what is named by this moment. Raises TrainError for the exception of a callback."""
+        """Call the methods named after this moment. Raises TrainError if a callback fails."""
         state = self._state
         for name, method in self._methods[moment].items():
             before = self._prints()
@@ -100,7 +100,7 @@ class Callbacks:
             for what, one, other in zip(WATCHED, before, self._prints(), strict=True):
                 key, same_shape = (name, moment, what), one.shape == other.shape
                 changed = (one != other).any() if same_shape else torch.ones((), dtype=torch.bool, device=one.device)
-                mark = changed * (FAR - state.step)  # the largest is that of the first step
+                mark = changed * (FAR - state.step)  # the earliest step has the largest mark
                 self._marks[key] = torch.maximum(self._marks[key], mark) if key in self._marks else mark
         if moment != "step":  # an accelerator's step must not wait for the host
             self._tell()
@@ -126,7 +126,7 @@ class Callbacks:
         self._marks.clear()
 
     def _prints(self) -> list[Tensor]:
-        """A number or more for each of WATCHED, on the device of the weights."""
+        """The fingerprints of each of WATCHED, most of them on the device of the weights."""
         state = self._state
         weights, averages = ([*each.parameters(), *each.buffers()] for each in (state.model, state.average.module))
         gradients = [weight.grad for weight in state.model.parameters() if weight.grad is not None]
