@@ -78,9 +78,14 @@ def test_errors_are_exceptions_with_the_sentence_of_the_command_line(
 
 
 @pytest.mark.parametrize(("code", "error"), [(128 + signal.SIGINT, KeyboardInterrupt), (143, SystemExit)])
-def test_ctrl_c_interrupts_the_caller_instead_of_ending_it(code: int, error: type[BaseException]) -> None:
+def test_ctrl_c_interrupts_the_caller_instead_of_ending_it(
+    code: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr("conf.api.calls.shutdown", lambda: ended.append(True))
     with pytest.raises(error):
         callable_from_python("predict")(lambda _: sys.exit(code))(["source=a"])
+    assert ended, "the process group is left"
 
 
 def test_paths_are_answered_with_what_is_near(tmp_path: Path) -> None:

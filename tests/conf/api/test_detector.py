@@ -87,6 +87,10 @@ def test_a_path_an_array_and_an_image_of_pillow_are_one_picture(folder: Path, pi
             assert other.boxes_xyxy.tobytes() == found[0].boxes_xyxy.tobytes()
             assert np.array_equal(other.scores, found[0].scores) and np.array_equal(other.classes, found[0].classes)
             assert np.array_equal(other.image, pixels)
+    many = [pictures[number % 2] for number in range(11)]
+    assert [found.path for found in detector(many)] == many, "more than nine, in their order"
+    ignoring = Detector(folder / "random.pt", exif="ignore", **LOW)
+    assert np.array_equal(ignoring(Image.open(pictures[6])).image[..., ::-1], stored_picture())
     assert np.array_equal(detector(pictures[6]).image[..., ::-1], upright(stored_picture(), 6))
 
 
@@ -197,6 +201,8 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
     ):
         with pytest.raises(DataError, match=said):
             detector(source)
+    with pytest.raises(DataError, match=r"empty\.jpg is empty"):  # a list of another length would mislead
+        Detector(folder / "random.pt", on_error="skip")([pictures[0], tmp_path / "empty.jpg"])
     with pytest.raises(ValueError, match=r"out\.txt is not the name of a picture"):
         detector(pictures[0]).save("out.txt")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from conf.build.start import extend_run, freeze_for_epoch
+from conf.build.start import extend_run, freeze_for_epoch, tell_extension
 from conf.build.training import Training
 from conf.entry import compose
 from conf.failures import ConfigError
@@ -98,13 +98,15 @@ def test_an_extension_is_the_same_wherever_it_is_cut_and_may_be_extended(
     saved = yaml.safe_load((whole / "config.yaml").read_text())
     assert (saved["extend"], saved["train"]["epochs"], saved["train"]["extended_after"]) == (None, 4, [1, 3])
     assert load_last(whole)[0]["config"]["train"] == saved["train"] | {"max_device_batch_size": 16}
-    optim = compose("train", TrainConfig, [f"resume={whole}"], complete_training).optim
+    config = compose("train", TrainConfig, [f"resume={whole}"], complete_training)
+    optim = config.optim
     first, second, third = Schedule(optim, 2, 2), Schedule(optim, 2, 6, (2,)), Schedule(optim, 2, 8, (2, 6))
     parts = enumerate((first, second, second, third))
     rates = [optim.lr * schedule.weight_lr_factor(2 * epoch + 1) for epoch, schedule in parts]
     assert [float(row["lr"]) for row in rows(whole)] == rates
     told = re.findall(r"^extends the run from epoch (\d) to (\d): learning rate from (\S+), ", log_of(whole), re.M)
     assert [each[:2] for each in told] == [("1", "3"), ("3", "4")] and told[0][2] == f"{rates[0]:.3g}"
+    assert [tell_extension(config, third, {"epoch": epoch}) is None for epoch in (2, 3, 4)] == [True, False, True]
     assert "changed: train.epochs: 3 -> 4" in log_of(whole)
 
 
@@ -150,7 +152,14 @@ def test_an_extension_has_its_own_patience(finished: Path) -> None:
     assert ends == [None, None, late, "all 30 epochs are done"]
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.5, [True, False, False]), (1.0, [True, True, True])])
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0.01, [True, False, False, False]),  # one epoch at least
+        (0.5, [True, True, False, False]),
+        (1.0, [True, True, True, True]),
+    ],
+)
 def test_what_was_frozen_for_a_share_of_the_run_is_not_frozen_again(share: float, expected: list[bool]) -> None:
     """Of its first 10 epochs; all of a training stays all of it."""
     given = ["train.epochs=30", "train.extended_after=[10]", "model.freeze=2", f"model.freeze_fraction={share}"]
@@ -158,7 +167,7 @@ def test_what_was_frozen_for_a_share_of_the_run_is_not_frozen_again(share: float
     with torch.device("meta"):
         model = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125)
     found = []
-    for epoch in (4, 9, 10):
+    for epoch in (0, 4, 9, 10):
         freeze_for_epoch(config, model, epoch)
         found.append(model.num_frozen > 0)
     assert found == expected

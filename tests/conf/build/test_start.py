@@ -259,5 +259,7 @@ def test_the_class_term_weighs_more_where_images_hold_few_large_objects(
     if note is not None:
         assert "200 instead of 37.4" in note and "2.0 each" in note and "31%" in note
     assert start.weigh_classes(decided, boxes(0)) == (decided, None), "a number stays"
+    images.names = ["one"]
+    assert start.weigh_classes(config, images)[1] is None, "there is nothing to tell apart"
     darknet = compose("train", TrainConfig, ["loss=darknet"])
     assert start.weigh_classes(darknet, images) == (darknet, None)

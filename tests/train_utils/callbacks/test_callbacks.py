@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ class Made:
 
 
 def called(
-    function: Callable[[Moment], Any], folder: Path, moments: tuple[str, ...] = MOMENTS, steps: int = 1
-) -> list[str]:
+    function: Callable[[Moment], Any], folder: Path, moments: tuple[str, ...] = MOMENTS, steps: int = 1,
+    world: World = ONE, every_rank: bool = False,
+) -> list[str]:  # fmt: skip
     """What is said when each moment has come twice, ``step`` then ``steps`` times."""
     said: list[str] = []
     schedule = Schedule(CONFIG, 3, 12)
@@ -47,8 +49,9 @@ def called(
     state.optimizer.step()
     STATES[:] = [state]
     CALLBACKS["mine"] = Made(function, *moments)
+    CALLBACKS["mine"].every_rank = every_rank
     try:
-        callbacks = Callbacks(state, ONE, folder, 4, said.append)
+        callbacks = Callbacks(state, world, folder, 4, said.append)
         for _ in range(2):
             for moment in (*["step"] * (steps - 1), *MOMENTS):
                 state.step += steps > 1
@@ -74,12 +77,14 @@ CHANGES: dict[str, tuple[Callable[[Moment], Any], str]] = {
     "in place": (lambda moment: first(moment).detach().mul_(1.5), "weights"),
     "past autograd": (lambda moment: first(moment).data[0].add_(1e-3), "weights"),
     "through numpy": (lambda moment: first(moment).detach().numpy().fill(0.5 + torch.initial_seed() % 2), "weights"),
+    "statistics": (lambda moment: next(moment.model.buffers()).add_(1), "weights"),
     "average": (lambda moment: next(moment.average.parameters()).neg_(), "averaged weights"),
     "gradient": (lambda moment: first(moment).grad.mul_(2), "gradients"),
     "no gradient": (lambda moment: setattr(first(moment), "grad", None), "gradients"),
     "momentum": (optimiser_state, "optimiser state"),
     "dice": (lambda _: torch.rand(1), "random numbers"),
     "hook": (lambda moment: moment.model.register_forward_hook(lambda *_: None), "layers"),
+    "hook before": (lambda moment: moment.model.register_forward_pre_hook(lambda *_: None), "layers"),
     "mode": (lambda moment: moment.model.train(not moment.model.training), "layers"),
     "frozen": (lambda moment: first(moment).requires_grad_(not first(moment).requires_grad), "layers"),
 }
@@ -103,6 +108,35 @@ def test_the_first_step_that_changes_is_the_one_listed(tmp_path: Path) -> None:
 
     called(late, tmp_path, ("step",), steps=8)
     assert [row["step"] for row in json.loads((tmp_path / "touched.json").read_text())] == [5]
+
+
+def test_a_resumed_run_keeps_its_list_and_does_not_say_it_again(tmp_path: Path) -> None:
+    function, _ = CHANGES["in place"]
+    assert len(called(function, tmp_path, ("step",))) == 1
+    assert called(function, tmp_path, ("step",)) == []
+    assert len(called(function, tmp_path, ("step", "end"))) == 1
+    assert [row["moment"] for row in json.loads((tmp_path / "touched.json").read_text())] == ["step", "end"]
+
+
+def test_off_rank_0_only_a_callback_of_every_rank_is_called_and_nothing_is_written(tmp_path: Path) -> None:
+    function, rest = CHANGES["in place"][0], replace(ONE, rank=1)
+    assert called(function, tmp_path, world=rest) == []
+    assert len(called(function, tmp_path, world=rest, every_rank=True)) == len(MOMENTS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_rank_0_hears_of_changes_on_another_rank_but_not_at_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def of_another(marks: list[int]) -> list[int]:
+        asked.append(len(marks))
+        return [1, *marks[1:]]
+
+    monkeypatch.setattr("train_utils.callbacks.callbacks.max_over_ranks", of_another)
+    assert len(called(lambda _: None, tmp_path, every_rank=True)) == 1
+    assert len(asked) == 2 * (len(MOMENTS) - 1), "a step would wait for the others"
 
 
 def test_a_callback_that_reads_leaves_no_trace(tmp_path: Path) -> None:
