@@ -21,6 +21,7 @@ from conf.failures import ConfigError
 from models.config import ModelConfig
 from predict import Detector
 from scripts.publish import publish
+from scripts.publish.folder import figures_of
 from tests.data.images.test_media import picture
 from tests.test_predict import IDS, folder, train_config
 from train_utils.errors import CheckpointError
@@ -133,6 +134,15 @@ def test_the_card_tells_what_is_known_and_what_is_not(run: Path, folder: Path, t
     assert '# a "b": &lt;c> \\| #1\n' in card.text
     for path in [path for path in tmp_path.rglob("*") if path.suffix in (".md", ".json", ".cfg", ".names")]:
         assert str(folder) not in path.read_text(), "paths of this machine are nobody's business"
+
+
+def test_figures_are_those_of_the_weights(run: Path, tmp_path: Path) -> None:
+    state = load_checkpoint(run)
+    assert all(figures_of(state, run))
+    assert figures_of({**state, "best_epoch": 3}, run) == ({}, {}), "of a better epoch"
+    known, classes = figures_of({**state, "figures": {"AP": 0.5, "APl": -1.0}}, run)
+    assert (known, classes) == ({"AP": 0.5}, {}), "best.npz is of another epoch"
+    assert figures_of(state, tmp_path)[1] == {}
 
 
 def test_nothing_is_overwritten_or_left_half_done(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import cv2
@@ -167,13 +168,14 @@ def test_other_packages_hardware_and_steps(
 ) -> None:
     monkeypatch.setattr(check, "packages", lambda: read_proof(honest.run)["packages"] | {"numpy": "0.1"})
     monkeypatch.setattr(program, "hardware", lambda world: "an abacus")
+    monkeypatch.setattr(check, "initial_weights", lambda options: {"sha256": "of another file"})
     with pytest.raises(SystemExit, match="1"):
         verify(honest, "steps=7", "score=false")
     said = capsys.readouterr().out
     assert re.search(r"packages +DIFFERS +numpy: .* -> 0.1\n", said)
     assert re.search(r"hardware +DIFFERS .* -> an abacus: bits may differ\n", said)
     assert len(re.findall("steps +not checked +they are 8. fix: steps=8", said)) == 2
-    assert said.endswith("differs: packages, hardware\n")
+    assert said.endswith("differs: first weights, packages, hardware\n")
 
 
 def test_a_changed_line_of_code_is_named(honest: Place, tmp_path: Path) -> None:
@@ -187,6 +189,24 @@ def test_a_changed_line_of_code_is_named(honest: Place, tmp_path: Path) -> None:
     replace_text(tmp_path / "train_utils" / "optim.py", "import math", "import  math")
     (code, _) = check.check_program(proof, options, tmp_path)
     assert (code.holds, code.detail) == (False, "train_utils/optim.py")
+
+
+def test_what_no_image_s_digests_show_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Class names and ids are in the digest of the set alone, and the table may be missing."""
+    rows = [("a.jpg", "1", "2")]
+    monkeypatch.setattr(check, "hash_set", lambda part, shown: (rows, "now"))
+    part: Any = SimpleNamespace(names=["cat"])
+
+    def found(names: list[str], whole: str) -> check.Check:
+        proof = {"data": {"val": {"names": names, "sha256": whole}}}
+        return next(check.check_data(tmp_path, proof, {"val": part}))
+
+    assert (found(["cat"], "then").holds, found(["cat"], "now").holds) == (False, True)
+    assert found(["cat"], "then").detail.startswith("something, but proof_data.csv")
+    (tmp_path / "proof_data.csv").write_text("set,file,sha256,labels\nval,a.jpg,1,2\n")
+    assert found(["cat"], "then")[1:] == (False, "order, ids or outlines")
+    assert found(["dog"], "then")[1:] == (False, "classes: cat")
+    assert found(["cat"], "now").holds
 
 
 def test_a_run_that_is_not_finished(copied: Place) -> None:

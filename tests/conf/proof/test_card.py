@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from conf.build.agreement import ROOT
 from conf.entry import compose
 from conf.failures import ConfigError
+from conf.proof.card import weights_digest
 from conf.resume import complete_training
 from conf.schema import TrainConfig
 from conf.schema_tools import VerifyConfig
@@ -79,6 +81,12 @@ def differences(said: str) -> Sequence[tuple[str, str]]:
     return re.findall(r"^(.+?) +DIFFERS +(.+)$", said, re.M)
 
 
+def test_the_digest_is_over_the_raw_and_the_averaged_weights() -> None:
+    zero, one = torch.zeros(2), torch.ones(2)
+    states = [{"model": {"a": raw}, "ema": {"a": average}} for raw in (zero, one) for average in (zero, one)]
+    assert len({weights_digest(state) for state in states}) == 4
+
+
 def test_a_run_that_is_over_keeps_its_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A requeued job may resume it. An extension is another start."""
     run = tmp_path / "run"
@@ -93,3 +101,4 @@ def test_a_run_that_is_over_keeps_its_proof(tmp_path: Path, capsys: pytest.Captu
     check(run)
     said = capsys.readouterr().out
     assert said.endswith("nothing differs\n") and "same weights after steps 2 to 4" in said
+    assert "same weights after step 2\n" in said
