@@ -177,7 +177,7 @@ def test_the_onnx_file_finds_in_predict_what_its_checkpoint_finds(folder: Path) 
         assert_same(predicted(folder, ckpt, *options), expected, least=10)
 
 
-def test_the_client_refuses_what_it_would_not_see_right(folder: Path) -> None:
+def test_the_client_refuses_what_it_would_not_see_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client: dict[str, Any] = runpy.run_path(str(folder / "any" / "detector.py"))
     detect, colour = client["Detector"](), np.zeros((40, 60, 3), np.uint8)
     grey, deep, nothing = colour[..., 0], colour.astype(np.uint16), colour[:0]
@@ -188,6 +188,12 @@ def test_the_client_refuses_what_it_would_not_see_right(folder: Path) -> None:
     for settings, said in (({"resize": "crop"}, "no resize=crop"), ({"nms": 1}, "no such settings: nms")):
         with pytest.raises(TypeError, match=said):
             client["Detector"](**settings)
+    picture = folder / "pictures" / "64x64.png"
+    before = picture.read_bytes()
+    monkeypatch.setattr(sys, "argv", ["detector.py", str(picture), f"--out={picture.parent}"])
+    with pytest.raises(SystemExit, match="2"):
+        client["main"]()
+    assert picture.read_bytes() == before, "drawn over"
 
 
 def by_score(row: dict[str, float]) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,16 @@ def test_yolov5() -> None:
     values = [getattr(loss, key) for key in ("box", "classification", "objectness", "focal_gamma", "anchor_iou")]
     assert values == pytest.approx([3.2, 32, 16, 1.5, 0.25])  # 64 images a step, and 320 of 640 pixels squared
     assert "anchor_t: 4.0" in left
+    Path("both.yaml").write_text(OPT.replace("nowhere", "set/data") + "hyp:\n" + textwrap.indent(HYP, "  "))
+    texts = [migrate(MigrateConfig(files, None, False)) for files in (["both.yaml"], ["opt.yaml", "hyp.yaml"])]
+    assert texts[0].replace("both.yaml", "opt.yaml and hyp.yaml") == texts[1]
+
+
+def test_a_set_beside_the_file_comes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    shutil.copytree("set", "home/set")
+    Path("home/args.yaml").write_text(ARGS.format(optimizer="SGD"))
+    assert str(folder / "home" / "set" / "data.yaml") in migrate(MigrateConfig(["~/args.yaml"], None, False))
 
 
 def test_darknet(folder: Path) -> None:
@@ -207,11 +218,13 @@ def test_darknet(folder: Path) -> None:
     assert config.loss.name == "darknet" and config.evaluate.resize == "stretch" and train.multi_scale == [0.71, 1.4]
     assert all(name in left for name in ("policy: steps", "steps: 10,15", "backup: backup/"))
     Path("mine.yaml").unlink()
-    config, left = migrated(obj_data=data, my_cfg=CFG.replace("max_batches=20\n", ""))
-    assert (
-        config.train.epochs == compose("train", TrainConfig, []).train.epochs
-        and "max_batches: the .cfg has none" in left
-    )
+    text = CFG.replace("max_batches=20\n", "").replace("subdivisions=16", "subdivisions=128")
+    text = text.replace("width=416", "width=96").replace("height=320", "height=160")
+    config, left = migrated(obj_data=data, my_cfg=text)
+    assert config.train.image_size == 160
+    usual = compose("train", TrainConfig, []).train
+    assert (config.train.epochs, config.train.device_batch_size) == (usual.epochs, usual.device_batch_size)
+    assert "max_batches: the .cfg has none" in left
 
 
 def test_mmyolo(folder: Path) -> None:
@@ -229,8 +242,13 @@ def test_mmyolo(folder: Path) -> None:
     assert all(name in left for name in ("custom_hooks", "Albu.transforms", "model: YOLODetector", "PPYOLOERandomCrop"))
     assert "gone" not in left
     Path("mine.yaml").unlink()
-    without = MMYOLO.replace("[*cut, dict(", "[dict(")
-    assert migrated(y_8xb16_py=without)[0].augment.mosaic == 0
+    without = MMYOLO.replace("[*cut, dict(", "[dict(").replace("type='SGD'", "type='AdamW'")
+    without = without.replace("dataset=dict(\n", "dataset=dict(type='Mix', dataset=dict(\n").replace(
+        "_pipeline))", "_pipeline)))"
+    )
+    config, _ = migrated(y_py=without)
+    assert (config.augment.mosaic, config.optim.name, config.data.train.annotations) == (0, "adamw", "a/train.json")
+    assert (config.train.batch_size, config.optim.weight_decay) == (16, 0.0005)  # four times 16 images to a step
 
 
 @pytest.mark.parametrize(

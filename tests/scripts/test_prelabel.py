@@ -127,7 +127,8 @@ def test_label_studio_in_the_order_of_labelling(folder: Path, source: Path, tmp_
 
 
 def test_the_order_is_the_same_twice_and_a_copy_comes_last(folder: Path, source: Path, tmp_path: Path) -> None:
-    one, two = (labels(folder, source, tmp_path / name, form) for name, form in (("a", "coco"), ("b", "yolo")))
+    given = (("a", "coco", "confidence=0.9"), ("b", "yolo", "confidence=0.3"))  # it hides labels, not doubt
+    one, two = (labels(folder, source, tmp_path / name, *more) for name, *more in given)
     assert (one / "order.csv").read_bytes() == (two / "order.csv").read_bytes()
     rows = rows_of(one)
     assert [int(row["rank"]) for row in rows] == [1, 2, 3, 4, 5]
@@ -144,6 +145,11 @@ def test_pictures_without_detections_are_labelled_as_empty(folder: Path, source:
     assert len(files) == len(NAMES) and not any(path.read_text() for path in files)
     tasks = json.loads((tmp_path / "label-studio" / "tasks.json").read_text())
     assert [task["predictions"][0]["result"] for task in tasks] == [[]] * len(NAMES)
+    shutil.copytree(source / "b", tmp_path / "set" / "deep")
+    nested = labels(folder, tmp_path / "set", tmp_path / "nested", "label-studio", "confidence=1")
+    assert (
+        json.loads((nested / "tasks.json").read_text())[0]["data"]["image"].rpartition("=")[2].startswith("set/deep/")
+    )
 
 
 def test_uncertainty_is_that_of_the_score_nearest_to_one_half() -> None:

@@ -151,6 +151,8 @@ def test_a_changed_plugin_is_taken_if_the_user_says_so(run: Path, files: Path, t
     forced = resumed(run, listed(tmp_path), "resume_force=true")
     assert forced.plugins[0].startswith(str(tmp_path))
     new = forced.plugins_sha256["lion_optimiser"]
+    fewer = resumed(run, listed(tmp_path, [name for name in NAMES if "goal" not in name]), "resume_force=true")
+    assert "goal" in forced.plugin and "goal" not in fewer.plugin
     scored(run, listed(tmp_path), f"plugins_sha256.lion_optimiser={new}")
     with pytest.raises(CheckpointError, match=r"plugins_sha256.lion_optimiser: \w+ -> "):
         train(resumed(run, listed(tmp_path), f"plugins_sha256.lion_optimiser={new}"))
@@ -180,6 +182,7 @@ def test_options_of_plugins_are_options(run: Path, files: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             options(files, files / "other", option)
+    assert scored(run, "plugin.squareplus.bend=3").plugin["squareplus"] == {"bend": 3.0}
     with pytest.raises(CheckpointError, match=r"would change \(plugin.squareplus.bend: 2.0 -> 3.0\)"):
         train(resumed(run, listed(files), "plugin.squareplus.bend=3"))
 
@@ -250,6 +253,12 @@ def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(
         alone = again.__getitems__([request])
         assert torch.equal(alone.images[0], whole.images[number])
         assert torch.equal(alone.targets[:, 1:], whole.targets[whole.targets[:, 0] == number][:, 1:])
+    path = files / "cutout_augmentation.py"
+    text = path.read_bytes()
+    path.write_bytes(text + b"# another\n")
+    with pytest.raises(ConfigError, match=r"cutout_augmentation\.py has changed since this program started"):
+        pickle.loads(pickled)
+    path.write_bytes(text)
 
 
 @pytest.mark.parametrize(
