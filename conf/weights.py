@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.failures import ConfigError
 from data.files.bars import bar
-from data.formats.download import Expected, download
+from data.formats.download import Expected, UnwritableError, download
 from models.config import ModelConfig
 from models.weights.published import Published
 
@@ -29,13 +30,30 @@ def fetch_weights(entry: Published) -> Path:
     """The file of published weights, fetched unless it is there, and verified in any case.
 
     Raises the errors of ``download``: UnreachableError says where to put the file by hand.
+    ConfigError names YOLO_HOME where the file, or its folder, is not the user's.
     """
-    path = weights_folder() / entry.file_name
-    if not path.exists():
+    path, expected = weights_folder() / entry.file_name, Expected(entry.sha1, "sha1", entry.size)
+    if not is_here(entry):
         print(f"{entry.url} ({entry.size / 1e6:.0f} MB) -> {path}", flush=True)
-    with bar(entry.file_name) as report:
-        download(entry.url, path, Expected(entry.sha1, "sha1", entry.size), ATTEMPTS, TIMEOUT_SECONDS, report)
+    try:
+        with bar(entry.file_name) as report:
+            download(entry.url, path, expected, ATTEMPTS, TIMEOUT_SECONDS, report)
+    except UnwritableError as error:
+        raise ConfigError(f"{error}, as YOLO_HOME=<folder>") from error
     return path
+
+
+def is_here(entry: Published) -> bool:
+    """Whether there is a file, right or wrong. Raises ConfigError if the user may not read it."""
+    path = weights_folder() / entry.file_name
+    try:
+        with path.open("rb"):
+            return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        fix = "fix: its permissions, or YOLO_HOME=<another folder>"
+        raise ConfigError(f"cannot read {path} ({error.strerror}). {fix}") from error
 
 
 def weights_path(config: ModelConfig, world: World | None = None) -> Path | None:

@@ -16,7 +16,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit
 
 from conf.schema_tools import GetWeightsConfig
-from conf.weights import fetch_weights, weights_folder
+from conf.weights import fetch_weights, is_here, weights_folder
 from models.weights.published import LICENCE, PUBLISHED, Published
 
 
@@ -30,7 +30,7 @@ def get_weights(config: GetWeightsConfig) -> None:
 
 
 def _row(entry: Published) -> str:
-    here = "here" if (weights_folder() / entry.file_name).is_file() else ""
+    here = "here" if is_here(entry) else ""
     return f"  {entry.name:<20}{entry.size / 1e6:>5.0f} MB  {here:<6}{_use(entry)}"
 
 

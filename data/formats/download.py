@@ -50,13 +50,18 @@ class UnreachableError(DataError):
     """The server cannot be reached: most likely this machine has no way to it."""
 
 
+class UnwritableError(DataError):
+    """The folder that the file is meant for cannot be written to."""
+
+
 def download(url: str, path: Path, expected: Expected, attempts: int, timeout: float, report: Report) -> None:
     """Fetch ``url`` into ``path`` unless it is there; resume an interrupted download.
 
     Bytes go to ``<path>.part``, which is renamed once it is what was expected; otherwise it is
     deleted. Of several processes one fetches and the others wait. Raises ``DataError`` after
     ``attempts`` failures in a row without a new byte, at once where the server refuses the file,
-    and for a wrong file; ``UnreachableError`` where the first attempt finds no server.
+    and for a wrong file; ``UnreachableError`` where the first attempt finds no server;
+    ``UnwritableError`` where the folder is not the user's.
     """
     if path.is_file() and expected.problem(path) is None:
         return  # also from a folder that nobody may write to
@@ -90,7 +95,8 @@ def _alone(part: Path, size: int, report: Report) -> Iterator[None]:
             part.parent.mkdir(parents=True, exist_ok=True)
             opened = part.open("ab")
         except OSError as error:
-            raise DataError(f"cannot write {part} ({error.strerror}). fix: a folder that you may write to") from error
+            message = f"cannot write {part} ({error.strerror}). fix: a folder that you may write to"
+            raise UnwritableError(message) from error
         with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

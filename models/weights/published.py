@@ -79,7 +79,8 @@ def find_published(weights: str, network: str, width: float) -> Published | None
     zoo = sorted({name for entry in PUBLISHED if entry.kind == weights for name in entry.networks})
     said = f"model.weights={weights} is published for {', '.join(zoo)}, not for model.cfg={network}"
     if weights not in there:
-        raise ModelError(f"{said}. fix: {f'model.weights={COCO}' if there else 'model.weights=<file>, or none'}")
+        raise ModelError(f"{said}. fix: {f'model.weights={COCO}' if there else 'model.weights=<file>, or null'}")
     if width != 1:
-        raise ModelError(f"model.weights={weights} is published for model.width=1, not {width:g}. fix: leave one out")
+        fix = "fix: model.width=1, or model.weights=null"
+        raise ModelError(f"model.weights={weights} is published for model.width=1, not {width:g}. {fix}")
     return there[weights]

@@ -91,6 +91,24 @@ def test_only_the_right_file_is_used(sha1: str, served: str, start: str, home: P
     assert ("instead of" in said) == (start == "by hand" and not right)
 
 
+def test_a_place_that_is_not_the_users_is_one_sentence(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, listed = PUBLISHED[2], GetWeightsConfig(name="list", debug=False)
+    home.mkdir()
+    path = home / entry.file_name
+    path.symlink_to(path)  # as unreadable as a forbidden file, also for root
+    for action in (lambda: fetch_weights(entry), lambda: get_weights(listed)):
+        with pytest.raises(
+            ConfigError, match=rf"^cannot read {path} \(.*\)\. fix: its .*, or YOLO_HOME=<another folder>$"
+        ):
+            action()
+    path.unlink()
+    path.write_bytes(b"0")
+    monkeypatch.setenv("YOLO_HOME", str(path))  # which is no folder
+    get_weights(listed)
+    with pytest.raises(ConfigError, match=r"^cannot write .* \(.*\)\. fix: a folder .*, as YOLO_HOME=<folder>$"):
+        fetch_weights(entry)
+
+
 def test_two_processes_fetch_once(home: Path) -> None:
     with serving(CONTENT) as server:
         server.pause = 0.5
