@@ -8,6 +8,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -201,3 +202,10 @@ def test_every_package_of_the_environment_is_pinned() -> None:
                 further = []
             waiting += [one for one in further if one.marker is None or one.marker.evaluate({"extra": ""})]
     assert needed <= pinned, f"not pinned: {sorted(needed - pinned)}. fix: python .ci/pins.py"
+
+
+def test_pytest_enters_every_folder_of_tests(pytestconfig: pytest.Config) -> None:
+    """Its own list of folders to leave out has common names such as build."""
+    left_out = pytestconfig.getini("norecursedirs")
+    folders = {path.parent.relative_to(REPOSITORY) for path in (REPOSITORY / "tests").rglob("test_*.py")}
+    assert not [folder for folder in folders if any(fnmatch(part, each) for part in folder.parts for each in left_out)]
