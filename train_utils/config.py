@@ -13,7 +13,8 @@ from typing import Any
 
 from train_utils.errors import TrainError
 
-AUTO = "auto"  # of train.device_batch_size and train.max_device_batch_size
+AUTO = "auto"  # of train.device_batch_size, train.max_device_batch_size and optim.flat_fraction
+SHORT_TRAINING = 2000  # steps (docs/decisions/0020-flat-rate.md)
 TORCH = "torch"  # of train.sync_bn
 BACKENDS = {  # of evaluate.backend, the fastest first, with their modules
     "hotcoco": "hotcoco",
@@ -172,7 +173,7 @@ class OptimConfig:
     lr: float  # learning rate after burn-in, for a loss averaged over the global batch
     final_lr_ratio: float  # learning rate of the last step / lr
     decay: Decay  # how the learning rate falls after burn-in
-    flat_fraction: float  # share of the training after which it begins to fall
+    flat_fraction: Any  # share of the training after which it begins to fall; auto: 0.5 in short ones, to 2000 steps
     momentum: float  # of SGD with Nesterov momentum; beta1 of AdamW
     beta2: float  # of AdamW: decay of its mean of squared gradients
     weight_decay: float  # on convolution weights only; each step of AdamW takes lr times this share of them away
@@ -185,6 +186,12 @@ class OptimConfig:
     ema_decay: float  # final decay of the weight average in each step
     ema_ramp_steps: float  # the decay in a step is ema_decay * (1 - exp(-step / ema_ramp_steps))
     ema_max_fraction: float  # upper limit of ema_ramp_steps as a share of the training
+
+    def flat_share(self, steps: int) -> float:
+        """``flat_fraction`` as a number, in a training of so many steps."""
+        if self.flat_fraction == AUTO:
+            return 0.5 if steps <= SHORT_TRAINING else 0.0
+        return float(self.flat_fraction)
 
     @property
     def tensors(self) -> int:
@@ -203,8 +210,9 @@ class OptimConfig:
         for key in ("momentum", "beta2", "burn_in_momentum", "burn_in_max_fraction", "final_lr_ratio", "ema_decay"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"optim.{key} must lie in 0..1, got {getattr(self, key)}")
-        if not 0 <= self.flat_fraction < 1:
-            raise ValueError(f"optim.flat_fraction must lie in 0..1, below 1, got {self.flat_fraction}")
+        flat = self.flat_fraction
+        if flat != AUTO and not (type(flat) in (int, float) and 0 <= flat < 1):
+            raise ValueError(f"optim.flat_fraction must be {AUTO} or lie in 0..1, below 1, got {flat}")
         if not 0 < self.ema_max_fraction <= 1:
             raise ValueError(f"optim.ema_max_fraction must be above 0 and at most 1, got {self.ema_max_fraction}")
         if self.clip_norm is not None and not self.clip_norm > 0:

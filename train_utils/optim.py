@@ -71,7 +71,7 @@ class Schedule:
         return min(round(wanted), round(self.config.burn_in_max_fraction * steps))
 
     def _decayed(self, step: int, length: int) -> float:
-        flat = self.config.flat_fraction
+        flat = self.config.flat_share(length)
         progress = min(1.0, max(0.0, step / max(1, length - 1) - flat) / (1 - flat))
         low = self.config.final_lr_ratio
         if self.config.decay is Decay.cosine:

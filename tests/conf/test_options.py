@@ -163,7 +163,7 @@ def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacke
     before = to_dictionary(compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.5"]))
     del before["train"]["max_device_batch_size"], before["optim"]["name"], before["optim"]["flat_fraction"]
     (tmp_path / "config.yaml").write_text(json.dumps(before))
-    others = ["optim=adamw", "optim.flat_fraction=0.5"]  # as if they were the defaults
+    others = ["optim=adamw", "optim.flat_fraction=auto"]  # as if they were the defaults
     today = compose("train", TrainConfig, ["data=bccd", "train.epochs=7", *others])
     now = to_dictionary(today) | {"resume": str(tmp_path)}
     config = continue_run(now, ["data", "train.epochs", "resume"])

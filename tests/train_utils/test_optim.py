@@ -76,6 +76,15 @@ def test_rates_during_and_after_burn_in() -> None:
     assert schedule.lr_factor(99) == pytest.approx(0.05)
 
 
+def test_only_short_trainings_keep_their_rate_for_half_of_their_steps_by_default() -> None:
+    config = replace(CONFIG, flat_fraction="auto")
+    assert [config.flat_share(steps) for steps in (1, 2000, 2001)] == [0.5, 0.5, 0.0]
+    for steps, flat in ((400, 0.5), (4000, 0.0)):
+        schedules = (Schedule(replace(CONFIG, flat_fraction=each), 10, steps) for each in ("auto", flat))
+        one, other = ([schedule.weight_lr_factor(step) for step in range(steps)] for schedule in schedules)
+        assert one == other
+
+
 @pytest.mark.parametrize("flat", [0.0, 0.2, 0.5])
 @pytest.mark.parametrize(("decay", "halfway"), [(Decay.linear, 0.525), (Decay.cosine, 0.525), (Decay.constant, 1.0)])
 def test_decays_meet_their_ends(decay: Decay, halfway: float, flat: float) -> None:
@@ -154,7 +163,9 @@ def test_average_continues_where_it_was_saved() -> None:
         ({"clip_norm": -1.0}, "optim.clip_norm must be above 0"),
         ({"weight_decay": -1e-4}, "optim.weight_decay must be 0 or more"),
         ({"ema_max_fraction": 0.0}, "optim.ema_max_fraction must be above 0"),
-        ({"flat_fraction": 1.0}, "optim.flat_fraction must lie in 0..1, below 1, got 1.0"),
+        ({"flat_fraction": 1.0}, "optim.flat_fraction must be auto or lie in 0..1, below 1, got 1.0"),
+        ({"flat_fraction": "half"}, "optim.flat_fraction must be auto or lie"),
+        ({"flat_fraction": True}, "optim.flat_fraction must be auto or lie"),
         ({"beta2": 2.0}, "optim.beta2 must lie in 0..1"),
     ],
 )
