@@ -42,7 +42,7 @@ def choose_gpus(config: DictConfig, hydra: Any, folder: Path) -> None:
         return
     for gpu in _all:
         if len(_claimed) < wanted and gpu not in _claimed:
-            file = (folder / f"gpu-{gpu}.lock").open("w")
+            file = (folder / f"gpu-{gpu.replace('/', '-')}.lock").open("w")  # parts of a GPU may be MIG-GPU-8f/1/0
             with suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _claimed[gpu] = file

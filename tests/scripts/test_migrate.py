@@ -130,6 +130,7 @@ def test_ultralytics(folder: Path) -> None:
     assert (train.epochs, train.batch_size, train.image_size, train.multi_scale) == (50, 64, 512, [0.5, 1.5])
     assert (optim.name, optim.lr, optim.momentum, optim.weight_decay) == ("sgd", 0.02, 0.9, 0.001)
     assert (optim.final_lr_ratio, optim.decay, optim.burn_in_min_steps) == (0.01, "cosine", 25)
+    assert optim.flat_fraction == 0, "the rate falls from the start there"
     assert (augment.mosaic, augment.perspective) == (0.9, pytest.approx(0.0512))
     assert all(name in left for name in ("model: yolov8n", "dfl: 1.5", "fraction: 0.5"))
     assert not any(name in left for name in ("plots", "conf:", "bgr", "nbs", "task"))
@@ -213,6 +214,7 @@ def test_darknet(folder: Path) -> None:
     assert (train.epochs, train.batch_size, train.device_batch_size, train.image_size) == (13, 64, 4, 416)
     assert (optim.lr, optim.momentum, optim.weight_decay, optim.ema_decay) == (0.0026, 0.949, 0.0004, 0)
     assert (optim.final_lr_ratio, optim.burn_in_min_steps, optim.burn_in_epochs) == (pytest.approx(0.05), 1000, 0)
+    assert optim.flat_fraction == 0
     assert (augment.hsv_saturation, augment.hsv_value, augment.hsv_hue, augment.degrees) == (0.5, 0.25, 0.1, 7)
     assert (augment.mosaic, augment.flip_horizontal, augment.translate) == (0.5, 0.5, 0.3)
     assert config.loss.name == "darknet" and config.evaluate.resize == "stretch" and train.multi_scale == [0.71, 1.4]
@@ -236,7 +238,7 @@ def test_mmyolo(folder: Path) -> None:
     assert (data.val.annotations, data.names, data.workers) == ("a/val.json", ["cat", "dog"], 4)
     assert (train.epochs, train.batch_size, train.image_size, config.evaluate.every) == (40, 128, 640, 10)
     assert (optim.lr, optim.weight_decay, optim.clip_norm) == (0.005, 0.001, 35)  # 128 images: twice the decay
-    assert (optim.decay, optim.final_lr_ratio) == ("cosine", 0.05)
+    assert (optim.decay, optim.final_lr_ratio, optim.flat_fraction) == ("cosine", 0.05, 0)
     assert (augment.mosaic, augment.scale, augment.shear) == (0.75, 0.4, 2)
     assert (config.evaluate.nms_iou, config.evaluate.max_detections) == (0.65, 300)
     assert all(name in left for name in ("custom_hooks", "Albu.transforms", "model: YOLODetector", "PPYOLOERandomCrop"))

@@ -16,7 +16,7 @@ from conf.failures import ConfigError
 from conf.sweeps import gpus
 from conf.sweeps.gpus import bound_jobs, choose_gpus
 
-EVERYTHING = "5,7,GPU-8f,9"
+EVERYTHING = "5,7,MIG-GPU-8f/1/0,9"
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 HYDRA = OmegaConf.create({"launcher": {"_target_": JOBLIB}})
 
