@@ -20,7 +20,7 @@ lint:
 	uv run mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 docs:
-	uv run python -m scripts.options_page docs/options.md
+	uv run python -m scripts.options_page docs/train/options.md
 	uv run zensical build --strict --clean
 
 bench:

@@ -1,4 +1,6 @@
-"""What a plugin imports to register its parts: one decorator for each kind (docs/extending.md).
+"""What a plugin imports to register its parts: one decorator for each kind.
+
+docs/develop/extending.md lists the kinds.
 
 from plugins import augmentation
 

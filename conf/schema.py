@@ -83,7 +83,7 @@ class TrainConfig:
     devices: Any  # start processes, one for each GPU: a number, auto (all), or a list as [0,2]; null: this one alone
     dry_run: bool  # print the node, device, data and share of a step of each rank, then exit
     debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # files, or entry points of installed packages, that add parts: see docs/extending.md
+    plugins: list[str]  # files, or entry points of installed packages, that add parts: see docs/develop/extending.md
     plugins_sha256: dict[
         str, str
     ]  # of the plugins by name, filled in; with another file a run or checkpoint is refused

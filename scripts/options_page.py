@@ -1,6 +1,6 @@
-"""Write docs/options.md from the option dataclasses and the YAML files.
+"""Write docs/train/options.md from the option dataclasses and the YAML files.
 
-python -m scripts.options_page docs/options.md
+python -m scripts.options_page docs/train/options.md
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def replay(
     """
     if until - done > most:
         raise ReplayError(f"they are {until - done}. fix: steps={until - done}")
-    anywhere = options.train.deterministic and not on_gpu(makers[0])  # docs/distributed.md
+    anywhere = options.train.deterministic and not on_gpu(makers[0])  # docs/machines/distributed.md
     counts = sorted({start["processes"] for start in makers})
     if not anywhere and counts != [world.world_size]:
         made = " and ".join(map(str, counts))

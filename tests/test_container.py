@@ -1,6 +1,6 @@
 """The image, the devcontainer and the Kubernetes examples: what they name exists, and pods train.
 
-No image is built here; docs/container.md says what was built, and how.
+No image is built here; docs/machines/container.md says what was built, and how.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_what_git_ignores_stays_out_of_the_image() -> None:
 
 
 def test_the_commands_of_the_page_are_taken(own_files: Path) -> None:  # noqa: F811
-    page = (REPOSITORY / "docs" / "container.md").read_text()
+    page = (REPOSITORY / "docs" / "machines" / "container.md").read_text()
     commands = re.findall(r"^    docker run .*? yolo (.+)$", page.replace("\\\n", ""), re.M)
     assert len(commands) >= 4
     for command in commands:

@@ -1,5 +1,5 @@
-"""Each command that README.md and docs/ show is one that its program takes; each error sentence of
-docs/faq.md is one that the source holds.
+"""Each command that README.md and docs/ show is one that its program takes; each link leads to a
+page and its heading; each error sentence of docs/start/faq.md is one that the source holds.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import ast
 import importlib.util
 import re
 import shlex
+import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from conf import CONF_DIR
 from conf.entry import compose, defaults
 from conf.failures import ConfigError
 from conf.programs import PROGRAMS, prepare_arguments
-from tests.test_house import all_sources, tracked
+from tests.test_house import MOST_FILES, all_sources, tracked
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -47,11 +49,11 @@ COMMANDS = sorted(
 
 @pytest.fixture(scope="module")
 def own_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a user that docs/own-data.md has: its YAML as it stands there, and fitted
+    """The files of a user that docs/start/own-data.md has: its YAML as it stands there, and fitted
     anchors.
     """
     folder = tmp_path_factory.mktemp("mine")
-    page = (REPOSITORY / "docs" / "own-data.md").read_text()
+    page = (REPOSITORY / "docs" / "start" / "own-data.md").read_text()
     cats = "\n".join(
         line[4:] for line in re.findall(r"^    (?:defaults:.*\n(?:    .*\n)+)", page, re.M)[0].splitlines()
     )
@@ -184,14 +186,14 @@ def is_said(part: list[str], texts: list[list[str]]) -> bool:
 
 
 def test_error_sentences_of_the_faq_are_those_of_the_source() -> None:
-    quoted = re.findall(r"^\*\*`(.+?)`\*\*", (REPOSITORY / "docs" / "faq.md").read_text(), re.M)
+    quoted = re.findall(r"^\*\*`(.+?)`\*\*", (REPOSITORY / "docs" / "start" / "faq.md").read_text(), re.M)
     texts = source_texts()
     assert len(quoted) >= 10
     for sentence in quoted:
         parts = constant_parts(sentence)
-        assert parts, f"docs/faq.md: nothing to compare in {sentence!r}"
+        assert parts, f"docs/start/faq.md: nothing to compare in {sentence!r}"
         for part in parts:
-            assert is_said(part, texts), f"docs/faq.md: no program says {' '.join(part)!r}"
+            assert is_said(part, texts), f"docs/start/faq.md: no program says {' '.join(part)!r}"
 
 
 def test_a_stale_sentence_is_found() -> None:
@@ -207,3 +209,40 @@ def test_programs_and_modules_that_pages_name_exist() -> None:
     for page in PAGES:
         for name in re.findall(r"`([\w/]+\.(?:py|sbatch))(?:: \w+)?`", page.read_text()):
             assert any(path.endswith(f"/{name}") for path in files), f"{page} names {name}, which is not there"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_to_pages_and_headings() -> None:
+    for page in tracked("*.md"):
+        for path, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page} links to {path}"
+            assert not anchor or anchor in anchors_of(target), f"{page}: {path} has no heading #{anchor}"
+
+
+def test_pages_that_the_source_names_exist() -> None:
+    for path in (path for kind in ("*.py", "*.yaml", "*.toml", "*.sh", "*.md", "Makefile") for path in tracked(kind)):
+        for page in re.findall(r"(?<![\w/.])docs/[\w/-]+\.md", path.read_text()):
+            assert (REPOSITORY / page).exists(), f"{path} names {page}, which is not there"
+
+
+def test_no_folder_of_pages_is_crowded() -> None:
+    """docs/decisions aside, which is one numbered list with a page that leads through it."""
+    pages = Counter(page.parent for page in PAGES)
+    crowded = {str(folder) for folder, count in pages.items() if count > MOST_FILES and folder.name != "decisions"}
+    assert not crowded
+
+
+def test_the_map_lists_each_page_once_in_the_order_of_the_site() -> None:
+    docs = REPOSITORY / "docs"
+    listed = re.findall(r"\]\(([^)]+)\)", (docs / "README.md").read_text())
+    groups = tomllib.loads((REPOSITORY / "zensical.toml").read_text())["project"]["nav"][1:]
+    assert listed == [page for group in groups for pages in group.values() for page in pages]
+    lists = {folder for folder in ("decisions", "results") if f"{folder}/README.md" in listed}
+    here = [path.relative_to(docs) for path in PAGES[1:] if path != docs / "README.md"]
+    assert sorted(listed) == sorted(str(p) for p in here if p.parts[0] not in lists or p.name == "README.md")

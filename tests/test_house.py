@@ -164,13 +164,6 @@ def test_prose_is_wrapped() -> None:
             assert exempt or len(line) <= MOST_COLUMNS, f"{path.relative_to(REPOSITORY)}:{number}: {len(line)} columns"
 
 
-def test_links_between_pages_hold() -> None:
-    for path in tracked("*.md"):
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (path.parent / target).exists(), f"{path.relative_to(REPOSITORY)} links to {target}"
-
-
 @pytest.mark.parametrize("part", ["models", "data"])
 def test_doors_lead_to_what_they_name(part: str) -> None:
     """Each name can be imported, and none is hidden by a module of the same name."""

@@ -103,7 +103,9 @@ def _registered(module_name: str, path: Path) -> tuple[Part, ...]:
     except (Exception, SystemExit) as error:
         raise ConfigError(f"plugin {path} {told(error, path)}. fix: correct it") from error
     if not found:
-        raise ConfigError(f"plugin {path} registers nothing. fix: use a decorator of `plugins`, see docs/extending.md")
+        raise ConfigError(
+            f"plugin {path} registers nothing. fix: use a decorator of `plugins`, see docs/develop/extending.md"
+        )
     return found
 
 

@@ -2,7 +2,7 @@
 
     python -m scripts.prelabel ckpt=runs/coco/<date_time> source=pictures format=coco out=labels
 
-The folder holds labels that the tool can import, and order.csv. See docs/labelling.md.
+The folder holds labels that the tool can import, and order.csv. See docs/use/labelling.md.
 """
 
 from pathlib import Path

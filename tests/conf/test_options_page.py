@@ -1,4 +1,4 @@
-"""docs/options.md is what the option dataclasses and the YAML files say."""
+"""docs/train/options.md is what the option dataclasses and the YAML files say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scripts.options_page import page
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "train" / "options.md"
 
 
 def test_the_page_of_options_is_current() -> None:

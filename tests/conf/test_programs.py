@@ -139,7 +139,7 @@ def test_tab_completes_behind_every_launcher() -> None:
         "uv run --no-sync eval.py evaluate=ult": "evaluate=ultralytics-archive",
         "torchrun --nproc-per-node=2 train.py data=shapes optim.weight_d": "optim.weight_decay=",
         "python -m scripts.check_data data=bccd_": "data=bccd_voc",
-        "python train.py data.root=docs/own-d": "data.root=docs/own-data.md",
+        "python train.py data.root=docs/start/own-d": "data.root=docs/start/own-data.md",
         "python other.py data=co": "",
     }
     script = 'source scripts/complete.bash; uv() { shift; "$@"; }\n'

@@ -15,7 +15,7 @@ from conf.answers.suggest import kinds_of
 from conf.entry import register
 from conf.programs import PROGRAMS
 
-PAGE = CONF_DIR.parent / "docs" / "coming-from.md"
+PAGE = CONF_DIR.parent / "docs" / "coming-from" / "option-names.md"
 VALUES = {  # a fitting value; for most names it is 1
     "gpu": "0", "gpus": "0,1", "amp": "true", "cfg": "a.cfg", "config": "a.cfg", "dataset": "coco",
     "cache_images": "ram", "sync_batchnorm": "true", "view_img": "true", "include": "onnx", "dynamic": "true",
