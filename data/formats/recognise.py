@@ -18,8 +18,7 @@ TRAIN, VAL = ("train",), ("valid", "val", "validation")
 # Names that say what a file or folder is for, not which set it belongs to.
 USUAL = re.compile(r"(_?annotations?|labels|data|dataset|obj|config|result|images|train|valid|val|test)(\.coco)?")
 KINDS = (
-    "a data.yaml, Darknet's obj.data, a COCO json, or a folder with one of these, with Pascal VOC's xml files, or "
-    "with classes.txt beside images and labels"
+    "a data.yaml, Darknet's obj.data, a COCO json, or a folder with one of these or with Pascal VOC's xml files"
 )
 _CLASS = re.compile(rb"<object>.*?<name>\s*(.*?)\s*</name>", re.DOTALL)
 
@@ -35,7 +34,7 @@ def recognise(place: Path) -> dict[str, Any]:
     if place.is_file():
         if place.suffix.lower() in SET_SUFFIXES:
             return named | {"format": "yolo", "root": str(place)}
-        if place.suffix.lower() == ".json" and _is_coco(place):
+        if place.suffix.lower() == ".json":
             return named | _of_jsons(_given_and_other(place))
         more = "python -m scripts.convert_data makes a COCO json of it" if place.suffix == ".csv" else f"name {KINDS}"
         raise DataError(f"{place} is no data set that can be read as it is. fix: {more}")
@@ -44,7 +43,7 @@ def recognise(place: Path) -> dict[str, Any]:
         if len(usual) > 1:
             raise DataError(f"{place} holds {' and '.join(path.name for path in usual)}. fix: data=<one of them>")
         return named | {"format": "yolo", "root": str(usual[0])}
-    found = _of_jsons(_jsons_of(place)) or _of_voc(place) or _of_classes(place)
+    found = _of_jsons(_jsons_of(place)) or _of_voc(place)
     if not found:
         raise DataError(f"{place} is no data set that is known. fix: name {KINDS}")
     return named | found
@@ -70,22 +69,10 @@ def _splits(folder: Path, pattern: str = "{}") -> dict[str, Path]:
 
 
 def _jsons_of(folder: Path) -> dict[str, Path]:
-    """The json of each split in a folder, as Roboflow, COCO, CVAT and Label Studio lay them out."""
-    if "train" in (found := _splits(folder, "{}/_annotations.coco.json")):
-        return found
-    jsons = [path for part in (folder, folder / "annotations") for path in sorted(part.glob("*.json"))]
-    jsons = [path for path in jsons if _is_coco(path)]
-    jsons = [path for path in jsons if path.name.startswith("instances_")] or jsons
-    pairs = [pair for path in jsons if "val" in (pair := _given_and_other(path)) and pair["train"] == path]
-    if len(pairs) == 1:
-        return pairs[0]
-    if len(jsons) > 1:
-        raise DataError(
-            f"{folder} holds several COCO files ({', '.join(path.name for path in jsons)}), of which none are for "
-            "train and val. fix: data=<one of them>, or data=coco with data.train.annotations= and "
-            "data.val.annotations="
-        )
-    return {"train": jsons[0]} if jsons else {}
+    """The json of each split in a folder, as Roboflow and COCO lay them out; {} without one json."""
+    layouts = ("train/_annotations.coco.json", "annotations/instances_train*.json", "annotations/*.json", "*.json")
+    jsons = next(filter(None, (sorted(folder.glob(layout)) for layout in layouts)), [])
+    return _given_and_other(jsons[0]) if len(jsons) == 1 else {}
 
 
 def _given_and_other(path: Path) -> dict[str, Path]:
@@ -113,18 +100,10 @@ def _of_jsons(jsons: dict[str, Path]) -> dict[str, Any]:
     return {"format": "coco", "root": root, "on_error": "clip", "val": parts["train"], **parts}
 
 
-def _is_coco(path: Path) -> bool:
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            return False
-        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return all(text.find(key) >= 0 for key in (b'"images"', b'"annotations"', b'"categories"'))
-
-
 def _images_of(path: Path) -> Path:
     """The folder that has the first ``file_name`` of a json; that of the json if none has it."""
     with path.open("rb") as file:
-        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
         found = re.search(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text)
     if found is None:
         return path.parent
@@ -136,7 +115,7 @@ def _images_of(path: Path) -> Path:
     return path.parent
 
 
-# Pascal VOC, and YOLO without a file that names the images
+# Pascal VOC
 
 
 def _of_voc(folder: Path) -> dict[str, Any]:
@@ -162,14 +141,3 @@ def _classes(folder: Path) -> Iterator[str]:
     for path in folder.glob("*.xml"):
         for name in _CLASS.findall(path.read_bytes()):
             yield unescape(name.decode("utf-8", "replace"))
-
-
-def _of_classes(folder: Path) -> dict[str, Any]:
-    """The options for images and labels with a list of classes, as Label Studio writes them."""
-    if not (folder / "classes.txt").is_file():
-        return {}
-    there = _splits(folder, "images/{}") or _splits(folder, "{}/images") or {"train": folder / "images"}
-    parts = {split: {"annotations": os.path.relpath(path, folder), "images": "."} for split, path in there.items()}
-    if "train" not in parts or not there["train"].is_dir():
-        return {}
-    return {"format": "yolo", "root": str(folder), "names": "classes.txt", "val": parts["train"], **parts}

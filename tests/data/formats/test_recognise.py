@@ -86,13 +86,6 @@ def darknet(yolo_set: YoloSet) -> str:
     return "obj.data"
 
 
-def label_studio(yolo_set: YoloSet) -> str:
-    yolo_set.add("images", "labels")
-    yolo_set.write("classes.txt", "x\ny\nz\n")
-    yolo_set.write("notes.json", '{"categories": [], "info": {}}')
-    return "./"
-
-
 def polygons(yolo_set: YoloSet) -> str:
     """Rows of segmentation, and of turned boxes, whose corners lie on the upright box."""
     yaml_at("data.yaml", "train: images\nval: images")(yolo_set)
@@ -121,7 +114,6 @@ LAYOUTS: dict[str, Callable[[YoloSet], str]] = {
         "data.yaml", "train: ../../train/images\nval: ../../val/images", "{}/images", "{}/labels"
     ),
     "Darknet": darknet,
-    "Label Studio": label_studio,
     "polygons": polygons,
     "Roboflow COCO": of_coco("./", "{}", "{}/_annotations.coco.json"),
     "Roboflow COCO by its json": of_coco("valid/_annotations.coco.json", "{}", "{}/_annotations.coco.json"),
@@ -133,7 +125,7 @@ LAYOUTS: dict[str, Callable[[YoloSet], str]] = {
     "Roboflow VOC": of_voc("./", "{}", "{}"),
     "a folder of xml files": of_voc("./", "./", "./"),
 }  # fmt: skip
-ONE_SET = ("Label Studio", "Label Studio's COCO", "one json", "a folder of xml files")
+ONE_SET = ("Label Studio's COCO", "one json", "a folder of xml files")
 
 
 def composed(program: str, *options: str) -> DataConfig:
@@ -192,10 +184,9 @@ def test_a_file_of_our_own_options_and_a_choice_by_its_name(yolo_set: YoloSet, m
         ),
         ("", "a.csv", "scripts.convert_data makes a COCO json of it"),
         ("", "a.txt", "is no data set that can be read as it is. fix: name a data.yaml"),
-        ("", "b.json", "b.json is no data set that can be read as it is"),
         ("", "empty/", "/empty is no data set that is known. fix: name a data.yaml"),
         ("", "two/", "two holds a.yaml and b.yaml. fix: data=<one of them>"),
-        ("", "jsons/", "holds several COCO files (a.json, b.json), of which none are for train and val"),
+        ("", "jsons/", "/jsons is no data set that is known. fix: name a data.yaml"),
     ],
 )
 def test_what_cannot_be_read_is_named(
@@ -204,7 +195,7 @@ def test_what_cannot_be_read_is_named(
     monkeypatch.chdir(yolo_set.root)
     for name in ("a.yaml", "two/a.yaml", "two/b.yaml"):
         yolo_set.write(name, f"train: images\nval: images\nnames: [x]\n{text}")
-    for name in ("a.csv", "a.txt", "b.json", "empty/a.txt"):
+    for name in ("a.csv", "a.txt", "empty/a.txt"):
         yolo_set.write(name, "")
     for name in ("jsons/a.json", "jsons/b.json"):
         yolo_set.write(name, coco("a"))
