@@ -1,4 +1,4 @@
-"""Verify the proof of a run: hash its files, replay its first and last steps, score it again.
+"""Verify the proof of a run: hash its files, replay its last steps, score it again.
 
     python -m scripts.verify runs/coco/<date_time>
     python -m scripts.verify runs/coco/<date_time> data_root=/elsewhere/coco
@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -53,7 +53,7 @@ from train_utils.scores.coco_eval import ABSENT
 from train_utils.shell import option
 from train_utils.terminal.screen import say
 
-ENTRIES = ("starts", "code", "packages", "data", "initial weights", "first steps", "last steps", "files", "figures")
+ENTRIES = ("starts", "code", "packages", "data", "initial weights", "last steps", "files", "figures")
 QUIET = {"lines_per_epoch": 0, "pictures": False, "tensorboard": False, "wandb": None, "mlflow": None}
 WORDS = {True: "holds", False: "DIFFERS", None: "not checked"}
 
@@ -99,8 +99,7 @@ def checks(config: VerifyConfig, folder: Path, proof: dict[str, Any], world: Wor
     if config.steps:
         place = broadcast_text(scratch_in(folder) if world.is_main else None)
         try:
-            yield replayed("first steps", lambda: first_steps(config, proof, world, Path(place, "first")))
-            yield replayed("last steps", lambda: last_steps(config, folder, proof, world, Path(place, "last")))
+            yield replayed("last steps", lambda: last_steps(config, folder, proof, world, Path(place)))
         finally:
             if world.is_main:
                 shutil.rmtree(place)
@@ -127,58 +126,31 @@ def replayed(what: str, repeat: Callable[[], tuple[list[str], str]]) -> Check:
         return Check(what, False, reason(error))
 
 
-def first_steps(config: VerifyConfig, proof: dict[str, Any], world: World, place: Path) -> tuple[list[str], str]:
-    """Train the first steps again, from the initial weights."""
-    kept = proof["first steps"]
-    if kept is None:
-        raise ReplayError("their weights were not kept")
-    makers = [start for start in proof["starts"] if start["step"] < kept["step"]]
-    start = makers[0]
-    changes: dict[str, Any] = {"run_dir": str(place), "resume": None}
-    if start["micro_batch"] % world.world_size == 0:
-        changes["train"] = {"device_batch_size": start["micro_batch"] // world.world_size}
-    replay(makers, options_of(start, config, changes), config.steps, world, kept["step"])
-    same = not world.is_main or read_proof(place)["first steps"] == kept
-    return ["other weights"] * (not same), f"same weights after step {kept['step']}"
-
-
 def last_steps(
     config: VerifyConfig, folder: Path, proof: dict[str, Any], world: World, place: Path
 ) -> tuple[list[str], str]:
-    """Resume from the checkpoint before the last one and train up to the last one."""
-    until, first = proof["last steps"]["step"], proof["first steps"]
-    if first is not None and until == first["step"]:
-        raise ReplayError("the first steps are all that there were")
+    """Resume from the checkpoint before the last one and train up to the last one, without output.
+
+    Raises ReplayError if that takes too many steps or cannot be exact here, and the errors of train.
+    """
+    until = proof["last steps"]["step"]
     start = [start for start in proof["starts"] if start["step"] < until][-1]  # a later one only scored
     if start["options"]["train"]["best_only"] or not {LAST, PREVIOUS} <= proof["files"].keys():
         raise ReplayError("no checkpoint before them was kept")
-    before = load_checkpoint(folder / PREVIOUS)["step"]
+    before, count = load_checkpoint(folder / PREVIOUS)["step"], start["processes"]
+    if until - before > config.steps:
+        raise ReplayError(f"they are {until - before}. fix: steps={until - before}")
+    options = options_of(start, config, {"run_dir": None, "resume": str(place), "resume_force": True})
+    anywhere = options.train.deterministic and not on_gpu(start)  # docs/machines/distributed.md
+    if count != world.world_size and not anywhere:
+        raise ReplayError(f"{count} processes trained them, {world.world_size} would round differently")
     if world.is_main:
         (place / LAST).parent.mkdir(parents=True)
         (place / LAST).symlink_to(folder / PREVIOUS)
-    options = options_of(start, config, {"run_dir": None, "resume": str(place), "resume_force": True})
-    replay([start], options, config.steps, world, until, before)
-    same = not world.is_main or weights_digest(load_checkpoint(place / LAST)) == proof["last steps"]["sha256"]
-    return ["other weights"] * (not same), f"same weights after steps {before} to {until}"
-
-
-def replay(
-    makers: Sequence[dict[str, Any]], options: TrainConfig, most: int, world: World, until: int, done: int = 0
-) -> None:
-    """Train from step ``done`` to ``until`` as the starts ``makers`` did, but without output.
-
-    Raises ReplayError if that takes more than ``most`` steps or cannot be exact here, and the
-    errors of train.
-    """
-    if until - done > most:
-        raise ReplayError(f"they are {until - done}. fix: steps={until - done}")
-    anywhere = options.train.deterministic and not on_gpu(makers[0])  # docs/machines/distributed.md
-    counts = sorted({start["processes"] for start in makers})
-    if not anywhere and counts != [world.world_size]:
-        made = " and ".join(map(str, counts))
-        raise ReplayError(f"{made} processes trained them, {world.world_size} would round differently")
     with redirect_stdout(StringIO()), StopRequest(until) as stop, warnings.catch_warnings(), ExitStack() as stack:
         train_until(options, stop, stack)
+    same = not world.is_main or weights_digest(load_checkpoint(place / LAST)) == proof["last steps"]["sha256"]
+    return ["other weights"] * (not same), f"same weights after steps {before} to {until}"
 
 
 def figures(

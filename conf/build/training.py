@@ -157,7 +157,6 @@ class Training:
 
     def log_step(self) -> None:
         """Log the losses of the step just made, if it is one of each ``logger.every_steps``."""
-        self.proof.stepped()
         self.callbacks.at("step", self.step.losses)
         step, every = self.state.step, self.config.logger.every_steps
         if every > 0 and step % every == 0:

@@ -25,7 +25,7 @@ from train_utils.run.run_state import RunState
 from train_utils.run.same_training import changed_values
 from train_utils.run.whole_files import whole_file
 
-STEPS = 8  # how many of the first and of the last steps can be replayed
+STEPS = 8  # how many of the last steps can be replayed
 
 
 def weights_digest(state: Mapping[str, Any]) -> str:
@@ -54,7 +54,6 @@ class ProofCard:
     ) -> None:
         """``config`` has the options as given."""
         self.folder, self.config, self.world, self.sets, self.state, self.say = folder, config, world, sets, state, say
-        self.kept_step = min(STEPS, config.train.epochs * state.description["steps_per_epoch"])
         self.proof: dict[str, Any] = {}
 
     def begin(self) -> None:
@@ -70,7 +69,6 @@ class ProofCard:
         self.proof = {
             "finished": False,
             "starts": [*before.get("starts", ()), start],
-            "first steps": before.get("first steps"),
             "initial weights": before["initial weights"] if before else initial_weights(self.config),
             "licence of the data": LICENCES.get(self.config.data.name, UNKNOWN),
             "data": {name: summary_of(part) for name, part in self.sets.items()},
@@ -87,18 +85,6 @@ class ProofCard:
         except Exception as error:  # raised in finish
             self._hashes.set_exception(error)
 
-    def stepped(self) -> None:
-        """Keep the digest of the weights after the first steps, of which some may be skipped."""
-        if not self.proof or self.proof["first steps"] or self.state.step < self.kept_step:
-            return
-        if self.proof["starts"][-1]["step"] < self.kept_step:
-            self.proof["first steps"] = self._weights()
-            spare(self.say, FILE, lambda: write_proof(self.folder, self.proof))
-
-    def _weights(self) -> dict[str, Any]:
-        weights = {"model": self.state.model.state_dict(), "ema": self.state.average.module.state_dict()}
-        return {"step": self.state.step, "sha256": weights_digest(weights)}
-
     def finish(self) -> None:
         """Complete the proof with the figures and the digests of data, checkpoints and tables."""
         if self.proof:
@@ -108,6 +94,7 @@ class ProofCard:
         if not self._hashes.done():
             self.say(f"{FILE}: the images are still being hashed")
         state, hashes = self.state, self._hashes.result()
+        weights = {"model": state.model.state_dict(), "ema": state.average.module.state_dict()}
         with whole_file(self.folder / TABLE) as file:
             table = csv.writer(file)
             table.writerow(("set", "file", "sha256", "labels"))
@@ -117,7 +104,7 @@ class ProofCard:
         there = [name for name in ("metrics.csv", TABLE, BEST, LAST, PREVIOUS) if (self.folder / name).is_file()]
         self.proof |= {
             "finished": True,
-            "last steps": self._weights(),
+            "last steps": {"step": state.step, "sha256": weights_digest(weights)},
             "best epoch": state.best_epoch,
             "figures": state.best_figures,
             "files": {name: hash_file(self.folder / name) for name in there},

@@ -67,7 +67,7 @@ def test_an_honest_run_holds_wherever_it_lies(copied: Place, capsys: pytest.Capt
     verify(copied)
     said, progress = capsys.readouterr()
     assert said.endswith("nothing differs\n") and "not checked" not in said and "epoch" not in progress
-    assert "same weights after step 8" in said and "same weights after steps 12 to 20" in said
+    assert "same weights after steps 12 to 20" in said
     assert not (copied.run / ".verify").exists()
     assert read_proof(copied.run)["weaknesses"][0] == "the callback Mine changed model"
 
@@ -174,7 +174,7 @@ def test_other_packages_hardware_and_steps(
     said = capsys.readouterr().out
     assert re.search(r"packages +DIFFERS +numpy: .* -> 0.1\n", said)
     assert re.search(r"hardware +DIFFERS .* -> an abacus: bits may differ\n", said)
-    assert len(re.findall("steps +not checked +they are 8. fix: steps=8", said)) == 2
+    assert re.search("last steps +not checked +they are 8. fix: steps=8", said)
     assert said.endswith("differs: first weights, packages, hardware\n")
 
 
@@ -266,5 +266,4 @@ def test_steps_of_several_starts(copied: Place, capsys: pytest.CaptureFixture[st
     replace_text(copied.run / "config.yaml", "deterministic: true", "deterministic: false")
     verify(copied, "score=false")
     said = capsys.readouterr().out
-    made = re.findall("(.*) steps +not checked +(.*) processes trained them, 1 would round differently", said)
-    assert made == [("first", "1 and 2"), ("last", "2")]
+    assert re.search("last steps +not checked +2 processes trained them, 1 would round differently", said)

@@ -17,7 +17,7 @@ from train_utils.shell import option
 from train_utils.terminal.progress import duration
 
 PROVED = (  # keys of proof.json on the page
-    "digest", "data.train.sha", "data.val.sha", "first steps.", "last steps.", "files.check", "initial", "licence",
+    "digest", "data.train.sha", "data.val.sha", "last steps.", "files.check", "initial", "licence",
 )  # fmt: skip
 TRAIN_BATCH = Plot("First training batch", "What the network was given first, with its boxes.")
 
