@@ -131,7 +131,7 @@ def last_steps(
 ) -> tuple[list[str], str]:
     """Resume from the checkpoint before the last one and train up to the last one, without output.
 
-    Raises ReplayError if that takes too many steps or cannot be exact here, and the errors of train.
+    Raises ReplayError if they are too many or cannot be exact here, and the errors of train.
     """
     until = proof["last steps"]["step"]
     start = [start for start in proof["starts"] if start["step"] < until][-1]  # a later one only scored

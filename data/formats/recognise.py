@@ -69,7 +69,7 @@ def _splits(folder: Path, pattern: str = "{}") -> dict[str, Path]:
 
 
 def _jsons_of(folder: Path) -> dict[str, Path]:
-    """The json of each split in a folder, as Roboflow and COCO lay them out; {} without one json."""
+    """The json of each split in a folder of Roboflow or COCO; {} without one json."""
     layouts = ("train/_annotations.coco.json", "annotations/instances_train*.json", "annotations/*.json", "*.json")
     jsons = next(filter(None, (sorted(folder.glob(layout)) for layout in layouts)), [])
     return _given_and_other(jsons[0]) if len(jsons) == 1 else {}
