@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -20,6 +21,7 @@ from conf.failures import ConfigError
 
 GROUP = "hydra_yolov3_spp.plugins"  # of entry points
 INIT = "__init__.py"  # of a package
+OURS = ("conf", "data", "eval", "export", "models", "plugins", "predict", "scripts", "train", "train_utils")
 _loaded: dict[str, Plugin] = {}  # by name; the last file of that name
 
 
@@ -41,8 +43,12 @@ def load(given: str, needed: str = "") -> Plugin:
         raise ConfigError(
             f"plugins: there is no {path}{needed}. fix: plugins=[<its file>], as seen from the current folder"
         )
-    sha256, known = _digest(path, module), _loaded.get(name)
+    files, known = _files(path, module), _loaded.get(name)
+    sha256 = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     if known is None or (known.given, known.sha256) != (given, sha256):
+        paths = list(map(str, files)) if known else []
+        for inner in [inner for inner, of in sys.modules.items() if getattr(of, "__file__", None) in paths]:
+            del sys.modules[inner]  # else old modules stay, and those of a package do not register again
         _loaded[name] = Plugin(name, given, sha256, _registered(module, path))
     return _loaded[name]
 
@@ -74,14 +80,15 @@ def _origin(name: str) -> tuple[str, Path]:
     return found[name].module, Path(spec.origin)
 
 
-def _digest(path: Path, module: str) -> str:
-    """SHA-256 of a file, or of all .py files of the package that the module is in."""
-    depth = module.count(".") + (path.name == INIT)
-    files = sorted(path.parents[depth - 1].rglob("*.py")) if depth else [path]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
+def _files(path: Path, module: str) -> list[Path]:
+    """A plugin's file and those beside it that it imports, or all of the package that it is in."""
+    if depth := module.count(".") + (path.name == INIT):
+        return sorted(path.parents[depth - 1].rglob("*.py"))
+    finder = ModuleFinder([str(path.parent)], excludes=OURS)  # reads the code without running it
+    with suppress(SyntaxError, ValueError):  # told when the plugin is imported
+        finder.run_script(str(path))
+    found = {Path(file) for each in finder.modules.values() if (file := getattr(each, "__file__", None))}
+    return [path, *sorted(found - {path})]
 
 
 def _registered(module_name: str, path: Path) -> tuple[Part, ...]:
@@ -89,8 +96,6 @@ def _registered(module_name: str, path: Path) -> tuple[Part, ...]:
     packages = [str(path.parent)] if path.name == INIT else None
     spec = spec_from_file_location(module_name, path, submodule_search_locations=packages)
     assert spec is not None
-    for inner in [known for known in sys.modules if known.startswith(f"{module_name}.")]:
-        del sys.modules[inner]  # else old modules of the package stay, and do not register again
     sys.modules[module_name] = module = module_from_spec(spec)
     try:
         with collecting() as parts, redirect_stdout(sys.stderr):  # pages and completions have stdout to themselves

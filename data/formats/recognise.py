@@ -17,9 +17,7 @@ from data.formats.set_files import SET_SUFFIXES, USUAL_NAMES, set_files
 TRAIN, VAL = ("train",), ("valid", "val", "validation")
 # Names that say what a file or folder is for, not which set it belongs to.
 USUAL = re.compile(r"(_?annotations?|labels|data|dataset|obj|config|result|images|train|valid|val|test)(\.coco)?")
-KINDS = (
-    "a data.yaml, Darknet's obj.data, a COCO json, or a folder with one of these or with Pascal VOC's xml files"
-)
+KINDS = "a data.yaml, Darknet's obj.data, a COCO json, or a folder with one of these or with Pascal VOC's xml files"
 _CLASS = re.compile(rb"<object>.*?<name>\s*(.*?)\s*</name>", re.DOTALL)
 
 

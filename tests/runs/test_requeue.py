@@ -88,7 +88,8 @@ def test_ctrl_c_asks_for_no_requeue(
     shapes: Path, tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signal_at(monkeypatch, 1, signal.SIGINT)
-    train(options(shapes, tmp_path / "run"))
+    with pytest.raises(KeyboardInterrupt):
+        train(options(shapes, tmp_path / "run"))
     assert load_last(tmp_path / "run")[0]["step"] == 1 and not marker.exists()
 
 

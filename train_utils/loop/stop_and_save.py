@@ -27,7 +27,8 @@ class StopRequest:
     SLURM sends USR1 and TERM, submitit USR2, a closing terminal HUP (ignored under nohup), Ctrl-C
     INT. The context handles these signals while its body runs; outside the main thread it cannot.
     A handler only sets a flag. A second Ctrl-C ends the program at once. If the signal had a
-    handler before, e.g. submitit's, which requeues its job, that one is called after the body.
+    handler before, that one is called after the body: submitit's requeues its job, and Python's for
+    Ctrl-C raises KeyboardInterrupt, with which programs exit with code 130.
     With ``after_step`` a replay stops after that step, as by Ctrl-C.
     """
 
@@ -47,7 +48,7 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         around = self._before.get(self.signal) if self.signal is not None else None
-        if kind is None and self.signal is not None and callable(around) and around is not signal.default_int_handler:
+        if kind is None and self.signal is not None and callable(around):
             signal.raise_signal(self.signal)
 
     def at(self, steps_done: int) -> signal.Signals | None:

@@ -216,6 +216,23 @@ def test_an_installed_package_is_its_entry_point(tmp_path: Path, monkeypatch: py
     assert composed("plugins=[bent]", "loss=other_inner").loss.name == "other_inner"
 
 
+def test_a_file_that_a_plugin_imports_from_beside_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also through another one; what is not imported, and modules of this project, do not."""
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = tmp_path / "with_rates.py"
+    mine.write_text("import plugins, rates\n@plugins.optimiser('fast', momentum=rates.MOMENTUM)\nclass A: ...\n")
+    (tmp_path / "rates.py").write_text("from rate_table import MOMENTUM\n")
+    seen = []
+    for text in ("MOMENTUM = 0.25", "MOMENTUM = 0.125"):
+        (tmp_path / "rate_table.py").write_text(text)
+        seen.append(load(str(mine)))
+        (tmp_path / "plugins.py").write_text("")
+        (tmp_path / "unused.py").write_text("")
+        assert load(str(mine)) is seen[-1]
+    assert [plugin.parts[0].more for plugin in seen] == [{"momentum": 0.25}, {"momentum": 0.125}]
+    assert seen[0].sha256 != seen[1].sha256
+
+
 def test_a_file_of_any_name_can_be_accepted_by_a_key(tmp_path: Path) -> None:
     file = tmp_path / "my-plügin v1.2.py"
     file.write_text(TYPED)
