@@ -69,7 +69,8 @@ class Training:
         evaluations = [epoch for epoch in range(1, epochs + 1) if self.config.evaluate.is_due(epoch, epochs)]
         self.time_left = TimeLeft(epochs, evaluations, len(self.evaluator.annotations) / self.images)
         self.table = EpochTable(self.log.line)
-        self.look = EarlyLook(self.log.line, self.config.optim.lr)
+        planned = [*self.config.train.extended_after, epochs][0]
+        self.look = EarlyLook(self.log.line, self.config.optim.lr, self.state.evaluated_epoch / planned)
         self.callbacks = Callbacks(self.state, self.world, path, epochs, self.log.line)
         self.started = time.monotonic()
 

@@ -16,19 +16,20 @@ LEAST_DONE = 0.1  # of the training: before, a healthy network of many classes m
 class EarlyLook:
     """Watches the first epochs of a training; silent when all is well.
 
-    It tells each thing once by ``say``, and only to the process that trained the first epoch: a
-    resumed run has been told. Nothing here changes the training. ``learning_rate`` is optim.lr.
+    It tells each thing once by ``say``. A resumed run has been told about its data and loss, and if
+    there was an evaluation that counts, ``scored`` being the part of the training done at the last
+    one, 0..1, about that, too. Nothing here changes the training. ``learning_rate`` is optim.lr.
     """
 
-    def __init__(self, say: Callable[[str], object], learning_rate: float) -> None:
+    def __init__(self, say: Callable[[str], object], learning_rate: float, scored: float = 0.0) -> None:
         self._say, self._rate = say, learning_rate
         self._first_loss: float | None = None  # None: not trained here, or its rise was told
-        self._to_score = False
+        self._to_score = scored < LEAST_DONE
 
     def trained(self, epoch: int, loss: float, about_data: Callable[[], Sequence[str]]) -> None:
         """Look at an epoch's mean ``loss``, and after epoch 1, the first, at the data."""
         if epoch == 1:
-            self._first_loss, self._to_score = loss, True
+            self._first_loss = loss
             for sentence in about_data():
                 self._say(HINT + sentence)
         elif self._first_loss is not None and epoch <= WATCHED_EPOCHS and loss > self._first_loss:

@@ -16,9 +16,9 @@ from train_utils.scores.operating_points import NEAR, overlooked_share
 class Looked:
     """An early look at a training, and what it said."""
 
-    def __init__(self) -> None:
+    def __init__(self, scored: float = 0.0) -> None:
         self.said: list[str] = []
-        self.look = EarlyLook(self.said.append, 0.01)
+        self.look = EarlyLook(self.said.append, 0.01, scored)
 
     def losses(self, *losses: float, first: int = 1) -> list[str]:
         for epoch, loss in enumerate(losses, first):
@@ -60,9 +60,10 @@ def test_boxes_that_nothing_overlaps_are_told_in_the_first_evaluation() -> None:
         looked.look.scored(truth, first, LEAST_DONE)
         looked.look.scored(truth, found[:0], 0.5)  # no longer the first
         assert [sentence in line for line in looked.said[1:]] == [True] * told
-    resumed = Looked()
-    resumed.look.scored(truth, found[:0], 0.5)
-    assert resumed.said == []
+    for scored, told in ((0.0, True), (LEAST_DONE - 0.01, True), (LEAST_DONE, False)):
+        resumed = Looked(scored)  # which trains no first epoch
+        resumed.look.scored(truth, found[:0], 0.5)
+        assert [sentence in line for line in resumed.said] == [True] * told
 
 
 def test_the_share_of_overlooked_boxes_is_that_of_pycocotools_overlaps() -> None:
