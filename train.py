@@ -36,6 +36,7 @@ from conf.build.start import (
     fit_to_set,
     freeze_for_epoch,
     prepare_numerics,
+    rates,
     resolve,
     start_state,
     tell_extension,
@@ -147,7 +148,9 @@ def build_step(
 ) -> tuple[OptimiserStep, Checkpoints]:
     """The optimiser, the schedule, the weight average, and the step that joins them."""
     options, steps = config.train, sampler.steps_per_epoch
-    schedule = Schedule(config.optim, steps, steps * options.epochs, tuple(steps * at for at in options.extended_after))
+    optim, rates_note = rates(config, world, model)
+    schedule = Schedule(optim, steps, steps * options.epochs, tuple(steps * at for at in options.extended_after))
+    log.line(rates_note)
     log.line(tell_extension(config, schedule, saved))
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
     freeze_for_epoch(config, model, saved["epoch"] if saved is not None else 0)

@@ -174,6 +174,8 @@ class OptimConfig:
     final_lr_ratio: float  # learning rate of the last step / lr
     decay: Decay  # how the learning rate falls after burn-in
     flat_fraction: Any  # share of the training after which it begins to fall; auto: 0.5 in short ones, to 2000 steps
+    kept_heads_factor: float  # on all learning rates if no layer of model.weights was left out: heads that know the
+    # classes are lost at the rate that suits fresh ones
     momentum: float  # of SGD with Nesterov momentum; beta1 of AdamW
     beta2: float  # of AdamW: decay of its mean of squared gradients
     weight_decay: float  # on convolution weights only; each step of AdamW takes lr times this share of them away
@@ -201,7 +203,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.name not in (known := (*Optimizer, *OPTIMISERS)):
             raise ValueError(f"optim.name must be {' or '.join(known)}, or that of a plugin, got {self.name}")
-        for key in ("lr", "ema_ramp_steps"):
+        for key in ("lr", "kept_heads_factor", "ema_ramp_steps"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"optim.{key} must be above 0, got {getattr(self, key)}")
         for key in ("weight_decay", "burn_in_epochs", "burn_in_min_steps", "burn_in_bias_lr"):

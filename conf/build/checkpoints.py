@@ -46,6 +46,7 @@ def describe(
         "category_ids": train_set.category_ids.tolist(),
         "config": to_dictionary(config),
         "weights_version": list(WEIGHTS_VERSION),
+        "heads_kept": model.heads_kept,
         "micro_batch": micro_batch,
         "steps_per_epoch": steps_per_epoch,
         "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},

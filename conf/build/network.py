@@ -75,6 +75,7 @@ def build_model(
             raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
         return model, "initial weights: random"
     report = load_initial_weights(model, path, config.fresh_heads)
+    model.heads_kept = report.is_whole
     if fitted and not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].layer - 1):
         raise ConfigError(f"the heads in {path} know other anchors. fix: model.fresh_heads=true or model.anchors=null")
     if whole and report.has_other_classes:
@@ -101,7 +102,9 @@ def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[st
         cfg = parse_cfg(saved["network"]["cfg"], config.cfg)
     else:
         cfg = load_network(config)
-    return _frozen(cfg, num_classes, config), note
+    model = _frozen(cfg, num_classes, config)
+    model.heads_kept = bool(saved.get("heads_kept"))  # absent from checkpoints of earlier versions
+    return model, note
 
 
 def _frozen(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:

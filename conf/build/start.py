@@ -22,8 +22,8 @@ from data.audit.anchor_choice import choose_anchors
 from data.audit.summary import mean_objects, median_side
 from models import Darknet, Head
 from models.config import LossConfig
-from train_utils.config import AUTO, TORCH, Precision
-from train_utils.distributed import World, broadcast_module, broadcast_text
+from train_utils.config import AUTO, TORCH, OptimConfig, Precision
+from train_utils.distributed import World, broadcast_module, broadcast_text, max_over_ranks
 from train_utils.errors import TrainError
 from train_utils.numerics import (
     allow_tf32,
@@ -113,7 +113,7 @@ def tell_extension(config: TrainConfig, schedule: Schedule, saved: dict[str, Any
     step, epochs = schedule.ends[-1], config.train.epochs
     join = schedule.join_steps(step, schedule.total_steps)
     at = (step - 1, step + join - 1, schedule.total_steps - 1)
-    low, joined, last = (f"{config.optim.lr * schedule.lr_factor(each):.3g}" for each in at)
+    low, joined, last = (f"{schedule.config.lr * schedule.lr_factor(each):.3g}" for each in at)
     return (
         f"extends the run from epoch {config.train.extended_after[-1]} to {epochs}: learning rate from {low}, where it "
         f"ended, to {joined} in {join} steps, then as in a training of {epochs} epochs to {last}"
@@ -126,6 +126,22 @@ def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
     before, frozen = model.num_frozen, share == 1 or epoch < max(1, round(share * first))
     model.freeze(config.model.frozen_layers() if frozen else 0)
     return model.num_frozen != before
+
+
+def rates(config: TrainConfig, world: World, model: Darknet) -> tuple[OptimConfig, str | None]:
+    """The options of the optimiser with the rates of this training, and a line if they are lower.
+
+    All ranks call this together; the weights of rank 0, which all get, decide.
+    """
+    model.heads_kept = bool(max_over_ranks([model.heads_kept and world.is_main])[0])
+    optim, factor = config.optim, config.optim.kept_heads_factor
+    if not model.heads_kept or factor == 1:
+        return optim, None
+    slow = replace(optim, lr=optim.lr * factor, burn_in_bias_lr=optim.burn_in_bias_lr * factor)
+    return slow, (
+        f"optim.kept_heads_factor={factor:g}: the heads of the initial weights are kept, so the learning rate is "
+        f"{slow.lr:g} instead of {optim.lr:g}"
+    )
 
 
 def fit_to_set(

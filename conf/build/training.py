@@ -25,10 +25,10 @@ from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import ask_for_requeue
 from train_utils.loop.stragglers import RankTable
 from train_utils.loop.train_epoch import EpochResult, train_one_epoch
-from train_utils.run.log import MetricsCsv, RunLog
+from train_utils.run.log import HINT, MetricsCsv, RunLog
 from train_utils.run.run_folder import RunFolder, on_main
 from train_utils.run.run_state import LOSS_NAMES
-from train_utils.scores.coco_eval import FIGURES
+from train_utils.scores.coco_eval import ABSENT, FIGURES
 from train_utils.shell import option
 from train_utils.terminal.epochs import EpochTable
 from train_utils.terminal.progress import Progress, memory
@@ -71,6 +71,8 @@ class Training:
         self.table = EpochTable(self.log.line)
         planned = [*self.config.train.extended_after, epochs][0]
         self.look = EarlyLook(self.log.line, self.config.optim.lr, self.state.evaluated_epoch / planned)
+        assert isinstance(self.state.model, Darknet)
+        self.heads_kept, self.start_ap = self.state.model.heads_kept, ABSENT
         self.callbacks = Callbacks(self.state, self.world, path, epochs, self.log.line)
         self.started = time.monotonic()
 
@@ -84,6 +86,7 @@ class Training:
         with open_loggers(self.config.logger, self.world, *run, self.log.line, replaying) as self.loggers:
             self.loggers.pictures(self.state.step, "train_batch.jpg")
             self.callbacks.at("run_start")
+            self.score_start()
             figures = self.run_epochs()
             self.callbacks.at("end", figures=figures)
             return figures
@@ -176,6 +179,16 @@ class Training:
         self.time_left.evaluated(time.monotonic() - started)
         return evaluation
 
+    def score_start(self) -> None:
+        """Say what initial weights score whose heads are kept: the training has to beat it."""
+        if self.state.step > 0 or not self.heads_kept:
+            return
+        evaluation = self.score()
+        figures = evaluation.scores.figures if evaluation is not None else {}
+        if figures.get("AP", ABSENT) != ABSENT:
+            self.start_ap = figures["AP"]
+            self.log.line(f"the initial weights score AP {figures['AP']:.4f}, AP50 {figures['AP50']:.4f}")
+
     def write_epoch(self, result: EpochResult, evaluation: Evaluation | None, started: float) -> None:
         """Write the epoch's row of each table, then its checkpoint, and log a line."""
         state, figures = self.state, evaluation.scores.figures if evaluation is not None else {}
@@ -218,6 +231,11 @@ class Training:
             sets = self.train_set, self.evaluator.annotations
             found = evaluation.scores, evaluation.detections
             finish(self.log, self.folder.path, self.config, self.state, *sets, *found)
+            if self.start_ap > self.state.best:
+                self.log.line(
+                    f"{HINT}the initial weights score more, AP {self.start_ap:.4f}, than any epoch that was evaluated. "
+                    "fix: more images, a smaller optim.kept_heads_factor, or those weights as they are"
+                )
             self.proof.finish()
             spare(self.log.line, "report.html", lambda: report_run(self.folder.path))
             self.loggers.result(self.state.step, self.state.best_figures, evaluation.scores)

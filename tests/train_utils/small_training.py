@@ -25,6 +25,7 @@ CONFIG = OptimConfig(
     final_lr_ratio=0.05,
     decay=Decay.cosine,
     flat_fraction=0.0,
+    kept_heads_factor=1.0,
     momentum=0.937,
     beta2=0.999,
     weight_decay=5e-4,

@@ -1,0 +1,102 @@
+"""The lower learning rate of heads that the initial weights bring: whenever, and only then."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conf.build.evaluator import Evaluation, Evaluator
+from conf.build.network import build_model, build_resumed_model
+from conf.build.start import rates
+from conf.entry import compose
+from conf.resume import complete_training
+from conf.schema import TrainConfig
+from data import ShapesConfig, ensure_shapes
+from models import Darknet, save_darknet_weights
+from tests.models.cfg_writer import cfg, conv, head
+from tests.small_run import small_run
+from train import train
+from train_utils.distributed import World
+
+CPU = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
+GIVEN = ["experiment=finetune", "model=base", "optim.kept_heads_factor=0.1"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> TrainConfig:
+    """Fine-tuning of a network of three layers from weights for two classes."""
+    path, weights = tmp_path / "small.cfg", tmp_path / "small.weights"
+    path.write_text(cfg(conv(8, 3, 2), conv(8, 3, 2), head(0, 1)))
+    save_darknet_weights(Darknet(path, 2), weights)
+    rate = ["optim.lr=0.02", "optim.burn_in_bias_lr=0.4"]
+    return compose("train", TrainConfig, [*GIVEN, f"model.cfg={path}", f"model.weights={weights}", *rate])
+
+
+@pytest.mark.parametrize(
+    ("classes", "changed", "kept"),
+    [
+        (2, {}, True),
+        (3, {}, False),
+        (2, {"fresh_heads": True}, False),
+        (2, {"weights": None}, False),
+        (2, {"weights": "cut"}, False),
+    ],
+)
+def test_whole_weights_for_these_classes_are_trained_slowly_also_after_a_resume(
+    small: TrainConfig, classes: int, changed: dict[str, Any], kept: bool, tmp_path: Path
+) -> None:
+    if changed.get("weights") == "cut":
+        changed = {"weights": str(tmp_path / "cut.weights")}
+        save_darknet_weights(Darknet(small.model.cfg, 2), tmp_path / "cut.weights", 2)
+    options = replace(small.model, **changed)
+    model, _ = build_model(options, classes)
+    optim, note = rates(small, CPU, model)
+    assert (optim.lr, optim.burn_in_bias_lr) == pytest.approx((0.002, 0.04) if kept else (0.02, 0.4))
+    said = "the heads of the initial weights are kept, so the learning rate is 0.002 instead of 0.02"
+    assert note == (f"optim.kept_heads_factor=0.1: {said}" if kept else None)
+    saved = {"heads_kept": model.heads_kept}
+    assert rates(small, CPU, build_resumed_model(options, classes, saved)[0]) == (optim, note)
+    assert rates(small, CPU, build_resumed_model(options, classes, {})[0]) == (small.optim, None), "earlier versions"
+
+
+def test_a_factor_of_one_changes_nothing_and_rank_0_decides(small: TrainConfig) -> None:
+    whole = replace(small, optim=replace(small.optim, kept_heads_factor=1.0))
+    assert rates(whole, CPU, build_model(small.model, 2)[0]) == (whole.optim, None)
+    other, _ = build_model(small.model, 2)
+    assert rates(small, replace(CPU, rank=1), other) == (small.optim, None), "its weights are those of rank 0"
+    assert not other.heads_kept
+
+
+def test_a_training_says_what_its_initial_weights_score_and_if_it_got_no_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: not in an extension, which goes on at the lower rate."""
+    shapes = ShapesConfig(train_images=8, val_images=3, image_size=64, seed=0)
+    ensure_shapes(tmp_path / "shapes", shapes)
+    given = ["train.batch_size=8", "train.epochs=1", "optim.kept_heads_factor=0.1", "optim.lr=0.02"]
+    train(small_run(tmp_path / "shapes", shapes, tmp_path / "first", *given))
+    assert "initial weights score" not in (tmp_path / "first" / "train.log").read_text()
+
+    scores, call = iter([0.5, 0.4, 0.3]), Evaluator.__call__
+
+    def scored(evaluator: Evaluator, model: torch.nn.Module) -> Evaluation | None:
+        evaluation = call(evaluator, model)
+        assert evaluation is not None
+        evaluation.scores.figures.update(AP=next(scores), AP50=0.75)
+        return evaluation
+
+    monkeypatch.setattr(Evaluator, "__call__", scored)
+    run = tmp_path / "second"
+    train(small_run(tmp_path / "shapes", shapes, run, *given, f"model.weights={tmp_path / 'first'}"))
+    train(compose("train", TrainConfig, [f"resume={run}", "extend=1"], complete_training))
+    log = (run / "train.log").read_text()
+    assert log.count("so the learning rate is 0.002 instead of 0.02") == 2
+    assert log.count("the initial weights score AP 0.5000, AP50 0.7500") == 1
+    assert log.count("hint: the initial weights score more, AP 0.5000, than any epoch that was evaluated. fix: ") == 1
+    with (run / "metrics.csv").open(newline="") as file:
+        assert all(0 < float(row["lr"]) <= 0.002 for row in csv.DictReader(file))
