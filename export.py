@@ -63,7 +63,7 @@ def export(config: ExportConfig) -> Path:
     sides = config.image_size if isinstance(config.image_size, list) else [config.image_size] * 2
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size and max(sides))
     model = detector.model
-    assert isinstance(model, Darknet), "conf/completion.py refuses exported files"
+    assert isinstance(model, Darknet), "conf/sources/checkpoints.py refuses exported files"
     dynamic_size = config.ships if config.dynamic_size is None else config.dynamic_size
     config = replace(config, dynamic_size=dynamic_size)
     height, width = size = image_size(sides, detector)

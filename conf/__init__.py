@@ -6,8 +6,9 @@ The import refuses Windows: the rest of the project needs POSIX signals.
 import sys
 from pathlib import Path
 
-CONF_DIR = Path(__file__).parent
-REPOSITORY = CONF_DIR.parent
+PROGRAMS_DIR = Path(__file__).parent / "programs"  # the options of each program
+GROUPS_DIR = Path(__file__).parent / "groups"  # the choices of data=, model=, loss= and more
+REPOSITORY = Path(__file__).parent.parent
 
 if sys.platform == "win32":
     print(

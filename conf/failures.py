@@ -16,8 +16,8 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
+from conf.answers.messages import explain, sentence
 from conf.answers.suggest import suggest_path
-from conf.messages import explain, sentence
 from data.errors import DataError
 from models.errors import ModelError
 from train_utils.errors import CheckpointError, DistributedError, TrainError

@@ -18,16 +18,10 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from conf import CONF_DIR, REPOSITORY
+from conf import PROGRAMS_DIR, REPOSITORY
 from conf.answers.command_line import VALUED_FLAGS, refusal_of_flags
 from conf.answers.help import page_instead
-from conf.completion import (
-    complete_conversion,
-    complete_detection,
-    complete_from_checkpoint,
-    model_or_checkpoint,
-    with_checkpoint,
-)
+from conf.answers.messages import null_sections
 from conf.entry import Complete, keys_of, register, to_plain
 from conf.extensions.choices import offer_choices
 from conf.failures import (
@@ -39,8 +33,6 @@ from conf.failures import (
     report_failed_jobs,
     report_interrupt,
 )
-from conf.messages import null_sections
-from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import DemoConfig, ExportConfig, PredictConfig, PrelabelConfig
 from conf.schema_tools import (
@@ -57,6 +49,14 @@ from conf.schema_tools import (
     TuneConfig,
     VerifyConfig,
 )
+from conf.sources.checkpoints import (
+    complete_conversion,
+    complete_detection,
+    complete_from_checkpoint,
+    model_or_checkpoint,
+    with_checkpoint,
+)
+from conf.sources.resume import complete_training
 from conf.sweeps.multirun import command_of_job, objective, prepare_job, refuse_folders, register_folders, show_results
 from conf.sweeps.ranks import leave_result, run_on_devices, wants_ranks
 from conf.sweeps.space import gather_options
@@ -80,7 +80,7 @@ class Program(NamedTuple):
         return module if "." in module else f"{module}.py"
 
 
-PROGRAMS = {  # by the name of their YAML file in conf/
+PROGRAMS = {  # by the name of their YAML file in conf/programs/
     "train": Program(TrainConfig, "train:train", complete_training, "run_dir"),
     "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint, "out"),
     "predict": Program(PredictConfig, "predict:predict", complete_detection),
@@ -113,7 +113,7 @@ def run(name: str) -> None:
     program, debug = PROGRAMS[name], "debug=true" in sys.argv
     failures: list[BaseException] = []  # of this process, which a launcher's jobs may have left
 
-    @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
+    @hydra.main(version_base="1.3", config_path=str(PROGRAMS_DIR), config_name=name)
     def main(cfg: DictConfig) -> Any:
         try:
             named = keys_of(HydraConfig.get().overrides.task)

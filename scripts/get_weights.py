@@ -16,7 +16,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit
 
 from conf.schema_tools import GetWeightsConfig
-from conf.weights import fetch_weights, is_here, weights_folder
+from conf.sources.weights import fetch_weights, is_here, weights_folder
 from models.weights.published import LICENCE, PUBLISHED, Published
 
 

@@ -38,9 +38,9 @@ from conf.failures import USER_ERRORS
 from conf.proof.card import weights_digest
 from conf.proof.check import Check, check_data, check_program, check_run, judged
 from conf.proof.facts import hardware, on_gpu
-from conf.resume import with_missing
 from conf.schema import TrainConfig
 from conf.schema_tools import VerifyConfig
+from conf.sources.resume import with_missing
 from data import Annotations
 from train import train_until
 from train_utils.distributed import World, broadcast_text, init_distributed_mode, max_over_ranks

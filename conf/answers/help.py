@@ -21,8 +21,8 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from conf import CONF_DIR, REPOSITORY
-from conf.describe import options_of, sections_in, shown
+from conf import GROUPS_DIR, REPOSITORY
+from conf.answers.describe import options_of, sections_in, shown
 from conf.entry import defaults, to_dictionary
 from conf.extensions.parts import IN_USE, Part
 from conf.extensions.using import plugins_with_options
@@ -92,7 +92,7 @@ def _description(module: str) -> str:
 def _groups(schema: type, width: int) -> str:
     """The groups of a program with their choices; "" if it has none."""
     names = get_type_hints(schema)
-    choices = {name: sorted(file.stem for file in (CONF_DIR / name).glob("*.yaml")) for name in names}
+    choices = {name: sorted(file.stem for file in (GROUPS_DIR / name).glob("*.yaml")) for name in names}
     lines = [
         line
         for name, files in choices.items()
@@ -102,7 +102,7 @@ def _groups(schema: type, width: int) -> str:
         )
     ]
     if "train" in names:
-        for file in sorted((CONF_DIR / "experiment").glob("*.yaml")):
+        for file in sorted((GROUPS_DIR / "experiment").glob("*.yaml")):
             about = file.read_text(encoding="utf-8").splitlines()[1].lstrip("# ")  # below Hydra's @package
             lines += _columns(f"  experiment={file.stem}", about, width)
         lines += _columns("  experiment=<file>", "A YAML file of your own, such as scripts.migrate writes", width)

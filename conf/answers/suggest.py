@@ -11,9 +11,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from conf import CONF_DIR
+from conf import GROUPS_DIR
+from conf.answers.describe import meanings_of
 from conf.answers.names import FILES, KEYS, VALUES
-from conf.describe import meanings_of
 from conf.extensions.parts import IN_USE
 from conf.schema import CHOICES, TrainConfig
 from conf.schema_tools import TuneConfig
@@ -91,7 +91,7 @@ def darknet_options(path: str, key: str = "model.weights") -> str:
     """Both files of a Darknet network by the name of one; the .cfg by its name in the zoo."""
     stem = os.path.splitext(os.path.expanduser(path))[0]
     zoo = os.path.basename(stem)
-    in_zoo = (CONF_DIR / "model" / f"{zoo}.yaml").exists()
+    in_zoo = (GROUPS_DIR / "model" / f"{zoo}.yaml").exists()
     return f"{option('model.cfg', zoo if in_zoo else f'{stem}.cfg')} {option(key, f'{stem}.weights')}"
 
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from conf.answers.messages import null_sections
 from conf.entry import compose, keys_of, with_search_path
 from conf.failures import ConfigError, in_one_sentence
-from conf.messages import null_sections
 from conf.programs import PROGRAMS, prepare_arguments
 from conf.sweeps.ranks import wants_ranks
 from train_utils.processes.ending import name_lost_peers, shutdown

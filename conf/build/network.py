@@ -10,7 +10,7 @@ from typing import Any
 from torch.nn import BatchNorm2d
 
 from conf.failures import ConfigError
-from conf.weights import weights_path
+from conf.sources.weights import weights_path
 from data import read_names
 from models import (
     WEIGHTS_VERSION,

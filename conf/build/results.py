@@ -18,10 +18,10 @@ from train_utils.scores.result_files import ImageResult, coco_files, file_names,
 
 @dataclass
 class ResultWriter:
-    """The files of one prediction below ``out``, and its counts; which, is in conf/predict.yaml.
+    """The files of one prediction below ``out``, and its counts.
 
-    ``view`` gets each drawn picture as well. Raises ConfigError if a picture would overwrite its
-    source.
+    conf/programs/predict.yaml says which files. ``view`` gets each drawn picture as well. Raises
+    ConfigError if a picture would overwrite its source.
     """
 
     media: list[Medium]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from conf.build.agreement import ROOT
 from conf.proof.facts import code_of, commit_of, initial_weights, listed, packages
-from conf.resume import read_config
 from conf.schema import TrainConfig
+from conf.sources.resume import read_config
 from data import Annotations
 from data.index.hashes import hash_file, hash_set
 from train_utils.report.proof import TABLE, digest_of_proof

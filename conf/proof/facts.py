@@ -21,7 +21,7 @@ from conf.answers.help import version_page
 from conf.build.agreement import ROOT, source_files
 from conf.entry import to_dictionary
 from conf.schema import TrainConfig
-from conf.weights import weights_folder
+from conf.sources.weights import weights_folder
 from data.index.hashes import hash_file
 from models.weights.published import LICENCE
 from train_utils.distributed import World, gather_arrays

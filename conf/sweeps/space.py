@@ -9,9 +9,9 @@ from hydra.core.override_parser.types import IntervalSweep, Override, Quote, Quo
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from conf.answers.messages import explain
 from conf.entry import compose, with_search_path
 from conf.failures import ConfigError
-from conf.messages import explain
 from conf.schema import TrainConfig
 
 OWN = ("run_dir", "resume", "dry_run")  # options that the study sets for each trial

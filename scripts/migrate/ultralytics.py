@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from conf import CONF_DIR
+from conf import GROUPS_DIR
 from conf.failures import ConfigError
 from scripts.migrate.recipe import Recipe
 
@@ -46,7 +46,7 @@ def from_ultralytics(options: dict[str, Any], path: Path) -> Recipe:
         place = (near if near.exists() else Path(data)).absolute()
         recipe.set("/data", str(place), "" if place.exists() else f"no such file here: data=<where {data} is now>")
     network = Path(str(pop("model", None) or pop("cfg", None) or given.get("weights") or "")).stem
-    if (CONF_DIR / "model" / f"{network}.yaml").exists():
+    if (GROUPS_DIR / "model" / f"{network}.yaml").exists():
         recipe.set("/model", network)
     elif network:
         recipe.left.append(f"model: {network} (a network of another kind; choose one with model=)")

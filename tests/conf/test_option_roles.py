@@ -7,10 +7,10 @@ from typing import get_type_hints
 
 import pytest
 
+from conf.answers.describe import options_of, sections_in
 from conf.build.agreement import MAY_DIFFER
-from conf.describe import options_of, sections_in
-from conf.resume import OF_THE_MACHINE
 from conf.schema import CHOICES, TrainConfig
+from conf.sources.resume import OF_THE_MACHINE
 from train_utils.run.same_training import OF_THE_RESUME, PLACES, WITHOUT_EFFECT, is_covered
 
 # What may differ, by option or by section. A new option of a section listed as a whole inherits its

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from conf import CONF_DIR
+from conf import GROUPS_DIR
 from conf.answers.suggest import kinds_of
 from conf.build.report import save_config
 from conf.entry import compose, to_dictionary, to_yaml
 from conf.failures import ConfigError
 from conf.programs import run
-from conf.resume import complete_training, continue_run
 from conf.schema import TrainConfig
+from conf.sources.resume import complete_training, continue_run
 from train_utils.errors import TrainError
 from train_utils.run.checkpoint import save_checkpoint
 
@@ -128,7 +128,7 @@ def test_evaluation_without_anything_to_evaluate(error_of: Program) -> None:
 
 @pytest.mark.parametrize("group", ["data", "model", "augment", "loss", "optim", "experiment"])
 def test_every_choice_of_a_group_composes(group: str) -> None:
-    choices = sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml") if path.stem != "base")
+    choices = sorted(path.stem for path in (GROUPS_DIR / group).glob("*.yaml") if path.stem != "base")
     assert choices
     for choice in choices:
         config = compose("train", TrainConfig, [f"{group}={choice}"])

@@ -140,6 +140,7 @@ def test_tab_completes_behind_every_launcher() -> None:
         "torchrun --nproc-per-node=2 train.py data=shapes optim.weight_d": "optim.weight_decay=",
         "python -m scripts.check_data data=bccd_": "data=bccd_voc",
         "python train.py data.root=docs/start/own-d": "data.root=docs/start/own-data.md",
+        "python eval.py an": "",  # conf/answers is no group
         "python other.py data=co": "",
     }
     script = 'source scripts/complete.bash; uv() { shift; "$@"; }\n'

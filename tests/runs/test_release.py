@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from conf.entry import compose
-from conf.resume import complete_training
 from conf.schema import TrainConfig
+from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
 from tests.models.cfg_writer import cfg, conv, head
 from tests.runs.kill_resume import differences

@@ -27,7 +27,7 @@ from train_utils.parallel.compiled import compile_step
 from train_utils.parallel.wrap import wrap_model
 from train_utils.run.run_state import RunState
 
-CONF = Path(__file__).resolve().parents[3] / "conf"
+GROUPS = Path(__file__).resolve().parents[3] / "conf" / "groups"
 CLASSES, BOXES = 80, 20  # of the network, and of an image: COCO has 7, a mosaic up to four times as many
 STEPS = 100_000  # of the whole training: a measurement lies at the start of the burn-in
 Item = TypeVar("Item")
@@ -63,8 +63,8 @@ def settings_of(tiny: bool) -> Settings:
 
 
 def options(kind: type[Item], file: str, **changes: Any) -> Item:
-    """The options of a YAML file below conf/, with some changed."""
-    values = yaml.safe_load((CONF / file).read_text(encoding="utf-8"))
+    """The options of a YAML file below conf/groups/, with some changed."""
+    values = yaml.safe_load((GROUPS / file).read_text(encoding="utf-8"))
     values.pop("defaults", None)
     return _filled(kind, values | changes)
 

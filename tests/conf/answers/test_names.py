@@ -8,14 +8,14 @@ import shlex
 import hydra
 import pytest
 
-from conf import CONF_DIR
+from conf import PROGRAMS_DIR, REPOSITORY
 from conf.answers.command_line import refusal_of_flags
 from conf.answers.names import KEYS, TABLE
 from conf.answers.suggest import kinds_of
 from conf.entry import register
 from conf.programs import PROGRAMS
 
-PAGE = CONF_DIR.parent / "docs" / "coming-from" / "option-names.md"
+PAGE = REPOSITORY / "docs" / "coming-from" / "option-names.md"
 VALUES = {  # a fitting value; for most names it is 1
     "gpu": "0", "gpus": "0,1", "amp": "true", "cfg": "a.cfg", "config": "a.cfg", "dataset": "coco",
     "cache_images": "ram", "sync_batchnorm": "true", "view_img": "true", "include": "onnx", "dynamic": "true",
@@ -48,6 +48,6 @@ def test_each_foreign_spelling_is_answered_with_options_that_compose(program: st
             values += [option] * (option not in values)
     assert answers or program not in ("train", "eval", "predict", "export"), "nothing was meant"
     register(program, schema)
-    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+    with hydra.initialize_config_dir(str(PROGRAMS_DIR), version_base="1.3"):
         for number in range(max(map(len, answers.values()), default=0)):  # each option in one of few compositions
             hydra.compose(program, [values[number] for values in answers.values() if number < len(values)])

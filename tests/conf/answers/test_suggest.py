@@ -10,10 +10,10 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.answers.command_line import refusal_of_flags
+from conf.answers.messages import explain
 from conf.answers.suggest import kinds_of, suggest_path
 from conf.entry import compose
 from conf.failures import ConfigError
-from conf.messages import explain
 from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig
 from conf.schema_tools import CompareConfig

@@ -11,13 +11,13 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from conf.answers.messages import explain
 from conf.build.network import make_loss
-from conf.completion import complete_from_checkpoint
 from conf.entry import compose, layered, to_dictionary, to_plain, to_yaml
 from conf.failures import ConfigError
-from conf.messages import explain
-from conf.resume import continue_run
 from conf.schema import CHOICES, EvalConfig, TrainConfig
+from conf.sources.checkpoints import complete_from_checkpoint
+from conf.sources.resume import continue_run
 from data import OnError
 from eval import evaluate
 from models import DarknetLoss, DarknetLossConfig, Head, LossConfig, YoloLoss

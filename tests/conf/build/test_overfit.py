@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf import CONF_DIR
+from conf import GROUPS_DIR
 from conf.build.report import check_overfit
 from conf.entry import compose
 from conf.schema import TrainConfig
@@ -34,14 +34,14 @@ def images(given: list[str]) -> Annotations:
     return open_annotations(compose("train", TrainConfig, given).data, "train")
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in (GROUPS_DIR / "experiment").glob("*.yaml")))
 def test_presets_compose_with_data_and_network(name: str, given: list[str]) -> None:
     config = compose("train", TrainConfig, [f"experiment={name}", *given, "model=yolov4-tiny", "train.epochs=7"])
     assert (config.model.cfg, config.train.epochs, config.data.format.value) == ("yolov4-tiny", 7, "shapes")
     assert config.name == (name if name == "quickstart" else f"{name}-shapes")
     tuned = name in ("finetune", "multi-scale", "single-class")
     assert config.model.weights == ("coco" if tuned else None)
-    assert (CONF_DIR / "experiment" / f"{name}.yaml").read_text().startswith("# @package _global_\n# ")
+    assert (GROUPS_DIR / "experiment" / f"{name}.yaml").read_text().startswith("# @package _global_\n# ")
 
 
 def test_a_few_images_are_learnt_by_heart(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from conf.build import evaluator as building
 from conf.build.evaluator import Evaluator
 from conf.build.network import TrainedNetwork
 from conf.build.predictor import Predictor
-from conf.completion import model_or_checkpoint
 from conf.entry import compose
 from conf.schema import TrainConfig
 from conf.schema_inference import PredictConfig
+from conf.sources.checkpoints import model_or_checkpoint
 from data import DataFormat, Exif, FrameBatches, OnBadFile, find_media, open_annotations
 from models import Darknet, parse_cfg
 from tests.data.tagged import stored_picture, upright, write_set

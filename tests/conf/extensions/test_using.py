@@ -16,14 +16,14 @@ import torch
 
 from conf.answers.help import page_instead
 from conf.build.network import build_model, load_network, make_loss
-from conf.completion import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose
 from conf.extensions.using import with_plugins
 from conf.failures import ConfigError
-from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import ExportConfig, PredictConfig
 from conf.schema_tools import CfgInfoConfig, ConvertConfig
+from conf.sources.checkpoints import complete_conversion, complete_from_checkpoint, model_or_checkpoint
+from conf.sources.resume import complete_training
 from data import Annotations, DataError, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
 from data.batches.changed import ChangedDataset
 from eval import evaluate

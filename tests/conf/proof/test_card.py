@@ -14,9 +14,9 @@ from conf.build.agreement import ROOT
 from conf.entry import compose
 from conf.failures import ConfigError
 from conf.proof.card import weights_digest
-from conf.resume import complete_training
 from conf.schema import TrainConfig
 from conf.schema_tools import VerifyConfig
+from conf.sources.resume import complete_training
 from data import ShapesConfig
 from models import zoo_cfg
 from scripts.verify import verify

@@ -15,8 +15,8 @@ import torch
 from conf.entry import compose
 from conf.failures import ConfigError
 from conf.programs import run
-from conf.resume import complete_training
 from conf.schema import TrainConfig
+from conf.sources.resume import complete_training
 from conf.sweeps.ranks import RESULT, run_on_devices, wants_ranks
 from train_utils.errors import DistributedError
 from train_utils.launch import agent

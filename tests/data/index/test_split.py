@@ -13,9 +13,9 @@ import cv2
 import numpy as np
 import pytest
 
-from conf.completion import complete_from_checkpoint
 from conf.entry import compose, to_dictionary
 from conf.schema import EvalConfig, TrainConfig
+from conf.sources.checkpoints import complete_from_checkpoint
 from data import Annotations, DataConfig, DataError, DataFormat, OnError, SplitConfig, open_annotations
 from data.index.annotations import read_annotations
 from data.index.split import is_for_validation
@@ -156,7 +156,7 @@ def test_a_run_keeps_its_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for key in ("data.split", "data.split_seed"):
         assert not is_covered(key, WITHOUT_EFFECT), "another one is refused on resume"
     saved = to_dictionary(compose("train", TrainConfig, ["data.split=0.25"]))
-    monkeypatch.setattr("conf.completion.config_of_checkpoint", lambda _: saved)
+    monkeypatch.setattr("conf.sources.checkpoints.config_of_checkpoint", lambda _: saved)
     assert compose("eval", EvalConfig, [f"ckpt={ckpt}"], complete_from_checkpoint).data.split == 0.25
     for key in ("split", "split_seed"):
         del saved["data"][key]  # a checkpoint of an earlier version

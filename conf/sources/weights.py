@@ -16,7 +16,7 @@ from models.weights.published import Published
 if TYPE_CHECKING:
     from train_utils.distributed import World
 
-ATTEMPTS, TIMEOUT_SECONDS = 5, 60.0  # as conf/get_data.yaml
+ATTEMPTS, TIMEOUT_SECONDS = 5, 60.0  # as conf/programs/get_data.yaml
 
 
 def weights_folder(environment: Mapping[str, str] = os.environ) -> Path:

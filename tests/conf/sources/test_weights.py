@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conf import weights as weights_module
 from conf.build.network import build_model, open_detector
 from conf.entry import compose
 from conf.failures import ConfigError
 from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig
 from conf.schema_tools import GetWeightsConfig
-from conf.weights import fetch_weights, weights_folder, weights_path
+from conf.sources import weights as weights_module
+from conf.sources.weights import fetch_weights, weights_folder, weights_path
 from data import DataError
 from data.formats.download import UnreachableError
 from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
@@ -33,7 +33,7 @@ SERVED = {"whole": CONTENT, "cut": CONTENT[:-1], "longer": CONTENT + b"\0"}
 SUMS = {"right": hashlib.sha1(CONTENT).hexdigest(), "wrong": "0" * 40, "none": None}
 STARTS = """
 import sys
-from conf.weights import fetch_weights
+from conf.sources.weights import fetch_weights
 from models.weights.published import Published
 print("ready", flush=True); sys.stdin.readline()
 print(fetch_weights(Published(("yolov3",), "coco", sys.argv[1], 30_000)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from conf import CONF_DIR
+from conf import GROUPS_DIR
 from conf.answers.suggest import darknet_options
 from conf.entry import layered
 from conf.extensions.using import of_checkpoint
@@ -135,7 +135,7 @@ def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
         if section not in saved and section not in given:
             raise ConfigError(f"ckpt={given['ckpt']} was converted and names no {section}. fix: add {section}=...")
     if "data" in saved:  # keys that an older version lacked have today's defaults
-        today = yaml.safe_load((CONF_DIR / "data" / "coco.yaml").read_text(encoding="utf-8"))
+        today = yaml.safe_load((GROUPS_DIR / "data" / "coco.yaml").read_text(encoding="utf-8"))
         saved["data"] = layered(today, saved["data"])
     return layered({section: saved[section] for section in sections if section in saved}, given)
 

@@ -19,7 +19,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from conf import CONF_DIR
+from conf import GROUPS_DIR
 from data.formats.recognise import recognise
 from data.formats.set_files import YAML_SUFFIXES, load_yaml
 
@@ -43,7 +43,7 @@ class FileChoices(ConfigSource):
             content = load_yaml(path)
         if group == "data" and not (content and OURS & content.keys()):
             known = recognise(path)
-            usual = yaml.safe_load((CONF_DIR / "data" / f"{known['format']}.yaml").read_text(encoding="utf-8"))
+            usual = yaml.safe_load((GROUPS_DIR / "data" / f"{known['format']}.yaml").read_text(encoding="utf-8"))
             return self._result(config_path, {**usual, **known}, None)
         assert content is not None  # by is_config
         header = self._get_header_dict(path.read_text(encoding="utf-8"))["package"]
@@ -77,17 +77,22 @@ class FileChoices(ConfigSource):
         return []
 
 
-class _FileChoicesPath(SearchPathPlugin):
-    """Puts FileChoices into each search path."""
+class _OurPath(SearchPathPlugin):
+    """Puts FileChoices and conf/groups into each search path.
+
+    The programs' own files lie apart, in Hydra's main folder. Otherwise each folder of conf/ would
+    be a group, which tab completion offers.
+    """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.prepend("paths", "choice://")
+        search_path.append("groups", f"file://{GROUPS_DIR}")
 
 
 def register_file_choices() -> None:
     """Let all that Hydra composes from now on in this process take paths for choices."""
     Plugins.instance().register(FileChoices)
-    Plugins.instance().register(_FileChoicesPath)
+    Plugins.instance().register(_OurPath)
 
 
 def is_path(word: str) -> bool:

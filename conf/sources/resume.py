@@ -10,10 +10,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.completion import config_of_checkpoint
 from conf.entry import layered, plain
 from conf.failures import ConfigError
 from conf.schema import CHOICES
+from conf.sources.checkpoints import config_of_checkpoint
 from train_utils.launch.environment import (
     allowed_restarts,
     has_agent,

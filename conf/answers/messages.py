@@ -13,7 +13,7 @@ from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.answers.suggest import kinds_of, near_choice, near_value, option_of_file, suggest
-from conf.file_choices import is_path
+from conf.extensions.file_choices import is_path
 from data.formats.recognise import KINDS
 from train_utils.shell import option, quoted
 
