@@ -18,6 +18,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("predict")
     raise SystemExit
 
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -85,9 +86,12 @@ def predict(config: PredictConfig) -> Path:
                     break
         writer.close()
         print(summary(writer, frames, predictor, time.perf_counter() - started), flush=True)
-    if stop.signal is not None and live is None:
-        print(f"stopped by {stop.signal.name}: the rest of the source is not in there", file=sys.stderr)
-        sys.exit(128 + stop.signal)
+        stopped_by = stop.signal
+        if stopped_by == signal.SIGINT:
+            stop.signal = None  # answered here, where a live source ends well
+    if stopped_by is not None and live is None:
+        print(f"stopped by {stopped_by.name}: the rest of the source is not in there", file=sys.stderr)
+        sys.exit(128 + stopped_by)
     return out
 
 

@@ -14,8 +14,8 @@ from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.network import build_model, build_resumed_model
 from conf.build.start import rates
 from conf.entry import compose
-from conf.resume import complete_training
 from conf.schema import TrainConfig
+from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
 from models import Darknet, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
