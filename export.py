@@ -186,12 +186,9 @@ def described(
     config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], values: dict[str, str]
 ) -> dict[str, Any]:
     """What the file says about itself, for models/export/metadata.py."""
-    origin = detector.note.removeprefix(f"{config.ckpt}: ")
-    if config.model is not None:  # the note names a path, which is no one else's business
-        origin = f"the weights {Path(str(config.model.weights)).name}"
     known: dict[str, Any] = {
         "made_by": own_version(),
-        "origin": origin,
+        "origin": detector.origin,
         "names": detector.names,
         "category_ids": detector.category_ids,
         "image_size": size,  # height, width

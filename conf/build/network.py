@@ -174,6 +174,7 @@ class TrainedNetwork:
     category_ids: list[int]  # in the order of names: those of the data set, or 1, 2, ...
     image_size: int
     note: str
+    origin: str  # the same without folders of this machine, for files that others get
     scored: dict[str, Any] = field(default_factory=dict)  # the data and figures of these weights, if they have any
 
 
@@ -194,13 +195,13 @@ def open_detector(
     elif config is None or config.weights is None:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
-        if names is None and config.weights == COCO:
-            names = str(COCO_NAMES)
+        names = str(COCO_NAMES) if names is None and config.weights == COCO else names
         known, ids = read_names(Path(names)) if names is not None else ([], None)
         model, note = build_model(config, len(known) or None, whole=True)
         known = known or [str(index) for index in range(model.num_classes)]
         ids = ids or list(range(1, len(known) + 1))
-        opened = TrainedNetwork(model.eval(), known, ids, image_size or image_size_of(model.cfg), note)
+        origin = f"the weights {Path(config.weights).name}"
+        opened = TrainedNetwork(model.eval(), known, ids, image_size or image_size_of(model.cfg), note, origin)
     size, stride = opened.image_size, opened.model.max_stride
     if (nearest := opened.model.nearest_size(size, size)[0]) != size:
         raise ConfigError(f"image_size={size} is not a multiple of the network's stride {stride}. fix: {nearest}")
@@ -214,18 +215,17 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     """
     if (file := onnx_file(ckpt)) is not None:
         exported = read_exported(file)
-        network, size = OnnxNetwork(exported), max(exported.image_size)
-        return TrainedNetwork(network.eval(), exported.names, exported.category_ids, size, f"{ckpt}: {exported.note}")
+        about = exported.names, exported.category_ids, max(exported.image_size)
+        return TrainedNetwork(OnnxNetwork(exported).eval(), *about, f"{ckpt}: {exported.note}", exported.note)
     state = load_checkpoint(Path(ckpt))
     model, names = model_from_checkpoint(state)
     saved = state["config"]
     size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
-    origin = f"epoch {state['epoch']}" if state["epoch"] else "converted weights"
+    origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
     ids = state.get("category_ids") or list(range(1, len(names) + 1))  # absent from checkpoints of earlier versions
-    scored = {}
-    if state.get("figures") and state["best_epoch"] == state["epoch"]:
-        scored = {"data": saved["data"]["name"], **state["figures"]}
-    return TrainedNetwork(model.eval(), names, ids, size, f"{ckpt}: {origin}, {len(names)} classes", scored)
+    known = state.get("figures") and state["best_epoch"] == state["epoch"]
+    scored = {"data": saved["data"]["name"], **state["figures"]} if known else {}
+    return TrainedNetwork(model.eval(), names, ids, size, f"{ckpt}: {origin}", origin, scored)
 
 
 def image_size_of(cfg: Cfg) -> int:

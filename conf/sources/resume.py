@@ -14,6 +14,7 @@ from conf.entry import layered, plain
 from conf.failures import ConfigError
 from conf.schema import CHOICES
 from conf.sources.checkpoints import config_of_checkpoint
+from models.weights.published import BACKBONE, COCO
 from train_utils.launch.environment import (
     allowed_restarts,
     has_agent,
@@ -42,7 +43,8 @@ def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, 
     places: dict[str, dict[str, str]] = {"data": {}, "model": {}}
     for section, key in (("data", "root"), ("data", "index_dir"), ("model", "cfg"), ("model", "weights")):
         place = whole.get(section, {}).get(key)
-        if place is not None and (section == "data" or "/" in place or "." in place):  # others are names
+        known = {"weights": place in (COCO, BACKBONE), "cfg": not {"/", "."} & set(place or "")}  # names, no files
+        if place is not None and not known.get(key):
             places[section][key] = str(Path(place).absolute())
     return layered(whole, places)
 

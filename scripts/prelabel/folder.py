@@ -11,6 +11,7 @@ from torch import Tensor
 
 from conf.build.network import open_detector
 from conf.build.predictor import Found, Predictor
+from conf.build.results import new_folder
 from conf.failures import ConfigError
 from conf.schema_inference import PrelabelConfig
 from data import DataError, Frame, FrameBatches, Medium, find_media
@@ -26,9 +27,14 @@ from train_utils.terminal.progress import Progress
 
 def write(config: PrelabelConfig) -> Path:
     """Detect on all pictures, then write the folder."""
-    out, media = Path(config.out), pictures(config)
-    if out.exists():
-        raise ConfigError(f"out={out} exists, and nothing is overwritten. fix: another name, or remove it")
+    with new_folder(config.out) as folder:
+        print(_written(config, folder))
+    return Path(config.out)
+
+
+def _written(config: PrelabelConfig, folder: Path) -> str:
+    """Write all files into ``folder``, and return what they are."""
+    media = pictures(config)
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
     if not isinstance(detector.model, Darknet):
         raise ConfigError(f"ckpt={config.ckpt} shows no features, which the order needs. fix: ckpt=<run folder>")
@@ -52,24 +58,19 @@ def write(config: PrelabelConfig) -> Path:
         reason = "no detection" if one is None else f"{detector.names[classes[one]]} at {scores[one]:.2f}"
         reason += f"; most like {names[nearest]}" if nearest != number else ""
         table.append((str(len(results)), names[number], f"{values[number]:.4f}", f"{distance:.4f}", reason))
-    try:
-        out.mkdir(parents=True)
-        if config.format == "coco":
-            write_coco(out, results, detector)
-        elif config.format == "yolo":
-            write_yolo_set(out, results, detector)
-        else:
-            root = media[0].path.parents[media[0].name.count("/")]
-            certainty = {name: 1 - value for name, value in zip(names, values, strict=True)}
-            write_label_studio(out, results, detector, root.name, certainty)
-        with (out / "order.csv").open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(table)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out} ({error.strerror}). fix: out=<a folder you may write to>") from error
+    if config.format == "coco":
+        write_coco(folder, results, detector)
+    elif config.format == "yolo":
+        write_yolo_set(folder, results, detector)
+    else:
+        root = media[0].path.parents[media[0].name.count("/")]
+        certainty = {name: 1 - value for name, value in zip(names, values, strict=True)}
+        write_label_studio(folder, results, detector, root.name, certainty)
+    with (folder / "order.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(table)
     left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
-    boxes = sum(len(result.detections) for result in results)
-    print(f"{detector.note}\n{len(results)} pictures, {boxes} boxes{left_out}, in {out}; label {results[0].name} first")
-    return out
+    what = f"{len(results)} pictures, {sum(len(result.detections) for result in results)} boxes{left_out}"
+    return f"{detector.note}\n{what}, in {config.out}; label {results[0].name} first"
 
 
 def pictures(config: PrelabelConfig) -> list[Medium]:

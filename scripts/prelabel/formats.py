@@ -19,7 +19,7 @@ def write_coco(folder: Path, results: Sequence[ImageResult], detector: TrainedNe
         {**row, "id": number, "area": row["bbox"][2] * row["bbox"][3], "iscrowd": 0, "segmentation": []}
         for number, row in enumerate(rows, start=1)
     ]
-    content |= {"info": {"description": detector.note}, "licenses": [], "annotations": annotations}
+    content |= {"info": {"description": detector.origin}, "licenses": [], "annotations": annotations}
     write_json(folder / "annotations" / "instances_default.json", content)
 
 
@@ -54,7 +54,7 @@ def write_label_studio(
             value = {key: 100 * pixels / side for key, pixels, side in sides} | {"rotation": 0}
             region = {"id": str(number), **ends, **whole, "score": float(row["score"])}
             regions.append(region | {"value": {**value, "rectanglelabels": [detector.names[row["class"]]]}})
-        prediction = {"model_version": detector.note, "score": certainty[result.name], "result": regions}
+        prediction = {"model_version": detector.origin, "score": certainty[result.name], "result": regions}
         address = f"/data/local-files/?d={quote(f'{below}/{result.name}')}"
         tasks.append({"data": {"image": address}, "predictions": [prediction]})
     write_json(folder / "tasks.json", tasks)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conf.answers.help import own_version
 from conf.build.network import model_from_checkpoint
+from conf.build.results import new_folder
 from conf.extensions.parts import IN_USE
-from conf.failures import ConfigError
 from conf.schema_tools import PublishConfig
 from models import count_parameters
 from train_utils.errors import TrainError
@@ -42,25 +40,16 @@ HUB_LICENSES = (  # the hub's names for licences; any other is "other", with a n
 
 def write(config: PublishConfig) -> Path:
     """Write the folder whole or not at all; print what it lacks and how to use it."""
-    out, file = Path(config.out).absolute(), find_checkpoint(Path(config.ckpt), "best")
-    if out.exists():
-        raise ConfigError(f"out={config.out} exists, and nothing is overwritten. fix: another name, or remove it")
-    state = load_checkpoint(file)
-    run = file.parent.parent if file.parent.name == FOLDER else file.parent
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".publish-") as scratch:
-            whole = Path(scratch, out.name)
-            whole.mkdir()
-            published = published_state(state)
-            write_hub_folder(whole, published)
-            if proof := (run / PROOF).is_file():
-                shutil.copyfile(run / PROOF, whole / PROOF)
-            text = card(config, state, run, proof, published["config"]["plugins"])
-            (whole / CARD).write_text(text, encoding="utf-8")
-            os.replace(whole, out)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out} ({error.strerror}). fix: out=<a folder you may write to>") from error
+    with new_folder(config.out) as folder:
+        file, out = find_checkpoint(Path(config.ckpt), "best"), Path(config.out).absolute()
+        state = load_checkpoint(file)
+        run = file.parent.parent if file.parent.name == FOLDER else file.parent
+        published = published_state(state)
+        write_hub_folder(folder, published)
+        if proof := (run / PROOF).is_file():
+            shutil.copyfile(run / PROOF, folder / PROOF)
+        text = card(config, state, run, proof, published["config"]["plugins"])
+        (folder / CARD).write_text(text, encoding="utf-8")
     for key, of in (("license", "the weights"), ("data_license", "the data")):
         if getattr(config, key) is None:
             print(f"note: the card says that the licence of {of} is unknown; {key}=<its name> states it")

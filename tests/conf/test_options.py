@@ -258,3 +258,14 @@ def test_a_training_that_torchrun_may_start_again_goes_on_in_its_own_folder_and_
     assert continue_run(now | {"run_dir": str(own)}, ["run_dir"])["resume"] == str(own)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
     assert continue_run(now, [])["resume"] is None, "nothing is started again"
+
+
+def test_places_in_the_saved_options_hold_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a folder without a slash; words for published weights and names of the zoo stay."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "before").mkdir()
+    for given, kept in (("before", f"{tmp_path}/before"), ("coco", "coco"), ("backbone", "backbone")):
+        config = compose_training(f"model.weights={given}", "data.root=coco")
+        assert (config.model.weights, config.model.cfg) == (kept, "yolov3-spp")
+        assert config.data.root == f"{tmp_path}/coco"
+    assert compose_training().model.weights is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -18,9 +19,13 @@ import torch
 from pycocotools.coco import COCO
 
 from conf.api.calls import options_of
+from conf.build.network import open_detector
+from conf.build.predictor import Predictor
 from conf.failures import ConfigError
-from data import DataError
+from data import DataError, find_media
+from models import Darknet
 from predict import Detector
+from scripts.prelabel import folder as prelabelling
 from scripts.prelabel import order, prelabel
 from tests.data.images.test_media import video
 from tests.data.tagged import WRITERS, stored_picture
@@ -106,6 +111,7 @@ def test_label_studio_in_the_order_of_labelling(folder: Path, source: Path, tmp_
     found, ranked = expected(folder, source), rows_of(out)
     assert [label.get("value") for label in choices] == found["copy.png"].class_names
     tasks = json.loads((out / "tasks.json").read_text())
+    assert str(folder) not in (out / "tasks.json").read_text(), "a path of this machine"
     for task, row in zip(tasks, ranked, strict=True):
         (address,) = parse_qs(urlparse(task["data"]["image"]).query)["d"]
         assert address == f"my pictures/{row['file']}"
@@ -154,7 +160,8 @@ def test_pictures_without_detections_are_labelled_as_empty(folder: Path, source:
 
 def test_uncertainty_is_that_of_the_score_nearest_to_one_half() -> None:
     for scores, value, least in (
-        ([], 0.1, None), ([0.04], 0.1, None), ([0.99, 0.04], 0.02, 0), ([0.9, 0.45, 0.3], 0.9, 1), ([0.5], 1.0, 0)
+        ([], 0.1, None), ([0.04], 0.1, None), ([0.75, 0.25], 0.5, 0), ([0.25, 0.75], 0.5, 0),
+        ([0.99, 0.04], 0.02, 0), ([0.9, 0.45, 0.3], 0.9, 1), ([0.5], 1.0, 0)
     ):  # fmt: skip
         assert order.uncertainty(np.array(scores)) == (pytest.approx(value), least)
 
@@ -171,6 +178,49 @@ def test_the_order_weighs_distance_by_uncertainty(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(order, "COMPARED", 2)
     assert [number for number, _, _ in order.labelling_order(uncertainties, features)] == [0, 4, 3, 2, 1]
     assert [number for number, _, _ in order.labelling_order(np.full(3, 0.5), features[:1].repeat(3, 0))] == [0, 1, 2]
+
+
+def test_ties_keep_the_order_of_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what is next, in the nearest earlier picture, and behind the compared ones."""
+    for compared in (4, 1):
+        monkeypatch.setattr(order, "COMPARED", compared)
+        ranked = order.labelling_order(np.array([0.5, 0.9, 0.5, 0.5]), np.eye(4, dtype=np.float32))
+        assert [(number, nearest) for number, _, nearest in ranked] == [(1, 1), (0, 1), (2, 1), (3, 1)]
+
+
+def test_the_order_does_not_depend_on_which_picture_is_finished_first(
+    folder: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = prelabelling.found_with_features
+    outs = [labels(folder, source, tmp_path / "a", "coco")]
+    monkeypatch.setattr(prelabelling, "found_with_features", lambda *made_of: reversed([*found(*made_of)]))
+    outs.append(labels(folder, source, tmp_path / "b", "coco"))
+    assert (outs[0] / "order.csv").read_bytes() == (outs[1] / "order.csv").read_bytes()
+
+
+def test_features_are_the_mean_of_what_the_deepest_head_sees_in_all_views(folder: Path, source: Path) -> None:
+    given = [f"ckpt={folder / 'random.pt'}", f"source='{source / 'copy.png'}'", "tta=nms", "tta_scales=[1,1.34]"]
+    config = options_of("prelabel", [*given, "format=coco", "out=x", "device=cpu", "workers=1"])
+    network = open_detector(config.ckpt, None, None, 96)
+    assert isinstance(network.model, Darknet)
+    predictor = Predictor(config, network, torch.device("cpu"))
+    shapes, views = [], []
+
+    def watch(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        shapes.append(tuple(inputs[0].shape[2:]))
+        views.append(inputs[0].mean(dim=(2, 3))[0])
+
+    heads = {head.stride: head for head in network.model.heads}
+    network.model.head_convolution(heads[32]).register_forward_pre_hook(watch)
+    ((_, _, row),) = prelabelling.found_with_features(predictor, predictor.frames(find_media(str(source / "copy.png"))))
+    total = sum(views, torch.zeros(()))
+    np.testing.assert_allclose(row, (total / total.norm()).numpy(), rtol=1e-5, atol=1e-7)
+    assert len(views) > 1 and len(set(shapes)) > 1, "views of two sizes"
+    assert not np.allclose(row, (views[-1] / views[-1].norm()).numpy(), rtol=1e-3)
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_what_is_refused(folder: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +248,10 @@ def test_what_is_refused(folder: Path, source: Path, tmp_path: Path, monkeypatch
     (mixed / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write"):
         labels(folder, source, mixed / "file" / "out", "coco")
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match=r"cannot write .*out \(No space left"):
+        patch.setattr("scripts.prelabel.folder.csv", SimpleNamespace(writer=full_disk))
+        labels(folder, source, tmp_path / "out", "coco")
+    assert {path.name for path in tmp_path.iterdir()} == {"mixed"}, "what was written of it stays"
     assert rows_of(labels(folder, mixed, tmp_path / "left", "coco", "on_error=skip"))[0]["file"] == "a.jpg"
     exported = SimpleNamespace(model=torch.nn.Identity())  # stands for an ONNX file
     monkeypatch.setattr("scripts.prelabel.folder.open_detector", lambda *_: exported)

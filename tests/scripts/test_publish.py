@@ -101,9 +101,11 @@ def test_a_plugin_is_named_and_no_part_of_the_folder(run: Path, tmp_path: Path) 
         "plugins_sha256": {path.stem: sha256(path.read_bytes()).hexdigest() for path in plugins},
         "plugin": {"squareplus": {"bend": 2.0}, "lines_log": {"file": "a"}},
     }
+    state["config"]["evaluate"]["resize"] = "stretch"
     save_checkpoint(tmp_path / "with.pt", state)
     out = published(tmp_path / "with.pt", tmp_path / "ours")
     assert plugin.name in (card := (out / "README.md").read_text()) and "lines_logger" not in card
+    assert 'this/folder", resize="stretch")' in card and "96 pixels (stretch)" in card
     assert "lines" not in (kept := (out / "config.json").read_text()) and "bend" in kept and str(plugin) not in kept
     assert not (out / plugin.name).exists(), "what is downloaded brings no code"
     with pytest.raises(ConfigError, match=f"{plugin.stem}.*, which ckpt=.* needs"):

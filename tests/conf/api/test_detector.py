@@ -218,3 +218,16 @@ def test_it_works_in_another_folder_twice_and_names_a_missing_extra(
     assert list(tmp_path.iterdir()) == []
     again = importlib.reload(predict_module).Detector(folder / "random.pt", **LOW)(pictures[0])
     assert again.to_coco() == found.to_coco()
+
+
+def test_the_network_is_on_the_device_that_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def only_cpu(requested: str) -> torch.device:
+        asked.append(requested)
+        return torch.device("cpu")
+
+    monkeypatch.setattr("conf.api.detector.device_alone", only_cpu)
+    for device in ("cuda", "cpu"):
+        Detector(folder / "random.pt", device=device)
+    assert asked == ["cuda", "cpu"]

@@ -104,8 +104,14 @@ def test_an_extension_is_the_same_wherever_it_is_cut_and_may_be_extended(
     parts = enumerate((first, second, second, third))
     rates = [optim.lr * schedule.weight_lr_factor(2 * epoch + 1) for epoch, schedule in parts]
     assert [float(row["lr"]) for row in rows(whole)] == rates
-    told = re.findall(r"^extends the run from epoch (\d) to (\d): learning rate from (\S+), ", log_of(whole), re.M)
+    said = (
+        r"^extends the run from epoch (\d) to (\d): learning rate from (\S+), .*, to (\S+) in (\d+) steps, .* to (\S+)$"
+    )
+    told = re.findall(said, log_of(whole), re.M)
     assert [each[:2] for each in told] == [("1", "3"), ("3", "4")] and told[0][2] == f"{rates[0]:.3g}"
+    planned, joined = Schedule(optim, 2, 6), 2 + int(told[0][4]) - 1  # what a training of the new length has
+    assert told[0][3] == f"{optim.lr * planned.lr_factor(joined):.3g}" != told[0][2]
+    assert told[0][5] == f"{optim.lr * planned.lr_factor(5):.3g}"
     assert [tell_extension(config, third, {"epoch": epoch}) is None for epoch in (2, 3, 4)] == [True, False, True]
     assert "changed: train.epochs: 3 -> 4" in log_of(whole)
 

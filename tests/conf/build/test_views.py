@@ -104,7 +104,7 @@ def test_frames_of_a_video_come_in_order_and_as_from_a_camera(
     writer.release()
     base = [f"source={path}", "model=yolov3-tiny", "model.weights=a", "confidence=0.02", "device=cpu"]
     config = compose("predict", PredictConfig, [*base, *options], model_or_checkpoint)
-    predictor = Predictor(config, TrainedNetwork(model, ["a"], [1], 64, ""), world.device)
+    predictor = Predictor(config, TrainedNetwork(model, ["a"], [1], 64, "", ""), world.device)
     for batch_size in (1, 3, 50):
         batches = FrameBatches(find_media(str(path)), predictor.fit, batch_size, Exif.apply, OnBadFile.stop, 2)
         seen = list(predictor.found(batches))
