@@ -42,7 +42,8 @@ class ModelConfig:
     cfg: str  # a name of models/zoo, or the path of a Darknet .cfg
     width: float  # factor on the filters of each convolution except the heads'
     anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the .cfg; auto: fitted to
-    # the training set at train.image_size when a training starts, if those of the .cfg miss boxes
+    # the training set at train.image_size when a training starts, if those of the .cfg miss 30 % of
+    # its boxes
     weights: str | None  # to start from: coco or backbone (published, see scripts.get_weights), Darknet .weights (whole
     # or cut), a run folder, a checkpoint, a .pt state dict. Heads for other classes are left out
     fresh_heads: bool  # leave the heads of the weights out even if their number of classes is right

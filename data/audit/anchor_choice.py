@@ -19,7 +19,7 @@ from data.audit.anchor_fit import (
     refine_anchors,
     sorted_by_area,
 )
-from data.audit.summary import LOW_RECALL
+from data.audit.summary import FIT_RECALL
 from data.index.annotations import Annotations
 from data.index.cache import keep_result
 
@@ -42,8 +42,8 @@ def choose_anchors(
     """Anchors (k, 2) in place of ``current``, or None if these serve; and a sentence for the log.
 
     ``min_iou`` is the overlap with an anchor that a box needs to be learnt; None, where each box
-    gets its best anchor, stands for NEAR. Where ``current`` gives nearly all boxes that, a closer
-    fit is no gain: on BCCD it cost half of the AP and more (docs/results/accuracy.md).
+    gets its best anchor, stands for NEAR. Where ``current`` gives FIT_RECALL of the boxes that, a
+    closer fit is no gain: it cost up to half of the AP and more (docs/results/accuracy.md).
 
     ``slots`` are the rows of ``current`` that the heads use, in the order in which they shall hold
     larger and larger anchors. The other rows stay. Sizes are those in images letterboxed to
@@ -53,7 +53,7 @@ def choose_anchors(
     if not len(sizes):
         return None, "there are no boxes to fit to, so the anchors of the .cfg stay"
     least = NEAR if min_iou is None else min_iou
-    if (reached := recall(sizes, current[slots], least)) >= LOW_RECALL:
+    if (reached := recall(sizes, current[slots], least)) >= FIT_RECALL:
         return None, (
             f"the anchors of the .cfg stay: {reached:.1%} of the boxes overlap one by more than {least:g}, and a "
             "closer fit can cost AP"

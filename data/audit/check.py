@@ -17,7 +17,7 @@ from data.audit.anchor_fit import Sizes
 from data.audit.boxes import box_name, boxes_given_twice, statistics
 from data.audit.duplicates import alike, same_pixels
 from data.audit.images import ImageFacts, check_images
-from data.audit.summary import LOW_RECALL, objects_per_image
+from data.audit.summary import LOW_RECALL, fix_of_anchors, objects_per_image
 from data.config import DataConfig
 from data.errors import DataError, printable
 from data.index.annotations import Annotations, check_same_classes, read_annotations
@@ -139,7 +139,7 @@ def _statistics(split: str, annotations: Annotations, network: Network, notes: _
     recall = figures["recall"]
     if recall is not None and recall < LOW_RECALL:
         sentence = f"{1 - recall:.1%} of the boxes overlap no anchor of {network.name} by more than "
-        sentence += f"{network.min_iou:g}. scripts.anchors finds better ones"
+        sentence += f"{network.min_iou:g}. Try {fix_of_anchors(recall, network.min_iou)}"
         notes.add(split, "boxes that no anchor fits", [sentence], round((1 - recall) * figures["boxes"]))
     return figures
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from data.audit.anchor_fit import Sizes, network_sizes
-from data.audit.summary import SAMPLED_BOXES, summarise
+from data.audit.summary import SAMPLED_BOXES, fix_of_anchors, summarise
 from data.index.annotations import Annotations
 
 LEAST_RECALL = 0.9
@@ -28,7 +28,7 @@ def data_hints(annotations: Annotations, image_size: int, anchors: Sizes, min_io
         found.insert(
             0,
             f"{1 - summary.overlap:.0%} of the boxes overlap no anchor by more than {min_iou:g}, so they are not "
-            "learnt. fix: model.anchors=auto, or a smaller loss.anchor_iou",
+            f"learnt. fix: {fix_of_anchors(summary.overlap, min_iou)}",
         )
     return [sentence for sentence in found if sentence is not None]
 

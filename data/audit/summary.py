@@ -13,6 +13,7 @@ from data.index.annotations import Annotations
 
 SAMPLED_BOXES = 200_000  # with nine anchors their overlaps take 0.1 s
 LOW_RECALL = 0.98
+FIT_RECALL = 0.7  # below it, fitted anchors score better, and worse from there on (docs/results/accuracy.md)
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,13 @@ class SetSummary:
             return None
         return (
             f"warning: {1 - self.overlap:.1%} of the boxes overlap no anchor by more than {self.min_iou:g} and are "
-            "learnt as background only. fix: model.anchors=auto, or python -m scripts.anchors"
+            f"learnt as background only. fix: {fix_of_anchors(self.overlap, self.min_iou)}"
         )
+
+
+def fix_of_anchors(recall: float, min_iou: float) -> str:
+    """The option to change if only a share ``recall`` of the boxes overlaps an anchor enough."""
+    return "model.anchors=auto" if recall < FIT_RECALL else f"loss.anchor_iou={min_iou / 2:g}"
 
 
 def summarise(annotations: Annotations, image_size: int, anchors: Sizes, min_iou: float | None) -> SetSummary:

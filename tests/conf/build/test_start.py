@@ -153,7 +153,7 @@ def network(path: Path, masks: tuple[list[int], ...], anchors: str = PAIRS) -> P
 
 
 def boxes(count: int) -> Any:
-    sizes = np.random.default_rng(0).uniform(1, 30, (count, 2))
+    sizes = np.random.default_rng(0).uniform(1, (30, 3), (count, 2))  # far from squares
     return SimpleNamespace(
         names=["a", "b"], classes=np.zeros(count, np.int32), crowd=np.zeros(count, bool), offsets=np.array([0, count]),
         boxes_xywh=np.concatenate([np.zeros((count, 2)), sizes], axis=1), sizes=np.array([[64, 64]]),

@@ -293,6 +293,6 @@ def test_the_summary_of_a_training(drawn: DrawnSet) -> None:
     counts = "6 images (1 without boxes), 10 boxes, 2 classes"
     assert good.line() == f"{counts}, recall of the anchors 1.0000 at IoU 0.2" and good.warning() is None
     bad = summarise(annotations, 128, np.array([[400.0, 240.0]]), 0.2)
-    assert bad.overlap == 0 and "scripts.anchors" in str(bad.warning()) and "100.0%" in str(bad.warning())
+    assert bad.overlap == 0 and "fix: model.anchors=auto" in str(bad.warning()) and "100.0%" in str(bad.warning())
     darknet = summarise(annotations, 128, np.array([[400.0, 240.0]]), None)
     assert darknet.line() == f"{counts}, mean IoU with the best anchor 0.010" and darknet.warning() is None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from data.audit.hints import FEW_BOXES, LEAST_RECALL, MANY_SMALL, SMALL_PIXELS, data_hints
+from data.audit.summary import FIT_RECALL
 
 SIDE, COUNT = 100, 200
 ANCHORS = np.array([[20.0, 20.0]])
@@ -57,6 +58,12 @@ def test_a_share_is_told_above_its_limit_only(odd: tuple[float, float], limit: f
     assert hints(odd, limit, min_iou=min_iou) == []
     (sentence,) = hints(odd, limit + 1 / (2 * COUNT), min_iou=min_iou)
     assert sentence.startswith(told)
+
+
+def test_other_anchors_are_named_only_where_they_help() -> None:
+    for share, fix in ((1 - FIT_RECALL, "loss.anchor_iou=0.1"), (1 - FIT_RECALL + 0.01, "model.anchors=auto")):
+        (sentence,) = hints(THIN, share)
+        assert sentence.endswith(f"so they are not learnt. fix: {fix}")
 
 
 def test_a_loss_that_gives_each_box_its_best_anchor_needs_no_overlap() -> None:
