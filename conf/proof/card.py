@@ -63,8 +63,8 @@ class ProofCard:
             spare(self.say, FILE, lambda: self._begin(devices))
 
     def _begin(self, devices: str) -> None:
-        step, micro_batch = self.state.step, self.state.description["micro_batch"]
-        start = start_facts(self.config, self.world, devices, step, micro_batch)
+        step = self.state.step
+        start = start_facts(self.config, self.world, devices, step)
         before = read_proof(self.folder) if step and (self.folder / FILE).is_file() else {}
         self.proof = {
             "finished": False,

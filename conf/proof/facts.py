@@ -36,14 +36,13 @@ DRIVER = "NVIDIA driver"
 PROVED = (".py", ".yaml", ".cfg", ".names", ".jinja")  # files of the program
 
 
-def start_facts(config: TrainConfig, world: World, devices: str, step: int, micro_batch: int) -> dict[str, Any]:
+def start_facts(config: TrainConfig, world: World, devices: str, step: int) -> dict[str, Any]:
     """What this start of a run, after ``step``, depends on, with the hardware of all ranks."""
     return {
         "environment": environment(config, world),
         "step": step,
         "processes": world.world_size,
         "threads": torch.get_num_threads(),
-        "micro_batch": micro_batch,
         "hardware": devices,
         "code": digest_of(code_of(config)),
         "packages": digest_of(packages()),

@@ -45,11 +45,15 @@ def register_folders() -> None:
     OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
 
 
-def multirun_folder(base: str, overrides: Sequence[str]) -> str:
+def multirun_folder(base: str, overrides: Sequence[str], named_by: str = "") -> str:
     """The folder of a new multirun below ``base``, or that of the one that SLURM restarted.
 
-    It is ``slurm-<job id>`` in a SLURM job, else ``<date_time>``, plus a number if that exists.
+    It is ``slurm-<job id>`` in a SLURM job, else ``<date_time>``, plus a number if that exists. If
+    the sweep is over the group ``named_by``, ``base`` is called after all of its choices.
     """
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key == named_by and "," in value and "name" not in keys_of(overrides):
+            base = str(Path(base).with_name(_folder_name(value.strip("/."))))
     name, job = job_folder_name() or time.strftime("%Y-%m-%d_%H-%M-%S"), read_job()
     folder, number = Path(base, name), 1
     while folder.exists() and not ((job.restarts or job.run_restarts) and _given(folder) == list(overrides)):
@@ -60,7 +64,11 @@ def multirun_folder(base: str, overrides: Sequence[str]) -> str:
 
 def job_folder(number: int, setting: str) -> str:
     """The name of a job's folder, such as ``1_optim.lr-0.01_train.seed-2``; jobs count from 1."""
-    return re.sub(r"[^\w.+-]+", "-", f"{number + 1}_{setting}", flags=re.ASCII)[:LONGEST_NAME]
+    return _folder_name(f"{number + 1}_{setting}")
+
+
+def _folder_name(text: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", text, flags=re.ASCII)[:LONGEST_NAME]
 
 
 def prepare_job(cfg: DictConfig, key: str | None) -> None:

@@ -123,6 +123,10 @@ def test_every_failure_has_its_sentence_and_code(ended: Callable[..., tuple[int,
     assert [re.findall(r"job (\d) \(optim.lr", line) for line in errors] == [["1"], ["3"], ["1", "3"]], output
     assert "job 3 (optim.lr=0): optim.lr must be above 0" in errors[-1]
 
+    code, output, errors = ended("data=bccd,shapes", "optim.lr=0.5")
+    assert code == 0 and "data=bccd -> runs/bccd-shapes/" in output, output
+    assert "data=shapes -> runs/mine/" in ended("data=bccd,shapes", "name=mine", "optim.lr=0.5")[1]
+
     code, output, errors = ended("optim.lr=3,4")
     assert code == 1 and "job 1 (optim.lr=3): KeyError: 'a bug'" in errors[-1], output
     assert "in fails_at_some_rates" in output, "no traceback of the bug"
