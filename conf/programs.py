@@ -183,13 +183,16 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     """The arguments for Hydra: without those that launchers add, bare words as an option.
 
     What follows ``--`` becomes the list ``options``. Raises ConfigError for the spelling of other
-    programs and for a multirun of several ranks.
+    programs, for a multirun of several ranks and for one whose options are only shown.
     """
     arguments = gather_options(strip_local_rank(arguments))
-    if {"-m", "--multirun"} & set(arguments) and peek_world_size() > 1:
+    several = {"-m", "--multirun"} & set(arguments)
+    if several and peek_world_size() > 1:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
         )
+    if several and (shown := {"--cfg", "-c", "--info", "-i"} & set(arguments)):
+        raise ConfigError(f"{shown.pop()} shows one setting, and -m runs several. fix: leave -m out")
     if sentence := refusal_of_flags(arguments, program.schema):
         raise ConfigError(sentence)
     return _in_order(arguments, program.bare)

@@ -78,7 +78,7 @@ class ConvertDataConfig:
 class MigrateConfig:
     """Everything that scripts.migrate reads."""
 
-    files: list[str]  # args.yaml; opt.yaml and hyp.yaml; or a .cfg and its .data
+    files: list[str]  # args.yaml; opt.yaml and hyp.yaml; a .cfg and its .data; or a .py of MMYOLO
     out: str | None  # the experiment YAML to write; null: print it
     debug: bool  # show tracebacks of user errors, too
 

@@ -164,6 +164,12 @@ def test_prose_is_wrapped() -> None:
             assert exempt or len(line) <= MOST_COLUMNS, f"{path.relative_to(REPOSITORY)}:{number}: {len(line)} columns"
 
 
+def test_the_map_of_the_source_names_each_folder() -> None:
+    page = (REPOSITORY / "docs" / "develop" / "architecture.md").read_text()
+    packages = {path.parent.relative_to(REPOSITORY) for folder in FOLDERS for path in sources(folder)}
+    assert not [str(package) for package in packages if "/" in str(package) and f"`{package}/`" not in page]
+
+
 @pytest.mark.parametrize("part", ["models", "data"])
 def test_doors_lead_to_what_they_name(part: str) -> None:
     """Each name can be imported, and none is hidden by a module of the same name."""

@@ -52,9 +52,10 @@ def page_instead(name: str, command: str, schema: type, arguments: Sequence[str]
         values["plugin"] = to_dictionary(plugins_with_options(values)[1])
     described = _description(command.removesuffix(".py"))
     command = command if command.endswith(".py") else f"-m {command}"
+    groups = _groups(schema, width)
     parts = [
-        f"{described}\n\nUsage: python {command} [group=choice ...] [key=value ...]",
-        _groups(schema, width),
+        f"{described}\n\nUsage: python {command}{' [group=choice ...]' if groups else ''} [key=value ...]",
+        groups,
         *(_table(*section, width) for section in _sections(schema, values)),
         *(_added(part, values, width) for plugin in IN_USE for part in plugin.parts),
         f"python {command} --cfg job ...    the values that a command line results in\n"
