@@ -121,19 +121,13 @@ def plugins_with_options(given: dict[str, Any]) -> tuple[list[Plugin], DictConfi
 
 
 def of_checkpoint(given: dict[str, Any], saved: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """``given`` with the plugins of the checkpoint whose options are ``saved``."""
-    kept = {key: saved[key] for key in KEYS if key in saved and key in given}
-    if not kept:
-        return given
-    if "plugins" in named:  # the files may lie elsewhere now
-        kept["plugins"] = given["plugins"]
-    for names in (key.split(".") for key in named):
-        if names[0] == "plugins_sha256" and len(names) == 2:
-            kept[names[0]] = kept[names[0]] | {names[1]: given[names[0]][names[1]]}
-        elif names[0] == "plugin" and len(names) > 2:
-            section = {**kept["plugin"].get(names[1], {}), names[2]: given["plugin"][names[1]][names[2]]}
-            kept["plugin"] = kept["plugin"] | {names[1]: section}
-    return given | kept
+    """``given`` with the plugins of a checkpoint's options ``saved``, except the keys ``named``."""
+    kept = OmegaConf.create({key: saved[key] for key in KEYS if key in saved and key in given})
+    for key in named if kept else ():
+        if key.partition(".")[0] in KEYS:
+            OmegaConf.update(kept, key, OmegaConf.select(OmegaConf.create(given), key))
+    plain: Any = OmegaConf.to_container(kept)
+    return {**given, **plain}
 
 
 def _expected_ones(given: dict[str, Any]) -> list[Plugin]:

@@ -14,7 +14,7 @@ from conf.answers.help import page_instead
 from conf.entry import compose
 from conf.extensions.choices import offer_choices
 from conf.extensions.loading import load
-from conf.extensions.using import REGISTRIES, Bound, with_plugins
+from conf.extensions.using import REGISTRIES, Bound, of_checkpoint, with_plugins
 from conf.failures import ConfigError, in_one_sentence
 from conf.schema import CHOICES, TrainConfig
 
@@ -231,6 +231,20 @@ def test_a_file_that_a_plugin_imports_from_beside_it_counts(tmp_path: Path, monk
         assert load(str(mine)) is seen[-1]
     assert [plugin.parts[0].more for plugin in seen] == [{"momentum": 0.25}, {"momentum": 0.125}]
     assert seen[0].sha256 != seen[1].sha256
+
+
+def test_what_is_named_beside_a_checkpoint_changes_that_alone() -> None:
+    saved = {"plugins": ["a.py"], "plugins_sha256": {"a": "1"}, "plugin": {"p": {"range": {"low": 1, "high": 2}}}}
+    given = {"plugins": ["b/a.py"], "plugins_sha256": {"a": "2"}, "plugin": {"p": {"range": {"low": 5, "high": 9}}}}
+    for key, changed in (
+        ("plugins", {"plugins": ["b/a.py"]}),
+        ("plugins_sha256.a", {"plugins_sha256": {"a": "2"}}),
+        ("plugin.p.range.low", {"plugin": {"p": {"range": {"low": 5, "high": 2}}}}),
+        ("plugin.p", {"plugin": given["plugin"]}),
+        ("train.seed", {}),
+    ):
+        assert of_checkpoint({"x": 1, **given}, saved, [key]) == {"x": 1, **saved, **changed}
+    assert of_checkpoint(given, {}, ["plugins"]) == given, "converted weights, which name none"
 
 
 def test_a_file_of_any_name_can_be_accepted_by_a_key(tmp_path: Path) -> None:
