@@ -231,6 +231,8 @@ def train_options(folder: Path) -> dict[str, str]:
             ]  # fmt: skip
             if "train.epochs=2" in changed:
                 given += ["model.freeze=2", "model.freeze_fraction=0.5"]
+            elif "loss=darknet" in changed:
+                given += ["model.freeze=2"]  # to the end
             program.train(compose("train", TrainConfig, [*given, *changed]))
             state = load_checkpoint(run_dir / "checkpoints" / "last.pt")
             kept = state["optimizer"]["state"].items()
