@@ -41,6 +41,11 @@ class ViewConfig:
             raise ValueError(f"{section}slices must be 32 or more pixels, or null, got {self.slices}")
         if not 0 <= self.slice_overlap <= 0.9:
             raise ValueError(f"{section}slice_overlap must lie in 0..0.9, got {self.slice_overlap}")
+        if self.slices is not None and round(self.slice_overlap * self.slices) < 1 and not self.slice_whole:
+            raise ValueError(
+                f"{section}slice_overlap={self.slice_overlap:g} lets slices have nothing in common, so an object on a "
+                f"border would be found twice. fix: {section}slice_whole=true, or some overlap"
+            )
         if self.tta == Tta.wbf and self.slices is not None:
             raise ValueError(
                 f"{section}tta=wbf averages boxes that all views see whole, and slices cut some. fix: {section}tta=nms"

@@ -82,6 +82,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("evaluate.slices=8", "evaluate.slices must be 32 or more pixels, or null, got 8"),
         ("evaluate.slice_overlap=1", "evaluate.slice_overlap must lie in 0..0.9, got 1"),
         ("evaluate.tta_scales=[]", "evaluate.tta_scales must be one or more numbers in 0.1..4"),
+        ("evaluate={slices: 320, slice_overlap: 0, slice_whole: false}", "slice_overlap=0 lets slices have nothing in"),
         ("evaluate={tta: wbf, slices: 320}", "and slices cut some. fix: evaluate.tta=nms"),
     ],
 )

@@ -124,17 +124,20 @@ def seen_in_slices(objects: np.ndarray, looks: Looks, generator: np.random.Gener
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("overlap", [20, 50])
+@pytest.mark.parametrize("overlap", [20, 90])
 @pytest.mark.parametrize("margin", [0.0, 2.0])
 def test_an_object_is_found_once_wherever_slices_cut_it(whole: bool, overlap: int, margin: float) -> None:
-    """Whatever the order of the scores; also of 300 random objects."""
+    """Whatever the order of the scores; also 300 random objects, and 100 that borders bound."""
     looks = Looks((100,), slices=100, overlap=overlap, whole=whole)
     generator = np.random.default_rng(0)
     corners = generator.uniform((0, 0), (300, 250), (2, 300, 2))
-    random = np.concatenate((corners.min(0), corners.max(0)), axis=1)
-    objects = np.concatenate((np.array([*OBJECTS.values()], dtype=np.float64), random))
+    tiles = np.array(looks.windows((250, 300)))
+    borders = np.stack([generator.choice(np.unique(tiles[:, axis::2]), (2, 100)) for axis in (0, 1)], axis=-1)
+    borders = borders[:, (borders[0] != borders[1]).all(axis=1)]
+    pairs = [np.concatenate((two.min(0), two.max(0)), axis=1) for two in (corners, borders)]
+    objects = np.concatenate((np.array([*OBJECTS.values()]), *pairs)).astype(np.float64)
     merge = Fusion(0.6, 0.0, 1000, margin=margin)
-    for _ in range(5):
+    for _ in range(3):
         seen = seen_in_slices(objects, looks, generator)
         assert len(seen.scores) > 3 * len(objects)
         merged = merge(seen)
