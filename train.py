@@ -36,8 +36,8 @@ from conf.build.start import (
     fit_to_set,
     freeze_for_epoch,
     prepare_numerics,
-    rates,
     resolve,
+    spare_heads,
     start_state,
     tell_extension,
 )
@@ -148,7 +148,7 @@ def build_step(
 ) -> tuple[OptimiserStep, Checkpoints]:
     """The optimiser, the schedule, the weight average, and the step that joins them."""
     options, steps = config.train, sampler.steps_per_epoch
-    optim, rates_note = rates(config, world, model)
+    optim, rates_note = spare_heads(config, world, model)
     schedule = Schedule(optim, steps, steps * options.epochs, tuple(steps * at for at in options.extended_after))
     log.line(rates_note)
     log.line(tell_extension(config, schedule, saved))

@@ -11,7 +11,7 @@ from typing import Any
 
 from models.weights.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
 
-AUTO = "auto"  # of model.anchors and loss.classification
+AUTO = "auto"  # of model.anchors, model.freeze and loss.classification
 PUBLISHED_CLASSIFICATION = 37.4  # loss.classification of the published recipe, tuned on COCO
 OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
 
@@ -50,7 +50,8 @@ class ModelConfig:
     bn_eps: float  # added to the variance in batch norm; 1e-6 suits Darknet's weights
     bn_momentum: float  # share of a batch in the running statistics of batch norm
     freeze: Any  # number of layers, from the first, that keep their initial weights and statistics; backbone: those
-    # below the heads and what is only theirs, for networks of the zoo
+    # below the heads and what is only theirs, for networks of the zoo; auto: backbone if this is
+    # such a network and no layer of the weights was left out, else 0
     freeze_fraction: float  # share of the training, from its start, in which they do; then all layers are trained
 
     def __post_init__(self) -> None:
@@ -70,12 +71,14 @@ class ModelConfig:
             raise ValueError(f"model.freeze_fraction must be above 0 and at most 1, got {self.freeze_fraction}")
         self.published()
 
-    def frozen_layers(self) -> int:
+    def frozen_layers(self, heads_kept: bool = False) -> int:
         """``freeze`` as a number; ValueError if it is none and no word for one here."""
+        if self.freeze == AUTO:
+            return BACKBONE_LAYERS.get(self.cfg, 0) if heads_kept else 0
         if self.freeze == BACKBONE and self.cfg in BACKBONE_LAYERS:
             return BACKBONE_LAYERS[self.cfg]
         if type(self.freeze) is not int:
-            known = f"{BACKBONE}, which is known for {', '.join(BACKBONE_LAYERS)}"
+            known = f"{AUTO}, or {BACKBONE}, which is known for {', '.join(BACKBONE_LAYERS)}"
             raise ValueError(f"model.freeze must be a number of layers or {known}, got {self.freeze} for {self.cfg}")
         return self.freeze
 

@@ -124,16 +124,20 @@ def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
     """Freeze or release the first layers as in ``epoch``, from 0; return whether any changed."""
     share, first = config.model.freeze_fraction, [*config.train.extended_after, config.train.epochs][0]
     before, frozen = model.num_frozen, share == 1 or epoch < max(1, round(share * first))
-    model.freeze(config.model.frozen_layers() if frozen else 0)
+    model.freeze(config.model.frozen_layers(model.heads_kept) if frozen else 0)
     return model.num_frozen != before
 
 
-def rates(config: TrainConfig, world: World, model: Darknet) -> tuple[OptimConfig, str | None]:
-    """The options of the optimiser with the rates of this training, and a line if they are lower.
+def spare_heads(config: TrainConfig, world: World, model: Darknet) -> tuple[OptimConfig, str | None]:
+    """The optimiser's options with lower rates if the weights brought the heads, and a line then.
 
-    All ranks call this together; the weights of rank 0, which all get, decide.
+    The first layers are frozen, too, if ``model.freeze`` is auto. All ranks call this together; the
+    weights of rank 0, which all get, decide.
     """
     model.heads_kept = bool(max_over_ranks([model.heads_kept and world.is_main])[0])
+    frozen = config.model.frozen_layers(model.heads_kept) if config.model.freeze == AUTO else 0
+    if config.model.freeze_fraction == 1 and frozen > 0:  # otherwise freeze_for_epoch does it
+        model.freeze(frozen)
     optim, factor = config.optim, config.optim.kept_heads_factor
     if not model.heads_kept or factor == 1:
         return optim, None
@@ -141,6 +145,7 @@ def rates(config: TrainConfig, world: World, model: Darknet) -> tuple[OptimConfi
     return slow, (
         f"optim.kept_heads_factor={factor:g}: the heads of the initial weights are kept, so the learning rate is "
         f"{slow.lr:g} instead of {optim.lr:g}"
+        + (f"; model.freeze=auto: the first {frozen} layers stay as they are" if frozen else "")
     )
 
 

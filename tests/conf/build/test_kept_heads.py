@@ -12,16 +12,17 @@ import torch
 
 from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.network import build_model, build_resumed_model
-from conf.build.start import rates
+from conf.build.start import freeze_for_epoch, spare_heads
 from conf.entry import compose
 from conf.schema import TrainConfig
 from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
-from models import Darknet, save_darknet_weights
+from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.models.cfg_writer import cfg, conv, head
 from tests.small_run import small_run
 from train import train
 from train_utils.distributed import World
+from train_utils.run.checkpoint import load_checkpoint
 
 CPU = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
 GIVEN = ["experiment=finetune", "model=base", "optim.kept_heads_factor=0.1"]
@@ -55,21 +56,50 @@ def test_whole_weights_for_these_classes_are_trained_slowly_also_after_a_resume(
         save_darknet_weights(Darknet(small.model.cfg, 2), tmp_path / "cut.weights", 2)
     options = replace(small.model, **changed)
     model, _ = build_model(options, classes)
-    optim, note = rates(small, CPU, model)
+    optim, note = spare_heads(small, CPU, model)
     assert (optim.lr, optim.burn_in_bias_lr) == pytest.approx((0.002, 0.04) if kept else (0.02, 0.4))
     said = "the heads of the initial weights are kept, so the learning rate is 0.002 instead of 0.02"
     assert note == (f"optim.kept_heads_factor=0.1: {said}" if kept else None)
     saved = {"heads_kept": model.heads_kept}
-    assert rates(small, CPU, build_resumed_model(options, classes, saved)[0]) == (optim, note)
-    assert rates(small, CPU, build_resumed_model(options, classes, {})[0]) == (small.optim, None), "earlier versions"
+    assert spare_heads(small, CPU, build_resumed_model(options, classes, saved)[0]) == (optim, note)
+    earlier, _ = build_resumed_model(options, classes, {})
+    assert spare_heads(small, CPU, earlier) == (small.optim, None), "a checkpoint of an earlier version"
 
 
 def test_a_factor_of_one_changes_nothing_and_rank_0_decides(small: TrainConfig) -> None:
     whole = replace(small, optim=replace(small.optim, kept_heads_factor=1.0))
-    assert rates(whole, CPU, build_model(small.model, 2)[0]) == (whole.optim, None)
+    assert spare_heads(whole, CPU, build_model(small.model, 2)[0]) == (whole.optim, None)
     other, _ = build_model(small.model, 2)
-    assert rates(small, replace(CPU, rank=1), other) == (small.optim, None), "its weights are those of rank 0"
+    assert spare_heads(small, replace(CPU, rank=1), other) == (small.optim, None), "its weights are those of rank 0"
     assert not other.heads_kept
+
+
+@pytest.mark.parametrize(
+    ("cfg_name", "kept", "share", "frozen"),
+    [
+        ("yolov3-tiny", True, 1.0, [15, 15, 15]),
+        ("yolov3-tiny", True, 0.5, [0, 15, 0]),
+        ("yolov3-tiny", False, 1.0, [0, 0, 0]),
+        ("my.cfg", True, 1.0, [0, 0, 0]),
+    ],
+)
+def test_the_first_layers_of_a_network_of_the_zoo_are_frozen(
+    cfg_name: str, kept: bool, share: float, frozen: list[int]
+) -> None:
+    """At once, in the first of ten epochs, and in the last."""
+    given = ["experiment=finetune", "model=yolov3-tiny", f"model.freeze_fraction={share}", "train.epochs=10"]
+    config = compose("train", TrainConfig, given)
+    config = replace(config, model=replace(config.model, weights=None, cfg=cfg_name))
+    with torch.device("meta"):
+        model = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125)
+    model.heads_kept = kept
+    _, note = spare_heads(config, CPU, model)
+    found = [model.num_frozen]
+    for epoch in (0, 9):
+        freeze_for_epoch(config, model, epoch)
+        found.append(model.num_frozen)
+    assert found == frozen
+    assert ("the first 15 layers stay as they are" in str(note)) is (frozen[1] > 0)
 
 
 def test_a_training_says_what_its_initial_weights_score_and_if_it_got_no_better(
@@ -79,6 +109,7 @@ def test_a_training_says_what_its_initial_weights_score_and_if_it_got_no_better(
     shapes = ShapesConfig(train_images=8, val_images=3, image_size=64, seed=0)
     ensure_shapes(tmp_path / "shapes", shapes)
     given = ["train.batch_size=8", "train.epochs=1", "optim.kept_heads_factor=0.1", "optim.lr=0.02"]
+    given.append("model.freeze=auto")
     train(small_run(tmp_path / "shapes", shapes, tmp_path / "first", *given))
     assert "initial weights score" not in (tmp_path / "first" / "train.log").read_text()
 
@@ -95,7 +126,11 @@ def test_a_training_says_what_its_initial_weights_score_and_if_it_got_no_better(
     train(small_run(tmp_path / "shapes", shapes, run, *given, f"model.weights={tmp_path / 'first'}"))
     train(compose("train", TrainConfig, [f"resume={run}", "extend=1"], complete_training))
     log = (run / "train.log").read_text()
-    assert log.count("so the learning rate is 0.002 instead of 0.02") == 2
+    assert log.count("so the learning rate is 0.002 instead of 0.02; model.freeze=auto: the first 15 layers stay") == 2
+    before, after = (load_checkpoint(tmp_path / name / "checkpoints" / "last.pt") for name in ("first", "second"))
+    equal = {name for name, values in before["ema"].items() if torch.equal(values, after["model"][name])}
+    assert equal >= {name for name in before["ema"] if int(name.split(".")[1]) < 15}
+    assert not any(name.endswith("conv.weight") for name in equal if int(name.split(".")[1]) > 15)
     assert log.count("the initial weights score AP 0.5000, AP50 0.7500") == 1
     assert log.count("hint: the initial weights score more, AP 0.5000, than any epoch that was evaluated. fix: ") == 1
     with (run / "metrics.csv").open(newline="") as file:
