@@ -85,7 +85,7 @@ def _files(path: Path, module: str) -> list[Path]:
     if depth := module.count(".") + (path.name == INIT):
         return sorted(path.parents[depth - 1].rglob("*.py"))
     finder = ModuleFinder([str(path.parent)], excludes=OURS)  # reads the code without running it
-    with suppress(SyntaxError, ValueError):  # told when the plugin is imported
+    with suppress(SyntaxError, ValueError, ImportError):  # told when the plugin is imported
         finder.run_script(str(path))
     found = {Path(file) for each in finder.modules.values() if (file := getattr(each, "__file__", None))}
     return [path, *sorted(found - {path})]

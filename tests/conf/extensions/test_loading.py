@@ -150,6 +150,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "nothing": ("x = 1", "registers nothing"),
     "a bug": ("x = 1\nraise KeyError('y')", "failed in line 3 (KeyError: 'y')"),
     "no Python": ("def", "failed in line 2 (SyntaxError"),
+    "a relative import": ("from . import other", "failed in line 2 (ImportError"),
     "an exit": ("import sys\nsys.exit('bye')", "failed in line 3 (SystemExit: bye)"),
     "a name in use": ("@plugins.activation('mish')\nclass A: ...", "the activation mish exists already"),
     "a section in use": ("@plugins.layer('conv')\nclass A: ...", "the layer conv exists already"),
