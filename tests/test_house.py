@@ -1,4 +1,4 @@
-"""The rules of the house, read off the source: who imports whom, and how large a room may grow."""
+"""The rules of CONTRIBUTING.md, checked: who imports whom, and how large a folder may grow."""
 
 from __future__ import annotations
 

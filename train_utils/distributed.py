@@ -1,4 +1,4 @@
-"""The door to multi-process training: how ranks meet, wait, share numbers and end together.
+"""The functions for multi-process training: how ranks meet, wait, share numbers and end together.
 
 It fronts launch/ and processes/; parallel/ builds on it. In a single process each function does
 nothing or returns its input, so callers need no second path. What must answer before torch is
