@@ -148,7 +148,7 @@ def build_step(
 ) -> tuple[OptimiserStep, Checkpoints]:
     """The optimiser, the schedule, the weight average, and the step that joins them."""
     options, steps = config.train, sampler.steps_per_epoch
-    optim, rates_note = spare_heads(config, world, model)
+    optim, rates_note = spare_heads(config, world, model, options.epochs * len(train_set))
     schedule = Schedule(optim, steps, steps * options.epochs, tuple(steps * at for at in options.extended_after))
     log.line(rates_note)
     log.line(tell_extension(config, schedule, saved))

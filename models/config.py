@@ -51,7 +51,7 @@ class ModelConfig:
     bn_momentum: float  # share of a batch in the running statistics of batch norm
     freeze: Any  # number of layers, from the first, that keep their initial weights and statistics; backbone: those
     # below the heads and what is only theirs, for networks of the zoo; auto: backbone if this is
-    # such a network and no layer of the weights was left out, else 0
+    # such a network and optim.kept_heads_factor holds, else 0
     freeze_fraction: float  # share of the training, from its start, in which they do; then all layers are trained
 
     def __post_init__(self) -> None:

@@ -174,8 +174,8 @@ class OptimConfig:
     final_lr_ratio: float  # learning rate of the last step / lr
     decay: Decay  # how the learning rate falls after burn-in
     flat_fraction: Any  # share of the training after which it begins to fall; auto: 0.5 in short ones, to 2000 steps
-    kept_heads_factor: float  # on all learning rates if no layer of model.weights was left out: heads that know the
-    # classes are lost at the rate that suits fresh ones
+    kept_heads_factor: float  # on all learning rates if no layer of model.weights was left out, and they saw 10 times
+    # the images of this training: such heads are lost at the rate that suits fresh ones
     momentum: float  # of SGD with Nesterov momentum; beta1 of AdamW
     beta2: float  # of AdamW: decay of its mean of squared gradients
     weight_decay: float  # on convolution weights only; each step of AdamW takes lr times this share of them away

@@ -45,6 +45,7 @@ from train_utils.shell import option
 # place (docs/results/accuracy.md).
 FEW_LARGE_CLASSIFICATION = 200.0
 FEW_OBJECTS = 2.5  # at most so many in an image on average
+MANY_TIMES = 10  # the images of a training must weights have seen to be spared: docs/decisions/0021
 LARGE_SIDE = 0.25  # at least half of them are larger, as a share of the image's longer side
 
 
@@ -128,13 +129,15 @@ def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
     return model.num_frozen != before
 
 
-def spare_heads(config: TrainConfig, world: World, model: Darknet) -> tuple[OptimConfig, str | None]:
+def spare_heads(config: TrainConfig, world: World, model: Darknet, images: int) -> tuple[OptimConfig, str | None]:
     """The optimiser's options with lower rates if the weights brought the heads, and a line then.
 
-    The first layers are frozen, too, if ``model.freeze`` is auto. All ranks call this together; the
-    weights of rank 0, which all get, decide.
+    The first layers are frozen, too, if ``model.freeze`` is auto. Neither if the weights are known
+    to have seen few images, next to the ``images`` that all epochs show. All ranks call this
+    together; the weights of rank 0, which all get, decide.
     """
-    model.heads_kept = bool(max_over_ranks([model.heads_kept and world.is_main])[0])
+    knows_little = 0 < model.seen < MANY_TIMES * images  # 0: unknown, or resumed, when it is decided
+    model.heads_kept = bool(max_over_ranks([model.heads_kept and not knows_little and world.is_main])[0])
     frozen = config.model.frozen_layers(model.heads_kept) if config.model.freeze == AUTO else 0
     if config.model.freeze_fraction == 1 and frozen > 0:  # otherwise freeze_for_epoch does it
         model.freeze(frozen)

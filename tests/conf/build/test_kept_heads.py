@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from conf.build import start
 from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.network import build_model, build_resumed_model
 from conf.build.start import freeze_for_epoch, spare_heads
@@ -56,22 +57,32 @@ def test_whole_weights_for_these_classes_are_trained_slowly_also_after_a_resume(
         save_darknet_weights(Darknet(small.model.cfg, 2), tmp_path / "cut.weights", 2)
     options = replace(small.model, **changed)
     model, _ = build_model(options, classes)
-    optim, note = spare_heads(small, CPU, model)
+    optim, note = spare_heads(small, CPU, model, 100)
     assert (optim.lr, optim.burn_in_bias_lr) == pytest.approx((0.002, 0.04) if kept else (0.02, 0.4))
     said = "the heads of the initial weights are kept, so the learning rate is 0.002 instead of 0.02"
     assert note == (f"optim.kept_heads_factor=0.1: {said}" if kept else None)
     saved = {"heads_kept": model.heads_kept}
-    assert spare_heads(small, CPU, build_resumed_model(options, classes, saved)[0]) == (optim, note)
+    assert spare_heads(small, CPU, build_resumed_model(options, classes, saved)[0], 100) == (optim, note)
     earlier, _ = build_resumed_model(options, classes, {})
-    assert spare_heads(small, CPU, earlier) == (small.optim, None), "a checkpoint of an earlier version"
+    assert spare_heads(small, CPU, earlier, 100) == (small.optim, None), "a checkpoint of an earlier version"
 
 
 def test_a_factor_of_one_changes_nothing_and_rank_0_decides(small: TrainConfig) -> None:
     whole = replace(small, optim=replace(small.optim, kept_heads_factor=1.0))
-    assert spare_heads(whole, CPU, build_model(small.model, 2)[0]) == (whole.optim, None)
+    assert spare_heads(whole, CPU, build_model(small.model, 2)[0], 100) == (whole.optim, None)
     other, _ = build_model(small.model, 2)
-    assert spare_heads(small, replace(CPU, rank=1), other) == (small.optim, None), "its weights are those of rank 0"
+    assert spare_heads(small, replace(CPU, rank=1), other, 100) == (small.optim, None), (
+        "its weights are those of rank 0"
+    )
     assert not other.heads_kept
+
+
+@pytest.mark.parametrize(("seen", "kept"), [(0, True), (999, False), (1000, True)])
+def test_weights_that_saw_few_images_are_trained_at_the_full_rate(small: TrainConfig, seen: int, kept: bool) -> None:
+    """Less than ten times those of this training, here 100, as before new pictures came."""
+    model, _ = build_model(small.model, 2)
+    model.seen = seen
+    assert (spare_heads(small, CPU, model, 100)[0].lr < small.optim.lr) is kept is model.heads_kept
 
 
 @pytest.mark.parametrize(
@@ -93,7 +104,7 @@ def test_the_first_layers_of_a_network_of_the_zoo_are_frozen(
     with torch.device("meta"):
         model = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125)
     model.heads_kept = kept
-    _, note = spare_heads(config, CPU, model)
+    _, note = spare_heads(config, CPU, model, 100)
     found = [model.num_frozen]
     for epoch in (0, 9):
         freeze_for_epoch(config, model, epoch)
@@ -113,6 +124,7 @@ def test_a_training_says_what_its_initial_weights_score_and_if_it_got_no_better(
     train(small_run(tmp_path / "shapes", shapes, tmp_path / "first", *given))
     assert "initial weights score" not in (tmp_path / "first" / "train.log").read_text()
 
+    monkeypatch.setattr(start, "MANY_TIMES", 1)  # the first run has seen as many
     scores, call = iter([0.5, 0.4, 0.3]), Evaluator.__call__
 
     def scored(evaluator: Evaluator, model: torch.nn.Module) -> Evaluation | None:
