@@ -26,12 +26,12 @@ from torch import Tensor
 from conf.api.calls import Outcome, callable_from_python
 from conf.build.batches import open_split
 from conf.build.evaluator import Evaluation, Evaluator, ground_truth_of
-from conf.build.network import build_model, image_size_of, open_checkpoint
+from conf.build.network import build_model, open_checkpoint
 from conf.build.report import draw_plots
 from conf.failures import ConfigError
 from conf.schema import EvalConfig, EvalTask
 from data import Annotations, Request
-from models import AnyNetwork, Darknet, OnnxNetwork, for_detection
+from models import AnyNetwork, Darknet, OnnxNetwork, for_detection, image_size_of
 from train_utils.config import EvalPrecision
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.numerics import allow_tf32

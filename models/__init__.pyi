@@ -1,6 +1,8 @@
 from .cfg.edit import fitted_cfg as fitted_cfg
 from .cfg.edit import with_anchors as with_anchors
+from .cfg.edit import with_scale_x_y as with_scale_x_y
 from .cfg.parse import Cfg as Cfg
+from .cfg.parse import image_size_of as image_size_of
 from .cfg.parse import load_cfg as load_cfg
 from .cfg.parse import parse_cfg as parse_cfg
 from .cfg.parse import zoo_cfg as zoo_cfg

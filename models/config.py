@@ -11,6 +11,7 @@ from typing import Any
 
 from models.weights.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
 
+MAX_SCALE_X_Y = 100  # cells
 AUTO = "auto"  # of model.anchors, model.freeze and loss.classification
 PUBLISHED_CLASSIFICATION = 37.4  # loss.classification of the published recipe, tuned on COCO
 OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
@@ -41,6 +42,10 @@ class ModelConfig:
 
     cfg: str  # a name of models/zoo, or the path of a Darknet .cfg
     width: float  # factor on the filters of each convolution except the heads'
+    scale_x_y: (
+        float | None
+    )  # how far box centres reach, for all [yolo] sections: 1 to the edges of their cell, 2 half a
+    # cell past them; null: that of the .cfg
     anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the .cfg; auto: fitted to
     # the training set at train.image_size when a training starts, if those of the .cfg miss 30 % of
     # its boxes
@@ -61,6 +66,8 @@ class ModelConfig:
             raise ValueError(
                 f"model.anchors must be pairs [width, height] of pixels above 0, {AUTO} or null, got {self.anchors}"
             )
+        if self.scale_x_y is not None and not 1 <= self.scale_x_y <= MAX_SCALE_X_Y:
+            raise ValueError(f"model.scale_x_y must lie in 1..{MAX_SCALE_X_Y}, or be null, got {self.scale_x_y}")
         if not self.bn_eps > 0:
             raise ValueError(f"model.bn_eps must be above 0, got {self.bn_eps}")
         if not 0 < self.bn_momentum <= 1:
@@ -116,6 +123,8 @@ class LossConfig(LossSection):
     class_positive_weight: float  # factor on the class term of the true class
     focal_gamma: float  # exponent of the focal loss; 0: plain cross-entropy
     label_smoothing: float  # class targets move from 0 and 1 by half of this
+    positives: int | None  # how many anchors of cells learn each box: those whose predictions overlap it most, where
+    # model.scale_x_y reaches its centre; null: all that match by anchor_iou in its own cell
 
     def __post_init__(self) -> None:
         if self.classification != AUTO and not (type(self.classification) in (int, float) and self.classification >= 0):
@@ -129,6 +138,8 @@ class LossConfig(LossSection):
         for key in ("anchor_iou", "label_smoothing"):
             if not 0 <= getattr(self, key) < 1:
                 raise ValueError(f"loss.{key} must be 0 or more and below 1, got {getattr(self, key)}")
+        if self.positives is not None and self.positives < 1:
+            raise ValueError(f"loss.positives must be 1 or more, or null, got {self.positives}")
 
     @property
     def class_weight(self) -> float:

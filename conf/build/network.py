@@ -24,6 +24,7 @@ from models import (
     OnnxNetwork,
     WeightsReport,
     YoloLoss,
+    image_size_of,
     load_cfg,
     load_darknet_weights,
     load_foreign_state_dict,
@@ -33,6 +34,7 @@ from models import (
     read_exported,
     read_tensor_file,
     with_anchors,
+    with_scale_x_y,
     zoo_cfg,
 )
 from models.config import ModelConfig
@@ -47,9 +49,11 @@ from train_utils.run.run_state import images_seen
 
 
 def load_network(config: ModelConfig) -> Cfg:
-    """Parse ``model.cfg``, a file or a name in the zoo, and apply ``model.anchors`` if given."""
+    """Parse ``model.cfg``, a file or a name in the zoo, with the given scale_x_y and anchors."""
     path = Path(config.cfg)
     cfg = load_cfg(path if path.suffix else zoo_cfg(config.cfg))
+    if config.scale_x_y is not None:
+        cfg = with_scale_x_y(cfg, config.scale_x_y)
     return cfg if config.anchors is None else with_anchors(cfg, config.anchors)
 
 
@@ -76,8 +80,10 @@ def build_model(
         return model, "initial weights: random"
     report = load_initial_weights(model, path, config.fresh_heads)
     model.heads_kept = report.is_whole
-    if fitted and not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].layer - 1):
-        raise ConfigError(f"the heads in {path} know other anchors. fix: model.fresh_heads=true or model.anchors=null")
+    keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].layer - 1)
+    if keeps_heads and (fitted or (config.scale_x_y is not None and path.suffix == ".weights")):
+        key = "anchors" if fitted else "scale_x_y"
+        raise ConfigError(f"the heads in {path} know other {key}. fix: model.fresh_heads=true or model.{key}=null")
     if whole and report.has_other_classes:
         counts = f"{report.num_classes} classes, here there are {report.model_classes}"
         raise ModelError(f"{path} is for {counts}. fix: data or names= with the classes of the weights")
@@ -226,17 +232,6 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     known = state.get("figures") and state["best_epoch"] == state["epoch"]
     scored = {"data": saved["data"]["name"], **state["figures"]} if known else {}
     return TrainedNetwork(model.eval(), names, ids, size, f"{ckpt}: {origin}", origin, scored)
-
-
-def image_size_of(cfg: Cfg) -> int:
-    """The side in pixels of the square images that a .cfg was made for.
-
-    Raises ModelError if its [net] section has no size or another shape.
-    """
-    height, width = (cfg.net.integer(key, minimum=1) for key in ("height", "width"))
-    if height != width:
-        raise cfg.net.error(f"is for images of {width}x{height}, not a square. fix: set evaluate.image_size", "width")
-    return width
 
 
 LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": YoloLoss, "darknet": DarknetLoss}  # and those of plugins

@@ -39,8 +39,9 @@ LEARNT, HALF_LEARNT = 0.95, 0.3  # AP50 on images that were learnt by heart
 
 
 def min_iou_of(config: TrainConfig) -> float | None:
-    """The overlap that a box needs with an anchor; None where each gets its best, as in Darknet."""
-    return config.loss.anchor_iou if isinstance(config.loss, LossConfig) else None
+    """The overlap that a box needs with an anchor; None where each gets its best."""
+    loss = config.loss
+    return loss.anchor_iou if isinstance(loss, LossConfig) and loss.positives is None else None
 
 
 def anchors_of(heads: Sequence[Head]) -> Sizes:

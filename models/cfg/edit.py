@@ -32,6 +32,12 @@ def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
     return parse_cfg(_with_options(cfg.text, changes), cfg.source)
 
 
+def with_scale_x_y(cfg: Cfg, scale_x_y: float) -> Cfg:
+    """Replace scale_x_y in all [yolo] sections."""
+    changes = [(section, "scale_x_y", f"{scale_x_y:g}") for section in cfg.layers if section.kind == "yolo"]
+    return parse_cfg(_with_options(cfg.text, changes), cfg.source)
+
+
 def fitted_cfg(model: Darknet) -> str:
     """The text of `model.cfg` with the filters, groups and classes of the built model.
 

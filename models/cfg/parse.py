@@ -115,6 +115,17 @@ def load_cfg(path: str | Path) -> Cfg:
     return parse_cfg(text, str(path))
 
 
+def image_size_of(cfg: Cfg) -> int:
+    """The side in pixels of the square images that a .cfg was made for.
+
+    Raises ModelError if its [net] section has no size or another shape.
+    """
+    height, width = (cfg.net.integer(key, minimum=1) for key in ("height", "width"))
+    if height != width:
+        raise cfg.net.error(f"is for images of {width}x{height}, not a square. fix: set evaluate.image_size", "width")
+    return width
+
+
 def _decoded(data: bytes) -> str:
     """Decode a .cfg as UTF-8, or as UTF-16 (Windows tools write it) if its first bytes say so.
 

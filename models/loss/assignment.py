@@ -122,6 +122,13 @@ def centre_cells(targets: Tensor, stride: int, shape: tuple[int, ...]) -> Cells:
     )
 
 
+def targets_in_cells(targets: Tensor, cells: Cells, stride: int) -> Tensor:
+    """Corners (t, p, 4) of targets (t, 6), in pixels from the corners of cells (t, p) or (t, 1)."""
+    corners = torch.stack(torch.broadcast_tensors(cells.column, cells.row), dim=-1) * stride
+    centres = targets[:, None, 2:4] - corners
+    return cxcywh_to_xyxy(torch.cat((centres, targets[:, None, 4:6].expand_as(centres)), dim=-1))
+
+
 def all_cells(shape: tuple[int, ...], device: torch.device) -> Cells:
     """Every anchor of every cell, in the order of the flattened map."""
     axes = [torch.arange(length, device=device) for length in shape[:4]]

@@ -1,9 +1,10 @@
 """The YOLOv3-SPP loss: wh-IoU assignment, an IoU box term, objectness and class cross-entropies.
 
 Formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive): every anchor of
-every head whose shape fits a target is positive in the cell that holds the target's centre. All
-arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
-targets (no boolean indexing), so a step on an accelerator never waits for the host.
+every head whose shape fits a target is positive in the cell that holds the target's centre. With
+``positives``, overlap.py chooses by the predicted boxes instead. All arithmetic is in float32, or
+in float64 for float64 maps. Shapes depend only on the number of targets (no boolean indexing), so a
+step on an accelerator never waits for the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,24 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.boxes import at_least_float32, box_iou_aligned, cxcywh_to_xyxy, wh_iou
+from models.boxes import at_least_float32, box_iou_aligned, wh_iou
 from models.config import LossConfig
-from models.decode import box_sizes, cell_offsets
+from models.decode import boxes_in_cells
 from models.errors import ModelError
-from models.loss.assignment import Anchors, Cells, centre_cells
+from models.loss.assignment import Anchors, Cells, centre_cells, targets_in_cells
 from models.loss.base import HeadLoss, HeadMap, SumOverRanks, Terms
+from models.loss.overlap import most_overlapping
 from models.network.heads import Head
 
 FOCAL_ALPHA = 0.25  # weight of positives in the focal loss (Lin et al. 2017), their best value
 
 
 class _Assignment(NamedTuple):
-    """Which targets belong to which anchors of one head; t targets, a anchors."""
+    """Which anchors of cells of one head learn t targets: p for each, of which some count."""
 
-    weight: Tensor  # float (t, a): 1 where target and anchor match, else 0
-    cells: Cells  # image (t, 1), anchor (1, a), row (t, 1), column (t, 1)
-    anchors: Tensor  # (a, 2) in pixels
-    boxes_xyxy: Tensor  # (t, 1, 4) in pixels, relative to the corner of the target's cell
+    weight: Tensor  # float (t, p): 1 where the target is learnt, else 0
+    cells: Cells  # broadcastable to (t, p) each
+    anchors: Tensor  # (t or 1, p, 2) in pixels
+    boxes_xyxy: Tensor  # (t, p or 1, 4) in pixels, relative to the corner of the cell
     classes: Tensor  # (t, 1) int64
 
 
@@ -50,11 +52,15 @@ class YoloLoss(HeadLoss):
         if len(ASSIGNERS) > 1:
             raise ModelError(f"the assigners {' and '.join(ASSIGNERS)} exclude one another. fix: the plugin of one")
         self.assign = next(iter(ASSIGNERS.values()), None)
+        if self.assign is not None and config.positives is not None:
+            raise ModelError(
+                f"loss.positives and the assigner {next(iter(ASSIGNERS))} exclude one another. fix: only one"
+            )
 
     def _terms(
         self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
     ) -> tuple[list[Terms], Sequence[float | Tensor]]:
-        assigned = [self._assign(head, anchors, raw, targets) for head, anchors, raw in maps]
+        assigned = self._assign(maps, targets)
         counts = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
         shares = 1 / counts.clamp(min=1)  # without positives the terms are 0, not 0 / 0
         terms = [
@@ -64,48 +70,35 @@ class YoloLoss(HeadLoss):
         config = self.config
         return terms, (config.box, config.objectness, config.class_weight * self.heads[0].num_classes / 80)
 
-    def _assign(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> _Assignment:
-        """Match targets with the anchors of one head, by shape, in the cell of the centre."""
-        centre, size = targets[:, 2:4], targets[:, 4:6]
-        cells = centre_cells(targets, head.stride, raw.shape)
-        if self.assign is not None:
-            return self._assigned(head, anchors, raw, targets)
-        corner = torch.cat((cells.column, cells.row), dim=1) * head.stride
-        return _Assignment(
-            weight=(wh_iou(size, anchors.own) > self.config.anchor_iou).to(at_least_float32(raw).dtype),
-            cells=cells,
-            anchors=anchors.own,
-            boxes_xyxy=cxcywh_to_xyxy(torch.cat((centre - corner, size), dim=1))[:, None],
-            classes=targets[:, 1:2].long(),
-        )
-
-    def _assigned(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> _Assignment:
-        """What the assigner chooses."""
-        assert self.assign is not None
-        weight, cells = self.assign(head, anchors, raw.detach(), targets)
-        corners = torch.stack(torch.broadcast_tensors(cells.column, cells.row), dim=-1) * head.stride
-        centres = targets[:, None, 2:4] - corners
-        sizes = targets[:, None, 4:6].expand_as(centres)
-        return _Assignment(
-            weight=weight.to(at_least_float32(raw).dtype),
-            cells=cells,
-            anchors=anchors.own[cells.anchor],
-            boxes_xyxy=cxcywh_to_xyxy(torch.cat((centres, sizes), dim=-1)),
-            classes=targets[:, 1:2].long(),
-        )
+    def _assign(self, maps: list[HeadMap], targets: Tensor) -> list[_Assignment]:
+        """Match targets with the anchors of each head, as configured or as a plugin does it."""
+        config, assign = self.config, self.assign
+        if assign is not None:
+            pairs = [assign(head, anchors, raw.detach(), targets) for head, anchors, raw in maps]
+        elif config.positives is not None:
+            pairs = most_overlapping(maps, targets, config.positives)
+        else:
+            pairs = [matching_shapes(*part, targets, config.anchor_iou) for part in maps]
+        return [
+            _Assignment(
+                weight=weight.to(at_least_float32(raw).dtype),
+                cells=cells,
+                anchors=anchors.own[cells.anchor],
+                boxes_xyxy=targets_in_cells(targets, cells, head.stride),
+                classes=targets[:, 1:2].long(),
+            )
+            for (head, anchors, raw), (weight, cells) in zip(maps, pairs, strict=True)
+        ]
 
     def _head_terms(
         self, head: Head, raw: Tensor, assigned: _Assignment, share: Tensor, objectness_ratio: float, world_size: int
     ) -> Terms:
         """The terms of one head, without gains. `share` is the weight of one positive."""
         config = self.config
-        # (t, a, 5 + classes), one row for each pair, matched or not
+        # (t, p, 5 + classes), one row for each pair, matched or not
         predicted = at_least_float32(raw[tuple(assigned.cells)])
-        xy, wh, _, class_logits = predicted.split((2, 2, 1, head.num_classes), dim=-1)
-        # Relative to the cell's corner, like the targets: differences of large numbers lose digits.
-        centre = cell_offsets(xy, head) * head.stride
-        boxes = cxcywh_to_xyxy(torch.cat((centre, box_sizes(wh, assigned.anchors, head)), dim=-1))
-        iou = box_iou_aligned(boxes, assigned.boxes_xyxy, config.iou)
+        class_logits = predicted[..., 5:]
+        iou = box_iou_aligned(boxes_in_cells(predicted, assigned.anchors, head), assigned.boxes_xyxy, config.iou)
         box = ((1 - iou) * assigned.weight).sum() * share
 
         quality = 1 - objectness_ratio + objectness_ratio * iou.detach().clamp(min=0)
@@ -132,6 +125,13 @@ class YoloLoss(HeadLoss):
         miss = targets * (1 - probability) + (1 - targets) * probability
         alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
         return losses * alpha * miss**self.config.focal_gamma
+
+
+def matching_shapes(
+    head: Head, anchors: Anchors, raw: Tensor, targets: Tensor, anchor_iou: float
+) -> tuple[Tensor, Cells]:
+    """The anchors of a target's cell whose shapes overlap its own by more than anchor_iou."""
+    return (wh_iou(targets[:, 4:6], anchors.own) > anchor_iou).float(), centre_cells(targets, head.stride, raw.shape)
 
 
 def _objectness_targets(raw: Tensor, assigned: _Assignment, quality: Tensor) -> Tensor:

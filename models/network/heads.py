@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 from models.cfg.parse import Section
-from models.config import IouKind
+from models.config import MAX_SCALE_X_Y, IouKind
 
 MISSING_ANCHOR = 0.5
 MIN_ANCHOR, MAX_ANCHOR = 0.01, 1e6  # pixels
-MAX_SCALE_X_Y = 100  # cells
 Anchors = tuple[tuple[float, float], ...]  # (width, height) in pixels at network scale
 
 

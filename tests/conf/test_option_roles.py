@@ -50,6 +50,7 @@ ROLES = {
     "data.shapes": "place",
     "model.cfg": "resume",  # the network itself is compared
     "model.width": "",
+    "model.scale_x_y": "",
     "model.anchors": "",
     "model.weights": "resume ranks",  # all ranks get the weights of rank 0
     "model.fresh_heads": "resume",

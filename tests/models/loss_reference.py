@@ -10,6 +10,7 @@ from itertools import product
 from models import Head, LossConfig
 
 Box = tuple[float, float, float, float]
+Pair = tuple[list[float], int, int, int, float]  # a target, anchor, row, column, and the weight of the pair
 
 
 def sigmoid(x: float) -> float:
@@ -46,36 +47,85 @@ def cross_entropy(logit: float, target: float, positive_weight: float, gamma: fl
     return loss
 
 
+def decoded(values: list[float], head: Head, a: int, row: int, column: int) -> Box:
+    """The box that an anchor of a cell predicts: cx, cy, w, h."""
+    reach, scale = (head.scale_x_y - 1) / 2, head.scale_x_y
+    return (
+        (column + sigmoid(values[0]) * scale - reach) * head.stride,
+        (row + sigmoid(values[1]) * scale - reach) * head.stride,
+        min(math.exp(values[2]), 1e3) * head.anchors[a][0],
+        min(math.exp(values[3]), 1e3) * head.anchors[a][1],
+    )
+
+
+def by_shape(raw: list, targets: list[list[float]], head: Head, anchor_iou: float) -> list[Pair]:
+    """The pairs of targets and anchors of one head with similar shapes."""
+    rows, columns = len(raw[0][0]), len(raw[0][0][0])
+    found = []
+    for target, (a, (anchor_w, anchor_h)) in product(targets, enumerate(head.anchors)):
+        _, _, x, y, w, h = target
+        shared = min(w, anchor_w) * min(h, anchor_h)
+        if shared / (w * h + anchor_w * anchor_h - shared) > anchor_iou:
+            found.append(
+                (target, a, min(int(y // head.stride), rows - 1), min(int(x // head.stride), columns - 1), 1.0)
+            )
+    return found
+
+
+def by_overlap(maps: list, targets: list[list[float]], heads: list[Head], count: int) -> list[tuple[int, Pair]]:
+    """For each head's number the pairs whose predicted boxes overlap their targets most."""
+    chosen: list[list[tuple[float, int, int, int, int]]] = []
+    for target in targets:
+        image, _, x, y, w, h = target
+        candidates = []
+        for number, (raw, head) in enumerate(zip(maps, heads, strict=True)):
+            rows, columns, reach = len(raw[0][0]), len(raw[0][0][0]), (head.scale_x_y - 1) / 2
+            own = (min(int(y // head.stride), rows - 1), min(int(x // head.stride), columns - 1))
+            for a, row, column in product(range(len(head.anchors)), range(rows), range(columns)):
+                offsets = (y / head.stride - row, x / head.stride - column)
+                if (row, column) == own or all(-reach < offset < 1 + reach for offset in offsets):
+                    box = decoded(raw[int(image)][a][row][column], head, a, row, column)
+                    candidates.append((overlap(box, (x, y, w, h), "iou"), number, a, row, column))
+        chosen.append(sorted(candidates, key=lambda candidate: -candidate[0])[:count])
+    largest: dict[tuple, float] = {}
+    for target, candidates in zip(targets, chosen, strict=True):
+        for candidate in candidates:
+            key = (target[0], *candidate[1:])
+            largest[key] = max(largest.get(key, 0.0), candidate[0])
+    found = []
+    for target, candidates in zip(targets, chosen, strict=True):
+        kept = [candidate for candidate in candidates if candidate[0] == largest[target[0], *candidate[1:]]]
+        for iou, number, a, row, column in kept:
+            weight = round((iou / kept[0][0]) ** 2 * 256) / 256
+            found.append((number, (target, a, row, column, weight)))
+    return found
+
+
 def yolo_loss(
     raw_maps: list[list], targets: list[list[float]], heads: list[Head], config: LossConfig, ratio: float = 1.0
 ) -> tuple[float, float, float]:
     """Weighted box, objectness and class terms of maps[image][anchor][row][column][value]."""
     box_sum = objectness_sum = class_sum = 0.0
+    learnt = by_overlap(raw_maps, targets, heads, config.positives) if config.positives else None
     for raw, head in zip(raw_maps, heads, strict=True):
         rows, columns = len(raw[0][0]), len(raw[0][0][0])
         wanted: dict[tuple[int, int, int, int], float] = {}
-        box_losses, class_losses = [], []
-        for (image, label, x, y, w, h), (a, (anchor_w, anchor_h)) in product(targets, enumerate(head.anchors)):
-            shared = min(w, anchor_w) * min(h, anchor_h)
-            if shared / (w * h + anchor_w * anchor_h - shared) <= config.anchor_iou:
-                continue
-            column = min(int(x // head.stride), columns - 1)
-            row = min(int(y // head.stride), rows - 1)
+        box_losses, class_losses, weights = [], [], []
+        if learnt is None:
+            pairs = by_shape(raw, targets, head, config.anchor_iou)
+        else:
+            pairs = [pair for number, pair in learnt if number == heads.index(head)]
+        for (image, label, *box), a, row, column, weight in pairs:
             values = raw[int(image)][a][row][column]
-            reach, scale = (head.scale_x_y - 1) / 2, head.scale_x_y
-            predicted = (
-                (column + sigmoid(values[0]) * scale - reach) * head.stride,
-                (row + sigmoid(values[1]) * scale - reach) * head.stride,
-                min(math.exp(values[2]), 1e3) * anchor_w,
-                min(math.exp(values[3]), 1e3) * anchor_h,
-            )
-            iou = overlap(predicted, (x, y, w, h), config.iou.value)
-            box_losses.append(1 - iou)
+            iou = overlap(decoded(values, head, a, row, column), tuple(box), config.iou.value)
+            box_losses.append((1 - iou) * weight)
+            weights.append(weight)
             cell = (int(image), a, row, column)
-            wanted[cell] = max(wanted.get(cell, 0.0), 1 - ratio + ratio * max(iou, 0.0))
+            wanted[cell] = max(wanted.get(cell, 0.0), (1 - ratio + ratio * max(iou, 0.0)) * weight)
             for index, logit in enumerate(values[5:]):
                 hot = 1 - config.label_smoothing / 2 if index == label else config.label_smoothing / 2
-                class_losses.append(cross_entropy(logit, hot, config.class_positive_weight, config.focal_gamma))
+                loss = cross_entropy(logit, hot, config.class_positive_weight, config.focal_gamma)
+                class_losses.append(loss * weight / head.num_classes)
         cells = list(product(range(len(raw)), range(len(head.anchors)), range(rows), range(columns)))
         objectness_sum += sum(
             cross_entropy(
@@ -87,7 +137,7 @@ def yolo_loss(
             for i, a, r, c in cells
         ) / len(cells)
         if box_losses:
-            box_sum += sum(box_losses) / len(box_losses)
-            class_sum += sum(class_losses) / len(class_losses)
+            box_sum += sum(box_losses) / max(sum(weights), 1)
+            class_sum += sum(class_losses) / max(sum(weights), 1)
     gain = config.classification * heads[0].num_classes / 80
     return box_sum * config.box, objectness_sum * config.objectness, class_sum * gain

@@ -110,7 +110,7 @@ def trained_network(text: str, number: int, world: World) -> str:
     wrapped = wrap_model(model, world, seed=5)
     loss: Any = DarknetLoss(model.heads, DarknetLossConfig("darknet", *[None] * 8))
     if number % 2:
-        loss = YoloLoss(model.heads, LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.ciou, 0.2, 1.0, 2.0, 1.5, 0.1))
+        loss = YoloLoss(model.heads, LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.ciou, 0.2, 1.0, 2.0, 1.5, 0.1, None))
     generator = torch.Generator().manual_seed(number)
     images = torch.randint(0, 256, (STEPS, BATCH, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)
     boxes = torch.rand((STEPS, BATCH, 2, 6), generator=generator) * 20 + 5
@@ -179,6 +179,7 @@ VALUES: dict[str, list[Any]] = {
     "augment.mosaic": [1.0, 0.0], "optim.lr": [0.02], "optim.burn_in_epochs": [0.0], "optim.burn_in_min_steps": [0],
     "optim.weight_decay": [0.01], "optim.clip_norm": [1.0, None], "optim.ema_ramp_steps": [2.0],
     "loss.iou": ["ciou", "iou"], "loss.label_smoothing": [0.1], "loss.anchor_iou": [0.1, 0.5],
+    "loss.positives": [10, None],
     "loss.focal_gamma": [1.5, 0.0],
 }  # fmt: skip
 LOSSES: dict[str, type] = {"yolov3": LossConfig, "darknet": DarknetLossConfig}
@@ -233,6 +234,8 @@ def train_options(folder: Path) -> dict[str, str]:
                 given += ["model.freeze=2", "model.freeze_fraction=0.5"]
             elif "loss=darknet" in changed:
                 given += ["model.freeze=2"]  # to the end
+            if "loss.positives=10" in changed:
+                given += ["model.scale_x_y=2"]
             program.train(compose("train", TrainConfig, [*given, *changed]))
             state = load_checkpoint(run_dir / "checkpoints" / "last.pt")
             kept = state["optimizer"]["state"].items()

@@ -222,18 +222,20 @@ def test_a_resumed_run_keeps_its_anchors_and_other_programs_refuse_auto(tmp_path
         start.fit_anchors(with_auto(tmp_path / "b.cfg"), CPU, None, boxes(9))
 
 
-def test_heads_that_learnt_with_other_anchors_are_refused_unless_left_out(tmp_path: Path) -> None:
+def test_heads_that_learnt_with_another_decoding_are_refused_unless_left_out(tmp_path: Path) -> None:
     path, weights = network(tmp_path / "a.cfg", HEADS["two"]), tmp_path / "a.weights"
     config = with_auto(path, f"model.weights={weights}", "model.anchors=null").model
     model = Darknet(path, 2)
     for up_to, refused in ((None, True), (2, True), (1, False)):  # whole, to the first head, before it
         save_darknet_weights(model, weights, up_to)
-        if refused:
-            with pytest.raises(ConfigError, match=r"a\.weights know other anchors\. fix: model\.fresh_heads=true"):
-                build_model(config, 2, fitted=True)
-        else:
-            build_model(config, 2, fitted=True)
-        build_model(replace(config, fresh_heads=True), 2, fitted=True)
+        for key, changed, fitted in (("anchors", config, True), ("scale_x_y", replace(config, scale_x_y=2.0), False)):
+            if refused:
+                with pytest.raises(ConfigError, match=rf"a\.weights know other {key}\. fix: model\.fresh_heads=true"):
+                    build_model(changed, 2, fitted=fitted)
+            else:
+                build_model(changed, 2, fitted=fitted)
+            build_model(replace(changed, fresh_heads=True), 2, fitted=fitted)
+    assert [head.scale_x_y for head in build_model(replace(config, scale_x_y=2.0, weights=None), 2)[0].heads] == [2, 2]
 
 
 @pytest.mark.parametrize(

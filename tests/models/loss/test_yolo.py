@@ -8,6 +8,9 @@ from torch import Tensor
 
 from models import Head, IouKind, LossConfig, YoloLoss
 from models.decode import decode
+from models.loss.assignment import HeadAnchors
+from models.loss.base import HeadMap
+from models.loss.overlap import most_overlapping
 from tests.models.loss_reference import yolo_loss
 
 HEADS = [
@@ -26,7 +29,10 @@ CONFIG = LossConfig(
     class_positive_weight=1.0,
     focal_gamma=0.0,
     label_smoothing=0.0,
+    positives=None,
 )
+
+BOTH = pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, positives=10)], ids=["by shape", "by overlap"])
 
 
 def random_maps(batch: int, heads: list[Head] = HEADS) -> list[Tensor]:
@@ -58,6 +64,9 @@ def random_targets(count: int, batch: int) -> Tensor:
         {"focal_gamma": 1.5},
         {"label_smoothing": 0.1},
         {"objectness_positive_weight": 2.0, "class_positive_weight": 0.5},
+        {"positives": 1},
+        {"positives": 10, "iou": IouKind.ciou},
+        {"positives": 1000},
     ],
 )
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
@@ -93,17 +102,19 @@ def test_two_targets_in_one_cell_the_better_box_sets_objectness() -> None:
     torch.testing.assert_close(both.box, (alone["exact"].box + alone["shifted"].box) / 2)
 
 
-def test_order_of_targets_does_not_matter() -> None:
+@BOTH
+def test_order_of_targets_does_not_matter(config: LossConfig) -> None:
     maps, targets = random_maps(2), random_targets(60, 2)
-    loss = YoloLoss(HEADS, CONFIG)
+    loss = YoloLoss(HEADS, config)
     one, other = loss(maps, targets), loss(maps, targets.flip(0))
     assert one.objectness.equal(other.objectness)
     torch.testing.assert_close(one.total, other.total)
 
 
-def test_no_targets_is_background_only() -> None:
+@BOTH
+def test_no_targets_is_background_only(config: LossConfig) -> None:
     maps = [raw.requires_grad_() for raw in random_maps(2)]
-    parts = YoloLoss(HEADS, CONFIG)(maps, torch.zeros(0, 6))
+    parts = YoloLoss(HEADS, config)(maps, torch.zeros(0, 6))
     assert parts.box == 0 and parts.classification == 0 and parts.objectness > 0
     parts.total.backward()
     for raw in maps:
@@ -115,10 +126,11 @@ def test_targets_that_fit_no_anchor_have_no_box_term() -> None:
     assert parts.box == 0 and parts.classification == 0
 
 
-def test_the_ranks_shares_add_up_to_the_whole_batch() -> None:
+@BOTH
+def test_the_ranks_shares_add_up_to_the_whole_batch(config: LossConfig) -> None:
     maps, targets = [raw.requires_grad_() for raw in random_maps(4)], random_targets(30, 4)
     targets[:, 0] = torch.where(torch.arange(30) < 27, targets[:, 0] % 2, targets[:, 0] % 2 + 2)  # 27 on rank 0, 3 on 1
-    loss = YoloLoss(HEADS, CONFIG)
+    loss = YoloLoss(HEADS, config)
     whole = loss(maps, targets)
     gradients = torch.autograd.grad(whole.total, maps)
 
@@ -143,9 +155,10 @@ def test_the_ranks_shares_add_up_to_the_whole_batch() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_rank_without_targets_still_joins_the_sum() -> None:
+@BOTH
+def test_a_rank_without_targets_still_joins_the_sum(config: LossConfig) -> None:
     calls = []
-    YoloLoss(HEADS, CONFIG)(random_maps(1), torch.zeros(0, 6), sum_over_ranks=lambda x: (calls.append(x), x)[1])
+    YoloLoss(HEADS, config)(random_maps(1), torch.zeros(0, 6), sum_over_ranks=lambda x: (calls.append(x), x)[1])
     assert len(calls) == 1 and calls[0].tolist() == [0, 0]
 
 
@@ -167,6 +180,20 @@ def test_perfect_maps_have_no_box_loss_and_decode_to_the_target() -> None:
     torch.testing.assert_close(found, torch.tensor([[55.0, 32, 85, 58]]).expand(6, 4), rtol=1e-4, atol=1e-3)
 
 
+def test_positives_are_those_that_overlap_most_and_reach_the_centre() -> None:
+    """The corner of four cells is in reach of all four; a better box weighs more."""
+    head = Head(layer=0, stride=32, anchors=((40.0, 40.0),), num_classes=3, scale_x_y=2)
+    raw = torch.zeros(1, 1, 3, 4, 8)  # predicts a 40 x 40 box at the centre of each cell
+    raw[0, 0, 1, 1, :2] = torch.tensor([(0.5 + 0.5) / 2 + 0.25] * 2).logit()  # centre (1.0, 1.0) of this cell: exact
+    target = torch.tensor([[0.0, 2, 64, 64, 40, 40]])
+    anchors = HeadAnchors([head])[target.device]
+    ((weight, cells),) = most_overlapping([HeadMap(head, anchors[0], raw)], target, 3)
+    learnt = {(int(r), int(c)): float(w) for w, r, c in zip(weight[0], cells.row[0], cells.column[0], strict=True) if w}
+    assert learnt == {(1, 1): 1.0, (1, 2): learnt[1, 2], (2, 1): learnt[1, 2]}  # of equals the first, not (2, 2)
+    shared = 24 * 24  # of boxes 16 pixels apart in both directions
+    assert learnt[1, 2] == pytest.approx((shared / (3200 - shared)) ** 2, abs=1 / 512)
+
+
 @pytest.mark.parametrize("kind", IouKind)
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
 def test_gradients_stay_finite(kind: IouKind, scale: float) -> None:
@@ -176,9 +203,10 @@ def test_gradients_stay_finite(kind: IouKind, scale: float) -> None:
     assert parts.total.isfinite() and all(raw.grad.isfinite().all() for raw in maps)
 
 
-def test_half_precision_maps_are_computed_in_float32() -> None:
+@BOTH
+def test_half_precision_maps_are_computed_in_float32(config: LossConfig) -> None:
     maps, targets = [raw.bfloat16() for raw in random_maps(2)], random_targets(20, 2)
-    loss = YoloLoss(HEADS, CONFIG)
+    loss = YoloLoss(HEADS, config)
     with torch.autocast("cpu", torch.bfloat16):
         parts = loss(maps, targets)
     assert parts.total.dtype == torch.float32
@@ -191,6 +219,7 @@ def test_half_precision_maps_are_computed_in_float32() -> None:
         ("box", -1.0),
         ("objectness_positive_weight", 0.0),
         ("anchor_iou", 1.0),
+        ("positives", 0),
         ("label_smoothing", -0.1),
         ("focal_gamma", -1.0),
     ],

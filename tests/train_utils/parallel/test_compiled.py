@@ -212,11 +212,11 @@ def test_generated_code_trains_alike_and_resumes_to_the_bit(world: World, tmp_pa
 
 
 @pytest.mark.usefixtures("traced_only")
-@pytest.mark.parametrize("name", ["yolov3", "darknet"])
-def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, name: str) -> None:
+@pytest.mark.parametrize("options", [["loss=yolov3"], ["loss=yolov3", "loss.positives=10"], ["loss=darknet"]])
+def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, options: list[str]) -> None:
     """Its parts and gradients are those of the eager loss, also in a burn-in."""
     model = detector()
-    plain = make_loss(model.heads[:1], loss_options(f"loss={name}"))  # one head, for the time it takes
+    plain = make_loss(model.heads[:1], loss_options(*options))  # one head, for the time it takes
     compiled, _ = compile_step(model, plain, Batch.network_input, "default", 1, print)
     maps = [raw.detach() for raw in model(torch.rand(2, 3, 64, 64))[:1]]
     for ratio, count in ((0.3, 3), (0.7, 0)):
@@ -239,6 +239,7 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, nam
     [
         ["loss=yolov3"],
         ["loss=yolov3", "loss.anchor_iou=0"],
+        ["loss=yolov3", "loss.positives=10"],
         ["loss=darknet"],
         ["loss=darknet", "loss.truth_thresh=0.3", "loss.iou_thresh=0.2"],
     ],
