@@ -35,13 +35,14 @@ def box_sizes(raw_wh: Tensor, anchors: Tensor, head: Head) -> Tensor:
     return raw_wh.clamp(max=MAX_LOG_SIZE).exp() * anchors
 
 
-def boxes_in_cells(raw: Tensor, anchors: Tensor, head: Head) -> Tensor:
-    """Corners (..., 4) of the boxes of raw (..., 4 or more), in pixels from their cell's corner.
+def boxes_in_cells(raw_xy: Tensor, raw_wh: Tensor, anchors: Tensor, head: Head) -> Tensor:
+    """Corners (..., 4) of boxes from their raw values, in pixels from their cell's corner.
 
-    anchors: (..., 2) in pixels. Differences of such small numbers lose no digits.
+    raw_xy, raw_wh, anchors: (..., 2), the last in pixels. Differences of such small numbers lose no
+    digits.
     """
-    centres = cell_offsets(raw[..., :2], head) * head.stride
-    return cxcywh_to_xyxy(torch.cat((centres, box_sizes(raw[..., 2:4], anchors, head)), dim=-1))
+    centres = cell_offsets(raw_xy, head) * head.stride
+    return cxcywh_to_xyxy(torch.cat((centres, box_sizes(raw_wh, anchors, head)), dim=-1))
 
 
 def decode(

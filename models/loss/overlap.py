@@ -81,5 +81,6 @@ def _candidates(head: Head, shape: tuple[int, ...], targets: Tensor) -> tuple[Te
 
 def _overlaps(part: HeadMap, cells: Cells, targets: Tensor) -> Tensor:
     """The IoU (t, p) of the boxes predicted at cells with their targets."""
-    boxes = boxes_in_cells(at_least_float32(part.raw[tuple(cells)]), part.anchors.own[cells.anchor], part.head)
+    xy, wh = at_least_float32(part.raw[tuple(cells)])[..., :4].split(2, dim=-1)
+    boxes = boxes_in_cells(xy, wh, part.anchors.own[cells.anchor], part.head)
     return box_iou_aligned(boxes, targets_in_cells(targets, cells, part.head.stride), IouKind.iou).clamp(min=0)

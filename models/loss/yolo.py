@@ -31,7 +31,7 @@ class _Assignment(NamedTuple):
 
     weight: Tensor  # float (t, p): 1 where the target is learnt, else 0
     cells: Cells  # broadcastable to (t, p) each
-    anchors: Tensor  # (t or 1, p, 2) in pixels
+    anchors: Tensor  # (p, 2) or (t, p, 2) in pixels
     boxes_xyxy: Tensor  # (t, p or 1, 4) in pixels, relative to the corner of the cell
     classes: Tensor  # (t, 1) int64
 
@@ -73,6 +73,7 @@ class YoloLoss(HeadLoss):
     def _assign(self, maps: list[HeadMap], targets: Tensor) -> list[_Assignment]:
         """Match targets with the anchors of each head, as configured or as a plugin does it."""
         config, assign = self.config, self.assign
+        by_shape = assign is None and config.positives is None
         if assign is not None:
             pairs = [assign(head, anchors, raw.detach(), targets) for head, anchors, raw in maps]
         elif config.positives is not None:
@@ -83,7 +84,7 @@ class YoloLoss(HeadLoss):
             _Assignment(
                 weight=weight.to(at_least_float32(raw).dtype),
                 cells=cells,
-                anchors=anchors.own[cells.anchor],
+                anchors=anchors.own if by_shape else anchors.own[cells.anchor],
                 boxes_xyxy=targets_in_cells(targets, cells, head.stride),
                 classes=targets[:, 1:2].long(),
             )
@@ -97,8 +98,8 @@ class YoloLoss(HeadLoss):
         config = self.config
         # (t, p, 5 + classes), one row for each pair, matched or not
         predicted = at_least_float32(raw[tuple(assigned.cells)])
-        class_logits = predicted[..., 5:]
-        iou = box_iou_aligned(boxes_in_cells(predicted, assigned.anchors, head), assigned.boxes_xyxy, config.iou)
+        xy, wh, _, class_logits = predicted.split((2, 2, 1, head.num_classes), dim=-1)
+        iou = box_iou_aligned(boxes_in_cells(xy, wh, assigned.anchors, head), assigned.boxes_xyxy, config.iou)
         box = ((1 - iou) * assigned.weight).sum() * share
 
         quality = 1 - objectness_ratio + objectness_ratio * iou.detach().clamp(min=0)

@@ -169,7 +169,7 @@ def test_a_training_says_what_its_sets_are_like(
     assert about == f"data: drawn, coco of {drawn.root}"
     assert lines[0].startswith(f"train: 5 images, 10 boxes, 2 classes, {said}")
     warned = [line for line in lines if line.startswith("warning: ")]
-    assert len(warned) == ("0.0000" in said) and all("python -m scripts.anchors" in line for line in warned)
+    assert len(warned) == ("0.0000" in said) and all("fix: model.anchors=auto" in line for line in warned)
     told = [line for line in lines if line.startswith("train: ")][1:]
     assert told == [
         "train: images turned upright by their EXIF tag (1), first: 2.jpg",
