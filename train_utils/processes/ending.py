@@ -5,12 +5,15 @@ Imports no torch: a program whose options are refused ends before torch is impor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from train_utils.launch.environment import peek_rank
 from train_utils.processes.communicators import CommunicatorWatch
 from train_utils.processes.lost_peers import Lookout
+
+FIRST_SECONDS = 4.0  # for rank 0 to report what all ranks refuse: a launcher ends it once another has failed
 
 
 @dataclass
@@ -61,6 +64,8 @@ def let_others_hear() -> None:
     """After ``should_report_error``: wait some seconds until this rank may safely exit."""
     if ending.lookout is not None:
         ending.lookout.let_others_hear()
+    elif not ending.joining and peek_rank() > 0:
+        time.sleep(FIRST_SECONDS)
 
 
 def name_lost_peers(error: BaseException) -> BaseException:
