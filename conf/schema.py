@@ -84,9 +84,8 @@ class TrainConfig:
     dry_run: bool  # print the node, device, data and share of a step of each rank, then exit
     debug: bool  # show tracebacks of user errors, too
     plugins: list[str]  # files, or entry points of installed packages, that add parts: see docs/develop/extending.md
-    plugins_sha256: dict[
-        str, str
-    ]  # of the plugins by name, filled in; with another file a run or checkpoint is refused
+    plugins_sha256: dict[str, str]  # of the plugins by name, filled in; with another file a run or checkpoint
+    # is refused
     plugin: dict[str, Any]  # options of what plugins add: plugin.<name>.<option>, listed by --help with plugins=
     data: DataConfig
     model: ModelConfig

@@ -129,7 +129,7 @@ class ExportConfig:
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     model: ModelConfig | None  # with model.weights, instead of ckpt
     names: str | None  # class names for Darknet weights: a text file with one per line
-    format: ExportFormat
+    format: ExportFormat  # onnx, or torch: the network as a .pt2 of torch.export
     out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2. With format=onnx and
     # no .onnx at its end: a folder to ship, with the model, a client in Python and a README
     image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg

@@ -146,7 +146,7 @@ class AnchorsConfig:
     rounds: int  # number of rounds of random refinement after k-means
     sample: int  # number of boxes, drawn at random, that the search uses; the figures are for all boxes
     min_iou: float  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
-    seed: int
+    seed: int  # of the sample and the search
     out: str | None  # a .yaml for the group model, with a picture beside it; null: print only
     debug: bool  # show tracebacks of user errors, too
     plugins: list[str]  # as in train.py
@@ -168,15 +168,15 @@ class AnchorsConfig:
 class ArchiveConfig:
     """An archive to download and unpack."""
 
-    url: str
-    md5: str
+    url: str  # where to download it
+    md5: str  # that the file must have
 
 
 @dataclass
 class PublicSetConfig:
     """A public data set: its folder, and its archives in order."""
 
-    root: str
+    root: str  # folder to unpack into
     archives: list[ArchiveConfig]
 
 

@@ -81,9 +81,11 @@ def build_model(
     report = load_initial_weights(model, path, config.fresh_heads)
     model.heads_kept = report.is_whole
     keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].layer - 1)
-    if keeps_heads and (fitted or (config.scale_x_y is not None and path.suffix == ".weights")):
+    if keeps_heads and not report.same_decoding and (fitted or config.scale_x_y is not None):
         key = "anchors" if fitted else "scale_x_y"
-        raise ConfigError(f"the heads in {path} know other {key}. fix: model.fresh_heads=true or model.{key}=null")
+        raise ConfigError(
+            f"the heads in {path} were trained with other {key}. fix: model.fresh_heads=true or model.{key}=null"
+        )
     if whole and report.has_other_classes:
         counts = f"{report.num_classes} classes, here there are {report.model_classes}"
         raise ModelError(f"{path} is for {counts}. fix: data or names= with the classes of the weights")
@@ -139,7 +141,7 @@ def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> Weigh
         if not (isinstance(content, dict) and content.get("format") == CHECKPOINT_FORMAT):
             return load_foreign_state_dict(model, content, path, fresh_heads)
     state = load_checkpoint(path)  # which also verifies its digest
-    report = load_weights_of_checkpoint(model, state["ema"], path, fresh_heads)
+    report = load_weights_of_checkpoint(model, state["ema"], path, fresh_heads, state["network"])
     model.seen = images_seen(state)
     theirs = state["network"]["bn_eps"]
     ours = next((module.eps for module in model.modules() if isinstance(module, BatchNorm2d)), theirs)

@@ -17,6 +17,7 @@ class WeightsReport:
     model_classes: the network's class count.
     cut: the last layer with weights of a partial file, None for a whole file.
     version, seen: the header of a .weights file.
+    same_decoding: whether the file says how its heads are decoded, and it is as here.
     note: anything else that the user should know.
     """
 
@@ -31,6 +32,7 @@ class WeightsReport:
     cut: int | None = None
     version: Version | None = None
     seen: int | None = None
+    same_decoding: bool = False
     note: str = ""
 
     @property

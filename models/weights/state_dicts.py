@@ -8,12 +8,14 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from models.cfg.parse import parse_cfg
 from models.errors import ModelError
 from models.network.darknet import Darknet
 from models.weights.darknet import head_layers, make_report, weight_tensors
@@ -50,13 +52,13 @@ def read_tensor_file(path: Path) -> Any:
 
 
 def load_weights_of_checkpoint(
-    model: Darknet, weights: Mapping[str, Tensor], path: Path, fresh_heads: bool
+    model: Darknet, weights: Mapping[str, Tensor], path: Path, fresh_heads: bool, network: Mapping[str, Any]
 ) -> WeightsReport:
-    """Load a state dict of this project.
+    """Load a state dict of this project, of the network that its checkpoint describes.
 
     The convolutions before [yolo] are left out with fresh_heads, and if they are for another class
     count. Raises ModelError, and changes nothing, at the first tensor that is missing, unexpected,
-    of another shape or not finite.
+    of another shape or not finite, and for heads that learnt with other anchors or another reach.
     """
     own = model.state_dict()
     heads = tuple(f"layers.{layer}." for layer in sorted(head_layers(model)))
@@ -70,9 +72,22 @@ def load_weights_of_checkpoint(
             if name.startswith(heads):
                 hint = HEADS_FIX
             raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}{hint}")
+    if not fresh_heads:
+        _compare_decoding(model, network, path)
     check_values(path, ((name, weights[name]) for name in wanted))
     model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
-    return report_of_state_dict(model, path, fresh_heads, num_classes)
+    return replace(report_of_state_dict(model, path, fresh_heads, num_classes), same_decoding=not fresh_heads)
+
+
+def _compare_decoding(model: Darknet, network: Mapping[str, Any], path: Path) -> None:
+    """Raise ModelError if the heads of a checkpoint's network stand for other boxes than these."""
+    with torch.device("meta"):  # takes no memory
+        theirs = Darknet(parse_cfg(network["cfg"], network["source"]), network["num_classes"], network["width"]).heads
+    for key in ("anchors", "scale_x_y", "new_coords"):
+        if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in theirs]:
+            option = "model.cfg" if key == "new_coords" else f"model.{key}"
+            fix = f"model.fresh_heads=true, or the {option} of its training"
+            raise ModelError(f"the heads in {path} were trained with other {key}. fix: {fix}")
 
 
 def check_values(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:

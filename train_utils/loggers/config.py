@@ -12,7 +12,7 @@ from train_utils.errors import TrainError
 class WandbConfig:
     """A run in Weights & Biases (keys ``logger.wandb.*``)."""
 
-    project: str
+    project: str  # that the run belongs to
     entity: str | None  # team or user; null: that of the login
     offline: bool  # write into the run folder only; `wandb sync` uploads that later
 
@@ -22,7 +22,7 @@ class MlflowConfig:
     """A run in MLflow (keys ``logger.mlflow.*``)."""
 
     uri: str | None  # server or store; null: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here
-    experiment: str
+    experiment: str  # that the run belongs to
 
 
 @dataclass

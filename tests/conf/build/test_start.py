@@ -230,7 +230,9 @@ def test_heads_that_learnt_with_another_decoding_are_refused_unless_left_out(tmp
         save_darknet_weights(model, weights, up_to)
         for key, changed, fitted in (("anchors", config, True), ("scale_x_y", replace(config, scale_x_y=2.0), False)):
             if refused:
-                with pytest.raises(ConfigError, match=rf"a\.weights know other {key}\. fix: model\.fresh_heads=true"):
+                with pytest.raises(
+                    ConfigError, match=rf"a\.weights were trained with other {key}\. fix: model\.fresh_heads=true"
+                ):
                     build_model(changed, 2, fitted=fitted)
             else:
                 build_model(changed, 2, fitted=fitted)

@@ -1,6 +1,7 @@
 """Darknet .weights files: order of the values, backbones, other class counts, and damaged files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,16 @@ from models import (
     load_weights_of_checkpoint,
     parse_cfg,
     save_darknet_weights,
+    with_anchors,
+    with_scale_x_y,
     zoo_cfg,
 )
 from models.weights.darknet import weight_tensors
+
+
+def described(model: Darknet) -> dict[str, Any]:
+    """A network of width 0.1 as a checkpoint describes it."""
+    return {"cfg": model.cfg.text, "source": model.cfg.source, "num_classes": model.num_classes, "width": 0.1}
 
 
 def tiny(num_classes: int = 3, width: float = 0.1) -> Darknet:
@@ -252,12 +260,36 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
 def test_state_dict_of_a_checkpoint_with_and_without_heads(tmp_path: Path) -> None:
     source, same, other = randomise(tiny(3)), tiny(3), tiny(5)
-    load_weights_of_checkpoint(same, source.state_dict(), tmp_path / "a.pt", fresh_heads=False)
+    path, network = tmp_path / "a.pt", described(source)
+    load_weights_of_checkpoint(same, source.state_dict(), path, False, network)
     assert all_equal(source, same)
     odd = source.state_dict() | {"layers.15.conv.bias": torch.zeros(7)}
     with pytest.raises(ModelError, match=r"layers\.15\.conv\.bias needs .* fix: model\.fresh_heads=true"):
-        load_weights_of_checkpoint(tiny(3), odd, tmp_path / "a.pt", fresh_heads=False)
-    load_weights_of_checkpoint(other, source.state_dict(), tmp_path / "a.pt", fresh_heads=False)
+        load_weights_of_checkpoint(tiny(3), odd, path, False, network)
+    load_weights_of_checkpoint(other, source.state_dict(), path, False, network)
     assert other.layers[13].conv.weight.equal(source.layers[13].conv.weight)
     with pytest.raises(ModelError, match=r"layers\.2\..* fix: use the model="):
-        load_weights_of_checkpoint(tiny(3, width=0.5), source.state_dict(), tmp_path / "a.pt", fresh_heads=True)
+        load_weights_of_checkpoint(tiny(3, width=0.5), source.state_dict(), path, True, network)
+
+
+@pytest.mark.parametrize("key", ["anchors", "scale_x_y", "new_coords"])
+def test_heads_of_a_checkpoint_that_stand_for_other_boxes_are_refused_and_may_be_left_out(
+    key: str, tmp_path: Path
+) -> None:
+    source, path = randomise(tiny(3)), tmp_path / "a.pt"
+    cfg = source.cfg
+    changed = {
+        "anchors": with_anchors(cfg, [(width + 1, height) for width, height in source.heads[0].all_anchors]),
+        "scale_x_y": with_scale_x_y(cfg, 2),
+        "new_coords": parse_cfg(cfg.text.replace("[yolo]", "[yolo]\nnew_coords=1"), "changed.cfg"),
+    }[key]
+    for ours, theirs in ((cfg, changed), (changed, cfg)):
+        model, network = Darknet(ours, 3, width=0.1), described(source) | {"cfg": theirs.text}
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with pytest.raises(
+            ModelError, match=rf"a\.pt were trained with other {key}\. fix: model\.fresh_heads=true, or the model\."
+        ):
+            load_weights_of_checkpoint(model, source.state_dict(), path, False, network)
+        assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+        assert load_weights_of_checkpoint(model, source.state_dict(), path, True, network).heads_left_out
+        load_weights_of_checkpoint(model, source.state_dict(), path, False, network | {"cfg": ours.text})
