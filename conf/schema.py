@@ -72,7 +72,19 @@ class EvaluateConfig(ViewConfig):
 
 
 @dataclass
-class TrainConfig:
+class PluggedConfig:
+    """Options of all programs that plugins can extend."""
+
+    debug: bool  # show tracebacks of user errors, too
+    plugins: list[str]  # files, or entry points of installed packages, that add parts: see docs/develop/extending.md;
+    # []: those of the checkpoint or run if there is one
+    plugins_sha256: dict[str, str]  # of the plugins by name, filled in; with another file a run or checkpoint
+    # is refused
+    plugin: dict[str, Any]  # options of what plugins add: plugin.<name>.<option>, listed by --help with plugins=
+
+
+@dataclass
+class TrainConfig(PluggedConfig):
     """Everything that train.py reads."""
 
     name: str  # folder below runs/
@@ -82,11 +94,6 @@ class TrainConfig:
     extend: int | None  # epochs more for the finished run that resume names
     devices: Any  # start processes, one for each GPU: a number, auto (all), or a list as [0,2]; null: this one alone
     dry_run: bool  # print the node, device, data and share of a step of each rank, then exit
-    debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # files, or entry points of installed packages, that add parts: see docs/develop/extending.md
-    plugins_sha256: dict[str, str]  # of the plugins by name, filled in; with another file a run or checkpoint
-    # is refused
-    plugin: dict[str, Any]  # options of what plugins add: plugin.<name>.<option>, listed by --help with plugins=
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig
@@ -127,7 +134,7 @@ class EvalTask(StrEnum):
 
 
 @dataclass
-class EvalConfig:
+class EvalConfig(PluggedConfig):
     """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
     ckpt: str | None  # a checkpoint file, a run folder (its best.pt), or an .onnx file of export.py or its folder
@@ -139,10 +146,6 @@ class EvalConfig:
     device: Device  # auto: CUDA if there is a GPU
     devices: Any  # as of train.py
     timeout_seconds: float  # as train.timeout_seconds
-    debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # as in train.py; those of the checkpoint if there is one
-    plugins_sha256: dict[str, str]  # as in train.py
-    plugin: dict[str, Any]  # as in train.py
     data: DataConfig
     model: ModelConfig | None
     evaluate: EvaluateConfig

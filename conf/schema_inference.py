@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any
 
-from conf.schema import check_least, check_shares
+from conf.schema import PluggedConfig, check_least, check_shares
 from data.config import Exif, OnBadFile, Resize
 from data.view_config import Tta, ViewConfig
 from models.config import OPSETS, ModelConfig
@@ -15,7 +15,7 @@ from train_utils.config import Device, EvalPrecision
 
 
 @dataclass
-class DetectConfig:
+class DetectConfig(PluggedConfig):
     """A detector, ``ckpt`` or ``model`` with its weights and ``names``, and what it reports."""
 
     ckpt: str | None  # a checkpoint file, a run folder (its best.pt), or an .onnx file of export.py or its folder
@@ -32,10 +32,6 @@ class DetectConfig:
     device: Device  # auto: CUDA if there is a GPU
     precision: EvalPrecision  # of the forward pass, as evaluate.precision
     workers: int  # threads that read, and the same number that draw and write
-    debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # as in train.py; those of the checkpoint if there is one
-    plugins_sha256: dict[str, str]  # as in train.py
-    plugin: dict[str, Any]  # as in train.py
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and self.model is not None:
@@ -123,7 +119,7 @@ SUFFIXES = {".onnx": ExportFormat.onnx, ".pt2": ExportFormat.torch}
 
 
 @dataclass
-class ExportConfig:
+class ExportConfig(PluggedConfig):
     """Everything that export.py reads: ``ckpt``, or ``model`` with its weights."""
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
@@ -145,10 +141,6 @@ class ExportConfig:
     candidates: int  # boxes per image, the best-scored, that enter suppression
     license: str | None  # of the weights, for the README of a folder; null: unknown
     tolerance: float  # largest allowed difference to the network: of scores, and of corners as a share of the image
-    debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # as in train.py; those of the checkpoint if there is one
-    plugins_sha256: dict[str, str]  # as in train.py
-    plugin: dict[str, Any]  # as in train.py
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and (self.model is not None or self.names is not None):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from conf.schema import check_least
+from conf.schema import PluggedConfig, check_least
 from data.augment_config import AugmentConfig
 from data.config import DataConfig
 from models.config import ModelConfig
@@ -13,7 +12,7 @@ from models.weights.published import PUBLISHED
 
 
 @dataclass
-class CheckDataConfig:
+class CheckDataConfig(PluggedConfig):
     """Everything that scripts/check_data.py reads."""
 
     image_size: int  # side of the network's input in training, in pixels
@@ -22,10 +21,6 @@ class CheckDataConfig:
     pictures: int  # images on each contact sheet; 0: draw nothing
     seed: int  # of the choice of images on the sheets
     out: str | None  # folder for the report; null: runs/check_data/<name>_<date_time>
-    debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # as in train.py
-    plugins_sha256: dict[str, str]  # as in train.py
-    plugin: dict[str, Any]  # as in train.py
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig
@@ -39,7 +34,7 @@ class CheckDataConfig:
 
 
 @dataclass
-class ConvertConfig:
+class ConvertConfig(PluggedConfig):
     """Everything that scripts/convert_weights.py reads; ``weights`` or ``ckpt`` is the source."""
 
     weights: str | None  # Darknet .weights, or a .pt state dict of another system, for the network of ``model``
@@ -50,10 +45,6 @@ class ConvertConfig:
     up_to_layer: int | None  # write only layers 0 to up_to_layer - 1, as Darknet's partial command counts
     seen: int | None  # images seen in training, for the header of the .weights file; null: unchanged
     cfg: str | None  # also write the .cfg that fits the .weights file
-    debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # as in train.py; those of the checkpoint if there is one
-    plugins_sha256: dict[str, str]  # as in train.py
-    plugin: dict[str, Any]  # as in train.py
     model: ModelConfig  # the network of ``weights``; a checkpoint holds its own
 
     def __post_init__(self) -> None:
@@ -88,15 +79,11 @@ class MigrateConfig:
 
 
 @dataclass
-class CfgInfoConfig:
+class CfgInfoConfig(PluggedConfig):
     """Everything that scripts/cfg_info.py reads."""
 
     num_classes: int | None  # null: that of the .cfg
     image_size: int | None  # side in pixels; null: height and width of the .cfg
-    debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # as in train.py
-    plugins_sha256: dict[str, str]  # as in train.py
-    plugin: dict[str, Any]  # as in train.py
     model: ModelConfig
 
     def __post_init__(self) -> None:
@@ -104,7 +91,7 @@ class CfgInfoConfig:
 
 
 @dataclass
-class PublishConfig:
+class PublishConfig(PluggedConfig):
     """Everything that scripts/publish reads."""
 
     ckpt: str  # a checkpoint file, or a run folder (its best.pt)
@@ -112,10 +99,6 @@ class PublishConfig:
     name: str | None  # of the network on its card; null: that of out
     license: str | None  # of the weights, as apache-2.0 or cc-by-4.0; null: the card says that it is unknown
     data_license: str | None  # of the pictures and labels that they learnt from; null: likewise
-    debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # as in train.py; those of the checkpoint if there is one
-    plugins_sha256: dict[str, str]  # as in train.py
-    plugin: dict[str, Any]  # as in train.py
 
 
 @dataclass
@@ -139,7 +122,7 @@ class CompareConfig:
 
 
 @dataclass
-class AnchorsConfig:
+class AnchorsConfig(PluggedConfig):
     """Everything that scripts/anchors.py reads."""
 
     image_size: int  # side of the network's input in training, in pixels
@@ -148,10 +131,6 @@ class AnchorsConfig:
     min_iou: float  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
     seed: int  # of the sample and the search
     out: str | None  # a .yaml for the group model, with a picture beside it; null: print only
-    debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # as in train.py
-    plugins_sha256: dict[str, str]  # as in train.py
-    plugin: dict[str, Any]  # as in train.py
     data: DataConfig
     model: ModelConfig
 
@@ -234,17 +213,13 @@ class TuneConfig:
 
 
 @dataclass
-class VerifyConfig:
+class VerifyConfig(PluggedConfig):
     """Everything that scripts/verify.py reads."""
 
     run: str  # folder of a finished run
     data_root: str | None  # where its data lie now; null: data.root of the run
     steps: int  # replay at most this many steps at each end of the training; 0: none
     score: bool  # score the best weights again
-    debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # where the files of the run's plugins lie now, all of them; []: where they lay
-    plugins_sha256: dict[str, str]  # as in train.py
-    plugin: dict[str, Any]  # as in train.py
 
     def __post_init__(self) -> None:
         check_least(self, 0, "steps")

@@ -10,7 +10,7 @@ from enum import Enum
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from conf.schema import CHOICES
+from conf.schema import CHOICES, PluggedConfig
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,15 @@ class Option:
 
 
 def options_of(schema: type, prefix: str = "") -> list[Option]:
-    """The options of a dataclass in order, without those of its sections."""
+    """The options of a dataclass in order, without those of its sections.
+
+    Those that the programs share come last.
+    """
     kinds, meanings = get_type_hints(schema), comments_of(schema)
+    shared = {field.name for field in fields(PluggedConfig)}
     return [
         Option(prefix + field.name, kind_in_words(kinds[field.name]), meanings.get(field.name, ""))
-        for field in fields(schema)
+        for field in sorted(fields(schema), key=lambda field: field.name in shared)
         if not sections_in(kinds[field.name]) and field.name not in CHOICES
     ]
 

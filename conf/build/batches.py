@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -190,7 +192,7 @@ def make_train_loader(
     """The training batches of this rank, as ``make_sampler`` deals them."""
     sampler = make_sampler(config, train_set, stride, world, micro_batch)
     images = open_images(train_set, config.data, world)
-    kind = ChangedDataset if AUGMENTATIONS else TrainDataset
+    kind: Callable[..., TrainDataset] = partial(ChangedDataset, AUGMENTATIONS) if AUGMENTATIONS else TrainDataset
     if config.data.decode == Decode.device:
         if AUGMENTATIONS:
             raise DataError(f"data.decode=device leaves no pixels to {', '.join(AUGMENTATIONS)}. fix: data.decode=cpu")

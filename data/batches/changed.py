@@ -36,12 +36,12 @@ class ChangedDataset(TrainDataset):
     Each gets a generator that depends on its name, the run's seed and the request only.
     """
 
-    def __init__(self, *made_of: Any, changes: Mapping[str, Change] | None = None) -> None:
+    def __init__(self, changes: Mapping[str, Change], *made_of: Any) -> None:
         super().__init__(*made_of)
-        self.changes = dict(AUGMENTATIONS if changes is None else changes)
+        self.changes = dict(changes)
 
     def __reduce__(self) -> tuple[Callable[..., TrainDataset], tuple[Any, ...]]:
-        return _again, (*super().__reduce__()[1], self.changes)
+        return type(self), (self.changes, *super().__reduce__()[1])
 
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
         """Return the batch of requests of one size; torch's loader calls this."""
@@ -76,7 +76,3 @@ class ChangedDataset(TrainDataset):
                 f"{sample.image.shape}. fix: keep size and type"
             )
         return found
-
-
-def _again(*made_of: Any) -> ChangedDataset:
-    return ChangedDataset(*made_of[:-1], changes=made_of[-1])

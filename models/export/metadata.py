@@ -21,7 +21,7 @@ class Exported:
     path: Path
     names: list[str]
     category_ids: list[int]
-    image_size: tuple[int, int]  # height, width
+    image_size: list[int]  # height, width
     stride: int
     batch_size: int | None  # None: any
     any_size: bool  # whether height and width may be other multiples of the stride
@@ -67,18 +67,14 @@ def read_exported(path: Path) -> Exported:
             f"{path} was exported with nms=true: it suppresses boxes with limits of its own."
             " fix: export it with nms=false"
         )
-    known = {key: json.loads(texts[key]) for key in NEEDED if key not in ("made_by", "origin")}
-    batch = session.get_inputs()[0].shape[0]
+    facts = {key: json.loads(texts[key]) for key in ("names", "category_ids", "image_size", "stride", "detect")}
+    batch, lost = session.get_inputs()[0].shape[0], difference(json.loads(texts["lost"]))
     return Exported(
-        path,
-        names=known["names"],
-        category_ids=known["category_ids"],
-        image_size=(known["image_size"][0], known["image_size"][1]),
-        stride=known["stride"],
+        path=path,
         batch_size=batch if isinstance(batch, int) else None,
-        any_size="height" in known["open"],
-        detect=known["detect"],
-        note=f"exported by {texts['made_by']} from {texts['origin']}; {difference(known['lost'])}",
+        any_size="height" in json.loads(texts["open"]),
+        note=f"exported by {texts['made_by']} from {texts['origin']}; {lost}",
+        **facts,
     )
 
 

@@ -12,70 +12,58 @@ from scripts.migrate.python_file import read_python
 from scripts.migrate.recipe import Recipe
 
 SECTIONS = ("train_cfg", "optim_wrapper", "randomness", "param_scheduler", "custom_hooks", "load_from")
+OPTIMIZER = "optim_wrapper.optimizer."
+UNUSED = (".type", ".border", ".border_val", ".img_scale", ".pad_val")  # ends of keys without a meaning here
 
 
 def from_mmyolo(path: Path) -> Recipe:
     """The options of a training. Raises ConfigError if the file has no ``train_dataloader``."""
     given = read_python(path)
-    loader = given.get("train_dataloader")
+    loader, model = given.get("train_dataloader"), given.get("model") or {}
     if not isinstance(loader, dict):
         raise ConfigError(f"{path} has no train_dataloader. fix: name an MMYOLO configuration of version 0.2 or later")
-    head = str((given.get("model", {}).get("bbox_head") or {}).get("type"))
+    head = str((model.get("bbox_head") or {}).get("type"))
     if other := re.search("Rotated|Ins|Pose", head):
         raise ConfigError(
             f"{path}: {head} is not for upright boxes ({other[0]}). fix: name a detection's configuration"
         )
-    recipe = Recipe("mmyolo")
-    options = {key: value for key, value in given.items() if key in (*SECTIONS, "model")}
-    flat = dict(_leaves({**options, "train_dataloader": {**loader, "dataset": None}}))
-    hook = given.get("default_hooks", {}).get("param_scheduler")
-    flat |= dict(_leaves({"default_hooks": {"param_scheduler": hook}}))
-    flat = {key: value for key, value in flat.items() if not key.startswith("model.") or "test_cfg" in key}
-    flat["model"] = given.get("model", {}).get("type")
-    dataset = loader.get("dataset") or {}
+    recipe, dataset = Recipe("mmyolo"), loader.get("dataset") or {}
+    options = {key: value for key, value in given.items() if key in SECTIONS} | {
+        "model": {"test_cfg": model.get("test_cfg")},
+        "default_hooks": {"param_scheduler": given.get("default_hooks", {}).get("param_scheduler")},
+        "train_dataloader": {**loader, "dataset": None},
+    }
+    flat = {**dict(_leaves(options)), "model": model.get("type"), **_augmentation(recipe, given, dataset)}
+    gpus = re.search(r"(\d+)xb\d+", path.name)
+    batch = flat.pop("train_dataloader.batch_size", 16) * (int(gpus[1]) if gpus else 1)
+    recipe.set("train.batch_size", batch, "on all GPUs, as the file's name has it" if gpus else "times the GPUs there")
+    if flat.pop(f"{OPTIMIZER}batch_size_per_gpu", None) is not None:
+        decay = flat.pop(f"{OPTIMIZER}weight_decay", 0.0)
+        scaled = round(decay * batch * max(round(64 / batch), 1) / 64, 10)
+        recipe.set("optim.weight_decay", scaled, f"{decay} for a nominal batch of 64")
+    size, zoom = given.get("img_scale"), flat.pop("YOLOv5RandomAffine.scaling_ratio_range", None)
+    if isinstance(size, list):
+        recipe.set("train.image_size", max(size), f"{size} there, squares here" if len(set(size)) > 1 else "")
+    if isinstance(zoom, list):
+        recipe.set("augment.scale", round(min(0.99, max(1 - zoom[0], zoom[1] - 1)), 6))
+    _data(recipe, given, dataset)
+    recipe.take({key: value for key, value in flat.items() if key == f"{OPTIMIZER}type" or not key.endswith(UNUSED)})
+    return recipe
+
+
+def _augmentation(recipe: Recipe, given: Mapping[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
+    """The options of the pipeline's augmentations by ``<step>.<key>``; other steps are listed."""
+    flat: dict[str, Any] = {}
     pipeline = dataset.get("pipeline") or (dataset.get("dataset") or {}).get("pipeline") or given.get("train_pipeline")
-    for step in pipeline if isinstance(pipeline, list) else []:
+    if not isinstance(pipeline, list):
+        return flat
+    for step in pipeline:
         kind = str(step.get("type", "")).removeprefix("mmdet.") if isinstance(step, dict) else ""
         if kind.startswith(("YOLOv5", "Mosaic", "RandomFlip", "Albu")):
             flat |= {f"{kind}.{key}": value for key, value in step.items() if key not in ("type", "pre_transform")}
         elif kind and kind not in recipe.table["steps"].split():
             recipe.left.append(f"pipeline: {kind}")
-    if isinstance(pipeline, list):
-        flat.setdefault("Mosaic.prob", float("Mosaic" in str(pipeline)))
-    gpus = re.search(r"(\d+)xb\d+", path.name)
-    batch = flat.pop("train_dataloader.batch_size", 16) * (int(gpus[1]) if gpus else 1)
-    recipe.set("train.batch_size", batch, "on all GPUs, as the file's name has it" if gpus else "times the GPUs there")
-    if "optim_wrapper.optimizer.batch_size_per_gpu" in flat:
-        del flat["optim_wrapper.optimizer.batch_size_per_gpu"]
-        decay = flat.pop("optim_wrapper.optimizer.weight_decay", 0.0)
-        scaled = round(decay * batch * max(round(64 / batch), 1) / 64, 10)
-        recipe.set("optim.weight_decay", scaled, f"{decay} for a nominal batch of 64")
-    _rest(recipe, flat, given)
-    _data(recipe, given, dataset)
-    recipe.take({key: value for key, value in flat.items() if not key.endswith(".type")})
-    return recipe
-
-
-def _rest(recipe: Recipe, flat: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Set image size, optimiser, schedule and zoom, whose values have another form here."""
-    size = given.get("img_scale")
-    if isinstance(size, list):
-        recipe.set("train.image_size", max(size), f"{size} there, squares here" if len(set(size)) > 1 else "")
-    optimizer = flat.get("optim_wrapper.optimizer.type", "SGD")
-    if optimizer == "AdamW":
-        recipe.set("/optim", "adamw")
-    elif optimizer != "SGD":
-        recipe.left.append(f"optimizer: {optimizer} (it is SGD here)")
-    flat.pop("optim_wrapper.optimizer.nesterov", None)  # always here
-    decay = flat.pop("default_hooks.param_scheduler.scheduler_type", None)
-    if decay in ("cosine", "linear"):
-        recipe.set("optim.decay", decay)
-    flat.pop("default_hooks.param_scheduler.max_epochs", None)
-    zoom = flat.pop("YOLOv5RandomAffine.scaling_ratio_range", None)
-    if isinstance(zoom, list):
-        recipe.set("augment.scale", round(min(0.99, max(1 - zoom[0], zoom[1] - 1)), 6))
-    for name in [name for name in flat if name.endswith((".border", ".border_val", ".img_scale", ".pad_val"))]:
-        del flat[name]
+    return {"Mosaic.prob": float("Mosaic" in str(pipeline)), **flat}
 
 
 def _data(recipe: Recipe, given: Mapping[str, Any], dataset: dict[str, Any]) -> None:

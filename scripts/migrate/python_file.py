@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,44 +70,40 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
     """The value of an expression; Unread if it is of no kind in this module's docstring."""
+    value = partial(_value, names=names)
     try:
         match node:
-            case ast.Constant(value=value):
-                return value
-            case ast.Name(id=name):
-                return names[name]
-            case ast.List(elts=parts) | ast.Tuple(elts=parts):
-                spread = [(part.value, True) if isinstance(part, ast.Starred) else (part, False) for part in parts]
-                values = [(_value(part, names), starred) for part, starred in spread]
-                return [item for value, starred in values for item in (value if starred else [value])]
+            case ast.Constant(value=constant):
+                return constant
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                lists = (value(item.value) if isinstance(item, ast.Starred) else [value(item)] for item in items)
+                return list(chain.from_iterable(lists))
             case ast.Dict(keys=keys, values=values):
-                pairs = zip(keys, values, strict=True)
-                return {_value(key, names): _value(value, names) for key, value in pairs if key is not None}
+                return {value(key): value(of) for key, of in zip(keys, values, strict=True) if key is not None}
             case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
-                found: dict[str, Any] = {}
-                for keyword in keywords:
-                    value = _value(keyword.value, names)
-                    found |= value if keyword.arg is None else {keyword.arg: value}
-                return found
+                parts = (value(each.value) if each.arg is None else {each.arg: value(each.value)} for each in keywords)
+                return dict(chain.from_iterable(part.items() for part in parts))
             case _:
-                return _computed(node, names)
-    except (KeyError, IndexError, TypeError, ValueError, ArithmeticError):
+                return _computed(node, names, value)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError):
         return Unread(ast.unparse(node))
 
 
-def _computed(node: ast.expr, names: Mapping[str, Any]) -> Any:
+def _computed(node: ast.expr, names: Mapping[str, Any], value: Callable[[ast.expr], Any]) -> Any:
     match node:
-        case ast.Attribute(value=inner, attr=key):
-            return _value(inner, names)[key]
-        case ast.Subscript(value=inner, slice=index):
-            return _value(inner, names)[_value(index, names)]
-        case ast.Call(func=ast.Name(id="len"), args=[inner]):
-            return len(_value(inner, names))
-        case ast.UnaryOp(op=ast.USub(), operand=inner):
-            return -_value(inner, names)
+        case ast.Name(id=name):
+            return names[name]
+        case ast.Attribute(value=tree, attr=key):
+            return value(tree)[key]
+        case ast.Subscript(value=tree, slice=index):
+            return value(tree)[value(index)]
+        case ast.Call(func=ast.Name(id="len"), args=[tree]):
+            return len(value(tree))
+        case ast.UnaryOp(op=ast.USub(), operand=number):
+            return -value(number)
         case ast.BinOp(left=left, op=op, right=right):
-            first, second = _value(left, names), _value(right, names)
-            numbers = all(isinstance(value, int | float) for value in (first, second))
+            first, second = value(left), value(right)
+            numbers = isinstance(first, int | float) and isinstance(second, int | float)
             if numbers or isinstance(op, ast.Add):  # 10**9 * "a" would fill the memory
                 return OPERATORS[type(op)](first, second)
     raise ValueError

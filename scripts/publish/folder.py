@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, StrictUndefined
 
 from conf.answers.help import own_version
 from conf.build.network import model_from_checkpoint
@@ -29,13 +28,7 @@ from train_utils.run.run_state import images_seen
 from train_utils.scores.coco_eval import ABSENT
 from train_utils.shell import option
 
-CARD = "README.md"
-HUB_LICENSES = (  # the hub's names for licences; any other is "other", with a name of its own
-    "afl-3.0 agpl-3.0 apache-2.0 artistic-2.0 bsd bsd-2-clause bsd-3-clause bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5"
-    " cc-by-3.0 cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0"
-    " cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 gpl gpl-2.0 gpl-3.0 isc lgpl"
-    " lgpl-2.1 lgpl-3.0 mit mpl-2.0 odbl openrail unlicense wtfpl zlib unknown"
-).split()
+CARD, TEMPLATE = "README.md", Path(__file__).with_name("card.md.jinja")
 
 
 def write(config: PublishConfig) -> Path:
@@ -84,41 +77,22 @@ def published_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def card(config: PublishConfig, state: Mapping[str, Any], run: Path, proof: bool, plugins: list[str]) -> str:
-    """The model card: front matter for the hub, then text for people."""
+    """The model card."""
     model, names = model_from_checkpoint(dict(state))
     saved, name = state["config"], config.name or Path(config.out).name
     figures, per_class = figures_of(state, run)
     network = Path(str(state["network"]["source"])).stem
     data = saved["data"]["name"] if "data" in saved else UNKNOWN
-    weights_license = config.license or UNKNOWN
-    front: dict[str, Any] = {
-        "license": weights_license.lower() if weights_license.lower() in HUB_LICENSES else "other",
-        "library_name": own_version().split()[0],
-        "pipeline_tag": "object-detection",
-        "tags": ["object-detection", "yolo", "darknet", network],
-    }
-    if front["license"] == "other":
-        front["license_name"] = weights_license
-    if figures:
-        task, of = {"type": "object-detection"}, {"name": data, "type": data}
-        metrics = [{"type": key, "name": f"{key} (COCO)", "value": round(value, 4)} for key, value in figures.items()]
-        front["model-index"] = [{"name": name, "results": [{"task": task, "dataset": of, "metrics": metrics}]}]
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.keep_trailing_newline = True
     environment.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
     size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     resize = saved["evaluate"].get("resize", "letterbox")
-    return environment.get_template("card.md.jinja").render(
-        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True), name=name, network=network, names=names,
-        width=state["network"]["width"], parameters=count_parameters(model), size=size, resize=resize, data=data,
-        counts=state.get("data"), epoch=state["epoch"], seen=images_seen(state), figures=figures, per_class=per_class,
-        license=weights_license, data_license=config.data_license or UNKNOWN, proof=proof, version=own_version(),
-        plugins=plugins,
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        name=name, network=network, names=names, data=data, figures=figures, per_class=per_class, plugins=plugins,
+        width=state["network"]["width"], parameters=count_parameters(model), size=size, resize=resize, proof=proof,
+        counts=state.get("data"), epoch=state["epoch"], seen=images_seen(state), version=own_version(),
+        license=config.license or UNKNOWN, data_license=config.data_license or UNKNOWN,
     )  # fmt: skip
 
 

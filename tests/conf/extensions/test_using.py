@@ -25,7 +25,7 @@ from conf.schema_tools import CfgInfoConfig, ConvertConfig
 from conf.sources.checkpoints import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.sources.resume import complete_training
 from data import Annotations, DataError, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
-from data.batches.changed import ChangedDataset
+from data.batches.changed import AUGMENTATIONS, ChangedDataset
 from eval import evaluate
 from models import Darknet, ModelError, parse_cfg, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head, section
@@ -240,7 +240,7 @@ def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(
     annotations = open_annotations(config.data, "train")
     source = ImageSource(annotations, config.data.on_error)
     made_of = annotations, config.augment, 0, 1, source
-    dataset, plain = ChangedDataset(*made_of), TrainDataset(*made_of)
+    dataset, plain = ChangedDataset(AUGMENTATIONS, *made_of), TrainDataset(*made_of)
     requests = [Request(index, 64, 64, 0) for index in range(8)]
     whole, before = dataset.__getitems__(requests), plain.__getitems__(requests)
     grey = (whole.images == 114).all(dim=1).sum(dim=(1, 2))
