@@ -28,6 +28,7 @@ class Sums(Protocol):
 
 
 POSITIONS = (2, 3)  # of (batch, channels, rows, columns)
+IN_CACHE = 2**18  # values of a map: 1 MiB in float32, half of the second cache of a core
 
 
 class Statistics(NamedTuple):
@@ -117,16 +118,37 @@ def _moments(x: Tensor, dtype: torch.dtype) -> Tensor:
     the statistics do not depend on how images are dealt to ranks.
     """
     per_image = x.numel() // (x.shape[0] * x.shape[1])
-    means = x.sum(POSITIONS, dtype=dtype, keepdim=True) / per_image
-    centred = x - means
-    means = means.flatten(1).double()
-    shifts = centred.sum(POSITIONS).double() / per_image  # rounding error of the means
-    squares = centred.square_().sum(POSITIONS).double() - per_image * shifts.square()
-    return torch.stack((means + shifts, squares, torch.full_like(means, per_image)), dim=1)
+    sums = []
+    for part in _parts(x):
+        means = part.sum(POSITIONS, dtype=dtype) / per_image
+        centred = part - _along_rows(means, part)
+        sums.append(torch.stack((means, centred.sum(POSITIONS), centred.square_().sum(POSITIONS)), dim=1))
+    means, shifts, squares = torch.cat(sums).double().unbind(1)  # (images, channels) each
+    shifts = shifts / per_image  # rounding error of the means
+    counts = torch.full_like(means, per_image)
+    return torch.stack((means + shifts, squares - per_image * shifts.square(), counts), dim=1)
+
+
+def _parts(x: Tensor) -> tuple[Tensor, ...]:
+    """A map (images, channels, rows, columns) in parts of whole images that a cache holds."""
+    parts: tuple[Tensor, ...] = x.split(max(1, IN_CACHE // x[0].numel()))
+    return parts
+
+
+def _along_rows(values: Tensor, like: Tensor) -> Tensor:
+    """Values (n, channels) as (n, channels, 1, 1 or columns), which broadcast over ``like``, a map.
+
+    In channels_last memory they are repeated along a row: torch then computes a row at a time, not
+    the few channels of each pixel.
+    """
+    values = values[:, :, None, None]
+    if not like.is_contiguous(memory_format=torch.channels_last):
+        return values
+    return values.expand(-1, -1, 1, like.shape[3]).contiguous(memory_format=torch.channels_last)
 
 
 def _sum_over_images(values: Tensor) -> Tensor:
-    """Sum (images, channels) over images with rounding that ignores their order."""
+    """Sum (images, ...) over images with rounding that ignores their order."""
     return values.sort(dim=0).values.sum(0)
 
 
@@ -157,23 +179,32 @@ class _Normalise(torch.autograd.Function):
                     layer.sums.add(parameter, gradient)
         else:
             grad_weight, grad_bias = parts.sum(0).to(weight.dtype)
-        of_weight, of_bias = map(_sum_over_images, layer.stack_over_ranks(parts).flatten(0, 1).unbind(1))
-        of_weight, of_bias = of_weight / ctx.elements, of_bias / ctx.elements
+        of_weight, of_bias = _sum_over_images(layer.stack_over_ranks(parts).flatten(0, 1)) / ctx.elements
         # d loss / dx = weight * scale * (grad - of_bias - (x - mean) * scale * of_weight)
         #             = grad * a + x * b + c
         a = (weight * scale).double()
         b = -a * scale64 * of_weight
         c = -a * of_bias - b * mean.double()
-        a, b, c = (vector.to(weight.dtype).view(1, -1, 1, 1) for vector in (a, b, c))
-        grads_x = [
-            torch.addcmul(c, x, b, out=torch.empty_like(x, dtype=weight.dtype)).addcmul_(grad, a).to(x.dtype)
-            for x, grad in zip(maps, grads, strict=True)
-        ]
+        factors = torch.stack((a, b, c)).to(weight.dtype)
+        grads_x = [_combined(x, grad, factors) for x, grad in zip(maps, grads, strict=True)]
         return grad_weight, grad_bias, None, None, *grads_x
 
 
 def _products(x: Tensor, grad: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """Gradients of weight and bias per image: (images, 2, channels) in float64."""
-    centred = x - mean.view(1, -1, 1, 1)
-    of_weight = centred.mul_(grad).sum(POSITIONS).double() * scale
-    return torch.stack((of_weight, grad.sum(POSITIONS, dtype=mean.dtype).double()), dim=1)
+    sums = []
+    for part, of_part in zip(_parts(x), _parts(grad), strict=True):
+        products = (part - _along_rows(mean[None], part)).mul_(of_part)
+        sums.append(torch.stack((products.sum(POSITIONS), of_part.sum(POSITIONS, dtype=mean.dtype)), dim=1))
+    gradients = torch.cat(sums).double()
+    gradients[:, 0] *= scale
+    return gradients
+
+
+def _combined(x: Tensor, grad: Tensor, factors: Tensor) -> Tensor:
+    """The map grad * a + x * b + c in the dtype of x, for the factors (3, channels) a, b and c."""
+    a, b, c = _along_rows(factors, x).split(1)
+    combined = torch.empty_like(x, dtype=factors.dtype)
+    for out, part, of_part in zip(_parts(combined), _parts(x), _parts(grad), strict=True):
+        torch.addcmul(c, part, b, out=out).addcmul_(of_part, a)
+    return combined.to(x.dtype)

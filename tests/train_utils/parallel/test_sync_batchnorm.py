@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models import Darknet, zoo_cfg
+from train_utils.parallel import sync_batchnorm
 from train_utils.parallel.by_image import Images
 from train_utils.parallel.sync_batchnorm import GlobalBatchNorm2d
 from train_utils.parallel.wrap import convert_sync_batchnorm, own_statistics
@@ -107,16 +108,21 @@ def test_a_large_mean_costs_no_digits() -> None:
         torch.testing.assert_close(running_var.double(), expected, rtol=1e-3, atol=0)
 
 
-def test_statistics_are_exact_to_rounding_in_either_memory_format() -> None:
+@pytest.mark.parametrize("in_cache", [sync_batchnorm.IN_CACHE, 3 * CHANNELS * 48 * 48])
+def test_statistics_are_exact_to_rounding_in_either_memory_format(
+    in_cache: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch's channels_last kernel sums a channel in one float32: off by 1e-5 here."""
+    monkeypatch.setattr(sync_batchnorm, "IN_CACHE", in_cache)
     x = torch.randn(8, CHANNELS, 48, 48) * 2 + 5
     weight = torch.randn(8, CHANNELS, 48, 48)
     for layout in (torch.contiguous_format, torch.channels_last):
         found = {}
         for dtype in (torch.float32, torch.float64):
             norm = GlobalBatchNorm2d(nn.BatchNorm2d(CHANNELS, momentum=1.0).to(dtype), lambda tensor: tensor[None])
-            (norm(x.to(dtype).to(memory_format=layout)) * weight.to(dtype)).sum().backward()
-            found[dtype] = [norm.running_mean, norm.running_var, norm.weight.grad, norm.bias.grad]
+            maps = x.to(dtype).clone(memory_format=layout).requires_grad_()
+            (norm(maps) * weight.to(dtype)).sum().backward()
+            found[dtype] = [norm.running_mean, norm.running_var, norm.weight.grad, norm.bias.grad, maps.grad]
         for one, other in zip(found[torch.float32], found[torch.float64], strict=True):
             assert one is not None and other is not None
             torch.testing.assert_close(one.double(), other, rtol=2e-6, atol=2e-4)
