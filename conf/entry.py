@@ -57,10 +57,7 @@ def with_search_path(arguments: Sequence[str]) -> list[str]:
 
 
 def to_plain(
-    cfg: DictConfig,
-    schema: type[Config],
-    complete: Complete | None = None,
-    named: Sequence[str] = (),
+    cfg: DictConfig, schema: type[Config], complete: Complete | None = None, named: Sequence[str] = ()
 ) -> Config:
     """Turn the composed tree into an instance of ``schema`` without OmegaConf objects.
 

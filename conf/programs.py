@@ -76,7 +76,7 @@ class Program(NamedTuple):
     @property
     def command(self) -> str:
         """What to type after ``python``, or after ``python -m`` for a script."""
-        module = self.function.partition(":")[0]
+        module = self.function.partition(":")[0].removesuffix(".folder")
         return module if "." in module else f"{module}.py"
 
 
@@ -84,7 +84,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/programs/
     "train": Program(TrainConfig, "train:train", complete_training, "run_dir"),
     "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint, "out"),
     "predict": Program(PredictConfig, "predict:predict", complete_detection),
-    "prelabel": Program(PrelabelConfig, "scripts.prelabel:prelabel", complete_detection),
+    "prelabel": Program(PrelabelConfig, "scripts.prelabel.folder:prelabel", complete_detection),
     "export": Program(ExportConfig, "export:export", model_or_checkpoint),
     "check_data": Program(CheckDataConfig, "scripts.check_data:main"),
     "convert_data": Program(ConvertDataConfig, "scripts.convert_data:convert"),
@@ -93,7 +93,7 @@ PROGRAMS = {  # by the name of their YAML file in conf/programs/
     "get_data": Program(GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "get_weights": Program(GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
     "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
-    "publish": Program(PublishConfig, "scripts.publish:publish", with_checkpoint),
+    "publish": Program(PublishConfig, "scripts.publish.folder:publish", with_checkpoint),
     "demo": Program(DemoConfig, "scripts.demo:main", complete_detection),
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
     "compare": Program(CompareConfig, "scripts.compare:compare", bare="runs..."),

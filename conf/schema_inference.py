@@ -43,14 +43,25 @@ class DetectConfig(PluggedConfig):
 
 
 @dataclass
-class PredictConfig(ViewConfig, DetectConfig):
+class PicturesConfig(ViewConfig, DetectConfig):
+    """How a detector looks at pictures and reads their files."""
+
+    on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
+    batch_size: int | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_views()
+        check_least(self, 1, "batch_size")
+
+
+@dataclass
+class PredictConfig(PicturesConfig):
     """Everything that predict.py reads: ``ckpt``, or ``model`` with its weights and ``names``."""
 
     source: str  # an image, a video, a folder, a quoted pattern, or a .txt that lists images and videos;
     # live: a camera by its number (0) or a stream (rtsp://..., http://...)
     out: str | None  # folder for the results; null: runs/predict/<date_time>
-    on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
-    batch_size: int | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
     draw: bool  # write copies of the images and videos with boxes
     save_json: bool  # write detections.json (COCO results) and images.json
     save_txt: bool  # write labels/*.txt of images (YOLO)
@@ -61,25 +72,19 @@ class PredictConfig(ViewConfig, DetectConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_views()
-        check_least(self, 1, "batch_size")
         check_port(self, "show_port")
 
 
 @dataclass
-class PrelabelConfig(ViewConfig, DetectConfig):
+class PrelabelConfig(PicturesConfig):
     """Everything that scripts/prelabel reads: ``ckpt``, or ``model`` with weights and ``names``."""
 
     source: str  # a picture, a folder, a quoted pattern, or a .txt that lists pictures
     format: str  # coco or yolo: "COCO 1.0" or "YOLO 1.1" of CVAT; label-studio: its tasks, with predictions
     out: str  # the folder to write; it must not exist
-    on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
-    batch_size: int | None  # as in predict.py
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_views()
-        check_least(self, 1, "batch_size")
         if self.format not in ("coco", "yolo", "label-studio"):
             raise ValueError(f"format must be coco, yolo or label-studio, got {self.format}")
         if self.exif == Exif.ignore:

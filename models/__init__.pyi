@@ -13,7 +13,6 @@ from .config import LossSection as LossSection
 from .decode import Postprocess as Postprocess
 from .errors import ModelError as ModelError
 from .export.graph import fuse_batch_norm as fuse_batch_norm
-from .export.metadata import onnx_file as onnx_file
 from .export.metadata import read_exported as read_exported
 from .export.networks import AnyNetwork as AnyNetwork
 from .export.networks import OnnxNetwork as OnnxNetwork

@@ -99,12 +99,12 @@ def checks(config: VerifyConfig, folder: Path, proof: dict[str, Any], world: Wor
     if config.steps:
         place = broadcast_text(scratch_in(folder) if world.is_main else None)
         try:
-            yield replayed("last steps", lambda: last_steps(config, folder, proof, world, Path(place)))
+            yield repeated("last steps", lambda: last_steps(config, folder, proof, world, Path(place)))
         finally:
             if world.is_main:
                 shutil.rmtree(place)
     if config.score:
-        yield replayed("figures", lambda: figures(options, folder, proof, world, sets["val"]))
+        yield repeated("figures", lambda: figures(options, folder, proof, world, sets["val"]))
 
 
 def scratch_in(folder: Path) -> str:
@@ -112,38 +112,36 @@ def scratch_in(folder: Path) -> str:
     return tempfile.mkdtemp(prefix=".verify-", dir=folder if os.access(folder, os.W_OK) else None)
 
 
-class ReplayError(Exception):
-    """Why a part of a run cannot be repeated to the last bit here."""
+def repeated(what: str, repeat: Callable[[], tuple[list[str] | None, str]]) -> Check:
+    """Run ``repeat``, which returns the differences and what is the same, as a check.
 
-
-def replayed(what: str, repeat: Callable[[], tuple[list[str], str]]) -> Check:
-    """Run ``repeat``, which returns the differences and what is the same, as a check."""
+    None instead of differences: nothing can be repeated to the last bit here, and why.
+    """
     try:
-        return judged(what, *repeat())
-    except ReplayError as why:
-        return Check(what, None, str(why))
+        differences, text = repeat()
     except USER_ERRORS as error:
         return Check(what, False, reason(error))
+    return Check(what, None, text) if differences is None else judged(what, differences, text)
 
 
 def last_steps(
     config: VerifyConfig, folder: Path, proof: dict[str, Any], world: World, place: Path
-) -> tuple[list[str], str]:
+) -> tuple[list[str] | None, str]:
     """Resume from the checkpoint before the last one and train up to the last one, without output.
 
-    Raises ReplayError if they are too many or cannot be exact here, and the errors of train.
+    Returns differences as ``repeated`` takes them. Raises the errors of train.
     """
     until = proof["last steps"]["step"]
     start = [start for start in proof["starts"] if start["step"] < until][-1]  # a later one only scored
     if start["options"]["train"]["best_only"] or not {LAST, PREVIOUS} <= proof["files"].keys():
-        raise ReplayError("no checkpoint before them was kept")
+        return None, "no checkpoint before them was kept"
     before, count = load_checkpoint(folder / PREVIOUS)["step"], start["processes"]
     if until - before > config.steps:
-        raise ReplayError(f"they are {until - before}. fix: steps={until - before}")
+        return None, f"they are {until - before}. fix: steps={until - before}"
     options = options_of(start, config, {"run_dir": None, "resume": str(place), "resume_force": True})
     anywhere = options.train.deterministic and not on_gpu(start)  # docs/machines/distributed.md
     if count != world.world_size and not anywhere:
-        raise ReplayError(f"{count} processes trained them, {world.world_size} would round differently")
+        return None, f"{count} processes trained them, {world.world_size} would round differently"
     if world.is_main:
         (place / LAST).parent.mkdir(parents=True)
         (place / LAST).symlink_to(folder / PREVIOUS)

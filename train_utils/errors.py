@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class TrainError(RuntimeError):
     """The training cannot start or continue with these settings."""
@@ -17,3 +19,9 @@ class SharedError(DistributedError):
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be written, or a file is not an intact checkpoint of this project."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first sentence of ``error``, without torch's source position and stack."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^\]]*\]\s*", "", line).split(". ")[0].rstrip(". ")

@@ -18,15 +18,12 @@ from conf.api.prediction import Prediction
 from conf.build.network import open_detector
 from conf.build.predictor import Predictor
 from conf.failures import ConfigError
-from conf.schema_inference import DetectConfig, PredictConfig
+from conf.schema_inference import PicturesConfig, PredictConfig
 from data import DataError, Exif, Medium, OnBadFile, find_media, live_medium, turn_pixels
-from data.view_config import ViewConfig
 from train_utils.launch.devices import device_alone
 
 # Options of predict.py about its source and the files that it writes.
-OF_FILES = {field.name for field in fields(PredictConfig)} - {
-    "batch_size", "on_error", *(field.name for part in (DetectConfig, ViewConfig) for field in fields(part)),
-}  # fmt: skip
+OF_FILES = {field.name for field in fields(PredictConfig)} - {field.name for field in fields(PicturesConfig)}
 EXIF_ORIENTATION = 0x0112  # the tag's number
 BGR = "an array must be uint8 (height, width, 3) in the order BGR"
 

@@ -29,7 +29,6 @@ from models import (
     load_darknet_weights,
     load_foreign_state_dict,
     load_weights_of_checkpoint,
-    onnx_file,
     parse_cfg,
     read_exported,
     read_tensor_file,
@@ -58,11 +57,7 @@ def load_network(config: ModelConfig) -> Cfg:
 
 
 def build_model(
-    config: ModelConfig,
-    num_classes: int | None,
-    whole: bool = False,
-    world: World | None = None,
-    fitted: bool = False,
+    config: ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None, fitted: bool = False
 ) -> tuple[Darknet, str]:
     """Build a network with its initial weights, and describe those in one sentence.
 
@@ -221,8 +216,7 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
 
     Raises the errors of both if they cannot be read.
     """
-    if (file := onnx_file(ckpt)) is not None:
-        exported = read_exported(file)
+    if (exported := read_exported(ckpt)) is not None:
         about = exported.names, exported.category_ids, max(exported.image_size)
         return TrainedNetwork(OnnxNetwork(exported).eval(), *about, f"{ckpt}: {exported.note}", exported.note)
     state = load_checkpoint(Path(ckpt))

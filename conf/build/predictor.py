@@ -15,7 +15,7 @@ from torch import Tensor
 
 from conf.build.network import TrainedNetwork
 from conf.schema import EvaluateConfig
-from conf.schema_inference import DemoConfig, PredictConfig, PrelabelConfig
+from conf.schema_inference import DemoConfig, PicturesConfig
 from data import Frame, FrameBatch, FrameBatches, InputFit, Looks, Medium, OnBadFile, cut_at_edges
 from data.view_config import Tta
 from models import Fusion, Head, Postprocess, Seen, for_detection
@@ -24,7 +24,6 @@ from train_utils.loop.detect import detect_batches
 from train_utils.numerics import autocast_dtype
 
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
-DetectorConfig = PredictConfig | PrelabelConfig | DemoConfig
 CUT = 0.02  # of a slice's side: a box that ends so near to an inner border goes on beyond it
 
 
@@ -42,7 +41,7 @@ class Predictor:
     ``seconds`` sums the time of all calls, over threads.
     """
 
-    def __init__(self, config: DetectorConfig, detector: TrainedNetwork, device: torch.device) -> None:
+    def __init__(self, config: PicturesConfig | DemoConfig, detector: TrainedNetwork, device: torch.device) -> None:
         self.dtype = autocast_dtype(config.precision.value, device, "precision")
         self.model, self.device = for_detection(detector.model.to(device), device), device
         looks = Looks.of(config, detector.image_size, detector.model.max_stride)
@@ -106,7 +105,7 @@ class Predictor:
 
 
 def suppression(
-    config: DetectorConfig | EvaluateConfig, looks: Looks, heads: Sequence[Head], merge: bool = False
+    config: PicturesConfig | DemoConfig | EvaluateConfig, looks: Looks, heads: Sequence[Head], merge: bool = False
 ) -> tuple[Postprocess, Fusion | None]:
     """What suppresses the boxes of a view, and what merges those of several views, if there are."""
     average = config.tta == Tta.wbf

@@ -16,7 +16,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.extensions.parts import Part, Plugin, collecting
+from conf.extensions.parts import COLLECTED, Part, Plugin
 from conf.failures import ConfigError
 
 GROUP = "hydra_yolov3_spp.plugins"  # of entry points
@@ -66,11 +66,10 @@ def _origin(name: str) -> tuple[str, Path]:
     """The module that an entry point names, and its file."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name not in found:
-        near = f"plugins=[{name}.py]" if Path(f"{name}.py").is_file() else "the path of a .py file"
         installed = f", there are {', '.join(sorted(found))}" if found else ""
         raise ConfigError(
-            f"plugins: no installed package has the entry point {name} of {GROUP}{installed}. fix: {near}, or install "
-            "the package"
+            f"plugins: no installed package has the entry point {name} of {GROUP}{installed}. fix: install it, or "
+            f"plugins=[{name}.py] for a file"
         )
     spec = None
     with suppress(ModuleNotFoundError):  # the package of the module
@@ -97,21 +96,21 @@ def _registered(module_name: str, path: Path) -> tuple[Part, ...]:
     spec = spec_from_file_location(module_name, path, submodule_search_locations=packages)
     assert spec is not None
     sys.modules[module_name] = module = module_from_spec(spec)
+    COLLECTED.clear()
     try:
-        with collecting() as parts, redirect_stdout(sys.stderr):  # pages and completions have stdout to themselves
+        with redirect_stdout(sys.stderr):  # pages and completions have stdout to themselves
             exec(compile(path.read_bytes(), path, "exec"), vars(module))  # not a .pyc: it may be of older text
-            for part in parts:
-                OmegaConf.structured(part.options or {})  # refuses types that no option can have
-            found = tuple(parts)
+        for part in COLLECTED:
+            OmegaConf.structured(part.options or {})  # refuses types that no option can have
     except OmegaConfBaseException as error:
         raise ConfigError(f"plugin {path}: {str(error).splitlines()[0]}. fix: plain types for options") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"plugin {path} {told(error, path)}. fix: correct it") from error
-    if not found:
+    if not COLLECTED:
         raise ConfigError(
             f"plugin {path} registers nothing. fix: use a decorator of `plugins`, see docs/develop/extending.md"
         )
-    return found
+    return tuple(COLLECTED)
 
 
 def told(error: BaseException, path: Path) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -33,14 +32,7 @@ class Plugin:
 
 
 IN_USE: list[Plugin] = []  # those that the options read last name
-_collected: list[Part] = []  # filled by the decorators while a plugin is imported
-
-
-@contextmanager
-def collecting() -> Iterator[list[Part]]:
-    """Yield the list of parts that the body registers."""
-    _collected.clear()
-    yield _collected
+COLLECTED: list[Part] = []  # filled by the decorators while a plugin is imported
 
 
 def registering(kind: str, name: str, options: type | None, **more: Any) -> Callable[[Made], Made]:
@@ -51,7 +43,7 @@ def registering(kind: str, name: str, options: type | None, **more: Any) -> Call
         raise ValueError(f"the options of the {kind} {name} must be a dataclass")
 
     def register(make: Made) -> Made:
-        _collected.append(Part(kind, name, make, options, more))
+        COLLECTED.append(Part(kind, name, make, options, more))
         return make
 
     return register

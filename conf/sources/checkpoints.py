@@ -14,7 +14,7 @@ from conf.entry import layered
 from conf.extensions.using import of_checkpoint
 from conf.failures import ConfigError
 from conf.schema import EvalTask
-from models.export.metadata import Exported, onnx_file, read_exported
+from models.export.metadata import Exported, read_exported
 from train_utils.errors import CheckpointError
 from train_utils.run.checkpoint_files import find_checkpoint
 
@@ -24,7 +24,7 @@ def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dic
     alone = ConfigError("detections= are scored as they are. fix: leave out ckpt, model and task")
     if given.get("detections") is not None and given.get("ckpt") is not None:
         raise alone  # before the checkpoint is read, which may be any file
-    exported = exported_of(given.get("ckpt"))
+    exported = read_exported(given.get("ckpt"))
     given = model_or_checkpoint(given, named, exported is not None)
     if given.get("detections") is not None:
         if given["model"] is not None or given["task"] != EvalTask.score.value:
@@ -51,15 +51,9 @@ def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dic
 
 def complete_detection(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of predict.py and the demo; an exported file fills in its own."""
-    exported = exported_of(given.get("ckpt"))
+    exported = read_exported(given.get("ckpt"))
     given = model_or_checkpoint(given, named, exported is not None)
     return given if exported is None else with_exported(given, "", exported, named)
-
-
-def exported_of(ckpt: str | None) -> Exported | None:
-    """What the ONNX file that ``ckpt`` names says about itself; None if it names none."""
-    file = onnx_file(ckpt)
-    return None if file is None else read_exported(file)
 
 
 def with_exported(given: dict[str, Any], prefix: str, exported: Exported, named: Sequence[str]) -> dict[str, Any]:

@@ -15,13 +15,7 @@ from conf.failures import ConfigError
 from conf.schema import CHOICES
 from conf.sources.checkpoints import config_of_checkpoint
 from models.weights.published import BACKBONE, COCO
-from train_utils.launch.environment import (
-    allowed_restarts,
-    has_agent,
-    job_folder_name,
-    peek_world_size,
-    read_job,
-)
+from train_utils.launch.environment import allowed_restarts, has_agent, job_folder_name, peek_world_size, read_job
 from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.same_training import changed_values, is_covered
 

@@ -29,19 +29,17 @@ class Exported:
     note: str  # where it is from, and how far it is from the network there
 
 
-def onnx_file(ckpt: str | None) -> Path | None:
-    """The ONNX file that ``ckpt`` names, itself or by the folder to ship; None if it names none."""
-    if ckpt is None:
-        return None
-    inside = Path(ckpt) / MODEL_FILE
-    return inside if inside.is_file() else Path(ckpt) if Path(ckpt).suffix == ".onnx" else None
-
-
-def read_exported(path: Path) -> Exported:
-    """What the file says about itself.
+def read_exported(ckpt: str | None) -> Exported | None:
+    """The ONNX file that ``ckpt`` names, itself or by the folder to ship; None if it names none.
 
     Raises ModelError if it cannot be read, has no such metadata, or detects with limits of its own.
     """
+    if ckpt is None:
+        return None
+    inside = Path(ckpt) / MODEL_FILE
+    path = inside if inside.is_file() else Path(ckpt)
+    if path.suffix != ".onnx":
+        return None
     try:
         import onnxruntime
     except ImportError as error:

@@ -25,8 +25,12 @@ from train_utils.scores.result_files import ImageResult, file_names
 from train_utils.terminal.progress import Progress
 
 
-def write(config: PrelabelConfig) -> Path:
-    """Detect on all pictures, then write the folder."""
+def prelabel(config: PrelabelConfig) -> Path:
+    """Detect on all pictures, write the folder whole or not at all, and return its path.
+
+    Raises ConfigError if the folder exists, for videos and for ONNX files, and the errors of
+    unreadable pictures and weights.
+    """
     with new_folder(config.out) as folder:
         print(_written(config, folder))
     return Path(config.out)

@@ -31,8 +31,11 @@ from train_utils.shell import option
 CARD, TEMPLATE = "README.md", Path(__file__).with_name("card.md.jinja")
 
 
-def write(config: PublishConfig) -> Path:
-    """Write the folder whole or not at all; print what it lacks and how to use it."""
+def publish(config: PublishConfig) -> Path:
+    """Write the folder whole or not at all, and return its path.
+
+    Raises ConfigError if the folder exists, and the errors of an unreadable checkpoint.
+    """
     with new_folder(config.out) as folder:
         file, out = find_checkpoint(Path(config.ckpt), "best"), Path(config.out).absolute()
         state = load_checkpoint(file)

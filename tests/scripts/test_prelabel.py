@@ -26,7 +26,8 @@ from data import DataError, find_media
 from models import Darknet
 from predict import Detector
 from scripts.prelabel import folder as prelabelling
-from scripts.prelabel import order, prelabel
+from scripts.prelabel import order
+from scripts.prelabel.folder import prelabel
 from tests.data.images.test_media import video
 from tests.data.tagged import WRITERS, stored_picture
 from tests.test_predict import IDS, folder

@@ -20,8 +20,7 @@ from conf.build.network import build_model, load_initial_weights, model_from_che
 from conf.failures import ConfigError
 from models.config import ModelConfig
 from predict import Detector
-from scripts.publish import publish
-from scripts.publish.folder import figures_of
+from scripts.publish.folder import figures_of, publish
 from tests.data.images.test_media import picture
 from tests.test_predict import IDS, folder, train_config
 from train_utils.errors import CheckpointError

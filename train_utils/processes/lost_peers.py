@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import threading
@@ -22,7 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from train_utils.errors import DistributedError
+from train_utils.errors import DistributedError, first_line
 from train_utils.launch.environment import report_to_launcher
 from train_utils.processes.rendezvous import Rendezvous, describe
 from train_utils.processes.reporter_lock import ReporterLock
@@ -223,9 +222,3 @@ def loss_in(error: BaseException | None, kinds: tuple[type[BaseException], ...])
             return first_line(error)
         error = error.__cause__
     return None
-
-
-def first_line(error: BaseException) -> str:
-    """The first sentence of ``error``, without torch's source position and stack."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[^\]]*\]\s*", "", line).split(". ")[0].rstrip(". ")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train_utils.errors import DistributedError, SharedError
+from train_utils.errors import DistributedError, SharedError, first_line
 from train_utils.launch.devices import choose_device, device_conflict
 from train_utils.launch.environment import agent_holds_store, leave_failures_of_nccl, node_name
 from train_utils.launch.launch import Launch
@@ -20,7 +20,7 @@ from train_utils.processes import store
 from train_utils.processes.communicators import CollectiveError, CommunicatorWatch
 from train_utils.processes.connect import Deadline, in_time, listen, resolve, wait_for_listener, without_native_output
 from train_utils.processes.ending import ending
-from train_utils.processes.lost_peers import Lookout, collective_seconds, first_line
+from train_utils.processes.lost_peers import Lookout, collective_seconds
 from train_utils.processes.rendezvous import meet
 from train_utils.processes.reporter_lock import ReporterLock
 from train_utils.processes.world import World

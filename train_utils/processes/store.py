@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from train_utils.errors import DistributedError, SharedError
+from train_utils.errors import DistributedError, SharedError, first_line
 from train_utils.processes.connect import Deadline
 
 LINGER_SECONDS = 3.0  # rank 0 stays after a failure: peers read of it in its store
@@ -40,9 +40,9 @@ def lost_store_as_error() -> Iterator[None]:
     except DistributedError:
         raise
     except RuntimeError as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise DistributedError(
-            f"lost the other processes ({first_line}). fix: look for the first error in the output of all of them"
+            f"lost the other processes ({first_line(error)}). fix: look for the first error in the output of all of "
+            "them"
         ) from error
 
 

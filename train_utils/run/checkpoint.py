@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from train_utils.errors import CheckpointError
+from train_utils.errors import CheckpointError, first_line
 from train_utils.run.checkpoint_files import FOLDER, HUB_WEIGHTS, find_checkpoint, other_files
 from train_utils.run.hub_folder import peek_hub_config, read_hub_folder
 from train_utils.run.plain_data import digest_of, to_plain
@@ -49,7 +49,7 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
         if temporary.is_file():
             temporary.unlink()
         raise CheckpointError(
-            f"cannot write {path}: {_first_sentence(error)} ({_free_bytes(path)} bytes are free there). "
+            f"cannot write {path}: {first_line(error)} ({_free_bytes(path)} bytes are free there). "
             "fix: free some space, or choose another run_dir"
         ) from error
 
@@ -168,7 +168,3 @@ def _free_bytes(path: Path) -> str:
 
 def _without_fix(error: CheckpointError) -> str:
     return str(error).partition(". fix:")[0]
-
-
-def _first_sentence(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train_utils.errors import CheckpointError
+from train_utils.errors import CheckpointError, first_line
 from train_utils.run.checkpoint_files import HUB_WEIGHTS
 from train_utils.run.plain_data import digest_of, to_plain
 
@@ -51,7 +51,7 @@ def read_hub_folder(folder: Path) -> dict[str, Any]:
         cfg = (folder / CFG).read_bytes().decode()
         weights = load_file(folder / HUB_WEIGHTS)
     except Exception as error:  # damaged bytes can raise any error
-        raise CheckpointError(f"{folder} cannot be read ({_first_line(error)}). fix: download it again") from error
+        raise CheckpointError(f"{folder} cannot be read ({first_line(error)}). fix: download it again") from error
     rest: dict[str, Any] = content["state"]
     if _digest(rest, cfg, weights) != content.get("digest"):
         raise CheckpointError(
@@ -71,7 +71,7 @@ def _rest(folder: Path) -> dict[str, Any]:
         content = json.loads((folder / REST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{folder / REST} cannot be read ({_first_line(error)}). fix: download it again"
+            f"{folder / REST} cannot be read ({first_line(error)}). fix: download it again"
         ) from error
     if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
         raise CheckpointError(f"{folder} is not a folder of scripts.publish of this version. fix: give one that is")
@@ -90,7 +90,3 @@ def _safetensors(folder: Path) -> Any:
             f"{folder} needs safetensors, which is not installed. fix: uv sync --extra hub"
         ) from error
     return safetensors.torch
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
