@@ -28,7 +28,6 @@ from .images.cache import build_image_cache as build_image_cache
 from .images.cache import kept_cache_name as kept_cache_name
 from .images.live import LiveStream as LiveStream
 from .images.live import live_medium as live_medium
-from .images.media import PICTURE_SUFFIXES as PICTURE_SUFFIXES
 from .images.media import Frame as Frame
 from .images.media import Medium as Medium
 from .images.media import Video as Video

@@ -128,15 +128,16 @@ def test_predictions_are_those_of_an_evaluation_at_any_batch_size(
 def test_every_picture_has_its_own_files_and_they_agree(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("one/same.jpg", "two/same.jpg", "two/same.png", "two/Other.BMP"):
+    for name in ("one/same.jpg", "two/same.jpg", "two/same.png", "two/Other.BMP", "two/still.gif"):
         picture(tmp_path / "pictures" / name, 60, 80)
     out, images, detections = found(folder, tmp_path / "pictures", tmp_path / "out")
     assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == [
         "detections.json", "images.json", "labels/one/same.txt", "labels/two/Other.txt", "labels/two/same.jpg.txt",
-        "labels/two/same.png.txt", "one/same.jpg", "two/Other.BMP", "two/same.jpg", "two/same.png",
+        "labels/two/same.png.txt", "labels/two/still.txt", "one/same.jpg", "two/Other.BMP", "two/same.jpg",
+        "two/same.png", "two/still.png",
     ]  # fmt: skip
     assert [(image["id"], image["file_name"]) for image in images["images"]] == [
-        (1, "one/same.jpg"), (2, "two/Other.BMP"), (3, "two/same.jpg"), (4, "two/same.png"),
+        (1, "one/same.jpg"), (2, "two/Other.BMP"), (3, "two/same.jpg"), (4, "two/same.png"), (5, "two/still.gif"),
     ]  # fmt: skip
     assert [category["id"] for category in images["categories"]] == IDS
     for name in ("two/same.png", "two/Other.BMP"):
@@ -150,7 +151,7 @@ def test_every_picture_has_its_own_files_and_they_agree(
     assert np.abs(np.sort(table[:, 3]) - np.sort(rows[:, 2] / 80)).max() < 1e-5
     assert np.abs(np.sort(table[:, 2]) - np.sort((rows[:, 1] + rows[:, 3] / 2) / 60)).max() < 1e-5
     said = capsys.readouterr().out.splitlines()
-    assert said[-1].startswith(f"4 images, {len(detections)} detections, in {out}; ms per image: ")
+    assert said[-1].startswith(f"5 images, {len(detections)} detections, in {out}; ms per image: ")
     less = [f"ckpt={folder / 'random.pt'}", f"source={tmp_path / 'pictures'}", f"out={tmp_path / 'less'}"]
     less += ["save_json=false", "draw=false", "device=cpu"]
     predict(compose("predict", PredictConfig, less, model_or_checkpoint))

@@ -14,9 +14,9 @@ import numpy as np
 
 from conf.build.results import counted
 from conf.failures import ConfigError
-from data import PICTURE_SUFFIXES, Frame
+from data import Frame
 from train_utils.pictures.boxes import draw_boxes
-from train_utils.pictures.drawn_files import write_image
+from train_utils.pictures.drawn_files import WRITTEN, write_image
 from train_utils.scores.detections import make_detections, to_coco_json
 from train_utils.scores.result_files import ImageResult, image_ids
 
@@ -120,7 +120,7 @@ class Prediction:
         Raises ConfigError if the suffix is not that of a picture, TrainError if writing fails.
         """
         path = Path(path)
-        if path.suffix.lower() not in PICTURE_SUFFIXES:
-            raise ConfigError(f"{path} is not the name of a picture. fix: one of {' '.join(PICTURE_SUFFIXES)}")
+        if path.suffix.lower() not in WRITTEN:
+            raise ConfigError(f"{path} is not the name of a picture. fix: one of {' '.join(WRITTEN)}")
         write_image(path, self.draw(), "or another path")
         return path

@@ -14,7 +14,7 @@ from conf.build.network import TrainedNetwork
 from conf.build.predictor import Found
 from conf.failures import ConfigError
 from data import Frame, Medium
-from train_utils.pictures.drawn_files import DrawnFiles
+from train_utils.pictures.drawn_files import WRITTEN, DrawnFiles
 from train_utils.pictures.live_view import LiveView
 from train_utils.scores.detections import make_detections
 from train_utils.scores.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
@@ -63,7 +63,10 @@ class ResultWriter:
     def __post_init__(self) -> None:
         names = [medium.name for medium in self.media]
         videos = file_names([medium.name for medium in self.media if medium.is_video], self.video_suffix)
-        self.drawn_names = {name: videos.get(name, name) for name in names}
+        pictures = file_names(names, ".png")
+        self.drawn_names = {
+            name: videos.get(name, name if name.lower().endswith(WRITTEN) else pictures[name]) for name in names
+        }
         self.label_names = file_names([medium.name for medium in self.media if not medium.is_video], ".txt")
         self.crop_names = file_names(names, "")
         for medium in self.media:

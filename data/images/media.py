@@ -14,15 +14,15 @@ import numpy as np
 
 from data.config import Exif
 from data.errors import DataError
+from data.files.headers import IMAGE_SUFFIXES
 from data.geometry import Image
 from data.images.orientation import turn_decoded
 from data.images.source import check_complete, decode_stored, open_image
 
 logger = logging.getLogger(__name__)
 
-PICTURE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
-KNOWN_TYPES = " ".join(PICTURE_SUFFIXES + VIDEO_SUFFIXES)
+KNOWN_TYPES = " ".join([*sorted(IMAGE_SUFFIXES), *VIDEO_SUFFIXES])
 _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 
 
@@ -85,7 +85,7 @@ def find_media(source: str) -> list[Medium]:
 
 
 def _is_known(path: Path) -> bool:
-    return path.suffix.lower() in PICTURE_SUFFIXES + VIDEO_SUFFIXES and not path.is_dir()
+    return path.suffix.lower() in IMAGE_SUFFIXES.union(VIDEO_SUFFIXES) and not path.is_dir()
 
 
 def _in_folder(folder: Path) -> list[Path]:

@@ -50,6 +50,8 @@ def from_ultralytics(options: dict[str, Any], path: Path) -> Recipe:
         recipe.set("/model", network)
     elif network:
         recipe.left.append(f"model: {network} (a network of another kind; choose one with model=)")
+    if given.get("classes") == 0:  # a class, unlike options that are off
+        given["classes"] = [0]
     recipe.take(given)
     return recipe
 

@@ -153,6 +153,7 @@ def test_ultralytics_chose_its_optimiser_itself() -> None:
         ("cls_pw: 0.5", {"loss.class_positive_weight": 1.0}, "cls_pw: 0.5"),
         ("scale: 1.0\nperspective: 0.0", {"augment.scale": 0.99}, ""),
         ("perspective: 0.001", {"augment.perspective": 0.19}, ""),
+        ("classes: 0", {}, "classes: [0] (only these were trained"),
         ("classes: [0, 2]", {}, "classes: [0, 2] (only these were trained"),
         ("name: train3", {"name": "set"}, ""),
         ("name: 'rf #1: ü'", {"name": "rf #1: ü"}, ""),

@@ -16,6 +16,7 @@ import numpy as np
 from train_utils.errors import TrainError
 from train_utils.pictures.boxes import draw_boxes
 
+WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # suffixes of pictures that any OpenCV writes
 CODECS = {".mp4": "mp4v", ".webm": "VP80"}  # MPEG-4 part 2, and VP8, which browsers play
 
 

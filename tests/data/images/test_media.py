@@ -27,6 +27,7 @@ from data import (
     find_media,
 )
 from data.batches.samplers import input_shape
+from data.files.headers import IMAGE_SUFFIXES
 from data.images.media import read_picture
 from tests.data.images.test_source import with_orientation
 
@@ -80,13 +81,19 @@ def test_sources(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [medium.is_video for medium in find_media("pictures/deep/c*")] == [False, True]
 
 
+def test_a_folder_holds_every_type_that_trains(tmp_path: Path) -> None:
+    for suffix in IMAGE_SUFFIXES:
+        (tmp_path / f"a{suffix}").touch()
+    assert len(find_media(str(tmp_path))) == len(IMAGE_SUFFIXES)
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
         ("nowhere", "source=nowhere: there is no such file or folder"),
         ("empty", "source=empty holds no picture or video"),
         ("pictures/*.tif", "holds no picture or video"),
-        ("pictures/notes.md", "notes.md is not of a known type. fix: one of .bmp"),
+        ("pictures/notes.md", "notes.md is not of a known type. fix: one of .avif .bmp"),
         ("list.txt", "list.txt:2: pictures/notes.md is not of a known type"),
         ("none.txt", "holds no picture"),
         ("binary.txt", "cannot read source=binary.txt"),
