@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from conf.schema import PluggedConfig, check_least
 from data.augment_config import AugmentConfig
@@ -130,7 +131,7 @@ class AnchorsConfig(PluggedConfig):
     sample: int  # number of boxes, drawn at random, that the search uses; the figures are for all boxes
     min_iou: float  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
     seed: int  # of the sample and the search
-    out: str | None  # a .yaml for the group model, with a picture beside it; null: print only
+    out: str | None  # [<folder>/]model/<name>.yaml to write, with a picture beside it; null: print only
     data: DataConfig
     model: ModelConfig
 
@@ -139,8 +140,8 @@ class AnchorsConfig(PluggedConfig):
         check_least(self, 0, "rounds")
         if not 0 <= self.min_iou < 1:
             raise ValueError(f"min_iou must be 0 or more and below 1, got {self.min_iou}")
-        if self.out is not None and not self.out.endswith(".yaml"):
-            raise ValueError(f"out must end in .yaml, got {self.out}")
+        if self.out is not None and not PurePath(self.out).match("model/*.yaml"):  # where model= looks
+            raise ValueError(f"out must be [<folder>/]model/<name>.yaml, got {self.out}")
 
 
 @dataclass

@@ -47,7 +47,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "check_data": {"--help": None, "seed=-1": "seed must be 0 or more"},
     "convert_data": {"--help": None, "": "csv has no value"},
     "migrate": {"--help": None, "": "files is empty"},
-    "anchors": {"--help": None, "out=a.txt": "out must end in .yaml"},
+    "anchors": {"--help": None, "out=mine/a.yaml": "out must be [<folder>/]model/<name>.yaml"},
     "get_data": {"--help": None, "coco2017 attempts=0": "attempts must be 1 or more"},
     "get_weights": {"--help": None, "yolo": "no published weights are called 'yolo'"},
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
