@@ -195,7 +195,9 @@ def described(
         "strides": [head.stride for head in detector.model.heads],
         "stride": detector.model.max_stride,  # image sides must be multiples of it
         "open": [*["batch"] * config.dynamic_batch, *["height", "width"] * bool(config.dynamic_size)],
-        "detect": {key: getattr(config, key) for key in ("resize", "confidence", "nms_iou", "max_detections")},
+        "detect": {
+            key: getattr(config, key) for key in ("resize", "confidence", "nms_iou", "merge_nms", "max_detections")
+        },
         "values": values,
     }
     if config.nms:

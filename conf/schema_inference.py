@@ -27,6 +27,7 @@ class DetectConfig(PluggedConfig):
     rect: bool  # as evaluate.rect
     confidence: float  # drop detections with this score or less
     nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
+    merge_nms: bool  # as evaluate.merge_nms
     max_detections: int  # per image
     multi_label: bool  # report a box once for each class above confidence
     device: Device  # auto: CUDA if there is a GPU
@@ -142,6 +143,7 @@ class ExportConfig(PluggedConfig):
     nms: bool  # output detections instead of all boxes and scores
     confidence: float  # with nms, or in a folder: drop detections with this score or less
     nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
+    merge_nms: bool  # in a folder: as evaluate.merge_nms
     max_detections: int  # per image, with nms or in a folder
     candidates: int  # boxes per image, the best-scored, that enter suppression
     license: str | None  # of the weights, for the README of a folder; null: unknown
@@ -159,6 +161,8 @@ class ExportConfig(PluggedConfig):
         check_least(self, 1, "batch_size", "max_detections")
         if self.ships and self.nms:
             raise ValueError(f"in the folder out={self.out} detector.py suppresses boxes. fix: nms=false")
+        if self.merge_nms and not self.ships:
+            raise ValueError("merge_nms is a setting of a folder's detector.py. fix: out=<folder>, or merge_nms=false")
         if self.ships and self.batch_size > 1 and not self.dynamic_batch:
             raise ValueError(f"in the folder out={self.out} detector.py takes single pictures. fix: batch_size=1")
         if not self.tolerance > 0:

@@ -140,6 +140,7 @@ def test_the_client_finds_in_an_empty_environment_what_predict_finds(folder: Pat
             ({}, ["confidence=0.25"]),
             ({"confidence": 0.6, "nms_iou": 0.1}, ["confidence=0.6", "nms_iou=0.1"]),
             ({"resize": "stretch"}, ["resize=stretch"]),
+            ({"merge_nms": True, "nms_iou": 0.3}, ["merge_nms=true", "nms_iou=0.3"]),
             ({"confidence": 1}, ["confidence=1"]),
         ],
         "fixed": [
@@ -169,12 +170,16 @@ def test_the_onnx_file_finds_in_predict_what_its_checkpoint_finds(folder: Path) 
     for name, ckpt, options, same in (
         ("any", "any", [], []),
         ("any", "any/model.onnx", ["batch_size=3", "multi_label=true", "resize=stretch"], []),
+        ("any", "any", ["merge_nms=true", "nms_iou=0.3"], []),
         ("any", "any", ["tta=wbf", "tta_scales=[1,1.34]", "image_size=128", "confidence=0.4"], []),
         ("fixed", "fixed", ["slices=60", "tta=nms", "tta_scales=[1]", "confidence=0.6"], ["resize=stretch"]),
         ("fixed", "fixed", ["resize=letterbox", "confidence=0.6", "batch_size=4"], ["rect=false"]),
     ):  # fmt: skip
         expected = predicted(folder, f"{name}.pt", *options, *same)
         assert_same(predicted(folder, ckpt, *options), expected, least=10)
+    merged, best = (predicted(folder, "any.pt", "nms_iou=0.3", f"merge_nms={merge}") for merge in ("true", "false"))
+    apart = np.abs(np.concatenate([*merged.values()]) - np.concatenate([*best.values()])).max(0)
+    assert (apart[:4] > 1).all() and not apart[4:].any(), "the boxes move; scores, classes and order stay"
 
 
 def test_the_client_refuses_what_it_would_not_see_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +280,7 @@ def test_what_an_onnx_file_cannot_do_is_refused_by_name(folder: Path, refused: C
         ("export", ["ckpt=any/model.onnx"], "any/model.onnx is not a checkpoint"),
         ("convert", ["ckpt=any/model.onnx", "out=a.weights"], "any/model.onnx is not a checkpoint"),
         ("export", ["ckpt=any.pt", "out=new", "nms=true"], "in the folder out=new detector.py suppresses boxes"),
+        ("export", ["ckpt=any.pt", "merge_nms=true"], "merge_nms is a setting of a folder's detector.py. fix: out="),
         ("export", ["ckpt=any.pt", "out=new", "batch_size=2"], "detector.py takes single pictures"),
         ("export", ["ckpt=any.pt", "out=pictures"], "out=pictures holds other files (130x131.png, "),
         ("export", ["ckpt=any.pt", "out=new", "format=torch"], "does not end in .pt2"),

@@ -83,7 +83,7 @@ class Evaluator:
         self.num_images = sum(len(batch) for batch in batches)
         workers = loader_workers(data.workers, world)
         self.loader = make_loader(self.dataset, batches, workers, world.device, timeout_seconds)
-        self.postprocess, self.fusion = suppression(config, self.looks, model.heads, config.merge_nms)
+        self.postprocess, self.fusion = suppression(config, self.looks, model.heads)
 
     def batches(self, batch_size: int) -> list[list[Request]]:
         """All views of images in batches of at most ``batch_size``, each of one shape."""

@@ -105,7 +105,7 @@ class Predictor:
 
 
 def suppression(
-    config: PicturesConfig | DemoConfig | EvaluateConfig, looks: Looks, heads: Sequence[Head], merge: bool = False
+    config: PicturesConfig | DemoConfig | EvaluateConfig, looks: Looks, heads: Sequence[Head]
 ) -> tuple[Postprocess, Fusion | None]:
     """What suppresses the boxes of a view, and what merges those of several views, if there are."""
     average = config.tta == Tta.wbf
@@ -117,7 +117,7 @@ def suppression(
         nms_iou=config.nms_iou,
         max_detections=config.max_detections,
         multi_label=config.multi_label,
-        merge=merge,
+        merge=config.merge_nms,
     )
     if not config.several:
         return postprocess, None

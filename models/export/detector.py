@@ -27,8 +27,8 @@ CANDIDATES = 30000  # boxes of a picture, the best-scored, that enter suppressio
 class Detector:
     """A network with its class names, called with one picture at a time; threads may share it.
 
-    settings: resize ("letterbox" or "stretch"), confidence, nms_iou and max_detections, each in the
-    place of the one in the file.
+    settings: resize ("letterbox" or "stretch"), confidence, nms_iou, merge_nms and max_detections,
+    each in the place of the one in the file.
     """
 
     def __init__(self, model: Path = MODEL, **settings: Any) -> None:
@@ -80,20 +80,29 @@ class Detector:
         return filled, np.array([inner[1] / width, inner[0] / height] * 2), np.array([left, top] * 2)
 
     def suppress(self, boxes: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The best of all boxes (n, 4) with scores (n, classes), without those they overlap."""
+        """The best of all boxes (n, 4) with scores (n, classes), without those they overlap.
+
+        With merge_nms each is the mean of itself and all those, weighted by score.
+        """
         best, classes = scores.max(axis=1), scores.argmax(axis=1)
         order = np.argsort(-best, kind="stable")
         order = order[best[order] > self.settings["confidence"]][:CANDIDATES]
-        areas, kept = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), list[int]()
-        while len(order) and len(kept) < self.settings["max_detections"]:
-            first, rest = order[0], order[1:]
-            kept.append(first)
-            low, high = np.maximum(boxes[rest, :2], boxes[first, :2]), np.minimum(boxes[rest, 2:], boxes[first, 2:])
+        boxes, best, classes = boxes[order], best[order], classes[order]
+        areas, left, kept = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), np.ones(len(order), bool), list[int]()
+        means = boxes.copy()
+        while left.any() and len(kept) < self.settings["max_detections"]:
+            first = int(left.argmax())
+            low, high = np.maximum(boxes[:, :2], boxes[first, :2]), np.minimum(boxes[:, 2:], boxes[first, 2:])
             common = (high - low).clip(0).prod(axis=1)
             with np.errstate(invalid="ignore"):  # of two boxes without area the overlap is 0 / 0, and both stay
-                overlaps = common / (areas[first] + areas[rest] - common) > np.float64(self.settings["nms_iou"])
-            order = rest[~overlaps | (classes[rest] != classes[first])]
-        return boxes[kept], best[kept], classes[kept]
+                alike = common / (areas[first] + areas - common) > np.float64(self.settings["nms_iou"])
+            alike &= classes == classes[first]
+            alike[first] = True
+            if self.settings["merge_nms"]:
+                means[first] = np.average(boxes[alike], axis=0, weights=best[alike])
+            left &= ~alike
+            kept.append(first)
+        return means[kept], best[kept], classes[kept]
 
 
 def draw(picture: np.ndarray, boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray, names: Sequence[str]) -> None:
