@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,9 +39,21 @@ def save(figure: Figure, out: Path) -> None:
 
 
 def label(name: str) -> str:
-    """Escape a class name: in matplotlib "$" starts a formula, and a leading "_" hides a label."""
+    """Escape a class name: in matplotlib "$" starts a formula, and a leading "_" hides a label.
+
+    Letters that its font lacks show as their code, U+732B, instead of as squares that are alike.
+    """
+    name = "".join(letter if ord(letter) in _letters() else f"U+{ord(letter):04X}" for letter in name)
     shown = (name if len(name) <= LONGEST else f"{name[: LONGEST - 3]}...").replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
+
+
+@cache
+def _letters() -> frozenset[int]:
+    """The code points of DejaVu Sans, which comes with matplotlib and stands in for other fonts."""
+    from matplotlib import font_manager
+
+    return frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
 
 
 def line_style(number: int) -> dict[str, Any]:

@@ -108,6 +108,7 @@ def test_named_lines_differ_without_their_hue() -> None:
 def test_class_names_appear_as_they_are_cut_to_a_length() -> None:
     """By default, matplotlib hides labels that start with "_" and reads "$...$" as a formula."""
     assert label("_hidden") == " _hidden" and label("$x^{$") == r"\$x^{\$"
+    assert label("é 猫\t🐕") == "é U+732BU+0009U+1F415"  # else each square is a warning of three lines
     assert label("n" * 30) == "n" * 30 and label("n" * 31) == "n" * 27 + "..."
 
 
