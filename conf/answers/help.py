@@ -17,13 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from conf import GROUPS_DIR, REPOSITORY
 from conf.answers.describe import options_of, sections_in, shown
-from conf.entry import defaults, to_dictionary
+from conf.entry import defaults, to_dictionary, with_search_path
 from conf.extensions.parts import IN_USE, Part
 from conf.extensions.using import plugins_with_options
 from conf.schema import CHOICES
@@ -42,10 +42,7 @@ def page_instead(name: str, command: str, schema: type, arguments: Sequence[str]
         return version_page()
     if not {"--help", "-h"} & set(arguments):
         return ""
-    given = [word for word in arguments if "=" in word and not word.startswith("-")]
-    for flag, folder in pairwise(arguments):
-        if flag == "--config-dir":
-            given.append(f"hydra.searchpath=[file://{Path(folder).expanduser().absolute()}]")
+    given = [word for word in with_search_path(arguments) if "=" in word and not word.startswith("-")]
     width = min(max(shutil.get_terminal_size().columns, LEAST_WIDTH), MOST_WIDTH)
     values = defaults(name, schema, given)
     if values.get("plugins"):

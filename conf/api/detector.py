@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -61,16 +61,7 @@ class Detector:
     def __repr__(self) -> str:
         return f"<Detector {self.network.note}; {self.network.image_size} pixels on {self.predictor.device.type}>"
 
-    @overload
-    def __call__(self, source: np.ndarray) -> Prediction: ...
-
-    @overload
-    def __call__(self, source: list[Any] | tuple[Any, ...]) -> list[Prediction]: ...
-
-    @overload
-    def __call__(self, source: Any) -> Any: ...
-
-    def __call__(self, source: Any) -> Prediction | list[Prediction] | Iterator[Prediction]:
+    def __call__(self, source: Any) -> Any:
         """Detect on ``source``.
 
         For a picture (a path, an array or a Pillow image) this returns a Prediction. An array is

@@ -28,23 +28,15 @@ def recognise(place: Path) -> dict[str, Any]:
     Raises ``DataError`` for anything else, or where several files of a folder may be meant.
     """
     place = Path(os.path.abspath(place))
-    named = {"name": _name(place)}
-    if place.is_file():
-        if place.suffix.lower() in SET_SUFFIXES:
-            return named | {"format": "yolo", "root": str(place)}
-        if place.suffix.lower() == ".json":
-            return named | _of_jsons(_given_and_other(place))
+    described = [place] if place.suffix.lower() in SET_SUFFIXES and place.is_file() else set_files(place)
+    usual = [path for path in described if path.name in USUAL_NAMES] or described
+    if len(usual) > 1:
+        raise DataError(f"{place} holds {' and '.join(path.name for path in usual)}. fix: data=<one of them>")
+    found = {"format": "yolo", "root": str(usual[0])} if usual else _of_coco(place) or _of_voc(place)
+    if not found:
         more = "python -m scripts.convert_data makes a COCO json of it" if place.suffix == ".csv" else f"name {KINDS}"
         raise DataError(f"{place} is no data set that can be read as it is. fix: {more}")
-    if described := set_files(place):
-        usual = [path for path in described if path.name in USUAL_NAMES] or described
-        if len(usual) > 1:
-            raise DataError(f"{place} holds {' and '.join(path.name for path in usual)}. fix: data=<one of them>")
-        return named | {"format": "yolo", "root": str(usual[0])}
-    found = _of_jsons(_jsons_of(place)) or _of_voc(place)
-    if not found:
-        raise DataError(f"{place} is no data set that is known. fix: name {KINDS}")
-    return named | found
+    return {"name": _name(place), **found}
 
 
 def _name(place: Path) -> str:
@@ -66,13 +58,6 @@ def _splits(folder: Path, pattern: str = "{}") -> dict[str, Path]:
 # COCO
 
 
-def _jsons_of(folder: Path) -> dict[str, Path]:
-    """The json of each split in a folder of Roboflow or COCO; {} without one json."""
-    layouts = ("train/_annotations.coco.json", "annotations/instances_train*.json", "annotations/*.json", "*.json")
-    jsons = next(filter(None, (sorted(folder.glob(layout)) for layout in layouts)), [])
-    return _given_and_other(jsons[0]) if len(jsons) == 1 else {}
-
-
 def _given_and_other(path: Path) -> dict[str, Path]:
     """The json of each split where one is given: the other has the other word in its path."""
     for split, other, words, others in (("train", "val", TRAIN, VAL), ("val", "train", VAL, TRAIN)):
@@ -85,10 +70,15 @@ def _given_and_other(path: Path) -> dict[str, Path]:
     return {"train": path}
 
 
-def _of_jsons(jsons: dict[str, Path]) -> dict[str, Any]:
-    """The options for COCO files; {} without any."""
-    if not jsons:
+def _of_coco(place: Path) -> dict[str, Any]:
+    """The options for a json, or a folder of Roboflow or COCO; {} without one json."""
+    layouts = ("train/_annotations.coco.json", "annotations/instances_train*.json", "annotations/*.json", "*.json")
+    found = next(filter(None, (sorted(place.glob(layout)) for layout in layouts)), [])
+    if place.is_file() and place.suffix.lower() == ".json":
+        found = [place]
+    if len(found) != 1:
         return {}
+    jsons = _given_and_other(found[0])
     images = {split: _images_of(path) for split, path in jsons.items()}
     root = os.path.commonpath([*(path.parent for path in jsons.values()), *images.values()])
     parts = {
@@ -120,18 +110,18 @@ def _of_voc(folder: Path) -> dict[str, Any]:
     """The options for a folder of xml files, with their classes in order; {} without any."""
     if (folder / "VOC2007").is_dir() and (folder / "VOC2012").is_dir():
         return {"format": "voc", "root": str(folder)}
-    if lists := _splits(folder, "ImageSets/Main/{}.txt"):
-        parts = {split: {"annotations": f"ImageSets/Main/{path.name}", "images": "."} for split, path in lists.items()}
-        xmls = [folder / "Annotations"]
-    else:
-        there = {split: path for split, path in _splits(folder).items() if any(path.glob("*.xml"))}
-        parts = {split: {"annotations": path.name, "images": path.name} for split, path in there.items()}
-        below = "Annotations" if (folder / "Annotations").is_dir() else "."
-        parts = parts or {"train": {"annotations": below, "images": "."}}
-        xmls = list(there.values()) or [folder / below]
-    names = sorted({name for place in xmls for name in _classes(place)})
-    if not names or "train" not in parts:
+    below = "Annotations" if (folder / "Annotations").is_dir() else "."
+    lists = _splits(folder, "ImageSets/Main/{}.txt")
+    folders = {split: path.name for split, path in _splits(folder).items() if any(path.glob("*.xml"))}
+    places = (  # annotations, images and xml files of each split
+        {split: (f"ImageSets/Main/{path.name}", ".", "Annotations") for split, path in lists.items()}
+        or {split: (name, name, name) for split, name in folders.items()}
+        or {"train": (below, ".", below)}
+    )
+    names = sorted({name for *_, xmls in places.values() for name in _classes(folder / xmls)})
+    if not names or "train" not in places:
         return {}
+    parts = {split: {"annotations": place, "images": images} for split, (place, images, _) in places.items()}
     return {"format": "voc", "root": str(folder), "names": names, "val": parts["train"], **parts}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -150,10 +149,13 @@ def test_nothing_is_overwritten_or_left_half_done(run: Path, tmp_path: Path, mon
     out = published(run, tmp_path / "ours")
     with pytest.raises(ConfigError, match="ours exists, and nothing is overwritten"):
         published(run, out)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    for call in (lambda: published(run, tmp_path / "other"), lambda: load_checkpoint(out)):
-        with pytest.raises(CheckpointError, match="uv sync --extra hub"):
-            call()
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("train_utils.run.hub_folder.save_file", full_disk)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        published(run, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+
 from train_utils.errors import CheckpointError, first_line
 from train_utils.run.checkpoint_files import HUB_WEIGHTS
 from train_utils.run.plain_data import digest_of, to_plain
@@ -24,9 +26,8 @@ FORMAT, VERSION = "hydra-yolov3-spp network", 1
 def write_hub_folder(folder: Path, state: Mapping[str, Any]) -> None:
     """Write the state of a checkpoint, which has no optimiser, to an existing folder.
 
-    Raises CheckpointError without safetensors, or if the files cannot be written.
+    Raises CheckpointError if the files cannot be written.
     """
-    save_file = _safetensors(folder).save_file
     weights = to_plain(state["ema"], copied=True)  # none may share memory
     network = {key: value for key, value in state["network"].items() if key != "cfg"}
     rest = json.loads(json.dumps({**state, "network": network, "ema": None}))
@@ -46,7 +47,6 @@ def write_hub_folder(folder: Path, state: Mapping[str, Any]) -> None:
 def read_hub_folder(folder: Path) -> dict[str, Any]:
     """The state of a checkpoint, as it was written. Raises CheckpointError if it is not intact."""
     content = _rest(folder)
-    load_file = _safetensors(folder).load_file
     try:
         cfg = (folder / CFG).read_bytes().decode()
         weights = load_file(folder / HUB_WEIGHTS)
@@ -80,13 +80,3 @@ def _rest(folder: Path) -> dict[str, Any]:
 
 def _digest(rest: dict[str, Any], cfg: str, weights: dict[str, Any]) -> str:
     return digest_of([rest, cfg, dict(sorted(weights.items()))])
-
-
-def _safetensors(folder: Path) -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise CheckpointError(
-            f"{folder} needs safetensors, which is not installed. fix: uv sync --extra hub"
-        ) from error
-    return safetensors.torch

@@ -184,9 +184,9 @@ def test_a_file_of_our_own_options_and_a_choice_by_its_name(yolo_set: YoloSet, m
         ),
         ("", "a.csv", "scripts.convert_data makes a COCO json of it"),
         ("", "a.txt", "is no data set that can be read as it is. fix: name a data.yaml"),
-        ("", "empty/", "/empty is no data set that is known. fix: name a data.yaml"),
+        ("", "empty/", "/empty is no data set that can be read as it is. fix: name a data.yaml"),
         ("", "two/", "two holds a.yaml and b.yaml. fix: data=<one of them>"),
-        ("", "jsons/", "/jsons is no data set that is known. fix: name a data.yaml"),
+        ("", "jsons/", "/jsons is no data set that can be read as it is. fix: name a data.yaml"),
     ],
 )
 def test_what_cannot_be_read_is_named(
