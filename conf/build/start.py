@@ -130,7 +130,7 @@ def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
 
 
 def spare_heads(config: TrainConfig, world: World, model: Darknet, images: int) -> tuple[OptimConfig, str | None]:
-    """The optimiser's options with lower rates if the weights brought the heads, and a line then.
+    """The optimiser's options with lower rates if the weights brought the heads, and what to say.
 
     The first layers are frozen, too, if ``model.freeze`` is auto. Neither if the weights are known
     to have seen few images, next to the ``images`` that all epochs show. All ranks call this
@@ -141,15 +141,15 @@ def spare_heads(config: TrainConfig, world: World, model: Darknet, images: int) 
     frozen = config.model.frozen_layers(model.heads_kept) if config.model.freeze == AUTO else 0
     if config.model.freeze_fraction == 1 and frozen > 0:  # otherwise freeze_for_epoch does it
         model.freeze(frozen)
-    optim, factor = config.optim, config.optim.kept_heads_factor
-    if not model.heads_kept or factor == 1:
-        return optim, None
-    slow = replace(optim, lr=optim.lr * factor, burn_in_bias_lr=optim.burn_in_bias_lr * factor)
-    return slow, (
-        f"optim.kept_heads_factor={factor:g}: the heads of the initial weights are kept, so the learning rate is "
-        f"{slow.lr:g} instead of {optim.lr:g}"
-        + (f"; model.freeze=auto: the first {frozen} layers stay as they are" if frozen else "")
-    )
+    optim, factor, share, notes = config.optim, config.optim.kept_heads_factor, config.model.freeze_fraction, []
+    if model.heads_kept and factor != 1:
+        slow = replace(optim, lr=optim.lr * factor, burn_in_bias_lr=optim.burn_in_bias_lr * factor)
+        why = f"the heads of the initial weights are kept, so the learning rate is {slow.lr:g} instead of {optim.lr:g}"
+        notes, optim = [f"optim.kept_heads_factor={factor:g}: {why}"], slow
+    if frozen:
+        part = f" for {share:.0%} of the training" if share < 1 else ""
+        notes.append(f"model.freeze=auto: the first {frozen} layers stay as they are{part}")
+    return optim, "; ".join(notes) or None
 
 
 def fit_to_set(

@@ -110,7 +110,10 @@ def test_the_first_layers_of_a_network_of_the_zoo_are_frozen(
         freeze_for_epoch(config, model, epoch)
         found.append(model.num_frozen)
     assert found == frozen
-    assert ("the first 15 layers stay as they are" in str(note)) is (frozen[1] > 0)
+    whole = replace(config, optim=replace(config.optim, kept_heads_factor=1.0))
+    part = "model.freeze=auto: the first 15 layers stay as they are" + " for 50% of the training" * (share < 1)
+    assert spare_heads(whole, CPU, model, 100) == (whole.optim, part if frozen[1] else None)
+    assert str(note).endswith(f"; {part}") is (frozen[1] > 0)
 
 
 def test_a_training_says_what_its_initial_weights_score_and_if_it_got_no_better(
