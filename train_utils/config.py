@@ -185,9 +185,8 @@ class OptimConfig:
     burn_in_bias_lr: float  # initial learning rate of biases, which falls to lr; that of other weights rises from 0
     burn_in_momentum: float  # initial momentum
     clip_norm: float | None  # largest gradient norm; null: no clipping
-    ema_decay: float  # final decay of the weight average in each step
-    ema_ramp_steps: float  # the decay in a step is ema_decay * (1 - exp(-step / ema_ramp_steps))
-    ema_max_fraction: float  # upper limit of ema_ramp_steps as a share of the training
+    ema_decay: float  # largest decay of the weight average in a step; 0: no average
+    ema_window: float  # the average covers about this share of the steps made, until ema_decay limits it
 
     def flat_share(self, steps: int) -> float:
         """``flat_fraction`` as a number, in a training of so many steps."""
@@ -203,7 +202,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.name not in (known := (*Optimizer, *OPTIMISERS)):
             raise ValueError(f"optim.name must be {' or '.join(known)}, or that of a plugin, got {self.name}")
-        for key in ("lr", "kept_heads_factor", "ema_ramp_steps"):
+        for key in ("lr", "kept_heads_factor", "ema_window"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"optim.{key} must be above 0, got {getattr(self, key)}")
         for key in ("weight_decay", "burn_in_epochs", "burn_in_min_steps", "burn_in_bias_lr"):
@@ -215,8 +214,6 @@ class OptimConfig:
         flat = self.flat_fraction
         if flat != AUTO and not (type(flat) in (int, float) and 0 <= flat < 1):
             raise ValueError(f"optim.flat_fraction must be {AUTO} or lie in 0..1, below 1, got {flat}")
-        if not 0 < self.ema_max_fraction <= 1:
-            raise ValueError(f"optim.ema_max_fraction must be above 0 and at most 1, got {self.ema_max_fraction}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"optim.clip_norm must be above 0, or null for no clipping, got {self.clip_norm}")
 

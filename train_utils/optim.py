@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ class Schedule:
 
     A checkpoint needs no schedule state. Steps count from 0; ``total_steps`` is the number of
     optimiser steps of the whole training. ``ends`` are the steps, in order, at which it was
-    finished before it was extended. What lasts a share of the training, burn-in and the ramp of the
-    average, is measured by its first length.
+    finished before it was extended. Burn-in, a share of the training, is measured by its first
+    length.
     """
 
     config: OptimConfig
@@ -99,9 +99,14 @@ class Schedule:
         return self.burn_in(step) * self.config.weight_decay
 
     def ema_decay(self, updates: int) -> float:
-        """Decay of the weight average at update number ``updates``, counted from 1."""
-        ramp = min(self.config.ema_ramp_steps, self.config.ema_max_fraction * self.lengths[0])
-        return self.config.ema_decay * (1 - math.exp(-updates / ramp))
+        """Decay of the weight average at update number ``updates``, counted from 1.
+
+        A decay d averages over about 1 / (1 - d) steps. That is ``ema_window`` times the steps
+        made, plus 1, until ``ema_decay`` limits it: a width relative to the length of the training
+        (Karras et al. 2024, arXiv 2312.02696, section 3.1).
+        """
+        steps = self.config.ema_window * updates
+        return min(self.config.ema_decay, steps / (1 + steps))
 
     def apply(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Overwrite rate, momentum and decay of ``make_optimizer``'s groups for this step.
@@ -191,29 +196,30 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -
 
 
 class WeightAverage:
-    """Exponential moving average of weights and batch-norm statistics; its decay ramps up from 0.
+    """Exponential moving average of the weights; batch-norm statistics are those of the last step.
 
-    ``module`` is the averaged model: a copy in eval mode that is never trained. It follows the
-    tensors that ``model`` has now: whatever changes them later does so in place.
+    The statistics are averages over steps already. Averaged again they lag behind the weights,
+    which ruins a short training of a deep network (docs/decisions/0022-average.md). ``module`` is
+    the averaged model: a copy in eval mode that is never trained. It follows the tensors that
+    ``model`` has now: whatever changes them later does so in place.
     """
 
     def __init__(self, model: nn.Module, schedule: Schedule) -> None:
         self.schedule = schedule
         self.updates = 0
         self.module = copy.deepcopy(model).requires_grad_(False).eval()
-        averaged, current = (chain(each.parameters(), each.buffers()) for each in (self.module, model))
-        self._pairs = pairs_by_dtype(averaged, current)
+        self._weights = pairs_by_dtype(self.module.parameters(), model.parameters())
+        self._statistics = pairs_by_dtype(self.module.buffers(), model.buffers())
 
     @torch.no_grad()
     def update(self) -> None:
-        """Blend in the weights after an optimiser step."""
+        """Blend in the weights, and copy the statistics, after an optimiser step."""
         self.updates += 1
         weight = 1 - self.schedule.ema_decay(self.updates)
-        for averaged, current in self._pairs:
-            if averaged[0].is_floating_point():
-                torch._foreach_lerp_(averaged, current, weight)
-            else:  # batch norm's counters of batches
-                torch._foreach_copy_(averaged, current)
+        for averaged, current in self._weights:
+            torch._foreach_lerp_(averaged, current, weight)
+        for copied, current in self._statistics:
+            torch._foreach_copy_(copied, current)
 
     def load(self, state: dict[str, Tensor], updates: int) -> None:
         """Restore a saved average (state dict of the plain model) and its number of updates."""

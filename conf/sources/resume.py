@@ -26,6 +26,8 @@ OF_THE_MACHINE = (
 )  # fmt: skip
 # What earlier versions did, by options that they did not have.
 OF_EARLIER_VERSIONS = {"optim": {"name": "sgd", "flat_fraction": 0.0}}
+# Options that only earlier versions had. A run with them is refused as a changed one, where it is resumed.
+REMOVED = {"optim": ("ema_ramp_steps", "ema_max_fraction")}
 
 
 def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -77,7 +79,9 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
 
 
 def with_missing(saved: dict[str, Any], today: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an earlier run, with today's values of keys that its version did not know."""
+    """The options of an earlier run: today's values of keys it did not know, and no REMOVED ones."""
+    for section, keys in REMOVED.items():
+        saved[section] = {key: value for key, value in saved.get(section, {}).items() if key not in keys}
     known = {}
     for key, value in today.items():
         before = saved.get(key)

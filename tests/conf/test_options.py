@@ -157,12 +157,13 @@ def test_a_data_set_of_ones_own_is_one_file_outside_the_repository(tmp_path: Pat
     assert config.name == "mine"
 
 
-def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacked(tmp_path: Path) -> None:
-    """A folder made by an older version misses a key; the command line's groups and keys come
-    last.
+def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacked_or_had(tmp_path: Path) -> None:
+    """A folder made by an older version misses a key and has one that is gone; the command line's
+    groups and keys come last.
     """
     before = to_dictionary(compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.5"]))
     del before["train"]["max_device_batch_size"], before["optim"]["name"], before["optim"]["flat_fraction"]
+    before["optim"]["ema_ramp_steps"] = 2000.0
     (tmp_path / "config.yaml").write_text(json.dumps(before))
     others = ["optim=adamw", "optim.flat_fraction=auto"]  # as if they were the defaults
     today = compose("train", TrainConfig, ["data=bccd", "train.epochs=7", *others])
@@ -172,7 +173,7 @@ def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacke
     assert config["train"]["epochs"] == 7 and config["data"]["name"] == "bccd", "not those of the command line"
     assert config["train"]["max_device_batch_size"] == now["train"]["max_device_batch_size"]
     done = config["optim"]["name"], config["optim"]["flat_fraction"]
-    assert done == ("sgd", 0), "not what the older version did"
+    assert done == ("sgd", 0) and "ema_ramp_steps" not in config["optim"], "not what the older version did"
     assert config["resume"] == str(tmp_path) and config["run_dir"] is None
 
 

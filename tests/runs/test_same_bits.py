@@ -177,7 +177,7 @@ VALUES: dict[str, list[Any]] = {
     "augment.mixup_beta": [2.0], "augment.close_mosaic_epochs": [0], "augment.tile_pool": [4, 2, 8],
     "augment.degrees": [20.0], "augment.shear": [8.0], "augment.perspective": [0.02], "augment.scale": [0.3],
     "augment.mosaic": [1.0, 0.0], "optim.lr": [0.02], "optim.burn_in_epochs": [0.0], "optim.burn_in_min_steps": [0],
-    "optim.weight_decay": [0.01], "optim.clip_norm": [1.0, None], "optim.ema_ramp_steps": [2.0],
+    "optim.weight_decay": [0.01], "optim.clip_norm": [1.0, None], "optim.ema_window": [2.0],
     "loss.iou": ["ciou", "iou"], "loss.label_smoothing": [0.1], "loss.anchor_iou": [0.1, 0.5],
     "loss.positives": [10, None],
     "loss.focal_gamma": [1.5, 0.0],

@@ -36,8 +36,7 @@ CONFIG = OptimConfig(
     burn_in_momentum=0.9,
     clip_norm=None,
     ema_decay=0.9999,
-    ema_ramp_steps=2000,
-    ema_max_fraction=1.0,
+    ema_window=0.08,
 )
 
 

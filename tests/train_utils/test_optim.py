@@ -98,10 +98,8 @@ def test_decays_meet_their_ends(decay: Decay, halfway: float, flat: float) -> No
 @pytest.mark.parametrize("flat", [0.0, 0.5])
 @pytest.mark.parametrize("decay", list(Decay))
 def test_an_extension_joins_the_curve_of_a_training_of_its_length_without_a_jump(decay: Decay, flat: float) -> None:
-    """Extended from 100 to 250 and then to 300 steps; burn-in and average keep to the first 100."""
-    config = replace(
-        CONFIG, decay=decay, flat_fraction=flat, burn_in_epochs=1, burn_in_max_fraction=0.1, ema_max_fraction=0.2
-    )
+    """Extended from 100 to 250 and then to 300 steps; burn-in keeps to the first 100, and the average to the steps."""
+    config = replace(CONFIG, decay=decay, flat_fraction=flat, burn_in_epochs=1, burn_in_max_fraction=0.1)
     first, twice = Schedule(config, 10, 100), Schedule(config, 10, 300, ends=(100, 250))
     planned = [Schedule(config, 10, total) for total in (250, 300)]
     rates = [twice.weight_lr_factor(step) for step in range(300)]
@@ -124,20 +122,22 @@ def test_burn_in_never_swallows_a_short_training() -> None:
     assert Schedule(config, 1000, 300_000).burn_in_steps == 3000
 
 
-def test_average_follows_its_formula_and_copies_counters() -> None:
+def test_the_average_covers_a_share_of_the_steps_and_the_statistics_are_those_of_the_last_step() -> None:
     model = small_model()
-    schedule = Schedule(CONFIG, 10, 100)
+    schedule = Schedule(replace(CONFIG, ema_window=2.0, ema_decay=0.88), 10, 100)
     average = WeightAverage(model, schedule)
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     for update in range(1, 6):
         change(model, update)
         average.update()
-        decay = 0.9999 * (1 - math.exp(-update / 100))  # the ramp is at most as long as the training
-        for name, value in model.state_dict().items():
-            floating = value.is_floating_point()
-            expected[name] = expected[name].lerp(value, 1 - decay) if floating else value.clone()
+        weight = max(1 / (1 + 2 * update), 0.12)  # ema_decay limits it from update 4 on
+        for name, value in model.named_parameters():
+            expected[name] = expected[name].lerp(value.detach(), weight)
+        expected |= {name: value.clone() for name, value in model.named_buffers()}
     for name, value in average.module.state_dict().items():
-        assert torch.equal(value, expected[name]), name
+        assert torch.allclose(value, expected[name], rtol=1e-6), name
+    for name, value in model.named_buffers():
+        assert torch.equal(average.module.get_buffer(name), value), name
     assert average.updates == 5 and not average.module.training
 
 
@@ -162,7 +162,7 @@ def test_average_continues_where_it_was_saved() -> None:
         ({"momentum": 1.5}, "optim.momentum must lie in 0..1, got 1.5"),
         ({"clip_norm": -1.0}, "optim.clip_norm must be above 0"),
         ({"weight_decay": -1e-4}, "optim.weight_decay must be 0 or more"),
-        ({"ema_max_fraction": 0.0}, "optim.ema_max_fraction must be above 0"),
+        ({"ema_window": 0.0}, "optim.ema_window must be above 0"),
         ({"flat_fraction": 1.0}, "optim.flat_fraction must be auto or lie in 0..1, below 1, got 1.0"),
         ({"flat_fraction": "half"}, "optim.flat_fraction must be auto or lie"),
         ({"flat_fraction": True}, "optim.flat_fraction must be auto or lie"),

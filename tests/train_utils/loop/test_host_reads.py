@@ -85,7 +85,7 @@ def test_a_step_of_yolov3_spp_starts_few_kernels(world: World, loss: str, most: 
         with HostReads() as update:
             step.update()
     assert a_pass.launches.total() <= most, a_pass
-    assert update.launches.total() <= 28, update
+    assert update.launches.total() <= 29, update
 
 
 @pytest.mark.gpu

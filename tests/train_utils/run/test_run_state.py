@@ -54,12 +54,12 @@ def test_precision_names_its_dtype_and_refuses_what_a_cpu_cannot() -> None:
 
 
 # In burn-in, with active clipping and a ramping average, each option affects every step.
-SENSITIVE = replace(CONFIG, burn_in_epochs=2, clip_norm=0.5, ema_ramp_steps=4)
+SENSITIVE = replace(CONFIG, burn_in_epochs=2, clip_norm=0.5, ema_window=4.0)
 OTHERWISE: dict[str, Any] = {
     "lr": 0.03, "final_lr_ratio": 0.5, "decay": Decay.linear, "flat_fraction": 0.5, "momentum": 0.0, "beta2": 0.5,
     "weight_decay": 0.1,
     "burn_in_epochs": 3, "burn_in_min_steps": 11, "burn_in_max_fraction": 0.4, "burn_in_bias_lr": 0.3,
-    "burn_in_momentum": 0.0, "clip_norm": None, "ema_decay": 0.5, "ema_ramp_steps": 2, "ema_max_fraction": 0.1,
+    "burn_in_momentum": 0.0, "clip_norm": None, "ema_decay": 0.5, "ema_window": 0.1,
 }  # fmt: skip
 
 
