@@ -26,7 +26,7 @@ OF_THE_MACHINE = (
 )  # fmt: skip
 # What earlier versions did, by options that they did not have.
 OF_EARLIER_VERSIONS = {"optim": {"name": "sgd", "flat_fraction": 0.0}}
-# Options that only earlier versions had. A run with them is refused as a changed one, where it is resumed.
+# Options that only earlier versions had: a checkpoint with them is of another training.
 REMOVED = {"optim": ("ema_ramp_steps", "ema_max_fraction")}
 
 
@@ -79,7 +79,7 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
 
 
 def with_missing(saved: dict[str, Any], today: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an earlier run: today's values of keys it did not know, and no REMOVED ones."""
+    """The options of an earlier run, with today's values of what it lacked, without REMOVED."""
     for section, keys in REMOVED.items():
         saved[section] = {key: value for key, value in saved.get(section, {}).items() if key not in keys}
     known = {}

@@ -98,7 +98,7 @@ def test_decays_meet_their_ends(decay: Decay, halfway: float, flat: float) -> No
 @pytest.mark.parametrize("flat", [0.0, 0.5])
 @pytest.mark.parametrize("decay", list(Decay))
 def test_an_extension_joins_the_curve_of_a_training_of_its_length_without_a_jump(decay: Decay, flat: float) -> None:
-    """Extended from 100 to 250 and then to 300 steps; burn-in keeps to the first 100, and the average to the steps."""
+    """Extended from 100 to 250 and then to 300 steps; burn-in keeps to the first 100."""
     config = replace(CONFIG, decay=decay, flat_fraction=flat, burn_in_epochs=1, burn_in_max_fraction=0.1)
     first, twice = Schedule(config, 10, 100), Schedule(config, 10, 300, ends=(100, 250))
     planned = [Schedule(config, 10, total) for total in (250, 300)]
