@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.answers.messages import explain, sentence
+from conf.answers.messages import explain, null_sections, sentence
 from conf.answers.suggest import suggest_path
 from data.errors import DataError
 from models.errors import ModelError
@@ -103,10 +103,11 @@ def _print_once(text: str | None, traced: BaseException | None) -> None:
 
 def in_one_sentence(error: BaseException, schema: type, arguments: Sequence[str]) -> str | None:
     """The sentence for a user's error; None for a bug. ``arguments``: the options as given."""
+    said: str | None
     if isinstance(error, USER_ERRORS):
         said = sentence(error)
     elif isinstance(error, HydraException | OmegaConfBaseException):
         said = explain(error, schema)
     else:
-        return None
-    return said if "did you mean" in said else said + suggest_path(said, arguments, schema)
+        said = null_sections(error, arguments, schema)
+    return said if said is None or "did you mean" in said else said + suggest_path(said, arguments, schema)

@@ -21,7 +21,6 @@ from omegaconf import DictConfig
 from conf import PROGRAMS_DIR, REPOSITORY
 from conf.answers.command_line import VALUED_FLAGS, refusal_of_flags
 from conf.answers.help import page_instead
-from conf.answers.messages import null_sections
 from conf.entry import Complete, keys_of, register, to_plain
 from conf.extensions.choices import offer_choices
 from conf.failures import (
@@ -145,7 +144,7 @@ def run(name: str) -> None:
         offer_choices(sys.argv[1:])
         register_folders()
         try:
-            _compose_and_call(main, program.schema)
+            main()
         finally:
             show_results()
         if failures:
@@ -163,20 +162,6 @@ def _paths_of_children() -> str:
     """PYTHONPATH for the processes of launchers: submitit's import this clone's modules by name."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys(filter(None, [*given, str(REPOSITORY)])))
-
-
-def _compose_and_call(main: Any, schema: type) -> None:
-    """Call Hydra's ``main``; raise ConfigError if an option lies in a section that is null.
-
-    OmegaConf asserts there. No other AssertionError gets here: ``main`` keeps those of the program.
-    """
-    try:
-        main()
-    except AssertionError as error:
-        sentence = null_sections(keys_of(sys.argv[1:]), schema)
-        if sentence is None:
-            raise
-        raise ConfigError(sentence) from error
 
 
 def prepare_arguments(arguments: list[str], program: Program) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os.path
 import re
 import shlex
+import traceback
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
+import omegaconf.omegaconf
 from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -96,8 +98,14 @@ def _near_value(key: str, said: str) -> str:
     return f"; did you mean {key}={near}?" if near else ""
 
 
-def null_sections(keys: Sequence[str], schema: Any) -> str | None:
-    """The sentence for options of a section that is null here; None if ``keys`` has none."""
+def null_sections(error: BaseException, arguments: Sequence[str], schema: Any) -> str | None:
+    """The sentence for options of a section that is null here; None if ``error`` is not about that.
+
+    OmegaConf asserts there that it has a section.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    asserted = isinstance(error, AssertionError) and frames[-1].filename == omegaconf.omegaconf.__file__
+    keys = [argument.partition("=")[0].lstrip("+~") for argument in arguments if asserted]
     within = [(key, section) for section in _optional_sections(schema) for key in keys if key.startswith(f"{section}.")]
     if not within:
         return None

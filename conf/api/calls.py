@@ -10,12 +10,8 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Any, TypeVar
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
-from conf.answers.messages import null_sections
-from conf.entry import compose, keys_of, with_search_path
-from conf.failures import ConfigError, in_one_sentence
+from conf.entry import compose, with_search_path
+from conf.failures import USER_ERRORS, ConfigError, in_one_sentence
 from conf.programs import PROGRAMS, prepare_arguments
 from conf.sweeps.ranks import wants_ranks
 from train_utils.processes.ending import name_lost_peers, shutdown
@@ -80,16 +76,10 @@ def options_of(name: str, overrides: object) -> Any:
     arguments = with_search_path(prepare_arguments(list(overrides), program))
     if flags := [word for word in arguments if word.startswith("-")]:
         raise ConfigError(f"{flags[0]} is for the command line. fix: options of the form key=value alone")
-    try:
-        config: Any = compose(name, program.schema, arguments, program.complete)
-        if wants_ranks(config):
-            raise ConfigError("devices starts processes on a command line alone. fix: leave it out, or python train.py")
-        return config
-    except AssertionError as error:  # OmegaConf's, for an option in a section that is null
-        sentence = null_sections(keys_of(arguments), program.schema)
-        if sentence is None:
-            raise
-        raise ConfigError(sentence) from error
+    config: Any = compose(name, program.schema, arguments, program.complete)
+    if wants_ranks(config):
+        raise ConfigError("devices starts processes on a command line alone. fix: leave it out, or python train.py")
+    return config
 
 
 def override(key: str, value: Any) -> str:
@@ -115,7 +105,7 @@ def plain_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
         said = in_one_sentence(error, PROGRAMS[name].schema, overrides)
         if said is None:
             raise
-        if isinstance(error, HydraException | OmegaConfBaseException):
+        if not isinstance(error, USER_ERRORS):
             error = ConfigError(said)
         error.args, kind = (said,), type(error).__name__
         vars(error)["_render_traceback_"] = lambda: [f"{kind}: {said}"]  # what a notebook shows
