@@ -219,7 +219,7 @@ class VerifyConfig(PluggedConfig):
 
     run: str  # folder of a finished run
     data_root: str | None  # where its data lie now; null: data.root of the run
-    steps: int  # replay at most this many steps at each end of the training; 0: none
+    steps: int  # replay at most this many of the last steps; 0: none
     score: bool  # score the best weights again
 
     def __post_init__(self) -> None:

@@ -100,7 +100,7 @@ class ProofCard:
             table.writerow(("set", "file", "sha256", "labels"))
             table.writerows((name, *row) for name, (rows, _) in hashes.items() for row in rows)
         for name, (_, whole) in hashes.items():
-            self.proof["data"][name] |= {"sha256": whole, "names": self.sets[name].names}
+            self.proof["data"][name]["sha256"] = whole
         there = [name for name in ("metrics.csv", TABLE, BEST, LAST, PREVIOUS) if (self.folder / name).is_file()]
         self.proof |= {
             "finished": True,

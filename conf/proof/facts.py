@@ -38,8 +38,19 @@ PROVED = (".py", ".yaml", ".cfg", ".names", ".jinja")  # files of the program
 
 def start_facts(config: TrainConfig, world: World, devices: str, step: int) -> dict[str, Any]:
     """What this start of a run, after ``step``, depends on, with the hardware of all ranks."""
+    places = f"{world.world_size} on {world.num_nodes} node{'s' * (world.num_nodes > 1)}, {world.launcher}"
     return {
-        "environment": environment(config, world),
+        "environment": {  # for a reader; the machine is that of rank 0
+            "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            "command": shlex.join(["python", *sys.argv]),
+            "host": platform.node(),
+            "system": platform.platform(),
+            "device": device_name(world.device) + f", driver {packages()[DRIVER]}" * (world.device.type == "cuda"),
+            "processor": f"{device_name(torch.device('cpu'))}, {os.cpu_count()} cores",
+            "processes": f"{places}, {world.backend}" if world.world_size > 1 else 1,
+            "precision": precision_name(config.train.precision.value, world.device),
+            "versions": ", ".join(version_page().splitlines()),
+        },
         "step": step,
         "processes": world.world_size,
         "threads": torch.get_num_threads(),
@@ -47,22 +58,6 @@ def start_facts(config: TrainConfig, world: World, devices: str, step: int) -> d
         "code": digest_of(code_of(config)),
         "packages": digest_of(packages()),
         "options": to_dictionary(config),
-    }
-
-
-def environment(config: TrainConfig, world: World) -> dict[str, Any]:
-    """The command, the machine of rank 0 and the versions, as text for a reader."""
-    places = f"{world.world_size} on {world.num_nodes} node{'s' * (world.num_nodes > 1)}, {world.launcher}"
-    return {
-        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "command": shlex.join(["python", *sys.argv]),
-        "host": platform.node(),
-        "system": platform.platform(),
-        "device": device_name(world.device) + f", driver {packages()[DRIVER]}" * (world.device.type == "cuda"),
-        "processor": f"{device_name(torch.device('cpu'))}, {os.cpu_count()} cores",
-        "processes": f"{places}, {world.backend}" if world.world_size > 1 else 1,
-        "precision": precision_name(config.train.precision.value, world.device),
-        "versions": ", ".join(version_page().splitlines()),
     }
 
 
