@@ -92,7 +92,7 @@ class TrainConfig(PluggedConfig):
     resume: str | None  # run folder to continue; auto: run_dir, else this job's (SLURM, torchrun), else the newest
     resume_force: bool  # continue even if other options or data make it another training
     extend: int | None  # epochs more for the finished run that resume names
-    devices: Any  # start processes, one for each GPU: a number, auto (all), or a list as [0,2]; null: this one alone
+    devices: Any  # start processes, one for each GPU: a number, or auto (all); null: this one alone
     dry_run: bool  # print the node, device, data and share of a step of each rank, then exit
     data: DataConfig
     model: ModelConfig

@@ -30,7 +30,7 @@ def bound_jobs(config: DictConfig) -> None:
 def choose_gpus(config: DictConfig, hydra: Any, folder: Path) -> None:
     """Let a job of joblib see as many GPUs as ``devices`` asks for, shared with no parallel job.
 
-    ``devices=null`` asks for one GPU. A list of devices is left as it is, and so is a single GPU.
+    ``devices=null`` asks for one GPU. A machine's single GPU is left to all jobs.
     Locks in ``folder`` record which process has which GPU, and end with the process. A process of
     joblib runs several jobs in turn and keeps its GPUs, because CUDA binds it to them.
     Raises ConfigError if parallel jobs have left too few.
@@ -59,7 +59,7 @@ def _runs_joblib(hydra: Any) -> bool:
 
 
 def _wanted(config: DictConfig) -> int:
-    """How many GPUs a job takes; 0 if it takes none or lists them itself."""
+    """How many GPUs a job takes; 0 if it takes none, or if ``devices`` will be refused."""
     device = config.train.device if "train" in config else config.get("device", "cpu")
     devices: Any = config.get("devices") or 1
     if device == "cpu" or not (isinstance(devices, int) or devices == AUTO):

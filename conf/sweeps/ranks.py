@@ -13,7 +13,7 @@ from conf.failures import ConfigError
 from conf.schema import EvalConfig, TrainConfig
 from train_utils.launch.environment import has_agent, peek_rank, peek_world_size
 from train_utils.launch.limits import core_quota
-from train_utils.launch.own_ranks import AUTO, is_own_rank, visible_devices
+from train_utils.launch.own_ranks import AUTO, is_own_rank
 
 RESULT = "TRAIN_RESULT_FILE"  # the variable that names the file in which rank 0 leaves its result
 
@@ -28,7 +28,7 @@ def wants_ranks(config: Any) -> bool:
         return False
     if has_agent() or peek_world_size() > 1:
         raise ConfigError(
-            f"devices={_shown(devices)} starts processes itself, and a launcher (torchrun, srun or mpirun) has started "
+            f"devices={devices} starts processes itself, and a launcher (torchrun, srun or mpirun) has started "
             "this one. fix: python without the launcher, or leave devices out"
         )
     return bool(devices != 1)
@@ -70,24 +70,14 @@ def leave_result(result: Any) -> Any:
 
 
 def _count(devices: Any, device: str) -> int:
-    """The number of ranks; sets CUDA_VISIBLE_DEVICES to what ``devices`` lists."""
+    """The number of ranks. Raises ConfigError for more than there are GPUs, if there are any."""
     import torch
 
-    if isinstance(devices, list):
-        if device == "cpu":
-            raise ConfigError(f"devices={_shown(devices)} lists GPUs, and device is cpu. fix: devices={len(devices)}")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices([str(each) for each in devices], os.environ)
     gpus = torch.cuda.device_count() if device != "cpu" else 0
-    if devices == AUTO:
-        return max(1, gpus)
-    count = len(devices) if isinstance(devices, list) else int(devices)
-    if (gpus or isinstance(devices, list)) and count > gpus:
+    count = max(1, gpus) if devices == AUTO else int(devices)
+    if 0 < gpus < count:
         raise ConfigError(
-            f"devices={_shown(devices)} needs {count} GPUs, and torch finds {gpus} here. fix: devices=auto for all, "
+            f"devices={count} needs {count} GPUs, and torch finds {gpus} here. fix: devices=auto for all, "
             "or train.device=cpu (eval.py: device=cpu)"
         )
     return count
-
-
-def _shown(devices: Any) -> str:
-    return str(devices).replace(" ", "").replace("'", "")

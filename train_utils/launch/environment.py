@@ -24,7 +24,7 @@ from train_utils.errors import DistributedError
 from train_utils.launch.kubernetes import refuse_pod_of_torchrun
 from train_utils.launch.launch import ALONE, Launch, checked, integer, integer_or_none
 from train_utils.launch.mpi import Names, mpi_names, read_mpi, refuse_unknown_mpi
-from train_utils.launch.own_ranks import is_own_rank, visible_devices
+from train_utils.launch.own_ranks import is_own_rank
 from train_utils.launch.slurm import is_srun_task, read_srun, refuse_shell_of_many_tasks
 
 PARENT = "TRAIN_ENDS_WITH_PROCESS"
@@ -233,8 +233,16 @@ def _read_torch(environment: Mapping[str, str]) -> Launch:
 
 
 def environment_of_child(device: str) -> dict[str, str]:
-    """The environment for a training that ends with this process and sees one GPU, or "cpu"."""
-    chosen = "" if device == "cpu" else visible_devices([device], os.environ)
+    """The environment for a training that ends with this process and sees one GPU, or "cpu".
+
+    Raises DistributedError for a GPU that is not among CUDA_VISIBLE_DEVICES.
+    """
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if device != "cpu" and seen and int(device) >= len(seen):
+        raise DistributedError(
+            f"there is no GPU {device} among CUDA_VISIBLE_DEVICES={','.join(seen)}. fix: devices=auto"
+        )
+    chosen = "" if device == "cpu" else seen[int(device)] if seen else device
     return {**os.environ, "CUDA_VISIBLE_DEVICES": chosen, PARENT: str(os.getpid())}
 
 

@@ -18,7 +18,6 @@ from conf.programs import run
 from conf.schema import TrainConfig
 from conf.sources.resume import complete_training
 from conf.sweeps.ranks import RESULT, run_on_devices, wants_ranks
-from train_utils.errors import DistributedError
 from train_utils.launch import agent
 
 
@@ -64,9 +63,6 @@ def config_of(*options: str) -> Any:
         (["devices=3"], None, (3, None)),
         (["devices=auto"], None, (4, None)),
         (["devices=auto"], "5,7", (2, "5,7")),
-        (["devices=[0,2]"], None, (2, "0,2")),
-        (["devices=[1,0]"], "5,7", (2, "7,5")),
-        (["devices=[GPU-8a]"], "5,7", (1, "GPU-8a")),
         (["devices=6", "train.device=cpu"], None, (6, None)),
         (["devices=auto", "train.device=cpu"], None, (1, None)),
         (["devices=2"], "", (2, "")),
@@ -88,21 +84,9 @@ def test_devices_become_ranks_on_gpus(
     assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["devices=5"], r"devices=5 needs 5 GPUs, and torch finds 4 here\. fix: devices=auto"),
-        (["devices=[0,1,9]"], r"devices=\[0,1,9\] .* no GPU 9|there is no GPU 9 among CUDA_VISIBLE_DEVICES=5,7"),
-        (["devices=[0]", "train.device=cpu"], r"devices=\[0\] lists GPUs, and device is cpu\. fix: devices=1"),
-    ],
-)
-def test_what_is_not_there_is_named(
-    options: list[str], said: str, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "9" in options[0]:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    with pytest.raises((ConfigError, DistributedError), match=said):
-        run_on_devices(config_of(*options), ["train.py"])
+def test_more_ranks_than_gpus_are_refused(ranks: Ranks) -> None:
+    with pytest.raises(ConfigError, match=r"devices=5 needs 5 GPUs, and torch finds 4 here\. fix: devices=auto"):
+        run_on_devices(config_of("devices=5"), ["train.py"])
     assert ranks.starts == []
 
 

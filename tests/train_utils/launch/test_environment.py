@@ -348,6 +348,14 @@ def test_the_process_without_which_a_training_must_end() -> None:
     assert watched_parent({"TORCHELASTIC_RUN_ID": "x"}) == os.getppid()
 
 
+def test_a_child_sees_one_of_the_gpus_that_are_seen_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seen, device, chosen in ((None, "1", "1"), ("5,GPU-8a", "1", "GPU-8a"), ("5,7", "cpu", "")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen or "")
+        assert environment_of_child(device)["CUDA_VISIBLE_DEVICES"] == chosen
+    with pytest.raises(DistributedError, match=r"there is no GPU 2 among CUDA_VISIBLE_DEVICES=5,7. fix: devices=auto"):
+        environment_of_child("2")
+
+
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_memory_segments_grow_unless_the_user_says_otherwise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for each in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
