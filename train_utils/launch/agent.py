@@ -12,12 +12,10 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -30,7 +28,7 @@ from train_utils.errors import DistributedError
 from train_utils.launch.own_ranks import OWN_RUN
 
 HOST = "127.0.0.1"  # a machine may not know its own name
-SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGHUP", "SIGINT")
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 LOOK_SECONDS = 0.1  # between two looks at the ranks
 
 
@@ -41,7 +39,9 @@ def run_ranks(command: Sequence[str], count: int) -> int:
     SIGKILL 30 s later. Raises DistributedError if signals ended ranks that said nothing, and
     KeyboardInterrupt for a signal before they run.
     """
-    with tempfile.TemporaryDirectory() as folder, _silent():
+    silence = logging.getLogger("torch.distributed.elastic")  # the ranks say what there is to say
+    silence.propagate, silence.handlers = False, [logging.NullHandler()]
+    with tempfile.TemporaryDirectory() as folder:
         meeting = RendezvousParameters("c10d", f"{HOST}:0", f"{OWN_RUN}{uuid.uuid4()}", 1, 1, HOST, is_host=True)
         spec = WorkerSpec(
             role="rank",
@@ -98,26 +98,12 @@ def _forwarding(agent: LocalElasticAgent) -> Iterator[None]:
             with suppress(ProcessLookupError):
                 os.kill(rank, number)
 
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        known = [signal.Signals[name] for name in SIGNALS]
-        before = {number: signal.getsignal(number) for number in (*known, signal.SIGQUIT)}
-        for known_signal in known:
-            if before[known_signal] != signal.SIG_IGN:  # nohup has SIGHUP ignored
-                signal.signal(known_signal, forward)
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGQUIT)}
+    for number in SIGNALS:
+        if before[number] != signal.SIG_IGN:  # nohup has SIGHUP ignored
+            signal.signal(number, forward)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """No log of the agent: the ranks say what there is to say."""
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(level)

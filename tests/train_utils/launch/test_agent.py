@@ -33,11 +33,11 @@ def ran(folder: Path, script: str, count: int = 2) -> int:
 
 def test_ranks_know_their_place_and_whose_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     names = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_MAX_RESTARTS")
-    handlers = [signal.getsignal(signal.Signals[name]) for name in SIGNALS]
+    handlers = [signal.getsignal(number) for number in SIGNALS]
     assert ran(tmp_path, f"(folder / rank).write_text(' '.join(os.environ[name] for name in {names}))", 3) == 0
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert found == {str(rank): f"3 {rank} 3 127.0.0.1 0" for rank in range(3)}
-    assert [signal.getsignal(signal.Signals[name]) for name in SIGNALS] == handlers
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
     assert capfd.readouterr() == ("", "")
 
 
