@@ -52,15 +52,9 @@ class Bound:
         except USER_ERRORS:
             raise
         except Exception as error:
-            failed = told(error, Path(self.file))
-            raise ConfigError(
-                f"plugin {self.file}: {self.part.kind} {self.part.name} {failed}. fix: correct it"
-            ) from error
-
-    @property
-    def file(self) -> str:
-        """The plugin, for messages."""
-        return self.plugin.given
+            file = self.plugin.given
+            failed = told(error, Path(file))
+            raise ConfigError(f"plugin {file}: {self.part.kind} {self.part.name} {failed}. fix: correct it") from error
 
     @property
     def identity(self) -> str:

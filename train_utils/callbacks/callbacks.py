@@ -45,7 +45,6 @@ class Moment:
 class Added(Protocol):
     """A callback as a plugin registers it."""
 
-    file: str
     every_rank: bool
 
     def __call__(self) -> Any:
@@ -65,19 +64,14 @@ class Callbacks:
 
     def __init__(self, state: RunState, world: World, folder: Path, epochs: int, say: Callable[[str], None]) -> None:
         self._state, self._world, self._folder, self._epochs, self._say = state, world, folder, epochs, say
-        made = {name: make() for name, make in CALLBACKS.items() if world.is_main or make.every_rank}
-        for name, one in made.items():
-            public = [method for method in dir(one) if not method.startswith("_") and callable(getattr(one, method))]
-            if not public or set(public) - set(MOMENTS):
-                odd = (set(public) - set(MOMENTS)) or {"no method"}
+        self._made = {name: make() for name, make in CALLBACKS.items() if world.is_main or make.every_rank}
+        for name, one in self._made.items():
+            public = {method for method in dir(one) if not method.startswith("_") and callable(getattr(one, method))}
+            if odd := (public - {*MOMENTS}) if public else {"no method"}:
                 raise TrainError(
-                    f"callback {name} in {CALLBACKS[name].file} has {min(odd)}: its methods are called at the moments "
-                    f"{', '.join(MOMENTS)}. fix: one of these names, and _ before those of others"
+                    f"callback {name} has {min(odd)}: its methods are called at the moments {', '.join(MOMENTS)}. "
+                    "fix: one of these names, and _ before those of others"
                 )
-        self._methods = {
-            moment: {name: getattr(one, moment) for name, one in made.items() if hasattr(one, moment)}
-            for moment in MOMENTS
-        }
         self._marks: dict[tuple[str, str, str], Tensor] = {}  # 0: unchanged by the callback
         path = folder / TOUCHED
         self._told = json.loads(path.read_text(encoding="utf-8")) if world.is_main and path.exists() else []
@@ -85,17 +79,17 @@ class Callbacks:
     def at(self, moment: str, losses: Mapping[str, float] = NONE, figures: Mapping[str, float] = NONE) -> None:
         """Call the methods named after this moment. Raises TrainError if a callback fails."""
         state = self._state
-        for name, method in self._methods[moment].items():
+        for name in [name for name, one in self._made.items() if hasattr(one, moment)]:
             before = self._prints()
             models = state.model, state.average.module
             view = Moment(moment, state.step, state.epoch, self._epochs, self._folder, *models, losses, figures)
             try:
-                method(view)
+                getattr(self._made[name], moment)(view)
             except (Exception, SystemExit) as error:
                 said = " ".join(str(error).split())
                 raise TrainError(
-                    f"callback {name} in {CALLBACKS[name].file} failed at the moment {moment} "
-                    f"({type(error).__name__}: {said}). fix: correct it, or leave the plugin out"
+                    f"callback {name} failed at the moment {moment} ({type(error).__name__}: {said}). fix: correct it, "
+                    "or leave the plugin out"
                 ) from error
             for what, one, other in zip(WATCHED, before, self._prints(), strict=True):
                 key, same_shape = (name, moment, what), one.shape == other.shape
@@ -112,7 +106,7 @@ class Callbacks:
             marks = max_over_ranks(marks)
         new = []
         for (name, moment, what), mark in zip(keys, marks, strict=True):
-            row = {"callback": name, "file": CALLBACKS[name].file, "moment": moment, "what": what}
+            row = {"callback": name, "moment": moment, "what": what}
             if mark and not any(row.items() <= told.items() for told in self._told):
                 new.append(row | {"step": FAR - mark})
                 self._say(

@@ -26,7 +26,7 @@ STATES: list[RunState] = []
 class Made:
     """A callback as a plugin registers it, with one function for all moments."""
 
-    file, every_rank = "mine.py", False
+    every_rank = False
 
     def __init__(self, function: Callable[[Moment], Any], *moments: str) -> None:
         self.methods = dict.fromkeys(moments, staticmethod(function))
@@ -96,7 +96,7 @@ def test_what_a_callback_changes_is_listed_once(change: str, moment: str, tmp_pa
     function, what = CHANGES[change]
     said = called(function, tmp_path, (moment,))
     rows = json.loads((tmp_path / "touched.json").read_text())
-    assert rows == [{"callback": "mine", "file": "mine.py", "moment": moment, "what": what, "step": 0}]
+    assert rows == [{"callback": "mine", "moment": moment, "what": what, "step": 0}]
     assert len(said) == 1 and f"callback mine changes {what} at the moment {moment}" in said[0]
     assert {of for _, of in CHANGES.values()} == set(WATCHED)
 
@@ -152,12 +152,12 @@ def test_a_callback_that_reads_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match=r"callback mine in mine.py failed at the moment epoch \(ZeroDivisionError"):
+    with pytest.raises(TrainError, match=r"callback mine failed at the moment epoch \(ZeroDivisionError"):
         called(lambda _: 1 / 0, tmp_path, ("epoch",))
     for error in (ValueError("two\nlines"), SystemExit("two\nlines")):
         with pytest.raises(TrainError, match=r"at the moment step \((ValueError|SystemExit): two lines\). fix: "):
             called(partial(raised, error), tmp_path, ("step",))
-    with pytest.raises(TrainError, match=r"callback mine in mine.py has on_epoch: its methods .* fix: one of these"):
+    with pytest.raises(TrainError, match=r"callback mine has on_epoch: its methods .* fix: one of these"):
         called(print, tmp_path, ("epoch", "on_epoch"))
     with pytest.raises(TrainError, match="has no method"):
         called(print, tmp_path, ())
