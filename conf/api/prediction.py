@@ -18,7 +18,6 @@ from data import Frame
 from train_utils.pictures.boxes import draw_boxes
 from train_utils.pictures.drawn_files import WRITTEN, write_image
 from train_utils.scores.detections import make_detections, to_coco_json
-from train_utils.scores.result_files import ImageResult, image_ids
 
 
 class Detection(NamedTuple):
@@ -78,18 +77,12 @@ class Prediction:
         """What a notebook shows."""
         return cv2.imencode(".jpg", self.draw())[1].tobytes()
 
-    def to_coco(self, image_id: int | None = None) -> list[dict[str, Any]]:
+    def to_coco(self, image_id: int) -> list[dict[str, Any]]:
         """The objects as COCO results, with image_id, category_id, bbox and score.
 
-        A bbox is left, top, width and height in pixels. ``image_id`` defaults to the number in the
-        file's name, or else 1, as in predict.py.
+        A bbox is left, top, width and height in pixels.
         """
-        rows = make_detections(0, self.classes, self.scores, self.boxes_xyxy)
-        frame = self.number if self.frame.medium.is_video else None
-        name = self.path.name if self.path is not None else ""
-        result = ImageResult(name, frame, self.frame.size, rows)
-        rows["image_id"] = image_ids([result])[0] if image_id is None else image_id
-        return to_coco_json(rows, self.category_ids)
+        return to_coco_json(make_detections(image_id, self.classes, self.scores, self.boxes_xyxy), self.category_ids)
 
     def to_supervision(self) -> Any:
         """The objects as ``supervision.Detections``, with ``data["class_name"]``.

@@ -81,7 +81,7 @@ def test_coco_as_pycocotools_reads_it(folder: Path, source: Path, tmp_path: Path
         (image,) = (image for image in coco.imgs.values() if image["file_name"] == name)
         assert (image["height"], image["width"]) == found.frame.size
         got = [(row["category_id"], *row["bbox"], row["area"]) for row in coco.imgToAnns[image["id"]]]
-        want = [(row["category_id"], *row["bbox"], row["bbox"][2] * row["bbox"][3]) for row in found.to_coco()]
+        want = [(row["category_id"], *row["bbox"], row["bbox"][2] * row["bbox"][3]) for row in found.to_coco(1)]
         np.testing.assert_allclose(sorted(got), sorted(want), rtol=1e-4, atol=1e-3)
     (turned,) = (image for image in coco.imgs.values() if image["file_name"] == "turned.jpg")
     assert turned["height"] > turned["width"], "as the tag says"

@@ -66,9 +66,9 @@ def test_the_folder_is_the_network_to_the_bit(run: Path, tmp_path: Path) -> None
     theirs = Detector(run, **options)(tmp_path / "a.png")
     for path in (out, out / "model.safetensors"):
         ours = Detector(path, **options)(tmp_path / "a.png")
-        assert ours.to_coco() == theirs.to_coco() and len(ours) > 5
+        assert ours.to_coco(1) == theirs.to_coco(1) and len(ours) > 5
         assert ours.boxes_xyxy.tobytes() == theirs.boxes_xyxy.tobytes() and ours.names == theirs.names
-    assert {row["category_id"] for row in theirs.to_coco()} <= set(IDS)
+    assert {row["category_id"] for row in theirs.to_coco(1)} <= set(IDS)
     again = published(out, tmp_path / "again")  # what was published can be published
     assert load_checkpoint(again)["ema"].keys() == before["ema"].keys()
     assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()

@@ -68,7 +68,7 @@ def test_the_bits_are_those_of_predict(
 ) -> None:
     expected = by_predict(folder / "random.pt", pictures[0].parent, tmp_path, LOW | options)
     found = Detector(folder / "random.pt", **LOW, **options)(pictures)
-    assert [row for prediction in found for row in prediction.to_coco()] == expected
+    assert [row for number, one in enumerate(found, 1) for row in one.to_coco(number)] == expected
     assert len(expected) > 10 and {row["category_id"] for row in expected} == set(IDS)
     assert [prediction.path for prediction in found] == pictures
     counts = np.bincount([row["image_id"] for row in expected], minlength=9)[1:]
@@ -127,9 +127,9 @@ def test_a_copy_opens_the_same_files(folder: Path, pictures: list[Path]) -> None
     detector = Detector(folder / "random.pt", **LOW)
     alone = detector(pictures[2])
     for other in (copy.deepcopy(detector), pickle.loads(pickle.dumps(detector))):
-        assert other(pictures[2]).to_coco() == alone.to_coco() and repr(other) == repr(detector)
+        assert other(pictures[2]).to_coco(1) == alone.to_coco(1) and repr(other) == repr(detector)
     again = pickle.loads(pickle.dumps(alone))
-    assert again.to_coco() == alone.to_coco() and np.array_equal(again.draw(), alone.draw())
+    assert again.to_coco(1) == alone.to_coco(1) and np.array_equal(again.draw(), alone.draw())
 
 
 def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
@@ -149,7 +149,7 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
     assert found._repr_jpeg_()[:2] == b"\xff\xd8" and "200x150" in repr(found)
 
     nothing = Detector(folder / "random.pt", confidence=1)(pictures[2])
-    assert len(nothing) == 0 and list(nothing) == nothing.to_coco() == nothing.names == []
+    assert len(nothing) == 0 and list(nothing) == nothing.to_coco(1) == nothing.names == []
     assert nothing.boxes_xyxy.shape == (0, 4) and len(nothing.to_supervision()) == 0
     assert np.array_equal(nothing.draw(), nothing.image) and "nothing" in repr(nothing)
 
@@ -217,7 +217,7 @@ def test_it_works_in_another_folder_twice_and_names_a_missing_extra(
         found.to_supervision()
     assert list(tmp_path.iterdir()) == []
     again = importlib.reload(predict_module).Detector(folder / "random.pt", **LOW)(pictures[0])
-    assert again.to_coco() == found.to_coco()
+    assert again.to_coco(1) == found.to_coco(1)
 
 
 def test_the_network_is_on_the_device_that_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
