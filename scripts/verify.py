@@ -96,12 +96,12 @@ def checks(config: VerifyConfig, folder: Path, proof: dict[str, Any], world: Wor
     if config.steps:
         place = broadcast_text(scratch_in(folder) if world.is_main else None)
         try:
-            yield repeated("last steps", lambda: last_steps(config, folder, proof, world, Path(place)))
+            yield tried("last steps", lambda: last_steps(config, folder, proof, world, Path(place)))
         finally:
             if world.is_main:
                 shutil.rmtree(place)
     if config.score:
-        yield repeated("figures", lambda: figures(options, folder, proof, world, sets["val"]))
+        yield tried("figures", lambda: figures(options, folder, proof, world, sets["val"]))
 
 
 def scratch_in(folder: Path) -> str:
@@ -109,48 +109,41 @@ def scratch_in(folder: Path) -> str:
     return tempfile.mkdtemp(prefix=".verify-", dir=folder if os.access(folder, os.W_OK) else None)
 
 
-def repeated(what: str, repeat: Callable[[], tuple[list[str] | None, str]]) -> Check:
-    """Run ``repeat``, which returns the differences and what is the same, as a check.
-
-    None instead of differences: nothing can be repeated to the last bit here, and why.
-    """
+def tried(what: str, check: Callable[[], Check]) -> Check:
+    """The result of ``check``, or the error that ends it."""
     try:
-        differences, text = repeat()
+        return check()
     except USER_ERRORS as error:
         return Check(what, False, reason(error))
-    return Check(what, None, text) if differences is None else judged(what, differences, text)
 
 
-def last_steps(
-    config: VerifyConfig, folder: Path, proof: dict[str, Any], world: World, place: Path
-) -> tuple[list[str] | None, str]:
+def last_steps(config: VerifyConfig, folder: Path, proof: dict[str, Any], world: World, place: Path) -> Check:
     """Resume from the checkpoint before the last one and train up to the last one, without output.
 
-    Returns differences as ``repeated`` takes them. Raises the errors of train.
+    Nothing is checked where the steps cannot be repeated to the last bit. Raises the errors of
+    train.
     """
     until = proof["last steps"]["step"]
     start = [start for start in proof["starts"] if start["step"] < until][-1]  # a later one only scored
     if start["options"]["train"]["best_only"] or not {LAST, PREVIOUS} <= proof["files"].keys():
-        return None, "no checkpoint before them was kept"
+        return Check("last steps", None, "no checkpoint before them was kept")
     before, count = load_checkpoint(folder / PREVIOUS)["step"], start["processes"]
     if until - before > config.steps:
-        return None, f"they are {until - before}. fix: steps={until - before}"
+        return Check("last steps", None, f"they are {until - before}. fix: steps={until - before}")
     options = options_of(start, config, {"run_dir": None, "resume": str(place), "resume_force": True})
     anywhere = options.train.deterministic and not on_gpu(start)  # docs/machines/distributed.md
     if count != world.world_size and not anywhere:
-        return None, f"{count} processes trained them, {world.world_size} would round differently"
+        return Check("last steps", None, f"{count} processes trained them, {world.world_size} would round differently")
     if world.is_main:
         (place / LAST).parent.mkdir(parents=True)
         (place / LAST).symlink_to(folder / PREVIOUS)
     with redirect_stdout(StringIO()), StopRequest(until) as stop, warnings.catch_warnings(), ExitStack() as stack:
         train_until(options, stop, stack)
     same = not world.is_main or weights_digest(load_checkpoint(place / LAST)) == proof["last steps"]["sha256"]
-    return ["other weights"] * (not same), f"same weights after steps {before} to {until}"
+    return judged("last steps", ["other weights"] * (not same), f"same weights after steps {before} to {until}")
 
 
-def figures(
-    config: TrainConfig, folder: Path, proof: dict[str, Any], world: World, val_set: Annotations
-) -> tuple[list[str], str]:
+def figures(config: TrainConfig, folder: Path, proof: dict[str, Any], world: World, val_set: Annotations) -> Check:
     """Score the best weights again."""
     prepare_numerics(config, world)
     state, known = load_checkpoint(folder / BEST), proof["figures"]
@@ -161,7 +154,7 @@ def figures(
     found = evaluation.scores.figures if evaluation is not None else known
     wrong = [f"{name}: {value} -> {found.get(name)}" for name, value in known.items() if found.get(name) != value]
     score = "without boxes, no AP" if known["AP"] == ABSENT else f"AP {known['AP']:.4f}"
-    return wrong, f"all of epoch {proof['best epoch']}, {score}"
+    return judged("figures", wrong, f"all of epoch {proof['best epoch']}, {score}")
 
 
 def options_of(start: dict[str, Any], config: VerifyConfig, changes: dict[str, Any] | None = None) -> TrainConfig:
