@@ -52,16 +52,15 @@ def _written(config: PrelabelConfig, folder: Path) -> str:
     if not seen:
         raise DataError(f"source={config.source}: no picture could be read. fix: see the warnings above")
     names, sizes, founds, rows = zip(*sorted(seen, key=lambda one: one[0]), strict=True)
-    values, least = zip(*(uncertainty(found.scores) for found in founds), strict=True)
-    results, table = [], [("rank", "file", "uncertainty", "distance", "reason")]
+    values = [uncertainty(found.scores) for found in founds]
+    results, table = [], [("rank", "file", "uncertainty", "distance", "nearest")]
     for number, distance, nearest in labelling_order(np.array(values), np.stack(rows)):
         boxes_xyxy, classes, scores = founds[number]
-        kept, one = scores > config.confidence, least[number]
+        kept = scores > config.confidence
         detections = make_detections(0, classes[kept], scores[kept], boxes_xyxy[kept])
         results.append(ImageResult(names[number], None, sizes[number], detections))
-        reason = "no detection" if one is None else f"{detector.names[classes[one]]} at {scores[one]:.2f}"
-        reason += f"; most like {names[nearest]}" if nearest != number else ""
-        table.append((str(len(results)), names[number], f"{values[number]:.4f}", f"{distance:.4f}", reason))
+        near = names[nearest] if nearest != number else ""
+        table.append((str(len(results)), names[number], f"{values[number]:.4f}", f"{distance:.4f}", near))
     if config.format == "coco":
         write_coco(folder, results, detector)
     elif config.format == "yolo":

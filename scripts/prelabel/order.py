@@ -6,16 +6,15 @@ LOWEST = 0.05  # scores up to this are ignored
 COMPARED = 1000  # at most so many pictures are compared with all others, so time stays linear in N
 
 
-def uncertainty(scores: np.ndarray) -> tuple[float, int | None]:
-    """The uncertainty of a picture, 0..1, and its least certain detection, from its scores (n,).
+def uncertainty(scores: np.ndarray) -> float:
+    """The uncertainty of a picture, 0..1, from the scores (n,) of its detections.
 
-    The uncertainty is the largest 1 - |2 p - 1| over the scores p above LOWEST: 1 for a score of
-    0.5. A picture without such scores counts as if it had a score of LOWEST, which gives 0.1: the
-    network may have missed its objects.
+    It is the largest 1 - |2 p - 1| over the scores p above LOWEST: 1 for a score of 0.5. A picture
+    without such scores counts as if it had a score of LOWEST, which gives 0.1: the network may have
+    missed its objects.
     """
-    above = np.flatnonzero(scores > LOWEST)
-    least = int(above[np.argmin(np.abs(scores[above] - 0.5))]) if len(above) else None
-    return 1 - abs(2 * (LOWEST if least is None else float(scores[least])) - 1), least
+    certainties = np.abs(2 * scores[scores > LOWEST] - 1)
+    return 1 - float(certainties.min()) if len(certainties) else 2 * LOWEST
 
 
 def labelling_order(uncertainties: np.ndarray, features: np.ndarray) -> list[tuple[int, float, int]]:
