@@ -121,13 +121,8 @@ def _sections(
 
 
 def _added(part: Part, values: Mapping[str, Any], width: int) -> str:
-    """What a plugin adds: how it is chosen, what it is about, and its options."""
-    chosen = {
-        "layer": f"[{part.name}] in a .cfg", "activation": f"activation={part.name} in a .cfg",
-        "data_format": f"data.format={part.name}", "loss": f"loss={part.name}", "optimiser": f"optim={part.name}",
-    }  # fmt: skip
-    about = inspect.getdoc(part.make) or ""
-    title = f"Plugin: {chosen.get(part.kind, f'{part.kind} {part.name}')}. {about}"
+    """What a plugin adds: its kind and name, what it is about, and its options."""
+    title = f"Plugin: {part.kind} {part.name}. {inspect.getdoc(part.make) or ''}"
     lines = textwrap.wrap(" ".join(title.split("\n\n", maxsplit=1)[0].split()), width)
     if part.options is None:
         return "\n".join(lines)

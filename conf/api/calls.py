@@ -69,8 +69,6 @@ def options_of(name: str, overrides: object) -> Any:
     line takes, and the errors of composition.
     """
     program = PROGRAMS[name]
-    if isinstance(overrides, str):
-        raise ConfigError(f"options are a list of key=value here, got one text. fix: [{overrides!r}]")
     if not isinstance(overrides, list | tuple) or not all(isinstance(word, str) for word in overrides):
         raise ConfigError(f"options are a list of key=value here, got {overrides!r}. fix: ['ckpt=best.pt']")
     arguments = with_search_path(prepare_arguments(list(overrides), program))

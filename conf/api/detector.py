@@ -37,7 +37,7 @@ class Detector:
     ``ckpt`` and the keywords are the options of predict.py, under the same names; for those with a
     dot write ``**{"model.weights": "coco"}``. A detector finds what predict.py finds. Several
     threads may share one. Raises ConfigError, CheckpointError and the other errors of predict.py,
-    with the same messages.
+    with the same messages. ``names`` are the class names, in the order of their numbers.
     """
 
     def __init__(self, ckpt: str | PathLike[str] | None = None, **options: Any) -> None:
@@ -49,11 +49,7 @@ class Detector:
             config = options_of("predict", [*self._overrides, "source=''"])
             self.network = open_detector(config.ckpt, config.model, config.names, config.image_size)
             self.predictor = Predictor(config, self.network, device_alone(config.device.value))
-
-    @property
-    def names(self) -> list[str]:
-        """The class names, in the order of their numbers."""
-        return list(self.network.names)
+        self.names = list(self.network.names)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy, in this process or another, opens the same files
         return partial(Detector, **self._given), ()

@@ -32,8 +32,7 @@ def offer_choices(words: Sequence[str]) -> None:
     offer([])
     given = _typed(words, "plugins")[-1:]
     if not all(isinstance(value, list) for value in given):
-        word = next(word for word in reversed(words) if word.lstrip("+").startswith("plugins="))
-        raise ConfigError(f"{word} is no single list. fix: plugins=[mine.py]")
+        raise ConfigError("plugins= takes one list. fix: plugins=[mine.py]")
     if not given:
         named = [load_yaml(file).get("plugins") for file in _experiments(words)]
         given = [value for value in named if isinstance(value, list)]  # other types are refused later

@@ -57,7 +57,7 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(
         (["--epochs", "3"], ConfigError, "--epochs is no option: options are key=value here. fix: train.epochs=3"),
         (["-m", "train.seed=1,2"], ConfigError, "-m is for the command line"),
         (["train.epochs"], ConfigError, "cannot read the option train.epochs"),
-        ("train.epochs=3", ConfigError, "options are a list of key=value here, got one text"),
+        ("train.epochs=3", ConfigError, "options are a list of key=value here, got 'train.epochs=3'"),
         ({"train.epochs": 3}, ConfigError, "options are a list of key=value here, got {'train.epochs': 3}"),
         (["train.epochs=3", 3], ConfigError, "options are a list of key=value here, got ['train.epochs=3', 3]"),
         (None, ConfigError, "options are a list of key=value here, got None"),

@@ -168,7 +168,7 @@ def test_what_acts_by_being_listed_acts(run: Path) -> None:
 def test_options_of_plugins_are_options(run: Path, files: Path) -> None:
     """Shown by --help, typed, checked, and compared on resume."""
     page = page_instead("train", "train.py", TrainConfig, ["--help", listed(files), "plugin.squareplus.bend=3"])
-    for text in ("[squeeze] in a .cfg", "ratio=16", "plugin.squareplus.bend=3.0", "loss=balanced", "optim=lion"):
+    for text in ("layer squeeze", "ratio=16", "plugin.squareplus.bend=3.0", "loss balanced", "optimiser lion"):
         assert text in page
     for option, said in (
         ("plugin.squareplus.bent=3", "no option plugin.squareplus.bent; did you mean plugin.squareplus.bend"),
