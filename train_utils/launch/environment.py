@@ -233,10 +233,7 @@ def _read_torch(environment: Mapping[str, str]) -> Launch:
 
 
 def environment_of_child(device: str) -> dict[str, str]:
-    """The environment for a training that ends with this process and sees one GPU, or "cpu".
-
-    Raises DistributedError for a GPU that is not among CUDA_VISIBLE_DEVICES.
-    """
+    """The environment for a training that ends with this process and sees one GPU, or "cpu"."""
     seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     if device != "cpu" and seen and int(device) >= len(seen):
         raise DistributedError(

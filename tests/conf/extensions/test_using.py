@@ -178,7 +178,7 @@ def test_options_of_plugins_are_options(run: Path, files: Path) -> None:
         ("plugins=[nowhere.py]", "there is no .*nowhere.py. fix"),
         ("plugins=[nowhere]", "no installed package has the entry point nowhere"),
         ("plugins=nowhere.py", "fix: plugins=.mine.py"),
-        ("plugins=[a.py],[b.py]", "no single list"),
+        ("plugins=[a.py],[b.py]", "takes one list"),
     ):
         with pytest.raises(ConfigError, match=said):
             options(files, files / "other", option)
