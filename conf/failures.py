@@ -6,6 +6,7 @@ there, and the launcher receives a JobError.
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import traceback
@@ -44,6 +45,8 @@ class JobError(Exception):
         return f"{job}: {reason}"
 
 
+# Of a place where the user has no right or no space; another OSError is a bug until some check names it.
+OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
 
 
@@ -108,6 +111,8 @@ def in_one_sentence(error: BaseException, schema: type, arguments: Sequence[str]
         said = sentence(error)
     elif isinstance(error, HydraException | OmegaConfBaseException):
         said = explain(error, schema)
+    elif isinstance(error, OSError) and error.errno in OF_THE_PLACE:
+        said = f"{error.filename or 'a file'} cannot be used ({error.strerror}). fix: another place, rights or space"
     else:
         said = null_sections(error, arguments, schema)
     return said if said is None or "did you mean" in said else said + suggest_path(said, arguments, schema)
