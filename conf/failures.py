@@ -45,7 +45,7 @@ class JobError(Exception):
         return f"{job}: {reason}"
 
 
-# Of a place where the user has no right or no space; another OSError is a bug until some check names it.
+# The place gives no right or no space; another OSError is a bug until some check names it.
 OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
 
