@@ -37,7 +37,7 @@ def new_folder(given: str) -> Iterator[Path]:
             yield folder
             os.replace(folder, out)
     except OSError as error:
-        raise ConfigError(f"cannot write {out} ({error.strerror}). fix: out=<a folder you may write to>") from error
+        raise ConfigError(f"cannot write {out} ({error.strerror}). fix: free some space, or another out=") from error
 
 
 @dataclass

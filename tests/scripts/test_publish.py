@@ -153,8 +153,8 @@ def test_nothing_is_overwritten_or_left_half_done(run: Path, tmp_path: Path, mon
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("train_utils.run.hub_folder.save_file", full_disk)
-    with pytest.raises(CheckpointError, match="No space left on device"):
+    monkeypatch.setattr("pathlib.Path.write_bytes", full_disk)
+    with pytest.raises(ConfigError, match="No space left on device"):
         published(run, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 

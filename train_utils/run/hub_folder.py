@@ -8,12 +8,11 @@ repeats the class names for other programs.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from train_utils.errors import CheckpointError, first_line
 from train_utils.run.checkpoint_files import HUB_WEIGHTS
@@ -26,22 +25,17 @@ FORMAT, VERSION = "hydra-yolov3-spp network", 1
 def write_hub_folder(folder: Path, state: Mapping[str, Any]) -> None:
     """Write the state of a checkpoint, which has no optimiser, to an existing folder.
 
-    Raises CheckpointError if the files cannot be written.
+    Raises OSError if the files cannot be written.
     """
     weights = to_plain(state["ema"], copied=True)  # none may share memory
     network = {key: value for key, value in state["network"].items() if key != "cfg"}
     rest = json.loads(json.dumps({**state, "network": network, "ema": None}))
     content = {"format": FORMAT, "version": VERSION, "digest": _digest(rest, state["network"]["cfg"], weights)}
-    try:
-        save_file(weights, folder / HUB_WEIGHTS, {"format": "pt"})
-        (folder / CFG).write_bytes(state["network"]["cfg"].encode())
-        shutil.copymode(folder / CFG, folder / HUB_WEIGHTS)  # safetensors lets nobody else read it
-        (folder / NAMES).write_text("".join(f"{name}\n" for name in state["names"]), encoding="utf-8")
-        (folder / REST).write_text(json.dumps(content | {"state": rest}, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write {folder} ({error.strerror}). fix: free some space, another out="
-        ) from error
+    # Not by save_file, which has its own error for a full disk and lets nobody else read the file.
+    (folder / HUB_WEIGHTS).write_bytes(save(weights, {"format": "pt"}))
+    (folder / CFG).write_bytes(state["network"]["cfg"].encode())
+    (folder / NAMES).write_text("".join(f"{name}\n" for name in state["names"]), encoding="utf-8")
+    (folder / REST).write_text(json.dumps(content | {"state": rest}, indent=1) + "\n", encoding="utf-8")
 
 
 def read_hub_folder(folder: Path) -> dict[str, Any]:
