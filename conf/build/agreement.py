@@ -12,7 +12,8 @@ from conf.entry import to_dictionary
 from conf.schema import TrainConfig
 from data import Annotations
 from train_utils.distributed import World
-from train_utils.run.same_start import flat, require_agreement
+from train_utils.run.same_start import require_agreement
+from train_utils.run.same_training import flat
 
 # Options that may differ between ranks: nodes have their own folders and cores, and the weights are
 # those of rank 0.

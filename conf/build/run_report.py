@@ -15,7 +15,7 @@ from data.audit.summary import objects_per_image
 from train_utils.report.best import Best, keep_best
 from train_utils.report.run_files import read_files
 from train_utils.report.run_report import write_report
-from train_utils.run.same_start import flat
+from train_utils.run.same_training import flat
 from train_utils.scores.detections import GroundTruth
 
 Say = Callable[[str], object]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from conf.failures import ConfigError
 from scripts.migrate.python_file import read_python
 from scripts.migrate.recipe import Recipe
+from train_utils.run.same_training import flat
 
 SECTIONS = ("train_cfg", "optim_wrapper", "randomness", "param_scheduler", "custom_hooks", "load_from")
 OPTIMIZER = "optim_wrapper.optimizer."
@@ -33,21 +34,21 @@ def from_mmyolo(path: Path) -> Recipe:
         "default_hooks": {"param_scheduler": given.get("default_hooks", {}).get("param_scheduler")},
         "train_dataloader": {**loader, "dataset": None},
     }
-    flat = {**dict(_leaves(options)), "model": model.get("type"), **_augmentation(recipe, given, dataset)}
+    values = {**flat(options), "model": model.get("type"), **_augmentation(recipe, given, dataset)}
     gpus = re.search(r"(\d+)xb\d+", path.name)
-    batch = flat.pop("train_dataloader.batch_size", 16) * (int(gpus[1]) if gpus else 1)
+    batch = values.pop("train_dataloader.batch_size", 16) * (int(gpus[1]) if gpus else 1)
     recipe.set("train.batch_size", batch, "on all GPUs, as the file's name has it" if gpus else "times the GPUs there")
-    if flat.pop(f"{OPTIMIZER}batch_size_per_gpu", None) is not None:
-        decay = flat.pop(f"{OPTIMIZER}weight_decay", 0.0)
+    if values.pop(f"{OPTIMIZER}batch_size_per_gpu", None) is not None:
+        decay = values.pop(f"{OPTIMIZER}weight_decay", 0.0)
         scaled = round(decay * batch * max(round(64 / batch), 1) / 64, 10)
         recipe.set("optim.weight_decay", scaled, f"{decay} for a nominal batch of 64")
-    size, zoom = given.get("img_scale"), flat.pop("YOLOv5RandomAffine.scaling_ratio_range", None)
+    size, zoom = given.get("img_scale"), values.pop("YOLOv5RandomAffine.scaling_ratio_range", None)
     if isinstance(size, list):
         recipe.set("train.image_size", max(size), f"{size} there, squares here" if len(set(size)) > 1 else "")
     if isinstance(zoom, list):
         recipe.set("augment.scale", round(min(0.99, max(1 - zoom[0], zoom[1] - 1)), 6))
     _data(recipe, given, dataset)
-    recipe.take({key: value for key, value in flat.items() if key == f"{OPTIMIZER}type" or not key.endswith(UNUSED)})
+    recipe.take({key: value for key, value in values.items() if key == f"{OPTIMIZER}type" or not key.endswith(UNUSED)})
     return recipe
 
 
@@ -82,12 +83,3 @@ def _data(recipe: Recipe, given: Mapping[str, Any], dataset: dict[str, Any]) -> 
     names = (sets["train"].get("metainfo") or {}).get("classes")
     if isinstance(names, list):
         recipe.set("data.names", names)
-
-
-def _leaves(tree: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values in a tree of dictionaries, by dotted key."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value

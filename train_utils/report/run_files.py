@@ -12,7 +12,7 @@ import yaml
 from train_utils.errors import TrainError
 from train_utils.report.proof import FILE, read_proof
 from train_utils.run.log import HINT
-from train_utils.run.same_start import flat
+from train_utils.run.same_training import flat
 from train_utils.scores.coco_eval import ABSENT
 
 Row = dict[str, float]

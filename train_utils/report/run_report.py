@@ -11,7 +11,7 @@ from train_utils.pictures.plots import FOLDER, PLOTS, Plot
 from train_utils.report.best import FILE, read_best
 from train_utils.report.page import data_url, figure, shown, write_page
 from train_utils.report.run_files import Run
-from train_utils.run.same_start import flat
+from train_utils.run.same_training import flat
 from train_utils.scores.coco_eval import FIGURES, PER_CLASS
 from train_utils.shell import option
 from train_utils.terminal.progress import duration

@@ -11,6 +11,7 @@ import numpy as np
 from train_utils.distributed import World, gather_arrays
 from train_utils.errors import TrainError
 from train_utils.run.run_folder import on_main
+from train_utils.run.same_training import flat
 
 SHOWN = 60  # characters of a value
 
@@ -36,14 +37,6 @@ def difference(facts: Sequence[Mapping[str, Any]]) -> str | None:
                 values = f"{_short(tables[0].get(key))} on rank 0 and {_short(table.get(key))} on rank {rank}"
                 return f"{key} is {values}"
     return None
-
-
-def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dictionaries, joining keys with dots."""
-    table: dict[str, Any] = {}
-    for key, value in nested.items():
-        table |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return table
 
 
 def _short(value: Any) -> str:

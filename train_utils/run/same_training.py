@@ -81,6 +81,14 @@ def changed_values(before: Mapping[str, Any], now: Mapping[str, Any], prefix: st
     return changed
 
 
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested dictionaries, joining keys with dots."""
+    table: dict[str, Any] = {}
+    for key, value in nested.items():
+        table |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return table
+
+
 def is_covered(key: str, options: tuple[str, ...]) -> bool:
     """Whether ``options`` name ``key`` or a section that contains it."""
     return f"{key}.".startswith(tuple(f"{option}." for option in options))
