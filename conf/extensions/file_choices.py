@@ -38,23 +38,19 @@ class FileChoices(ConfigSource):
         """The options of a choice. Raises DataError for a file that holds none."""
         group, _, word = config_path.partition("/")
         path = Path(word).expanduser()
-        content: Any = None
-        if path.is_file() and path.suffix.lower() in YAML_SUFFIXES:
-            content = load_yaml(path)
-        if group == "data" and not (content and OURS & content.keys()):
+        is_yaml, package = path.is_file() and path.suffix.lower() in YAML_SUFFIXES, None
+        content = load_yaml(path) if is_yaml else {}
+        if group == "data" and not OURS & content.keys():
             known = recognise(path)
             usual = yaml.safe_load((GROUPS_DIR / "data" / f"{known['format']}.yaml").read_text(encoding="utf-8"))
-            return self._result(config_path, {**usual, **known}, None)
-        assert content is not None  # by is_config
-        header = self._get_header_dict(path.read_text(encoding="utf-8"))["package"]
-        package = header or ("_global_" if group == "experiment" else None)
-        # Hydra looks for plain names beside the file; they are those of the group.
-        defaults = [_in_group(entry, group) for entry in content.get("defaults", [])]
-        return self._result(config_path, {**content, "defaults": defaults}, package)
-
-    def _result(self, path: str, options: dict[str, Any], package: str | None) -> ConfigResult:
-        header = {"package": package}
-        return ConfigResult(provider=self.provider, path=path, config=OmegaConf.create(options), header=header)
+            content = {**usual, **known}
+        else:
+            given = self._get_header_dict(path.read_text(encoding="utf-8"))["package"]
+            package = given or ("_global_" if group == "experiment" else None)
+            # Hydra looks for plain names beside the file; they are those of the group.
+            content["defaults"] = [_in_group(entry, group) for entry in content.get("defaults", [])]
+        config = OmegaConf.create(content)
+        return ConfigResult(provider=self.provider, path=config_path, config=config, header={"package": package})
 
     def is_config(self, config_path: str) -> bool:
         """Whether a choice is the path of something that its group can be."""
