@@ -11,7 +11,7 @@ from types import TracebackType
 from rich import progress as bars
 
 from train_utils.memory.peak import device_peak
-from train_utils.terminal.screen import SCREEN, CellLine, is_live
+from train_utils.terminal.screen import SCREEN, cell_line, is_live
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a live line: reading a loss waits for the device
 SECONDS_BETWEEN_LINES = 10.0  # about work without a known end
@@ -45,7 +45,7 @@ class Progress:
         self._first: tuple[int, float] | None = None  # units and seconds when it was told of the first ones
         self._enabled = enabled
         self._bar = _start_bar(title, total) if enabled and is_live() else None
-        self._cell = CellLine.of_cell() if enabled else None
+        self._cell = cell_line() if enabled else None
 
     def __enter__(self) -> Progress:
         return self
@@ -74,7 +74,7 @@ class Progress:
                 if self._cell is None:
                     print(line, file=sys.stderr, flush=True)
                 else:
-                    self._cell.show(line)
+                    self._cell(line)
             else:
                 share = f"{done / self.total:.0%}" if self.total else str(done)
                 text = fit([share, *end, *parts], SCREEN.width - len(self.title) - LEAST_BAR - 2)
@@ -87,7 +87,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
         if self._cell is not None:
-            self._cell.show("")
+            self._cell("")
 
     @property
     def seconds(self) -> float:

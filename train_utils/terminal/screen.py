@@ -6,7 +6,8 @@ In a notebook the live line is above the lines of its cell.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from textwrap import TextWrapper
 from typing import Any
 
@@ -32,29 +33,18 @@ def is_live() -> bool:
     return sys.stdout.isatty() and sys.stderr.isatty() and SCREEN.is_terminal and not SCREEN.is_dumb_terminal
 
 
-class CellLine:
-    """A line in the output of a notebook's cell that changes in place."""
+def cell_line() -> Callable[[str], None] | None:
+    """What replaces the text of the line in the running cell's output; None outside a notebook."""
+    shell = _notebook()
+    return _line_of(shell.execution_count) if shell is not None else None
 
-    _of_cell: tuple[int, CellLine] | None = None  # the last cell's, by its number
 
-    def __init__(self) -> None:
-        from IPython.display import display
+@lru_cache(maxsize=1)  # a cell has one line for all that it runs
+def _line_of(cell: int) -> Callable[[str], None]:
+    from IPython.display import display
 
-        self._shown = display({"text/plain": ""}, raw=True, display_id=True)
-
-    def show(self, text: str) -> None:
-        """Replace the line."""
-        self._shown.update({"text/plain": text}, raw=True)
-
-    @classmethod
-    def of_cell(cls) -> CellLine | None:
-        """The line of the cell that runs; None outside of a notebook."""
-        shell = _notebook()
-        if shell is None:
-            return None
-        if cls._of_cell is None or cls._of_cell[0] != shell.execution_count:
-            cls._of_cell = shell.execution_count, cls()
-        return cls._of_cell[1]
+    shown = display({"text/plain": ""}, raw=True, display_id=True)
+    return lambda text: shown.update({"text/plain": text}, raw=True)
 
 
 def columns() -> int | None:
