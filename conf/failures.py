@@ -45,8 +45,8 @@ class JobError(Exception):
         return f"{job}: {reason}"
 
 
-# The place gives no right or no space; another OSError is a bug until some check names it.
-OF_THE_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+# A path without rights, or no space; another OSError is a bug until some check names it.
+NO_RIGHT, NO_SPACE = (errno.EACCES, errno.EPERM, errno.EROFS), (errno.ENOSPC, errno.EDQUOT)
 USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
 
 
@@ -111,8 +111,10 @@ def in_one_sentence(error: BaseException, schema: type, arguments: Sequence[str]
         said = sentence(error)
     elif isinstance(error, HydraException | OmegaConfBaseException):
         said = explain(error, schema)
-    elif isinstance(error, OSError) and error.errno in OF_THE_PLACE:
-        said = f"{error.filename or 'a file'} cannot be used ({error.strerror}). fix: another place, rights or space"
+    elif isinstance(error, OSError) and error.errno in NO_SPACE:  # a write does not know its path
+        said = f"{error.filename or 'a file'} cannot be written ({error.strerror}). fix: free some space there"
+    elif isinstance(error, OSError) and error.errno in NO_RIGHT and error.filename:
+        said = f"{error.filename} cannot be used ({error.strerror}). fix: name a place that you may read and write"
     else:
         said = null_sections(error, arguments, schema)
     return said if said is None or "did you mean" in said else said + suggest_path(said, arguments, schema)

@@ -47,12 +47,13 @@ from train_utils.distributed import World, broadcast_text, init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.loop.stop_and_save import StopRequest
 from train_utils.numerics import weights_dtype
-from train_utils.report.proof import BEST, LAST, PREVIOUS, read_proof
+from train_utils.report.proof import BEST, FILE, LAST, PREVIOUS, read_proof
 from train_utils.run.checkpoint import load_checkpoint
 from train_utils.scores.coco_eval import ABSENT
 from train_utils.shell import option
 from train_utils.terminal.screen import say
 
+ENTRIES = ("starts", "code", "packages", "data", "initial weights", "last steps", "files", "figures")
 QUIET = {"lines_per_epoch": 0, "pictures": False, "tensorboard": False, "wandb": None, "mlflow": None}
 WORDS = {True: "holds", False: "DIFFERS", None: "not checked"}
 
@@ -63,6 +64,8 @@ def verify(config: VerifyConfig) -> None:
     proof = read_proof(folder)
     if not proof.get("finished"):
         raise TrainError(f"{folder} has not finished. fix: python train.py {option('resume', folder)}")
+    if lacking := [entry for entry in ENTRIES if entry not in proof]:
+        raise TrainError(f"{folder / FILE} has no entry {lacking[0]!r}. fix: restore it")
     start = proof["starts"][-1]
     world = init_distributed_mode(start["options"]["train"]["device"], start["options"]["train"]["timeout_seconds"])
     torch.set_num_threads(start["threads"])  # sums depend on it

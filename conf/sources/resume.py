@@ -80,14 +80,22 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
 
 def with_missing(saved: dict[str, Any], today: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an earlier run, with today's values of what it lacked, without REMOVED."""
-    for section, keys in REMOVED.items():
-        saved[section] = {key: value for key, value in saved.get(section, {}).items() if key not in keys}
-    known = {}
+    saved, known = without_removed(saved), {}
     for key, value in today.items():
         before = saved.get(key)
         if key not in CHOICES or before is None or before.get("name", value["name"]) == value["name"]:
             known[key] = value  # else another choice was made in this section
     return layered(known, saved)
+
+
+def without_removed(saved: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the options of an earlier run without those that today's version lacks."""
+    kept = {
+        section: {key: value for key, value in saved[section].items() if key not in keys}
+        for section, keys in REMOVED.items()
+        if section in saved
+    }
+    return saved | kept
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -116,7 +124,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _has_options(folder: Path, given: Mapping[str, Any]) -> bool:
     """Whether the run in ``folder`` has these options, apart from those of the machine."""
-    changed = changed_values(read_config(folder), plain(OmegaConf.create(dict(given))))
+    changed = changed_values(without_removed(read_config(folder)), plain(OmegaConf.create(dict(given))))
     return all(is_covered(key, OF_THE_MACHINE) for key in changed)
 
 

@@ -11,12 +11,22 @@ from conf.failures import in_one_sentence
 from conf.schema import TrainConfig
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize("path", ["/out/model.yaml", None])
-def test_no_right_or_no_space_is_one_sentence_wherever_it_shows(code: int, path: str | None) -> None:
-    named = [path] if path else []
-    said = in_one_sentence(OSError(code, os.strerror(code), *named), TrainConfig, [])
-    assert said == f"{path or 'a file'} cannot be used ({os.strerror(code)}). fix: another place, rights or space"
+def told(code: int, *path: str) -> str | None:
+    return in_one_sentence(OSError(code, os.strerror(code), *path), TrainConfig, [])
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_path_without_rights_is_one_sentence_wherever_it_shows(code: int) -> None:
+    said = f"x.yaml cannot be used ({os.strerror(code)}). fix: name a place that you may read and write"
+    assert told(code, "x.yaml") == said
+    assert told(code) is None, "a port, for example"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_no_space_is_one_sentence_wherever_it_shows(code: int) -> None:
+    for path in ([], ["x.yaml"]):
+        said = f"{[*path, 'a file'][0]} cannot be written ({os.strerror(code)}). fix: free some space there"
+        assert told(code, *path) == said
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "gone", "x"), ValueError("1"), OSError("plain")])

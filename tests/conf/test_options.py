@@ -245,9 +245,10 @@ def test_a_training_that_torchrun_may_start_again_goes_on_in_its_own_folder_and_
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     own, foreign = (tmp_path / "runs" / now["name"] / name for name in ("torchrun-7", "newer"))
+    before = now | {"optim": now["optim"] | {"ema_ramp_steps": 2000.0}}  # of an earlier version, which has restarted
     for folder in (own, foreign):
         (folder / "checkpoints").mkdir(parents=True)
-        (folder / "config.yaml").write_text(json.dumps(now))
+        (folder / "config.yaml").write_text(json.dumps(before))
     (foreign / "checkpoints" / "last.pt").write_text("")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     assert continue_run(now, [])["resume"] == str(own), "also without a checkpoint: it begins again there"

@@ -229,6 +229,7 @@ def test_a_run_of_an_earlier_version_and_of_another_machine(
     """Options that it did not know, a service and a folder that are not here, a read-only run."""
     config = yaml.safe_load((copied.run / "config.yaml").read_text())
     del config["train"]["patience"], config["plugin"]
+    config["optim"]["ema_ramp_steps"] = 2000.0  # an option that is gone
     config["logger"] |= {"wandb": {"project": "p", "entity": None, "offline": False}}
     config["data"]["index_dir"] = "/proc/nobody/index"
     (copied.run / "config.yaml").write_text(yaml.safe_dump(config))
@@ -243,7 +244,10 @@ def test_a_run_of_an_earlier_version_and_of_another_machine(
     assert sorted(copied.run.rglob("*")) == before and not list(copied.data.parent.glob(".verify*"))
 
 
-def test_a_damaged_proof_is_named(copied: Place) -> None:
+def test_what_an_edited_proof_lacks_is_named(copied: Place) -> None:
+    rewrite(copied.run, lambda proof: proof.pop("files"))
+    with pytest.raises(TrainError, match=r"proof\.json has no entry 'files'\. fix: restore it"):
+        verify(copied)
     (copied.run / "proof.json").write_text("[1]")
     with pytest.raises(TrainError, match=r"proof\.json cannot be read .* fix: restore it"):
         verify(copied)
