@@ -56,8 +56,8 @@ from conf.sources.checkpoints import (
     with_checkpoint,
 )
 from conf.sources.resume import complete_training
-from conf.sweeps.multirun import command_of_job, objective, prepare_job, refuse_folders, register_folders, show_results
-from conf.sweeps.ranks import leave_result, run_on_devices, wants_ranks
+from conf.sweeps.multirun import objective, prepare_job, refuse_folders, register_folders, show_results
+from conf.sweeps.ranks import run_on_devices, wants_ranks
 from conf.sweeps.space import gather_options
 from train_utils.launch.environment import peek_world_size, prefer_expandable_segments, strip_local_rank
 from train_utils.processes.ending import name_lost_peers, shutdown
@@ -119,10 +119,9 @@ def run(name: str) -> None:
             if is_job_of_multirun():
                 prepare_job(cfg, program.folder)
             config: Any = to_plain(cfg, program.schema, program.complete, named)
-            if wants_ranks(config):
-                alone = (str(REPOSITORY / program.command), cfg, program.folder)
-                return run_on_devices(config, command_of_job(*alone) if is_job_of_multirun() else sys.argv)
-            return leave_result(objective(resolve_name(program.function)(config)))
+            if wants_ranks(config, is_job_of_multirun()):
+                return run_on_devices(config, sys.argv)
+            return objective(resolve_name(program.function)(config))
         except (Exception, SystemExit) as error:
             failures.append(name_lost_peers(error))
             if not is_job_of_multirun():

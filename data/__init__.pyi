@@ -32,7 +32,6 @@ from .images.media import Frame as Frame
 from .images.media import Medium as Medium
 from .images.media import Video as Video
 from .images.media import find_media as find_media
-from .images.orientation import turn_pixels as turn_pixels
 from .images.source import ImageSource as ImageSource
 from .index.annotations import Annotations as Annotations
 from .index.annotations import check_same_classes as check_same_classes

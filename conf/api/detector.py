@@ -19,13 +19,11 @@ from conf.build.network import open_detector
 from conf.build.predictor import Predictor
 from conf.failures import ConfigError
 from conf.schema_inference import PicturesConfig, PredictConfig
-from data import DataError, Exif, Medium, OnBadFile, find_media, live_medium, turn_pixels
+from data import DataError, Medium, OnBadFile, find_media, live_medium
 from train_utils.launch.devices import device_alone
 
 # Options of predict.py about its source and the files that it writes.
 OF_FILES = {field.name for field in fields(PredictConfig)} - {field.name for field in fields(PicturesConfig)}
-EXIF_ORIENTATION = 0x0112  # the tag's number
-BGR = "an array must be uint8 (height, width, 3) in the order BGR"
 
 
 class Detector:
@@ -60,17 +58,17 @@ class Detector:
     def __call__(self, source: Any) -> Any:
         """Detect on ``source``.
 
-        For a picture (a path, an array or a Pillow image) this returns a Prediction. An array is
-        uint8 (h, w, 3) in BGR order, as OpenCV reads it and other detectors take it. For a list of
-        pictures it returns a list in the same order. For any other source of predict.py (a video,
-        a camera by its number, a stream, a folder, a glob pattern or a .txt list) it returns a lazy
-        iterator, which yields pictures in the order in which they are finished.
+        For a picture (a path or an array) this returns a Prediction. An array is uint8 (h, w, 3) in
+        BGR order, as OpenCV reads it and other detectors take it. For a list of pictures it returns
+        a list in the same order. For any other source of predict.py (a video, a camera by its
+        number, a stream, a folder, a glob pattern or a .txt list) it returns a lazy iterator, which
+        yields pictures in the order in which they are finished.
 
         Raises DataError if the source cannot be read or is none of these.
         """
         if isinstance(source, list | tuple):
             return self._in_order(source)
-        if _is_pixels(source):
+        if isinstance(source, np.ndarray):
             return self._in_order([source])[0]
         text = str(source) if type(source) is int else _path(source)
         with self._plain_errors(text):
@@ -96,8 +94,11 @@ class Detector:
 
     def _picture(self, source: Any, number: int) -> Medium:
         """One picture of a call, named by its number. Raises DataError if it is no picture."""
-        if _is_pixels(source):
-            return Medium(Path(), str(number), image=_rgb(source, self.predictor.config.exif))
+        if isinstance(source, np.ndarray):
+            if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
+                wrong = f"got {source.dtype} {source.shape}. fix: as cv2.imread gives it"
+                raise DataError(f"an array must be uint8 (height, width, 3) in the order BGR, {wrong}")
+            return Medium(Path(), str(number), image=np.array(source[:, :, ::-1], order="C"))
         path = Path(_path(source)).absolute()
         medium = Medium(path, str(number))
         if not path.is_file() or medium.is_video:
@@ -108,20 +109,4 @@ class Detector:
 def _path(source: Any) -> str:
     if isinstance(source, str | PathLike):
         return os.fspath(source)
-    raise DataError(f"{type(source).__name__} is no picture. fix: a path, an array, Pillow's image, or a list")
-
-
-def _is_pixels(source: Any) -> bool:
-    return isinstance(source, np.ndarray) or hasattr(source, "getexif")  # Pillow's images have it
-
-
-def _rgb(source: Any, exif: Exif) -> np.ndarray:
-    """A copy of a picture's pixels, uint8 (h, w, 3) RGB. Raises DataError for other formats."""
-    if isinstance(source, np.ndarray):
-        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
-            raise DataError(f"{BGR}, got {source.dtype} {source.shape}. fix: as cv2.imread gives it")
-        return np.array(source[:, :, ::-1], order="C")
-    if source.mode[0] in "IF":  # Pillow would cut their values to 255
-        raise DataError(f"an image of Pillow's mode {source.mode} has more than 8 bits. fix: scale it to 8 bits")
-    tag = source.getexif().get(EXIF_ORIENTATION, 1) if exif == Exif.apply else 1
-    return turn_pixels(np.array(source.convert("RGB")), tag if tag in range(1, 9) else 1)
+    raise DataError(f"{type(source).__name__} is no picture. fix: a path, an array or a list")

@@ -1,4 +1,4 @@
-"""Give each job that the joblib launcher runs in parallel its own GPUs."""
+"""Give each job that the joblib launcher runs in parallel its own GPU."""
 
 from __future__ import annotations
 
@@ -11,60 +11,41 @@ from typing import Any, TextIO
 from omegaconf import DictConfig
 
 from conf.failures import ConfigError
-from train_utils.launch.own_ranks import AUTO
 
-_claimed: dict[str, TextIO] = {}  # the GPUs of this process, each with the file that it keeps locked
-_all: list[str] = []  # the GPUs that this process saw before it claimed some
+_locked: list[TextIO] = []  # the file that this process keeps locked for its GPU
 
 
 def bound_jobs(config: DictConfig) -> None:
-    """Let joblib run as many jobs side by side as the GPUs allow.
+    """Let joblib run as many jobs side by side as there are GPUs.
 
     ``config`` belongs to the whole multirun, with ``hydra``; an ``n_jobs`` in it stays.
     """
-    launcher, wanted = config.hydra.launcher, _wanted(config)
-    if _runs_joblib(config.hydra) and launcher.n_jobs == -1 and wanted and (gpus := _visible_gpus()):
-        launcher.n_jobs = max(1, len(gpus) // wanted)
+    if _takes_gpu(config, config.hydra) and config.hydra.launcher.n_jobs == -1:
+        config.hydra.launcher.n_jobs = len(_visible_gpus()) or -1
 
 
-def choose_gpus(config: DictConfig, hydra: Any, folder: Path) -> None:
-    """Let a job of joblib see as many GPUs as ``devices`` asks for, shared with no parallel job.
+def choose_gpu(config: DictConfig, hydra: Any, folder: Path) -> None:
+    """Let a job of joblib see one GPU, shared with no parallel job.
 
-    ``devices=null`` asks for one GPU. A machine's single GPU is left to all jobs.
-    Locks in ``folder`` record which process has which GPU, and end with the process. A process of
-    joblib runs several jobs in turn and keeps its GPUs, because CUDA binds it to them.
-    Raises ConfigError if parallel jobs have left too few.
+    A machine's single GPU is left to all jobs. Locks in ``folder`` record which process has which
+    GPU, and end with the process. A process of joblib runs several jobs in turn and keeps its GPU,
+    because CUDA binds it to that. Raises ConfigError if parallel jobs have left none.
     """
-    if not _runs_joblib(hydra) or not (wanted := _wanted(config)):
+    if not _takes_gpu(config, hydra) or len(gpus := _visible_gpus()) < 2:
         return
-    _all[:] = _all or _visible_gpus()
-    if not wanted <= len(_all) > 1:
-        return
-    for gpu in _all:
-        if len(_claimed) < wanted and gpu not in _claimed:
-            file = (folder / f"gpu-{gpu.replace('/', '-')}.lock").open("w")  # parts of a GPU may be MIG-GPU-8f/1/0
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _claimed[gpu] = file
-    if len(_claimed) < wanted:
-        _claimed.clear()  # closing the files frees them
-        raise ConfigError(
-            f"{len(_all)} GPUs are too few for the jobs side by side. fix: hydra.launcher.n_jobs={len(_all) // wanted}"
-        )
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*_claimed][:wanted])
+    for gpu in gpus:
+        file = (folder / f"gpu-{gpu.replace('/', '-')}.lock").open("w")  # parts of a GPU may be MIG-GPU-8f/1/0
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _locked.append(file)
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+            return
+    raise ConfigError(f"{len(gpus)} GPUs are too few for the jobs side by side. fix: hydra.launcher.n_jobs={len(gpus)}")
 
 
-def _runs_joblib(hydra: Any) -> bool:
-    return "joblib" in hydra.launcher._target_
-
-
-def _wanted(config: DictConfig) -> int:
-    """How many GPUs a job takes; 0 if it takes none, or if ``devices`` will be refused."""
+def _takes_gpu(config: DictConfig, hydra: Any) -> bool:
     device = config.train.device if "train" in config else config.get("device", "cpu")
-    devices: Any = config.get("devices") or 1
-    if device == "cpu" or not (isinstance(devices, int) or devices == AUTO):
-        return 0
-    return max(1, len(_all or _visible_gpus())) if devices == AUTO else devices
+    return "joblib" in hydra.launcher._target_ and device != "cpu"
 
 
 def _visible_gpus() -> list[str]:

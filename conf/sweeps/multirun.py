@@ -28,9 +28,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.entry import keys_of
 from conf.failures import ConfigError
-from conf.sweeps.gpus import bound_jobs, choose_gpus
+from conf.sweeps.gpus import bound_jobs, choose_gpu
 from train_utils.launch.environment import job_folder_name, read_job
-from train_utils.shell import option, quoted
+from train_utils.shell import option
 
 OPTIONS, RESULTS = "multirun.yaml", ".jobs"  # in a multirun's folder: Hydra's file, and a file for each job
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -74,24 +74,12 @@ def _folder_name(text: str) -> str:
 def prepare_job(cfg: DictConfig, key: str | None) -> None:
     """Let a job write where Hydra puts it, unless the option ``key`` names another folder.
 
-    Jobs that joblib runs side by side get their own GPUs. Raises ConfigError if there are too few.
+    Each job that joblib runs side by side gets its own GPU. Raises ConfigError for too few.
     """
     hydra = HydraConfig.get()
-    choose_gpus(cfg, hydra, Path(hydra.sweep.dir, RESULTS))
+    choose_gpu(cfg, hydra, Path(hydra.sweep.dir, RESULTS))
     if key is not None and cfg[key] is None and cfg.get("resume") in (None, "auto"):
         cfg[key] = hydra.runtime.output_dir
-
-
-def command_of_job(program: str, cfg: DictConfig, key: str | None) -> list[str]:
-    """The arguments of ``python`` that run only this job: options, folder and YAML files."""
-    hydra = HydraConfig.get()
-    task, places = list(hydra.overrides.task), list[str]()
-    if key is not None and cfg[key] is not None and key not in keys_of(task):
-        task.append(f"{key}={quoted(cfg[key])}")
-    for source in hydra.runtime.config_sources:
-        places += ["--config-dir", source.path] if source.provider == "command-line" else []
-    task += [override for override in hydra.overrides.hydra if override.startswith("hydra.searchpath=")]
-    return [program, *task, "--config-name", str(hydra.job.config_name), *places]
 
 
 def refuse_folders(arguments: Sequence[str], folder: str | None) -> None:

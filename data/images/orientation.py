@@ -47,11 +47,6 @@ def turn_decoded(image: Image, header: Header, orientation: int) -> Image:
     """Turn an image (h, w, 3), decoded with IGNORE_ORIENTATION, by an EXIF ``orientation``."""
     if header.kind == "TIFF":  # OpenCV always applies its tag
         orientation = 1 if orientation == header.orientation else _INVERSE[header.orientation]
-    return turn_pixels(image, orientation)
-
-
-def turn_pixels(image: Image, orientation: int) -> Image:
-    """Turn an image (h, w, 3) as stored upright by its EXIF ``orientation``, 1 to 8."""
     if orientation > 4:
         image = np.asarray(cv2.transpose(image), dtype=np.uint8)
     flip = FLIPS.get(orientation)

@@ -1,29 +1,42 @@
 """Read a configuration that is written in Python, without running any of it.
 
-It reads assignments of constants, lists, dictionaries, ``dict(...)``, arithmetic and names assigned
-before, after those of the ``_base_`` files. Any other expression stays text.
+It reads assignments, after those of the ``_base_`` files: constants, lists, dictionaries,
+``dict(...)``, ``len(...)``, arithmetic and names assigned before. Any other expression stays text.
 """
 
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Mapping
-from functools import partial
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conf.failures import ConfigError
+from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
-OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
-    ast.Mult: operator.mul,
-}  # fmt: skip
+from conf.failures import ConfigError
 
 
 class Unread(str):
     """The text of an expression that was not evaluated."""
+
+    __add__ = __radd__ = __mul__ = __rmul__ = __mod__ = None  # type: ignore[assignment]  # nor is one that holds it
+
+
+class _Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]
+    """Evaluates expressions part by part, without calling anything but dict and len."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        super().__init__(functions={"len": len}, names=names)
+        self.nodes[ast.Tuple] = self.nodes[ast.List]
+
+    def _eval(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:  # may hold **more
+            keys: list[ast.expr | None] = [ast.Constant(one.arg) if one.arg else None for one in node.keywords]
+            node = ast.Dict(keys, [one.value for one in node.keywords])
+        try:
+            return super()._eval(node)
+        except (InvalidExpression, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+            return Unread(ast.unparse(node))
 
 
 def read_python(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -45,12 +58,12 @@ def read_python(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     for node in body:
         match node:
             case ast.Assign(targets=[ast.Name(id="_base_")], value=value):
-                given = _value(value, {})
+                given = _Evaluator({})._eval(value)
                 for name in [given] if isinstance(given, str) else given:
                     base = merged(base, read_python(path.parent / name, (*seen, path)))
                 names["_base_"] = base
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                names[name] = _value(value, names)
+                names[name] = _Evaluator(names)._eval(value)
     names.pop("_base_", None)
     return merged(base, names)
 
@@ -66,44 +79,3 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         else:
             result[key] = value
     return result
-
-
-def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The value of an expression; Unread if it is of no kind in this module's docstring."""
-    value = partial(_value, names=names)
-    try:
-        match node:
-            case ast.Constant(value=constant):
-                return constant
-            case ast.List(elts=items) | ast.Tuple(elts=items):
-                lists = (value(item.value) if isinstance(item, ast.Starred) else [value(item)] for item in items)
-                return list(chain.from_iterable(lists))
-            case ast.Dict(keys=keys, values=values):
-                return {value(key): value(of) for key, of in zip(keys, values, strict=True) if key is not None}
-            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
-                parts = (value(each.value) if each.arg is None else {each.arg: value(each.value)} for each in keywords)
-                return dict(chain.from_iterable(part.items() for part in parts))
-            case _:
-                return _computed(node, names, value)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError):
-        return Unread(ast.unparse(node))
-
-
-def _computed(node: ast.expr, names: Mapping[str, Any], value: Callable[[ast.expr], Any]) -> Any:
-    match node:
-        case ast.Name(id=name):
-            return names[name]
-        case ast.Attribute(value=tree, attr=key):
-            return value(tree)[key]
-        case ast.Subscript(value=tree, slice=index):
-            return value(tree)[value(index)]
-        case ast.Call(func=ast.Name(id="len"), args=[tree]):
-            return len(value(tree))
-        case ast.UnaryOp(op=ast.USub(), operand=number):
-            return -value(number)
-        case ast.BinOp(left=left, op=op, right=right):
-            first, second = value(left), value(right)
-            numbers = isinstance(first, int | float) and isinstance(second, int | float)
-            if numbers or isinstance(op, ast.Add):  # 10**9 * "a" would fill the memory
-                return OPERATORS[type(op)](first, second)
-    raise ValueError

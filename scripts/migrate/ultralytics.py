@@ -15,16 +15,15 @@ from scripts.migrate.recipe import Recipe
 def from_ultralytics(options: dict[str, Any], path: Path) -> Recipe:
     """The options of a run. Raises ConfigError for a task other than detection.
 
-    There, a step accumulates as many batches as come nearest to ``nbs`` images. Its gradients are
-    those of a sum over these images, which scales the gains of YOLOv5's loss.
+    There, a step accumulates as many batches as come nearest to ``nbs`` images.
     """
     given = {**options, **(options["hyp"] if isinstance(options.get("hyp"), dict) else {})}
     if given.get("task", "detect") != "detect":
         raise ConfigError(f"{path}: task={given['task']} is not detection. fix: only task=detect has a counterpart")
     if not {"epochs", "lr0"} & given.keys():
         raise ConfigError(f"{path} holds neither epochs nor lr0. fix: name args.yaml, or opt.yaml and hyp.yaml")
-    recipe, pop, yolov5 = Recipe("ultralytics"), given.pop, "obj" in given and "dfl" not in given
-    step, size = _step(recipe, given, path)
+    recipe, pop = Recipe("ultralytics"), given.pop
+    size = _step(recipe, given, path)
     recipe.set("augment.perspective", min(0.19, pop("perspective", 0) * size))
     recipe.set("augment.scale", min(0.99, pop("scale", 0.5)))
     if zoom := pop("multi_scale", None):
@@ -35,12 +34,6 @@ def from_ultralytics(options: dict[str, Any], path: Path) -> Recipe:
     name, lr, momentum = str(given.get("optimizer", "SGD")), pop("lr0", None), pop("momentum", None)
     if name.lower() in recipe.table["words"]["optimizer"]:
         recipe.take({"lr0": lr, "momentum": momentum})
-    if yolov5:
-        why = f"times the {step} images of a step, whose losses are added there"
-        for key, ours in (("box", "loss.box"), ("cls", "loss.classification"), ("obj", "loss.objectness")):
-            recipe.set(ours, pop(key) * step * ((size / 640) ** 2 if key == "obj" else 1), why)
-        recipe.set("loss.iou", "ciou")
-        recipe.table["same"] |= recipe.table["yolov5"]
     if data := pop("data", None):
         near = path.parent / data
         place = (near if near.exists() else Path(data)).absolute()
@@ -56,8 +49,8 @@ def from_ultralytics(options: dict[str, Any], path: Path) -> Recipe:
     return recipe
 
 
-def _step(recipe: Recipe, given: dict[str, Any], path: Path) -> tuple[int, int]:
-    """Set the batch size, the image size and what depends on them; return these two."""
+def _step(recipe: Recipe, given: dict[str, Any], path: Path) -> int:
+    """Set the batch size, the image size and what depends on them; return the image size."""
     sides = given["imgsz"] if isinstance(given.get("imgsz"), list) else [given.get("imgsz")]
     batch, nominal = given.get("batch_size") or given.get("batch") or 16, given.get("nbs") or 64
     if not all(isinstance(value, int | float) for value in (batch, nominal, *filter(None, sides))):
@@ -72,4 +65,4 @@ def _step(recipe: Recipe, given: dict[str, Any], path: Path) -> tuple[int, int]:
     recipe.set("train.image_size", size, f"imgsz={sides}; training is on squares here" if len(set(sides)) > 1 else "")
     recipe.set("optim.weight_decay", round(given.pop("weight_decay", 0.0005) * step / nominal, 10))
     recipe.set("optim.burn_in_min_steps", math.ceil(100 / passes), f"100 batches there, {passes} to a step")
-    return step, size
+    return size

@@ -53,14 +53,13 @@ def _written(config: PrelabelConfig, folder: Path) -> str:
         raise DataError(f"source={config.source}: no picture could be read. fix: see the warnings above")
     names, sizes, founds, rows = zip(*sorted(seen, key=lambda one: one[0]), strict=True)
     values = [uncertainty(found.scores) for found in founds]
-    results, table = [], [("rank", "file", "uncertainty", "distance", "nearest")]
-    for number, distance, nearest in labelling_order(np.array(values), np.stack(rows)):
+    results, table = [], [("rank", "file", "uncertainty", "distance")]
+    for number, distance in labelling_order(np.array(values), np.stack(rows)):
         boxes_xyxy, classes, scores = founds[number]
         kept = scores > config.confidence
         detections = make_detections(0, classes[kept], scores[kept], boxes_xyxy[kept])
         results.append(ImageResult(names[number], None, sizes[number], detections))
-        near = names[nearest] if nearest != number else ""
-        table.append((str(len(results)), names[number], f"{values[number]:.4f}", f"{distance:.4f}", near))
+        table.append((str(len(results)), names[number], f"{values[number]:.4f}", f"{distance:.4f}"))
     if config.format == "coco":
         write_coco(folder, results, detector)
     elif config.format == "yolo":

@@ -17,11 +17,11 @@ def uncertainty(scores: np.ndarray) -> float:
     return 1 - float(certainties.min()) if len(certainties) else 2 * LOWEST
 
 
-def labelling_order(uncertainties: np.ndarray, features: np.ndarray) -> list[tuple[int, float, int]]:
+def labelling_order(uncertainties: np.ndarray, features: np.ndarray) -> list[tuple[int, float]]:
     """Order N pictures by their uncertainties (N,) and features (N, C) of unit length.
 
-    Returns for each picture its number, its distance to the nearest earlier picture, and that
-    picture's number. The first picture has the largest possible distance, 2, and its own number.
+    Returns for each picture its number and its distance to the nearest earlier picture. The first
+    picture has the largest possible distance, 2.
 
     This is the farthest-first traversal for core-sets (Sener and Savarese 2018, algorithm 1) with
     weights. The most uncertain picture is first. Each next picture has the largest product of
@@ -29,14 +29,12 @@ def labelling_order(uncertainties: np.ndarray, features: np.ndarray) -> list[tup
     it is 0. Ties keep their order. After COMPARED pictures the others are sorted by their product
     at that point, so time is O(N COMPARED C) and memory O(N C).
     """
-    distances, nearest = np.full(len(features), 2.0), np.arange(len(features))
-    left, order = np.ones(len(features), dtype=bool), []
+    distances, left, order = np.full(len(features), 2.0), np.ones(len(features), dtype=bool), list[int]()
     for _ in range(min(len(features), COMPARED)):
         chosen = int(np.argmax(np.where(left, uncertainties * distances, -1)))
         order.append(chosen)
         left[chosen] = False
         to_chosen = np.where(left, np.linalg.norm(features - features[chosen], axis=1), np.inf)
-        nearest[to_chosen < distances] = chosen
         distances = np.minimum(distances, to_chosen)
     order += sorted(np.flatnonzero(left).tolist(), key=lambda number: -uncertainties[number] * distances[number])
-    return [(number, float(distances[number]), int(nearest[number])) for number in order]
+    return [(number, float(distances[number])) for number in order]

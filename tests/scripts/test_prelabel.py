@@ -141,7 +141,6 @@ def test_the_order_is_the_same_twice_and_a_copy_comes_last(folder: Path, source:
     assert [int(row["rank"]) for row in rows] == [1, 2, 3, 4, 5]
     assert float(rows[0]["uncertainty"]) == max(float(row["uncertainty"]) for row in rows)
     assert rows[-1]["file"] == "copy.png" and float(rows[-1]["distance"]) == 0
-    assert rows[-1]["nearest"] == "1 ä.png" and rows[0]["nearest"] == ""
 
 
 def test_pictures_without_detections_are_labelled_as_empty(folder: Path, source: Path, tmp_path: Path) -> None:
@@ -173,20 +172,19 @@ def test_the_order_weighs_distance_by_uncertainty(monkeypatch: pytest.MonkeyPatc
     uncertainties = np.array([0.9, 0.9, 0.2, 0.8, 0.6])
     #  0 is first. Then 4: 0.6 * 1, against 0.2 * 1.41 of 2 and 0.8 * 0.17 of 3. 1 is a copy of 0.
     ranked = order.labelling_order(uncertainties, features)
-    assert [number for number, _, _ in ranked] == [0, 4, 3, 2, 1]
-    assert [nearest for _, _, nearest in ranked] == [0, 0, 0, 4, 0]
-    assert [distance for _, distance, _ in ranked] == pytest.approx([2, 1, 0.1743, 0.5176, 0], abs=1e-4)
+    assert [number for number, _ in ranked] == [0, 4, 3, 2, 1]
+    assert [distance for _, distance in ranked] == pytest.approx([2, 1, 0.1743, 0.5176, 0], abs=1e-4)
     monkeypatch.setattr(order, "COMPARED", 2)
-    assert [number for number, _, _ in order.labelling_order(uncertainties, features)] == [0, 4, 3, 2, 1]
-    assert [number for number, _, _ in order.labelling_order(np.full(3, 0.5), features[:1].repeat(3, 0))] == [0, 1, 2]
+    assert [number for number, _ in order.labelling_order(uncertainties, features)] == [0, 4, 3, 2, 1]
+    assert [number for number, _ in order.labelling_order(np.full(3, 0.5), features[:1].repeat(3, 0))] == [0, 1, 2]
 
 
 def test_ties_keep_the_order_of_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In what is next, in the nearest earlier picture, and behind the compared ones."""
+    """In what is next, and behind the compared ones."""
     for compared in (4, 1):
         monkeypatch.setattr(order, "COMPARED", compared)
         ranked = order.labelling_order(np.array([0.5, 0.9, 0.5, 0.5]), np.eye(4, dtype=np.float32))
-        assert [(number, nearest) for number, _, nearest in ranked] == [(1, 1), (0, 1), (2, 1), (3, 1)]
+        assert [number for number, _ in ranked] == [1, 0, 2, 3]
 
 
 def test_the_order_does_not_depend_on_which_picture_is_finished_first(

@@ -1,8 +1,7 @@
-"""Which processes ``devices`` starts, on which GPUs, and what a job of a multirun gets back."""
+"""Which processes ``devices`` starts, and on which GPUs."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from conf.failures import ConfigError
 from conf.programs import run
 from conf.schema import TrainConfig
 from conf.sources.resume import complete_training
-from conf.sweeps.ranks import RESULT, run_on_devices, wants_ranks
+from conf.sweeps.ranks import run_on_devices, wants_ranks
 from train_utils.launch import agent
 
 
@@ -26,12 +25,11 @@ class Ranks:
 
     def __init__(self) -> None:
         self.starts: list[tuple[list[str], int, str | None, str]] = []
-        self.code, self.result = 0, 0.25
+        self.code = 0
 
     def __call__(self, command: Sequence[str], count: int) -> int:
         seen, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["OMP_NUM_THREADS"]
         self.starts.append((list(command), count, seen, threads))
-        Path(os.environ[RESULT]).write_text(json.dumps(self.result))
         return self.code
 
 
@@ -78,7 +76,8 @@ def test_devices_become_ranks_on_gpus(
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     before, config = dict(os.environ), config_of(*options)
-    assert wants_ranks(config) and run_on_devices(config, ["train.py"]) == 0.25
+    assert wants_ranks(config)
+    run_on_devices(config, ["train.py"])
     ((command, count, saw, threads),) = ranks.starts
     assert (command, (count, saw)) == (["train.py"], expected) and int(threads) >= 1
     assert dict(os.environ) == before
@@ -112,18 +111,18 @@ def test_a_resumed_run_takes_its_devices_along_unless_a_launcher_starts_it(
     assert compose("train", TrainConfig, given, complete_training).devices is None
 
 
-def test_jobs_of_a_multirun_run_as_ranks_in_their_folders(
+def test_a_multirun_is_refused(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "devices=2", "optim.lr=0.1,0.2", "hydra.sweep.dir=mine"])
-    run("train")
-    commands = [command for command, *_ in ranks.starts]
-    assert [command[1:3] for command in commands] == [["devices=2", "optim.lr=0.1"], ["devices=2", "optim.lr=0.2"]]
-    assert [command[3] for command in commands] == [
-        f'run_dir="{tmp_path}/mine/{number}_optim.lr-0.{number}"' for number in (1, 2)
-    ]
-    assert capsys.readouterr().out.count("  0.2500") == 2, "the APs of the ranks"
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", "-m", "devices=1,2", "data=shapes", "dry_run=true", "hydra.sweep.dir=mine"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        run("train")
+    assert ended.value.code == 2 and ranks.starts == []
+    said = capsys.readouterr().err
+    assert "job 2 (devices=2 " in said and "devices=2 is for one setting. fix: start each by itself" in said
 
 
 def test_the_exit_code_of_the_ranks_is_that_of_the_program(
