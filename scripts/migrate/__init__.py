@@ -37,17 +37,15 @@ def migrate(config: MigrateConfig) -> str:
     by_suffix = {path.suffix.lower(): path for path in files}
     if by_suffix.keys() == {".data", ".cfg"}:
         recipe = from_darknet(by_suffix[".cfg"], by_suffix[".data"])
-    elif by_suffix.keys() <= {".data", ".cfg"}:
-        raise ConfigError(
-            f"{files[0]} alone says no number of epochs: its steps are counted over the images of the set."
-            " fix: name the .cfg and the .data file"
-        )
     elif by_suffix.keys() == {".py"} and len(files) == 1:
         recipe = from_mmyolo(files[0])
     elif by_suffix.keys() <= set(YAML_SUFFIXES):
         recipe = from_ultralytics({key: value for path in files for key, value in load_yaml(path).items()}, files[0])
     else:
-        raise ConfigError(f"{files[0]} is of no known system. fix: args.yaml, opt.yaml and hyp.yaml, or .cfg and .data")
+        known = (
+            "args.yaml, opt.yaml and hyp.yaml, a .cfg with its .data (whose images make the epochs), or MMYOLO's .py"
+        )
+        raise ConfigError(f"{files[0]} is not enough, or of no known system. fix: {known}")
     text = recipe.text(" and ".join(path.name for path in files))
     if config.out is not None:
         Path(config.out).write_text(text, encoding="utf-8")

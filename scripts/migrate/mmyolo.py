@@ -36,7 +36,10 @@ def from_mmyolo(path: Path) -> Recipe:
     }
     values = {**flat(options), "model": model.get("type"), **_augmentation(recipe, given, dataset)}
     gpus = re.search(r"(\d+)xb\d+", path.name)
-    batch = values.pop("train_dataloader.batch_size", 16) * (int(gpus[1]) if gpus else 1)
+    batch = values.pop("train_dataloader.batch_size", 16)
+    if not isinstance(batch, int):
+        raise ConfigError(f"{path}: batch_size is {batch}, which was not computed. fix: write its number there")
+    batch *= int(gpus[1]) if gpus else 1
     recipe.set("train.batch_size", batch, "on all GPUs, as the file's name has it" if gpus else "times the GPUs there")
     if values.pop(f"{OPTIMIZER}batch_size_per_gpu", None) is not None:
         decay = values.pop(f"{OPTIMIZER}weight_decay", 0.0)

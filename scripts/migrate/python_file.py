@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,28 @@ from simpleeval import EvalWithCompoundTypes, InvalidExpression
 
 from conf.failures import ConfigError
 
+KINDS = "Constant Name List Dict Subscript UnaryOp BinOp Call keyword".split()
 
-class Unread(str):
-    """The text of an expression that was not evaluated."""
 
-    __add__ = __radd__ = __mul__ = __rmul__ = __mod__ = None  # type: ignore[assignment]  # nor is one that holds it
+@dataclass(frozen=True)
+class Unread:
+    """The text of an expression that was not evaluated; what is computed from it is not, either."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class _Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]
-    """Evaluates expressions part by part, without calling anything but dict and len."""
+    """Evaluates expressions part by part, without calling anything but dict, len and the like."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         super().__init__(functions={"len": len}, names=names)
+        del self.operators[ast.Not]
+        self.nodes: Any = {kind: read for kind, read in self.nodes.items() if kind.__name__ in KINDS}
         self.nodes[ast.Tuple] = self.nodes[ast.List]
+        self.nodes[ast.Attribute] = lambda node: self._eval(node.value)[node.attr]  # keys alone, no methods
 
     def _eval(self, node: ast.AST) -> Any:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:  # may hold **more
@@ -59,8 +69,8 @@ def read_python(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         match node:
             case ast.Assign(targets=[ast.Name(id="_base_")], value=value):
                 given = _Evaluator({})._eval(value)
-                for name in [given] if isinstance(given, str) else given:
-                    base = merged(base, read_python(path.parent / name, (*seen, path)))
+                for name in given if isinstance(given, list) else [given]:
+                    base = merged(base, read_python(path.parent / str(name), (*seen, path)))
                 names["_base_"] = base
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 names[name] = _Evaluator(names)._eval(value)

@@ -266,15 +266,27 @@ def test_python_is_read_without_running_it(folder: Path) -> None:
         "cores = os.cpu_count()\n"
         "least = min(cores, 4)\n"
         "of_text = [cores * 2, 'a' + cores, cores + 'a', more.a + 1, -more['a']]\n"
+        "unread = [f'{cores}', 'a' if cores == 4 else 'b', cores[0], len(cores), [*cores], not cores, cores or 1]\n"
+        "unread = [*unread, cores in 'os', size.append(3), more.pop('a'), more.pop, 'a'.join(['b'])]\n"
+        "unread = [*unread, [i for i in size]]\n"
         "huge = [10**9 * 'a', 9**9**9, [0] * 10**9]\n"
         "code = ().__class__.__base__.__subclasses__()\n"
     )
     read = read_python(Path("a.py"))
-    assert read["both"] == {"type": "x", "b": "open('ran', 'w')", "a": 1, "d": 2.5, "c": [640, 512, 1022]}
+    assert read["both"] == {"type": "x", "b": Unread("open('ran', 'w')"), "a": 1, "d": 2.5, "c": [640, 512, 1022]}
     assert read["of_text"][3:] == [2, -1] and not Path("ran").exists()
-    texts = [read["both"]["b"], read["cores"], read["least"], *read["of_text"][:3], *read["huge"], read["code"]]
+    texts = [
+        read["both"]["b"],
+        read["cores"],
+        read["least"],
+        *read["of_text"][:3],
+        *read["huge"],
+        read["code"],
+        *read["unread"],
+    ]
     assert all(isinstance(text, Unread) for text in texts), texts
-    assert read["of_text"][1] == "'a' + cores" and read["huge"][1] == "9 ** 9 ** 9"
+    assert str(read["of_text"][1]) == "'a' + cores" and str(read["huge"][1]) == "9 ** 9 ** 9"
+    assert (read["size"], read["more"]) == ([640, 512], {"a": 1}) and len(read["unread"]) == 13
 
 
 @pytest.mark.parametrize(
@@ -283,14 +295,16 @@ def test_python_is_read_without_running_it(folder: Path) -> None:
         ({"a_yaml": "task: segment\nepochs: 3\n"}, "task=segment is not detection. fix: "),
         ({"a_yaml": "path: x\n"}, "holds neither epochs nor lr0. fix: "),
         ({"a_yaml": "epochs: 3\nbatch: x\n"}, "batch, nbs or imgsz is no number. fix: "),
-        ({"a_txt": ""}, "is of no known system. fix: "),
-        ({"my_cfg": CFG}, "alone says no number of epochs"),
-        ({"obj_data": "classes=1\n"}, "alone says no number of epochs"),
+        ({"a_txt": ""}, "a.txt is not enough, or of no known system. fix: "),
+        ({"my_cfg": CFG}, "my.cfg is not enough, or of no known system. fix: "),
+        ({"obj_data": "classes=1\n"}, "fix: args.yaml, opt.yaml and hyp.yaml, a .cfg with its .data (whose "),
         (
             {"a_py": "train_dataloader = {}\nmodel = dict(bbox_head=dict(type='YOLOv5InsHead'))\n"},
             "YOLOv5InsHead is not for upright boxes",
         ),
         ({"a_py": "x = 1\n"}, "has no train_dataloader. fix: "),
+        ({"a_py": "train_dataloader = dict(batch_size=f(2))\n"}, "batch_size is f(2), which was not computed. fix: "),
+        ({"a_py": "_base_ = f(2)\n"}, "f(2) cannot be read"),
         ({"a_py": "_base_ = 'a.py'\n"}, "includes itself by _base_. fix: "),
         ({"a_py": "_base_ = 'b.py'\n"}, "b.py cannot be read"),
         ({"a_py": "def (\n"}, "is no Python file"),
