@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,11 @@ from conf.failures import ConfigError
 KINDS = "Constant Name List Dict Subscript UnaryOp BinOp Call keyword".split()
 
 
-@dataclass(frozen=True)
-class Unread:
-    """The text of an expression that was not evaluated; what is computed from it is not, either."""
+class UnreadError(Exception):
+    """In place of a value: an expression that was not evaluated, with its text.
 
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
+    Nothing can be computed from it, so what would be is unread, too.
+    """
 
 
 class _Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]
@@ -35,9 +31,9 @@ class _Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]
     def __init__(self, names: dict[str, Any]) -> None:
         super().__init__(functions={"len": len}, names=names)
         del self.operators[ast.Not]
-        self.nodes: Any = {kind: read for kind, read in self.nodes.items() if kind.__name__ in KINDS}
-        self.nodes[ast.Tuple] = self.nodes[ast.List]
-        self.nodes[ast.Attribute] = lambda node: self._eval(node.value)[node.attr]  # keys alone, no methods
+        kept = {kind: read for kind, read in self.nodes.items() if kind.__name__ in KINDS}
+        # Attributes are keys, never methods.
+        self.nodes: Any = {**kept, ast.Tuple: self._eval_list, ast.Attribute: lambda at: self._eval(at.value)[at.attr]}
 
     def _eval(self, node: ast.AST) -> Any:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:  # may hold **more
@@ -46,7 +42,7 @@ class _Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]
         try:
             return super()._eval(node)
         except (InvalidExpression, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-            return Unread(ast.unparse(node))
+            return UnreadError(ast.unparse(node))
 
 
 def read_python(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from scripts.migrate.python_file import Unread
+from scripts.migrate.python_file import UnreadError
 
 
 class Recipe:
@@ -40,7 +40,7 @@ class Recipe:
             for ours, word in (meant or {}).items():
                 self.set(ours, word)
             note = self.table["notes"].get(key, "")
-            if key in self.table["same"] and value is not None and not isinstance(value, Unread):
+            if key in self.table["same"] and value is not None and not isinstance(value, UnreadError):
                 self.set(self.table["same"][key], value, note)
             elif value and meant is None and key not in self.table["elsewhere"].split():
                 self.left.append(f"{key}: {value}" + f" ({note})" * bool(note))

@@ -185,9 +185,9 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
     (tmp_path / "empty.jpg").touch()
     for source, said in (
         (str(pictures[0])[:-5] + "9.jpg", "there is no such file or folder.*did you mean"),
-        (np.zeros((8, 8), np.uint8), r"must be uint8 \(height, width, 3\) in the order BGR, got uint8 \(8, 8\)"),
-        (np.zeros((8, 8, 3)), "got float64"),
-        (np.zeros((0, 8, 3), np.uint8), r"got uint8 \(0, 8, 3\)"),
+        (np.zeros((8, 8), np.uint8), r"an array is uint8 \(8, 8\)\. fix: uint8 \(height, width, 3\) in the order BGR"),
+        (np.zeros((8, 8, 3)), "is float64"),
+        (np.zeros((0, 8, 3), np.uint8), r"is uint8 \(0, 8, 3\)"),
         (Image.new("RGB", (8, 8)), "Image is no picture. fix: a path, an array or a list"),
         (torch.zeros(3, 8, 8), "Tensor is no picture"),
         (iter(pictures), "list_iterator is no picture"),
