@@ -96,7 +96,7 @@ class Detector:
         """One picture of a call, named by its number. Raises DataError if it is no picture."""
         if isinstance(source, np.ndarray):
             if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
-                raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in the order BGR")
+                raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
             return Medium(Path(), str(number), image=np.array(source[:, :, ::-1], order="C"))
         path = Path(_path(source)).absolute()
         medium = Medium(path, str(number))

@@ -185,7 +185,7 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
     (tmp_path / "empty.jpg").touch()
     for source, said in (
         (str(pictures[0])[:-5] + "9.jpg", "there is no such file or folder.*did you mean"),
-        (np.zeros((8, 8), np.uint8), r"an array is uint8 \(8, 8\)\. fix: uint8 \(height, width, 3\) in the order BGR"),
+        (np.zeros((8, 8), np.uint8), r"an array is uint8 \(8, 8\)\. fix: uint8 \(height, width, 3\) in BGR"),
         (np.zeros((8, 8, 3)), "is float64"),
         (np.zeros((0, 8, 3), np.uint8), r"is uint8 \(0, 8, 3\)"),
         (Image.new("RGB", (8, 8)), "Image is no picture. fix: a path, an array or a list"),
