@@ -123,6 +123,8 @@ class LossConfig(LossSection):
     label_smoothing: float  # class targets move from 0 and 1 by half of this
     positives: int | None  # how many anchors of cells learn each box: those whose predictions overlap it most, where
     # model.scale_x_y reaches its centre; null: all that match by anchor_iou in its own cell
+    pooled: bool  # the terms are means over all heads together, so each object and each cell weighs the same; false:
+    # over each head, as published, so the only object of a head weighs as much as all of another
 
     def __post_init__(self) -> None:
         if self.classification != AUTO and not (type(self.classification) in (int, float) and self.classification >= 0):

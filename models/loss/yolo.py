@@ -2,9 +2,12 @@
 
 Formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive): every anchor of
 every head whose shape fits a target is positive in the cell that holds the target's centre. With
-``positives``, overlap.py chooses by the predicted boxes instead. All arithmetic is in float32, or
-in float64 for float64 maps. Shapes depend only on the number of targets (no boolean indexing), so a
-step on an accelerator never waits for the host.
+``positives``, overlap.py chooses by the predicted boxes instead. There the terms are means over
+each head, and added; with ``pooled`` they are means over all heads together, times their
+number (docs/decisions/0023-means.md).
+
+All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
+targets (no boolean indexing), so a step on an accelerator never waits for the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,13 +64,13 @@ class YoloLoss(HeadLoss):
         self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
     ) -> tuple[list[Terms], Sequence[float | Tensor]]:
         assigned = self._assign(maps, targets)
-        counts = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
-        shares = 1 / counts.clamp(min=1)  # without positives the terms are 0, not 0 / 0
-        terms = [
-            self._head_terms(head, raw, assignment, share, ratio, world_size)
-            for (head, _, raw), assignment, share in zip(maps, assigned, shares, strict=True)
-        ]
-        config = self.config
+        config, count = self.config, len(maps)
+        positives = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
+        cells: list[float] = [part.raw[..., 4].numel() * world_size for part in maps]
+        if config.pooled:  # so many would each head have if all had the same
+            positives, cells = positives.mean().expand(count), [sum(cells) / count] * count
+        shares = 1 / positives.clamp(min=1)  # without positives the terms are 0, not 0 / 0
+        terms = [self._head_terms(*each, ratio) for each in zip(maps, assigned, shares, cells, strict=True)]
         return terms, (config.box, config.objectness, config.class_weight * self.heads[0].num_classes / 80)
 
     def _assign(self, maps: list[HeadMap], targets: Tensor) -> list[_Assignment]:
@@ -92,10 +95,10 @@ class YoloLoss(HeadLoss):
         ]
 
     def _head_terms(
-        self, head: Head, raw: Tensor, assigned: _Assignment, share: Tensor, objectness_ratio: float, world_size: int
+        self, part: HeadMap, assigned: _Assignment, share: Tensor, cells: float, objectness_ratio: float
     ) -> Terms:
-        """The terms of one head, without gains. `share` is the weight of one positive."""
-        config = self.config
+        """The terms of one head, without gains; a positive weighs `share`, a cell 1 / `cells`."""
+        config, (head, _, raw) = self.config, part
         # (t, p, 5 + classes), one row for each pair, matched or not
         predicted = at_least_float32(raw[tuple(assigned.cells)])
         xy, wh, _, class_logits = predicted.split((2, 2, 1, head.num_classes), dim=-1)
@@ -105,8 +108,7 @@ class YoloLoss(HeadLoss):
         quality = 1 - objectness_ratio + objectness_ratio * iou.detach().clamp(min=0)
         targets = _objectness_targets(raw, assigned, quality)
         logits = at_least_float32(raw[..., 4])
-        objectness = self._cross_entropy(logits, targets, config.objectness_positive_weight).sum()
-        objectness = objectness / (logits.numel() * world_size)
+        objectness = self._cross_entropy(logits, targets, config.objectness_positive_weight).sum() / cells
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
         wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)

@@ -105,7 +105,7 @@ def yolo_loss(
     raw_maps: list[list], targets: list[list[float]], heads: list[Head], config: LossConfig, ratio: float = 1.0
 ) -> tuple[float, float, float]:
     """Weighted box, objectness and class terms of maps[image][anchor][row][column][value]."""
-    box_sum = objectness_sum = class_sum = 0.0
+    terms = []  # of each head: sums over its positives and cells, and how many these are
     learnt = by_overlap(raw_maps, targets, heads, config.positives) if config.positives else None
     for raw, head in zip(raw_maps, heads, strict=True):
         rows, columns = len(raw[0][0]), len(raw[0][0][0])
@@ -127,7 +127,7 @@ def yolo_loss(
                 loss = cross_entropy(logit, hot, config.class_positive_weight, config.focal_gamma)
                 class_losses.append(loss * weight / head.num_classes)
         cells = list(product(range(len(raw)), range(len(head.anchors)), range(rows), range(columns)))
-        objectness_sum += sum(
+        objectness = sum(
             cross_entropy(
                 raw[i][a][r][c][4],
                 wanted.get((i, a, r, c), 0.0),
@@ -135,9 +135,14 @@ def yolo_loss(
                 config.focal_gamma,
             )
             for i, a, r, c in cells
-        ) / len(cells)
-        if box_losses:
-            box_sum += sum(box_losses) / max(sum(weights), 1)
-            class_sum += sum(class_losses) / max(sum(weights), 1)
+        )
+        terms.append((sum(box_losses), objectness, sum(class_losses), sum(weights), len(cells)))
+    if config.pooled:
+        together = [sum(values) for values in zip(*terms, strict=True)]
+        terms = [(*together[:3], *(size / len(heads) for size in together[3:]))]
     gain = config.classification * heads[0].num_classes / 80
-    return box_sum * config.box, objectness_sum * config.objectness, class_sum * gain
+    return (
+        sum(box / max(positives, 1) for box, _, _, positives, _ in terms) * config.box,
+        sum(objectness / cells for _, objectness, _, _, cells in terms) * config.objectness,
+        sum(classes / max(positives, 1) for _, _, classes, positives, _ in terms) * gain,
+    )

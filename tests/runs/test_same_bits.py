@@ -110,7 +110,9 @@ def trained_network(text: str, number: int, world: World) -> str:
     wrapped = wrap_model(model, world, seed=5)
     loss: Any = DarknetLoss(model.heads, DarknetLossConfig("darknet", *[None] * 8))
     if number % 2:
-        loss = YoloLoss(model.heads, LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.ciou, 0.2, 1.0, 2.0, 1.5, 0.1, None))
+        loss = YoloLoss(
+            model.heads, LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.ciou, 0.2, 1.0, 2.0, 1.5, 0.1, None, False)
+        )
     generator = torch.Generator().manual_seed(number)
     images = torch.randint(0, 256, (STEPS, BATCH, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)
     boxes = torch.rand((STEPS, BATCH, 2, 6), generator=generator) * 20 + 5

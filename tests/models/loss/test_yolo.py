@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from models import Head, IouKind, LossConfig, YoloLoss
+from models.boxes import wh_iou
 from models.decode import decode
 from models.loss.assignment import HeadAnchors
 from models.loss.base import HeadMap
@@ -30,9 +31,11 @@ CONFIG = LossConfig(
     focal_gamma=0.0,
     label_smoothing=0.0,
     positives=None,
+    pooled=False,
 )
 
-BOTH = pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, positives=10)], ids=["by shape", "by overlap"])
+CHOICES = [CONFIG, replace(CONFIG, positives=10), replace(CONFIG, pooled=True)]
+EACH = pytest.mark.parametrize("config", CHOICES, ids=["by shape", "by overlap", "pooled"])
 
 
 def random_maps(batch: int, heads: list[Head] = HEADS) -> list[Tensor]:
@@ -67,6 +70,8 @@ def random_targets(count: int, batch: int) -> Tensor:
         {"positives": 1},
         {"positives": 10, "iou": IouKind.ciou},
         {"positives": 1000},
+        {"pooled": True},
+        {"pooled": True, "positives": 10},
     ],
 )
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
@@ -102,7 +107,7 @@ def test_two_targets_in_one_cell_the_better_box_sets_objectness() -> None:
     torch.testing.assert_close(both.box, (alone["exact"].box + alone["shifted"].box) / 2)
 
 
-@BOTH
+@EACH
 def test_order_of_targets_does_not_matter(config: LossConfig) -> None:
     maps, targets = random_maps(2), random_targets(60, 2)
     loss = YoloLoss(HEADS, config)
@@ -111,7 +116,7 @@ def test_order_of_targets_does_not_matter(config: LossConfig) -> None:
     torch.testing.assert_close(one.total, other.total)
 
 
-@BOTH
+@EACH
 def test_no_targets_is_background_only(config: LossConfig) -> None:
     maps = [raw.requires_grad_() for raw in random_maps(2)]
     parts = YoloLoss(HEADS, config)(maps, torch.zeros(0, 6))
@@ -121,12 +126,25 @@ def test_no_targets_is_background_only(config: LossConfig) -> None:
         assert (raw.grad[..., 4] > 0).all() and (raw.grad[..., :4] == 0).all() and (raw.grad[..., 5:] == 0).all()
 
 
+def test_pooled_terms_weigh_the_only_object_of_a_head_like_any_other() -> None:
+    """As published it weighs as much as all objects of the other head together."""
+    maps = [torch.zeros_like(raw).requires_grad_() for raw in random_maps(1)]
+    small = [[0.0, 0, x, 8, 12, 14] for x in range(8, 120, 16)]
+    targets = torch.tensor([*small, [0.0, 0, 48, 48, 110, 90]])
+    positives = [int((wh_iou(targets[:, 4:], torch.tensor(head.anchors)) > CONFIG.anchor_iou).sum()) for head in HEADS]
+    assert positives[1] > 3 * positives[0] > 0
+    for config, expected in ((replace(CONFIG, pooled=True), 1.0), (CONFIG, positives[1] / positives[0])):
+        gradients = torch.autograd.grad(YoloLoss(HEADS, config)(maps, targets).total, maps)
+        coarse, fine = (float(gradient[..., 5:].abs().max()) for gradient in gradients)
+        assert coarse / fine == pytest.approx(expected)
+
+
 def test_targets_that_fit_no_anchor_have_no_box_term() -> None:
     parts = YoloLoss(HEADS, CONFIG)(random_maps(1), torch.tensor([[0.0, 0, 50, 50, 1, 90]]))
     assert parts.box == 0 and parts.classification == 0
 
 
-@BOTH
+@EACH
 def test_the_ranks_shares_add_up_to_the_whole_batch(config: LossConfig) -> None:
     maps, targets = [raw.requires_grad_() for raw in random_maps(4)], random_targets(30, 4)
     targets[:, 0] = torch.where(torch.arange(30) < 27, targets[:, 0] % 2, targets[:, 0] % 2 + 2)  # 27 on rank 0, 3 on 1
@@ -155,7 +173,7 @@ def test_the_ranks_shares_add_up_to_the_whole_batch(config: LossConfig) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-@BOTH
+@EACH
 def test_a_rank_without_targets_still_joins_the_sum(config: LossConfig) -> None:
     calls = []
     YoloLoss(HEADS, config)(random_maps(1), torch.zeros(0, 6), sum_over_ranks=lambda x: (calls.append(x), x)[1])
@@ -203,7 +221,7 @@ def test_gradients_stay_finite(kind: IouKind, scale: float) -> None:
     assert parts.total.isfinite() and all(raw.grad.isfinite().all() for raw in maps)
 
 
-@BOTH
+@EACH
 def test_half_precision_maps_are_computed_in_float32(config: LossConfig) -> None:
     maps, targets = [raw.bfloat16() for raw in random_maps(2)], random_targets(20, 2)
     loss = YoloLoss(HEADS, config)

@@ -57,7 +57,9 @@ def partly_frozen(
     loss: Any = square_loss
     to_input: Any = Batch.network_input
     if compiled is None:
-        loss = YoloLoss(model.heads, LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.ciou, 0.2, 1.0, 1.0, 0.0, 0.0, None))
+        loss = YoloLoss(
+            model.heads, LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.ciou, 0.2, 1.0, 1.0, 0.0, 0.0, None, False)
+        )
     elif compiled:
         loss, to_input = compile_step(model, loss, to_input, "default", 1, print)
     wrapped = wrap_model(model, world)
