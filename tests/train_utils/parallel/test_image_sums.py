@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -162,10 +163,10 @@ def test_the_loss_image_by_image_is_that_of_the_batch() -> None:
     targets = torch.tensor(
         [[0, 1, 20, 30, 25, 30], [0, 0, 40, 30, 12, 9], [2, 1, 50, 12, 20, 22], [3, 0, 9, 8, 7, 9.0]]
     )
+    config = LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0, None, False)
     for loss in (
-        YoloLoss(
-            model.heads, LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0, None, False)
-        ),
+        YoloLoss(model.heads, config),
+        YoloLoss(model.heads, replace(config, pooled=True)),
         DarknetLoss(model.heads, DarknetLossConfig("darknet", *[None] * 8)),
     ):
         expected = loss(raw_maps, targets, 0.5, lambda counts: 3 * counts, 3)
