@@ -2,9 +2,9 @@
 
 Formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive): every anchor of
 every head whose shape fits a target is positive in the cell that holds the target's centre. With
-``positives``, overlap.py chooses by the predicted boxes instead. There the terms are means over
-each head, and added; with ``pooled`` they are means over all heads together, times their
-number (docs/decisions/0023-means.md).
+``positives``, overlap.py chooses by the predicted boxes instead. In that formulation each term is a
+sum of means, one of each head; with ``pooled`` it is one mean over all heads, times their number
+(docs/decisions/0023-means.md).
 
 All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
@@ -67,7 +67,7 @@ class YoloLoss(HeadLoss):
         config, count = self.config, len(maps)
         positives = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
         cells: list[float] = [part.raw[..., 4].numel() * world_size for part in maps]
-        if config.pooled:  # so many would each head have if all had the same
+        if config.pooled:  # each head counts as if all had equally many
             positives, cells = positives.mean().expand(count), [sum(cells) / count] * count
         shares = 1 / positives.clamp(min=1)  # without positives the terms are 0, not 0 / 0
         terms = [self._head_terms(*each, ratio) for each in zip(maps, assigned, shares, cells, strict=True)]
