@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,15 @@ def test_each_choice_has_its_class_and_makes_its_loss() -> None:
     assert isinstance(loss, DarknetLoss) and loss.heads[0].darknet_loss.obj_normalizer == 2
     for name, kind in CHOICES["loss"].items():
         assert type(composed(f"loss={name}").loss) is kind
+
+
+def test_pooled_terms_are_a_choice_that_the_quickstart_makes() -> None:
+    default, pooled = composed().loss, composed("loss=yolov3_pooled").loss
+    assert isinstance(default, LossConfig) and not default.pooled
+    assert pooled == replace(default, pooled=True) == composed("experiment=quickstart").loss
+    loss = make_loss([HEAD], pooled)
+    assert isinstance(loss, YoloLoss) and loss.config.pooled
+    assert composed("experiment=quickstart", "loss=darknet").loss == composed("loss=darknet").loss
 
 
 def test_sums_come_with_their_learning_rate_unless_another_is_asked_for() -> None:

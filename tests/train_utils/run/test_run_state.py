@@ -17,7 +17,7 @@ from train_utils.numerics import autocast_dtype, choose_benchmark
 from train_utils.optim import Schedule
 from train_utils.run.plain_data import to_plain
 from train_utils.run.run_state import RunState
-from train_utils.run.same_training import changed_values
+from train_utils.run.same_training import changed_values, check_same_training
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,20 @@ def test_changed_options_are_listed_by_full_key() -> None:
     now = {"train": {"epochs": 5, "seed": 0}, "optim": {"lr": 0.02}, "resume": "runs/x"}
     assert changed_values(before, now) == {"train.epochs": "3 -> 5", "optim.lr": "0.01 -> 0.02", "old": "1 -> None"}
     assert changed_values(before, before) == {}
+
+
+def test_a_run_of_an_earlier_version_does_not_go_on_with_another_loss(tmp_path: Path) -> None:
+    """Its checkpoint lacks the option; a loss that has none is compared as it is."""
+
+    def described(**loss: object) -> dict[str, Any]:
+        return {"network": {}, "names": [], "config": {"loss": loss}, "data": {}}
+
+    before = described(name="yolov3")
+    check_same_training(before, described(name="yolov3", pooled=False), tmp_path, force=False)
+    check_same_training(described(name="darknet"), described(name="darknet"), tmp_path, force=False)
+    with pytest.raises(CheckpointError, match=r"loss\.pooled: False -> True"):
+        check_same_training(before, described(name="yolov3", pooled=True), tmp_path, force=False)
+    check_same_training(before, described(name="yolov3", pooled=True), tmp_path, force=True)
 
 
 @pytest.mark.parametrize("wanted", [False, True])
