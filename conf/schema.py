@@ -115,6 +115,10 @@ class TrainConfig(PluggedConfig):
             self.data.check_two_sets()
         if self.augment.copy_paste > 0 and not self.data.outlines:
             raise ValueError("augment.copy_paste needs the outlines of objects. fix: data.outlines=true")
+        if self.augment.mosaic_nine > 0 and self.augment.mosaic == 0:
+            raise ValueError(
+                "augment.mosaic_nine is a share of the mosaics, but augment.mosaic=0. fix: a larger augment.mosaic"
+            )
         if self.data.decode == Decode.device:
             if self.augment.colour == Colour.cpu:
                 raise ValueError("data.decode=device leaves no pixels to augment.colour=cpu. fix: augment.colour=auto")

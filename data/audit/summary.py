@@ -51,7 +51,9 @@ class SetSummary:
 
 def fix_of_anchors(recall: float, min_iou: float) -> str:
     """The option to change if only a share ``recall`` of the boxes overlaps an anchor enough."""
-    return "model.anchors=auto" if recall < FIT_RECALL else f"loss.anchor_iou={min_iou / 2:g}"
+    looser = f"loss.anchor_iou={min_iou / 2:g}"
+    # Heads that are kept go with their own anchors.
+    return f"model.anchors=auto; with the heads of pretrained weights, {looser}" if recall < FIT_RECALL else looser
 
 
 def summarise(annotations: Annotations, image_size: int, anchors: Sizes, min_iou: float | None) -> SetSummary:

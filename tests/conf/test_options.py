@@ -108,6 +108,7 @@ def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: 
         (["resume=a", "run_dir=b"], "leave run_dir out"),
         (["data.decode=device", "augment.colour=cpu"], "leaves no pixels to augment.colour=cpu"),
         (["data.decode=device", "data.cache=disk"], "has no use for data.cache=disk"),
+        (["augment.mosaic=0", "augment.mosaic_nine=0.5"], "fix: a larger augment.mosaic"),
     ],
 )
 def test_what_does_not_fit_stops_before_a_run_folder_is_made(
