@@ -12,8 +12,7 @@ from typing import Any
 from models.weights.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
 
 MAX_SCALE_X_Y = 100  # cells
-AUTO = "auto"  # of model.anchors, model.freeze and loss.classification
-PUBLISHED_CLASSIFICATION = 37.4  # loss.classification of the published recipe, tuned on COCO
+AUTO = "auto"  # of model.anchors, model.freeze, loss.classification and loss.balance
 OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
 
 
@@ -24,6 +23,22 @@ class IouKind(StrEnum):
     giou = "giou"
     diou = "diou"
     ciou = "ciou"
+
+
+class Balance(StrEnum):
+    """How much each of the n positives of a head weighs in its box and class terms.
+
+    m: the mean number of positives over the heads (docs/decisions/0023-means.md).
+    """
+
+    auto = "auto"  # equal, or damped where the training images hold few large objects
+    equal = "equal"  # 1 / n, as published: the only object of a head weighs as much as all of another
+    damped = "damped"  # 1 / max(n, m): a head with few objects weighs less than the others
+    pooled = "pooled"  # 1 / m: all objects weigh the same, and all cells in the objectness
+
+
+# What auto means in loss.*, unless the training set asks for more: the published recipe for COCO.
+PUBLISHED_LOSS: dict[str, Any] = {"classification": 37.4, "balance": Balance.equal}
 
 
 class BoxLoss(StrEnum):
@@ -123,8 +138,9 @@ class LossConfig(LossSection):
     label_smoothing: float  # class targets move from 0 and 1 by half of this
     positives: int | None  # how many anchors of cells learn each box: those whose predictions overlap it most, where
     # model.scale_x_y reaches its centre; null: all that match by anchor_iou in its own cell
-    pooled: bool  # the terms are means over all heads together, so each object and each cell weighs the same; false:
-    # over each head, as published, so the only object of a head weighs as much as all of another
+    balance: Balance  # equal: all heads weigh the same, as published; damped: heads with few objects
+    # less; pooled: all objects and all cells the same; auto: equal, and damped where the training
+    # images hold few large objects, as told when a training starts
 
     def __post_init__(self) -> None:
         if self.classification != AUTO and not (type(self.classification) in (int, float) and self.classification >= 0):
@@ -144,7 +160,7 @@ class LossConfig(LossSection):
     @property
     def class_weight(self) -> float:
         """``classification`` as a number; that of the published recipe before a set is known."""
-        return PUBLISHED_CLASSIFICATION if self.classification == AUTO else float(self.classification)
+        return float(PUBLISHED_LOSS["classification"] if self.classification == AUTO else self.classification)
 
 
 @dataclass

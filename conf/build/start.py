@@ -21,7 +21,7 @@ from data import Annotations, Colour, Decode, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
 from data.audit.summary import mean_objects, median_side
 from models import Darknet, Head
-from models.config import LossConfig
+from models.config import PUBLISHED_LOSS, Balance, LossConfig
 from train_utils.config import AUTO, TORCH, OptimConfig, Precision
 from train_utils.distributed import World, broadcast_module, broadcast_text, max_over_ranks
 from train_utils.errors import TrainError
@@ -40,10 +40,10 @@ from train_utils.parallel.wrap import convert_sync_batchnorm
 from train_utils.run.run_state import RunState
 from train_utils.shell import option
 
-# What loss.classification=auto becomes where the training images hold few large objects. There the
-# published weight leaves classes unlearnt; where objects are smaller this one costs boxes their
-# place (docs/results/accuracy.md).
-FEW_LARGE_CLASSIFICATION = 200.0
+# What auto becomes where the training images hold few large objects. There the published values
+# leave classes unlearnt; where objects are smaller this weight costs boxes their place
+# (docs/results/accuracy.md).
+FOR_FEW_LARGE: dict[str, Any] = {"classification": 200, "balance": Balance.damped}
 FEW_OBJECTS = 2.5  # at most so many in an image on average
 MANY_TIMES = 10  # the images of a training must weights have seen to be spared: docs/decisions/0021
 LARGE_SIDE = 0.25  # at least half of them are larger, as a share of the image's longer side
@@ -160,23 +160,23 @@ def fit_to_set(
     All ranks call this together and get the same.
     """
     config, anchors_note = fit_anchors(config, world, saved, train_set)
-    config, classes_note = weigh_classes(config, train_set)
-    return config, [note for note in (anchors_note, classes_note) if note is not None]
+    config, loss_note = suit_loss(config, train_set)
+    return config, [note for note in (anchors_note, loss_note) if note is not None]
 
 
-def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
-    """Replace ``auto`` of ``loss.classification``, and say so if it is not the usual number."""
+def suit_loss(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
+    """Replace each ``auto`` of ``loss=yolov3``, and say so if it is not the published value."""
     loss = config.loss
-    if not isinstance(loss, LossConfig) or loss.classification != AUTO:
-        return config, None
-    count, side, usual = mean_objects(train_set), median_side(train_set), loss.class_weight
+    open_keys = [key for key in FOR_FEW_LARGE if getattr(loss, key) == AUTO] if isinstance(loss, LossConfig) else []
+    count, side = mean_objects(train_set), median_side(train_set)
     few_large = len(train_set.names) > 1 and count <= FEW_OBJECTS and side > LARGE_SIDE
-    weight = FEW_LARGE_CLASSIFICATION if few_large else usual
+    values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in open_keys}
+    changes = " and ".join(f"loss.{key}={value} instead of {PUBLISHED_LOSS[key]}" for key, value in values.items())
     note = (
-        f"loss.classification=auto: {weight:g} instead of {usual:g}, because images hold few large objects "
+        f"auto: {changes}, because images hold few large objects "
         f"({count:.1f} each, half of them above {side:.0%} of the image's longer side)"
     )
-    return replace(config, loss=replace(loss, classification=weight)), note if few_large else None
+    return replace(config, loss=replace(loss, **values)), note if few_large and values else None
 
 
 def fit_anchors(

@@ -17,17 +17,15 @@ from conf.sources.checkpoints import config_of_checkpoint
 from models.weights.published import BACKBONE, COCO
 from train_utils.launch.environment import allowed_restarts, has_agent, job_folder_name, peek_world_size, read_job
 from train_utils.run.checkpoint_files import FOLDER
-from train_utils.run.same_training import changed_values, is_covered
+from train_utils.run.same_training import changed_values, is_covered, with_earlier
 
 # Options that may differ when a job is requeued, for example to another node.
 OF_THE_MACHINE = (
     "debug", "dry_run", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "logger",
     "train.device", "train.timeout_seconds",
 )  # fmt: skip
-# What earlier versions did, by options that they did not have.
-OF_EARLIER_VERSIONS = {"optim": {"name": "sgd", "flat_fraction": 0.0}}
 # Options that only earlier versions had: a checkpoint with them is of another training.
-REMOVED = {"optim": ("ema_ramp_steps", "ema_max_fraction")}
+REMOVED = {"optim": ("ema_ramp_steps", "ema_max_fraction"), "loss": ("pooled",)}
 
 
 def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -109,11 +107,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         there = next((checkpoint for checkpoint in checkpoints if checkpoint.is_file()), None)
         if there is None:
             raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
-        return layered(OF_EARLIER_VERSIONS, config_of_checkpoint(str(there)))
+        return with_earlier(config_of_checkpoint(str(there)))
     try:
         loaded = OmegaConf.load(path)
         if isinstance(loaded, DictConfig) and "train" in loaded:
-            return layered(OF_EARLIER_VERSIONS, plain(loaded))
+            return with_earlier(plain(loaded))
         problem = "it is empty or cut"
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         problem = str(error).splitlines()[0]

@@ -3,8 +3,7 @@
 Formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive): every anchor of
 every head whose shape fits a target is positive in the cell that holds the target's centre. With
 ``positives``, overlap.py chooses by the predicted boxes instead. In that formulation each term is a
-sum of means, one of each head; with ``pooled`` it is one mean over all heads, times their number
-(docs/decisions/0023-means.md).
+sum of means, one of each head; ``balance`` has other sums.
 
 All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.boxes import at_least_float32, box_iou_aligned, wh_iou
-from models.config import LossConfig
+from models.config import Balance, LossConfig
 from models.decode import boxes_in_cells
 from models.errors import ModelError
 from models.loss.assignment import Anchors, Cells, centre_cells, targets_in_cells
@@ -67,8 +66,10 @@ class YoloLoss(HeadLoss):
         config, count = self.config, len(maps)
         positives = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
         cells: list[float] = [part.raw[..., 4].numel() * world_size for part in maps]
-        if config.pooled:  # each head counts as if all had equally many
+        if config.balance == Balance.pooled:  # each head counts as if all had equally many
             positives, cells = positives.mean().expand(count), [sum(cells) / count] * count
+        elif config.balance == Balance.damped:
+            positives = positives.maximum(positives.mean())
         shares = 1 / positives.clamp(min=1)  # without positives the terms are 0, not 0 / 0
         terms = [self._head_terms(*each, ratio) for each in zip(maps, assigned, shares, cells, strict=True)]
         return terms, (config.box, config.objectness, config.class_weight * self.heads[0].num_classes / 80)

@@ -8,6 +8,7 @@ import math
 from itertools import product
 
 from models import Head, LossConfig
+from models.config import Balance
 
 Box = tuple[float, float, float, float]
 Pair = tuple[list[float], int, int, int, float]  # a target, anchor, row, column, and the weight of the pair
@@ -137,9 +138,12 @@ def yolo_loss(
             for i, a, r, c in cells
         )
         terms.append((sum(box_losses), objectness, sum(class_losses), sum(weights), len(cells)))
-    if config.pooled:
+    if config.balance == Balance.pooled:
         together = [sum(values) for values in zip(*terms, strict=True)]
         terms = [(*together[:3], *(size / len(heads) for size in together[3:]))]
+    if config.balance == Balance.damped:
+        mean = sum(term[3] for term in terms) / len(terms)
+        terms = [(*term[:3], max(term[3], mean), term[4]) for term in terms]
     gain = config.classification * heads[0].num_classes / 80
     return (
         sum(box / max(positives, 1) for box, _, _, positives, _ in terms) * config.box,

@@ -21,8 +21,11 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 # Where the training set is; irrelevant if its content is the same.
 PLACES = ("data.format", "data.train", "data.names", "data.shapes")
-# What versions did that lacked these options of a section.
-OF_EARLIER_VERSIONS = {"loss": {"pooled": False}}
+# What versions did that lacked these options of a section, where its choice (None: any) has them.
+OF_EARLIER_VERSIONS: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
+    ("optim", None, {"name": "sgd", "flat_fraction": 0.0}),
+    ("loss", "yolov3", {"balance": "equal"}),
+)
 # Never listed as changed: every resume changes them.
 OF_THE_RESUME = ("run_dir", "resume", "resume_force", "extend")
 OF_AN_EXTENSION = ("train.epochs", "train.extended_after")  # may change where a finished run becomes a longer one
@@ -44,7 +47,7 @@ def check_same_training(state: dict[str, Any], own: dict[str, Any], folder: Path
     data = {key: own["data"][key] for key in state.get("data", {})}  # earlier versions kept no digest
     if "digest" in data and data == state["data"]:
         free += PLACES  # the same images and boxes may lie elsewhere, in another format
-    changed = changed_values(_with_earlier(state["config"], own["config"]), own["config"])
+    changed = changed_values(with_earlier(state["config"]), own["config"])
     if OF_AN_EXTENSION[0] in changed and is_extension(state, own["config"]["train"]):
         free += OF_AN_EXTENSION
     differences = [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, free)]
@@ -96,12 +99,12 @@ def is_covered(key: str, options: tuple[str, ...]) -> bool:
     return f"{key}.".startswith(tuple(f"{option}." for option in options))
 
 
-def _with_earlier(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """``before`` with OF_EARLIER_VERSIONS, as far as ``now`` has these options."""
-    filled = dict(before)
-    for section in OF_EARLIER_VERSIONS.keys() & before.keys():
-        known = {key: value for key, value in OF_EARLIER_VERSIONS[section].items() if key in now[section]}
-        filled[section] = known | before[section]
+def with_earlier(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run with those of OF_EARLIER_VERSIONS that they lack."""
+    filled = dict(config)
+    for section, choice, options in OF_EARLIER_VERSIONS:
+        if section in config and choice in (None, config[section].get("name", choice)):
+            filled[section] = options | config[section]
     return filled
 
 

@@ -22,7 +22,7 @@ from conf.sources.resume import continue_run
 from data import OnError
 from eval import evaluate
 from models import DarknetLoss, DarknetLossConfig, Head, LossConfig, YoloLoss
-from models.config import BoxLoss
+from models.config import Balance, BoxLoss
 from train import train
 
 HEAD = Head(layer=1, stride=32, anchors=((9.0, 9.0),), num_classes=1, all_anchors=((9.0, 9.0),), mask=(0,))
@@ -53,10 +53,10 @@ def test_each_choice_has_its_class_and_makes_its_loss() -> None:
 
 def test_pooled_terms_are_a_choice_that_the_quickstart_makes() -> None:
     default, pooled = composed().loss, composed("loss=yolov3_pooled").loss
-    assert isinstance(default, LossConfig) and not default.pooled
-    assert pooled == replace(default, pooled=True) == composed("experiment=quickstart").loss
+    assert isinstance(default, LossConfig) and default.balance == Balance.auto
+    assert pooled == replace(default, balance=Balance.pooled) == composed("experiment=quickstart").loss
     loss = make_loss([HEAD], pooled)
-    assert isinstance(loss, YoloLoss) and loss.config.pooled
+    assert isinstance(loss, YoloLoss) and loss.config.balance == Balance.pooled
     assert composed("experiment=quickstart", "loss=darknet").loss == composed("loss=darknet").loss
 
 

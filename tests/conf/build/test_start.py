@@ -21,7 +21,7 @@ from conf.entry import compose
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Colour
-from models import Darknet, ModelError, save_darknet_weights
+from models import Darknet, LossConfig, ModelError, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils.distributed import World
 from train_utils.memory.out_of_memory import GIB
@@ -241,29 +241,31 @@ def test_heads_that_learnt_with_another_decoding_are_refused_unless_left_out(tmp
 
 
 @pytest.mark.parametrize(
-    ("count", "side", "given", "weight"),
+    ("count", "side", "given", "decided"),
     [
-        (2, 200, "auto", 200), (3, 200, "auto", 37.4), (2, 100, "auto", 37.4), (0, 200, "auto", 37.4),
-        (2, 200, 50.0, 50), (9, 30, 50.0, 50),
+        (2, 200, [], (200, "damped")), (3, 200, [], (37.4, "equal")), (2, 100, [], (37.4, "equal")),
+        (0, 200, [], (37.4, "equal")), (2, 200, ["loss.classification=50"], (50, "damped")),
+        (2, 200, ["loss.balance=equal"], (200, "equal")), (2, 200, ["loss=yolov3_pooled"], (200, "pooled")),
+        (9, 30, ["loss.classification=50", "loss.balance=damped"], (50, "damped")),
     ],
 )  # fmt: skip
-def test_the_class_term_weighs_more_where_images_hold_few_large_objects(
-    count: int, side: int, given: str | float, weight: float
+def test_the_loss_suits_images_that_hold_few_large_objects(
+    count: int, side: int, given: list[str], decided: tuple[float, str]
 ) -> None:
     """``count`` boxes of ``side`` pixels in one image of 640 x 480, none in the other."""
-    config = compose("train", TrainConfig, [f"loss.classification={given}"])
+    config = compose("train", TrainConfig, given)
     images = SimpleNamespace(
         names=["a", "b"], classes=np.zeros(count, np.int32), crowd=np.zeros(count, bool),
         sizes=np.array([[480, 640]] * 2), offsets=np.array([0, count, count]),
         boxes_xywh=np.full((count, 4), side, dtype=float),
     )  # fmt: skip
-    decided, note = start.weigh_classes(config, images)
-    assert decided.loss.class_weight == weight  # type: ignore[attr-defined]  # of LossConfig
-    assert (note is not None) == (weight == 200)
-    if note is not None:
-        assert "200 instead of 37.4" in note and "2.0 each" in note and "31%" in note
-    assert start.weigh_classes(decided, boxes(0)) == (decided, None), "a number stays"
+    found, note = start.suit_loss(config, images)
+    assert isinstance(found.loss, LossConfig) and (found.loss.classification, found.loss.balance) == decided
+    assert ("loss.classification=200" in (note or "")) == (decided[0] == 200)
+    assert ("loss.balance=damped instead of equal" in (note or "")) == (decided[1] == "damped" and count == 2)
+    assert note is None or ("2.0 each" in note and "31%" in note)
+    assert start.suit_loss(found, boxes(0)) == (found, None), "what is decided stays"
     images.names = ["one"]
-    assert start.weigh_classes(config, images)[1] is None, "there is nothing to tell apart"
+    assert start.suit_loss(config, images)[1] is None, "there is nothing to tell apart"
     darknet = compose("train", TrainConfig, ["loss=darknet"])
-    assert start.weigh_classes(darknet, images) == (darknet, None)
+    assert start.suit_loss(darknet, images) == (darknet, None)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from models import Head, IouKind, LossConfig, YoloLoss
 from models.boxes import wh_iou
+from models.config import Balance
 from models.decode import decode
 from models.loss.assignment import HeadAnchors
 from models.loss.base import HeadMap
@@ -31,11 +32,12 @@ CONFIG = LossConfig(
     focal_gamma=0.0,
     label_smoothing=0.0,
     positives=None,
-    pooled=False,
+    balance=Balance.equal,
 )
 
-CHOICES = [CONFIG, replace(CONFIG, positives=10), replace(CONFIG, pooled=True)]
-EACH = pytest.mark.parametrize("config", CHOICES, ids=["by shape", "by overlap", "pooled"])
+DAMPED, POOLED = (replace(CONFIG, balance=balance) for balance in (Balance.damped, Balance.pooled))
+CHOICES = [CONFIG, replace(CONFIG, positives=10), DAMPED, POOLED]
+EACH = pytest.mark.parametrize("config", CHOICES, ids=["by shape", "by overlap", "damped", "pooled"])
 
 
 def random_maps(batch: int, heads: list[Head] = HEADS) -> list[Tensor]:
@@ -70,8 +72,10 @@ def random_targets(count: int, batch: int) -> Tensor:
         {"positives": 1},
         {"positives": 10, "iou": IouKind.ciou},
         {"positives": 1000},
-        {"pooled": True},
-        {"pooled": True, "positives": 10},
+        {"balance": Balance.damped},
+        {"balance": Balance.damped, "positives": 10},
+        {"balance": Balance.pooled},
+        {"balance": Balance.pooled, "positives": 10},
     ],
 )
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
@@ -126,14 +130,15 @@ def test_no_targets_is_background_only(config: LossConfig) -> None:
         assert (raw.grad[..., 4] > 0).all() and (raw.grad[..., :4] == 0).all() and (raw.grad[..., 5:] == 0).all()
 
 
-def test_pooled_terms_weigh_the_only_object_of_a_head_like_any_other() -> None:
-    """As published it weighs as much as all objects of the other head together."""
+def test_the_only_object_of_a_head_weighs_as_the_balance_says() -> None:
+    """As published as much as all objects of the other head together, pooled like any other."""
     maps = [torch.zeros_like(raw).requires_grad_() for raw in random_maps(1)]
     small = [[0.0, 0, x, 8, 12, 14] for x in range(8, 120, 16)]
     targets = torch.tensor([*small, [0.0, 0, 48, 48, 110, 90]])
     positives = [int((wh_iou(targets[:, 4:], torch.tensor(head.anchors)) > CONFIG.anchor_iou).sum()) for head in HEADS]
     assert positives[1] > 3 * positives[0] > 0
-    for config, expected in ((replace(CONFIG, pooled=True), 1.0), (CONFIG, positives[1] / positives[0])):
+    damped = 2 * positives[1] / sum(positives)  # one of the larger head weighs 1 / n, one of the smaller 1 / m
+    for config, expected in ((POOLED, 1.0), (DAMPED, damped), (CONFIG, positives[1] / positives[0])):
         gradients = torch.autograd.grad(YoloLoss(HEADS, config)(maps, targets).total, maps)
         coarse, fine = (float(gradient[..., 5:].abs().max()) for gradient in gradients)
         assert coarse / fine == pytest.approx(expected)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from data import Batch
 from models import Darknet, IouKind, LossConfig, YoloLoss, parse_cfg
+from models.config import Balance
 from tests.models.cfg_writer import cfg, conv, head
 from tests.runs.process_group import run_group
 from tests.train_utils.parallel.test_compiled import batch, square_loss
@@ -58,7 +59,8 @@ def partly_frozen(
     to_input: Any = Batch.network_input
     if compiled is None:
         loss = YoloLoss(
-            model.heads, LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.ciou, 0.2, 1.0, 1.0, 0.0, 0.0, None, False)
+            model.heads,
+            LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.ciou, 0.2, 1.0, 1.0, 0.0, 0.0, None, Balance.equal),
         )
     elif compiled:
         loss, to_input = compile_step(model, loss, to_input, "default", 1, print)

@@ -33,17 +33,19 @@ def test_changed_options_are_listed_by_full_key() -> None:
 
 
 def test_a_run_of_an_earlier_version_does_not_go_on_with_another_loss(tmp_path: Path) -> None:
-    """Its checkpoint lacks the option; a loss that has none is compared as it is."""
+    """Its checkpoint lacks the option, which another loss has not."""
 
     def described(**loss: object) -> dict[str, Any]:
         return {"network": {}, "names": [], "config": {"loss": loss}, "data": {}}
 
-    before = described(name="yolov3")
-    check_same_training(before, described(name="yolov3", pooled=False), tmp_path, force=False)
+    before, same, other = (
+        described(name="yolov3", **more) for more in ({}, {"balance": "equal"}, {"balance": "pooled"})
+    )
+    check_same_training(before, same, tmp_path, force=False)
     check_same_training(described(name="darknet"), described(name="darknet"), tmp_path, force=False)
-    with pytest.raises(CheckpointError, match=r"loss\.pooled: False -> True"):
-        check_same_training(before, described(name="yolov3", pooled=True), tmp_path, force=False)
-    check_same_training(before, described(name="yolov3", pooled=True), tmp_path, force=True)
+    with pytest.raises(CheckpointError, match=r"loss\.balance: equal -> pooled"):
+        check_same_training(before, other, tmp_path, force=False)
+    check_same_training(before, other, tmp_path, force=True)
 
 
 @pytest.mark.parametrize("wanted", [False, True])
