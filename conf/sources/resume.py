@@ -97,21 +97,26 @@ def without_removed(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The options of a run folder; without a config.yaml, those of its checkpoint.
+    """The options of a run folder, with what earlier versions did that lacked some.
 
-    Raises ConfigError if there is neither, or if the file is damaged.
+    Raises ConfigError if the folder has none, or if the file is damaged.
     """
+    return with_earlier(_saved_options(folder))
+
+
+def _saved_options(folder: Path) -> dict[str, Any]:
+    """The options of a run folder; without a config.yaml, those of its checkpoint."""
     path = folder / "config.yaml"
     if not path.exists():
         checkpoints = [folder / FOLDER / f"{name}.pt" for name in ("last", "last.previous", "best")]
         there = next((checkpoint for checkpoint in checkpoints if checkpoint.is_file()), None)
         if there is None:
             raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
-        return with_earlier(config_of_checkpoint(str(there)))
+        return config_of_checkpoint(str(there))
     try:
         loaded = OmegaConf.load(path)
         if isinstance(loaded, DictConfig) and "train" in loaded:
-            return with_earlier(plain(loaded))
+            return plain(loaded)
         problem = "it is empty or cut"
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         problem = str(error).splitlines()[0]
@@ -121,8 +126,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _has_options(folder: Path, given: Mapping[str, Any]) -> bool:
-    """Whether the run in ``folder`` has these options, apart from those of the machine."""
-    changed = changed_values(without_removed(read_config(folder)), plain(OmegaConf.create(dict(given))))
+    """Whether the run in ``folder`` has these options, as far as it knew them.
+
+    Those of the machine may differ.
+    """
+    changed = changed_values(without_removed(_saved_options(folder)), plain(OmegaConf.create(dict(given))))
     return all(is_covered(key, OF_THE_MACHINE) for key in changed)
 
 
