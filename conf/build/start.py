@@ -173,7 +173,7 @@ def suit_loss(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig,
     values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in open_keys}
     changes = " and ".join(f"loss.{key}={value} instead of {PUBLISHED_LOSS[key]}" for key, value in values.items())
     note = (
-        f"{changes}: auto, because images hold few large objects "
+        f"auto chose {changes}, because images hold few large objects "
         f"({count:.1f} each, half of them above {side:.0%} of the image's longer side)"
     )
     return replace(config, loss=replace(loss, **values)), note if few_large and values else None
