@@ -184,7 +184,7 @@ VALUES: dict[str, list[Any]] = {
     "optim.burn_in_epochs": [0.0], "optim.burn_in_min_steps": [0], "optim.weight_decay": [0.01],
     "optim.clip_norm": [1.0, None], "optim.ema_window": [2.0],
     "loss.iou": ["ciou", "iou"], "loss.label_smoothing": [0.1], "loss.anchor_iou": [0.1, 0.5],
-    "loss.positives": [10, None],
+    "loss.positives": [10, None], "loss.balance": ["pooled", "damped"],
     "loss.focal_gamma": [1.5, 0.0],
 }  # fmt: skip
 LOSSES: dict[str, type] = {"yolov3": LossConfig, "darknet": DarknetLossConfig}
