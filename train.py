@@ -26,21 +26,12 @@ from torch import Tensor
 from conf.api.calls import Outcome, callable_from_python
 from conf.build.agreement import check_agreement
 from conf.build.batches import MEMORY_FILES, make_sampler, make_train_loader, open_sets
-from conf.build.checkpoints import Checkpoints
+from conf.build.checkpoints import Checkpoints, extend_run, tell_extension
 from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, build_resumed_model, make_loss
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
-from conf.build.start import (
-    extend_run,
-    fit_to_set,
-    freeze_for_epoch,
-    prepare_numerics,
-    resolve,
-    spare_heads,
-    start_state,
-    tell_extension,
-)
+from conf.build.start import fit_to_set, freeze_for_epoch, prepare_numerics, resolve, spare_heads, start_state
 from conf.build.training import Training
 from conf.proof.card import ProofCard, extra_checkpoint
 from conf.schema import TrainConfig

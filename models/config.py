@@ -12,7 +12,7 @@ from typing import Any
 from models.weights.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
 
 MAX_SCALE_X_Y = 100  # cells
-AUTO = "auto"  # of model.anchors, model.freeze, loss.classification and loss.balance
+AUTO = "auto"  # of model.anchors, model.freeze, loss.classification, loss.balance and loss.class_weights
 OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
 
 
@@ -35,6 +35,14 @@ class Balance(StrEnum):
     equal = "equal"  # 1 / n, as published: the only object of a head weighs as much as all of another
     damped = "damped"  # 1 / max(n, m): a head with few objects weighs less than the others
     pooled = "pooled"  # 1 / m: all objects weigh the same, and all cells in the objectness
+
+
+class PositivesBy(StrEnum):
+    """What ranks the anchors of cells that may learn a box (models/loss/dynamic.py)."""
+
+    overlap = "overlap"  # of the predicted box
+    alignment = "alignment"  # score * overlap^6, task-aligned (TOOD)
+    cost = "cost"  # of class and box; the number of positives follows from the overlaps (SimOTA)
 
 
 # What auto means in loss.*, unless the training set asks for more: the published recipe for COCO.
@@ -112,7 +120,11 @@ def _are_sizes(pairs: Any) -> bool:
 
 
 def _is_size(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(type(v) in (int, float) and v > 0 for v in pair)
+    return isinstance(pair, list) and len(pair) == 2 and all(map(_is_above_zero, pair))
+
+
+def _is_above_zero(value: Any) -> bool:
+    return type(value) in (int, float) and value > 0
 
 
 @dataclass
@@ -136,11 +148,16 @@ class LossConfig(LossSection):
     class_positive_weight: float  # factor on the class term of the true class
     focal_gamma: float  # exponent of the focal loss; 0: plain cross-entropy
     label_smoothing: float  # class targets move from 0 and 1 by half of this
-    positives: int | None  # how many anchors of cells learn each box: those whose predictions overlap it most, where
+    positives: int | None  # how many anchors of cells learn each box: those whose predictions suit it best, where
     # model.scale_x_y reaches its centre; null: all that match by anchor_iou in its own cell
     balance: Balance  # equal: all heads weigh the same, as published; damped: heads with few objects
     # less; pooled: all objects and all cells the same; auto: equal, and damped where the training
     # images hold few large objects, as told when a training starts
+    positives_by: PositivesBy  # with positives, what suits: overlap of the predicted box; alignment:
+    # score * overlap^6 (task-aligned); cost: class and box, and as many as the overlaps of
+    # these positives add up to (SimOTA)
+    class_weights: Any  # factors on the class term of the boxes of each class; auto: by the root of how rare it is in
+    # the training set, 1 on average over the boxes; null: 1
 
     def __post_init__(self) -> None:
         if self.classification != AUTO and not (type(self.classification) in (int, float) and self.classification >= 0):
@@ -156,6 +173,11 @@ class LossConfig(LossSection):
                 raise ValueError(f"loss.{key} must be 0 or more and below 1, got {getattr(self, key)}")
         if self.positives is not None and self.positives < 1:
             raise ValueError(f"loss.positives must be 1 or more, or null, got {self.positives}")
+        if self.positives is None and self.positives_by != PositivesBy.overlap:
+            raise ValueError(f"loss.positives_by={self.positives_by} needs a number. fix: loss.positives=10")
+        weights = self.class_weights
+        if weights not in (None, AUTO) and not (isinstance(weights, list) and all(map(_is_above_zero, weights))):
+            raise ValueError(f"loss.class_weights must be numbers above 0, {AUTO} or null, got {weights}")
 
     @property
     def class_weight(self) -> float:
@@ -175,6 +197,8 @@ class DarknetLossConfig(LossSection):
     truth_thresh: float | None  # a predicted box that overlaps an object by more is positive, too; 1: none
     iou_thresh: float | None  # an anchor whose shape overlaps an object by more is positive, too; 1: the best alone
     label_smooth_eps: float | None  # label smoothing of the class targets
+    objectness_smooth: bool | None  # the objectness of a box that ignore_thresh would leave out is its overlap with the
+    # object; all others, positives too, count as background
 
     def __post_init__(self) -> None:
         for key, value in self.numbers().items():
@@ -183,4 +207,4 @@ class DarknetLossConfig(LossSection):
 
     def numbers(self) -> dict[str, float]:
         """The overrides that are numbers, without those that are None."""
-        return {key: value for key, value in vars(self).items() if key not in ("name", "iou") and value is not None}
+        return {key: value for key, value in vars(self).items() if type(value) in (int, float)}

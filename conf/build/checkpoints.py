@@ -1,19 +1,23 @@
-"""The checkpoints of a running training: what they hold, saving them, going back to the last."""
+"""The checkpoints of a training: what they hold, saving, going back to one, going on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from conf.build.network import describe_network
 from conf.entry import to_dictionary
+from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations
 from models import WEIGHTS_VERSION, Darknet
 from train_utils.distributed import barrier
+from train_utils.optim import Schedule
 from train_utils.run.checkpoint_writer import CheckpointWriter
 from train_utils.run.run_folder import RunFolder
 from train_utils.run.run_state import RunState, read_run
+from train_utils.shell import option
 
 
 class Checkpoints:
@@ -51,3 +55,41 @@ def describe(
         "steps_per_epoch": steps_per_epoch,
         "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
     }
+
+
+def extend_run(config: TrainConfig, saved: dict[str, Any] | None) -> TrainConfig:
+    """With ``extend``, the options of the longer run; ``saved`` is the checkpoint it goes on from.
+
+    If this extension was interrupted, it goes on: a requeued job repeats its command. Raises
+    ConfigError if the run is not finished.
+    """
+    more, done = config.extend, saved["epoch"] if saved is not None else 0
+    if more is None:
+        return config
+    planned, ends = config.train.epochs, config.train.extended_after
+    if done < planned and [planned - more] != ends[-1:]:
+        fix = "leave extend out to finish it (train.patience=0 if that ended it)"
+        if config.train.best_only:
+            fix += f"; after its end only a new run, with {option('model.weights', config.resume)}, as best_only=true "
+            fix += "keeps no later weights"
+        raise ConfigError(
+            f"extend={more} is for a finished run, and the last checkpoint of {config.resume} is of epoch {done} of "
+            f"{planned}. fix: {fix}"
+        )
+    if done == planned:
+        planned, ends = planned + more, [*ends, planned]
+    return replace(config, extend=None, train=replace(config.train, epochs=planned, extended_after=ends))
+
+
+def tell_extension(config: TrainConfig, schedule: Schedule, saved: dict[str, Any] | None) -> str | None:
+    """A line about the rates of the extension that begins after the checkpoint, if one does."""
+    if saved is None or saved["epoch"] not in config.train.extended_after[-1:]:
+        return None
+    step, epochs = schedule.ends[-1], config.train.epochs
+    join = schedule.join_steps(step, schedule.total_steps)
+    at = (step - 1, step + join - 1, schedule.total_steps - 1)
+    low, joined, last = (f"{schedule.config.lr * schedule.lr_factor(each):.3g}" for each in at)
+    return (
+        f"extends the run from epoch {config.train.extended_after[-1]} to {epochs}: learning rate from {low}, where it "
+        f"ended, to {joined} in {join} steps, then as in a training of {epochs} epochs to {last}"
+    )

@@ -19,7 +19,7 @@ from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations, Colour, Decode, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
-from data.audit.summary import mean_objects, median_side
+from data.audit.summary import class_weights, mean_objects, median_side
 from models import Darknet, Head
 from models.config import PUBLISHED_LOSS, Balance, LossConfig
 from train_utils.config import AUTO, TORCH, OptimConfig, Precision
@@ -38,7 +38,6 @@ from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.parallel.compiled import check_compiling
 from train_utils.parallel.wrap import convert_sync_batchnorm
 from train_utils.run.run_state import RunState
-from train_utils.shell import option
 
 # What auto becomes where the training images hold few large objects. There the published values
 # leave classes unlearnt; where objects are smaller this weight costs boxes their place
@@ -81,44 +80,6 @@ def resolve(config: TrainConfig, world: World, saved: dict[str, Any] | None) -> 
         dtype = autocast_dtype(options.precision.value, world.device)
         options = replace(options, max_device_batch_size=images_of_pass(config, world, dtype))
     return replace(config, augment=augment, train=options)
-
-
-def extend_run(config: TrainConfig, saved: dict[str, Any] | None) -> TrainConfig:
-    """With ``extend``, the options of the longer run; ``saved`` is the checkpoint it goes on from.
-
-    If this extension was interrupted, it goes on: a requeued job repeats its command. Raises
-    ConfigError if the run is not finished.
-    """
-    more, done = config.extend, saved["epoch"] if saved is not None else 0
-    if more is None:
-        return config
-    planned, ends = config.train.epochs, config.train.extended_after
-    if done < planned and [planned - more] != ends[-1:]:
-        fix = "leave extend out to finish it (train.patience=0 if that ended it)"
-        if config.train.best_only:
-            fix += f"; after its end only a new run, with {option('model.weights', config.resume)}, as best_only=true "
-            fix += "keeps no later weights"
-        raise ConfigError(
-            f"extend={more} is for a finished run, and the last checkpoint of {config.resume} is of epoch {done} of "
-            f"{planned}. fix: {fix}"
-        )
-    if done == planned:
-        planned, ends = planned + more, [*ends, planned]
-    return replace(config, extend=None, train=replace(config.train, epochs=planned, extended_after=ends))
-
-
-def tell_extension(config: TrainConfig, schedule: Schedule, saved: dict[str, Any] | None) -> str | None:
-    """A line about the rates of the extension that begins after the checkpoint, if one does."""
-    if saved is None or saved["epoch"] not in config.train.extended_after[-1:]:
-        return None
-    step, epochs = schedule.ends[-1], config.train.epochs
-    join = schedule.join_steps(step, schedule.total_steps)
-    at = (step - 1, step + join - 1, schedule.total_steps - 1)
-    low, joined, last = (f"{schedule.config.lr * schedule.lr_factor(each):.3g}" for each in at)
-    return (
-        f"extends the run from epoch {config.train.extended_after[-1]} to {epochs}: learning rate from {low}, where it "
-        f"ended, to {joined} in {join} steps, then as in a training of {epochs} epochs to {last}"
-    )
 
 
 def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
@@ -167,6 +128,8 @@ def fit_to_set(
 def suit_loss(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
     """Replace each ``auto`` of ``loss=yolov3``, and say so if it is not the published value."""
     loss = config.loss
+    if isinstance(loss, LossConfig) and loss.class_weights == AUTO:
+        loss = replace(loss, class_weights=class_weights(train_set))
     open_keys = [key for key in FOR_FEW_LARGE if getattr(loss, key) == AUTO] if isinstance(loss, LossConfig) else []
     count, side = mean_objects(train_set), median_side(train_set)
     few_large = len(train_set.names) > 1 and count <= FEW_OBJECTS and side > LARGE_SIDE

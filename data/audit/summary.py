@@ -94,3 +94,16 @@ def median_side(annotations: Annotations) -> float:
     """
     sizes = network_sizes(annotations, 1, SAMPLED_BOXES)
     return float(np.median(np.sqrt(sizes.prod(axis=1)))) if len(sizes) else 0.0
+
+
+def class_weights(annotations: Annotations) -> list[float]:
+    """For each class the root of how rare its boxes are, 1 on average over all boxes.
+
+    Crowds do not count. Classes without a box get the weight of the rarest that has one.
+    """
+    counts = np.bincount(annotations.classes[~annotations.crowd], minlength=len(annotations.names))
+    if not counts.any():
+        return [1.0] * len(counts)
+    weights = 1 / np.sqrt(np.maximum(counts, counts[counts > 0].min()))
+    weights *= counts.sum() / (weights * counts).sum()
+    return [round(float(weight), 4) for weight in weights]

@@ -2,8 +2,8 @@
 
 Formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive): every anchor of
 every head whose shape fits a target is positive in the cell that holds the target's centre. With
-``positives``, overlap.py chooses by the predicted boxes instead. In that formulation each term is a
-sum of means, one of each head; ``balance`` has other sums.
+``positives``, dynamic.py chooses by the predictions instead. In that formulation each term is a sum
+of means, one of each head; ``balance`` has other sums.
 
 All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
@@ -22,7 +22,7 @@ from models.decode import boxes_in_cells
 from models.errors import ModelError
 from models.loss.assignment import Anchors, Cells, centre_cells, targets_in_cells
 from models.loss.base import HeadLoss, HeadMap, SumOverRanks, Terms
-from models.loss.overlap import most_overlapping
+from models.loss.dynamic import dynamic_positives
 from models.network.heads import Head
 
 FOCAL_ALPHA = 0.25  # weight of positives in the focal loss (Lin et al. 2017), their best value
@@ -59,6 +59,18 @@ class YoloLoss(HeadLoss):
                 f"loss.positives and the assigner {next(iter(ASSIGNERS))} exclude one another. fix: only one"
             )
 
+        self._class_weights: dict[torch.device, Tensor] = {}
+        weights, classes = config.class_weights, self.heads[0].num_classes
+        if isinstance(weights, list) and len(weights) != classes:
+            raise ModelError(f"loss.class_weights has {len(weights)} numbers for {classes} classes. fix: one for each")
+
+    def _weights_of(self, classes: Tensor) -> Tensor:
+        """Factors (t, 1) on the class terms of targets of the classes (t, 1)."""
+        device = classes.device
+        if device not in self._class_weights:  # copied once, because the copy blocks
+            self._class_weights[device] = torch.tensor(self.config.class_weights, device=device)
+        return self._class_weights[device][classes]
+
     def _terms(
         self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
     ) -> tuple[list[Terms], Sequence[float | Tensor]]:
@@ -81,7 +93,7 @@ class YoloLoss(HeadLoss):
         if assign is not None:
             pairs = [assign(head, anchors, raw.detach(), targets) for head, anchors, raw in maps]
         elif config.positives is not None:
-            pairs = most_overlapping(maps, targets, config.positives)
+            pairs = dynamic_positives(maps, targets, config.positives, config.positives_by)
         else:
             pairs = [matching_shapes(*part, targets, config.anchor_iou) for part in maps]
         return [
@@ -115,7 +127,10 @@ class YoloLoss(HeadLoss):
         wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
         smoothed = wanted.to(class_logits.dtype) * (1 - config.label_smoothing) + config.label_smoothing / 2
         losses = self._cross_entropy(class_logits, smoothed.expand_as(class_logits), config.class_positive_weight)
-        classification = (losses.mean(-1) * assigned.weight).sum() * share
+        learnt = assigned.weight
+        if isinstance(config.class_weights, list):
+            learnt = learnt * self._weights_of(assigned.classes)
+        classification = (losses.mean(-1) * learnt).sum() * share
         return box, objectness, classification
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor, positive_weight: float) -> Tensor:

@@ -5,13 +5,22 @@ file and uses none of the code under test.
 """
 
 import math
-from itertools import product
+from itertools import chain, product
+from typing import NamedTuple
 
 from models import Head, LossConfig
 from models.config import Balance
 
 Box = tuple[float, float, float, float]
 Pair = tuple[list[float], int, int, int, float]  # a target, anchor, row, column, and the weight of the pair
+
+
+class Candidate(NamedTuple):
+    """An anchor of a cell that may learn a target."""
+
+    merit: float
+    iou: float
+    place: tuple[int, int, int, int, int]  # image, head, anchor, row, column
 
 
 def sigmoid(x: float) -> float:
@@ -73,11 +82,13 @@ def by_shape(raw: list, targets: list[list[float]], head: Head, anchor_iou: floa
     return found
 
 
-def by_overlap(maps: list, targets: list[list[float]], heads: list[Head], count: int) -> list[tuple[int, Pair]]:
-    """For each head's number the pairs whose predicted boxes overlap their targets most."""
-    chosen: list[list[tuple[float, int, int, int, int]]] = []
+def by_prediction(
+    maps: list, targets: list[list[float]], heads: list[Head], count: int, by: str
+) -> list[tuple[int, Pair]]:
+    """For each head's number the pairs whose predictions suit their targets best."""
+    chosen: list[list[Candidate]] = []
     for target in targets:
-        image, _, x, y, w, h = target
+        image, label, x, y, w, h = target
         candidates = []
         for number, (raw, head) in enumerate(zip(maps, heads, strict=True)):
             rows, columns, reach = len(raw[0][0]), len(raw[0][0][0]), (head.scale_x_y - 1) / 2
@@ -85,21 +96,38 @@ def by_overlap(maps: list, targets: list[list[float]], heads: list[Head], count:
             for a, row, column in product(range(len(head.anchors)), range(rows), range(columns)):
                 offsets = (y / head.stride - row, x / head.stride - column)
                 if (row, column) == own or all(-reach < offset < 1 + reach for offset in offsets):
-                    box = decoded(raw[int(image)][a][row][column], head, a, row, column)
-                    candidates.append((overlap(box, (x, y, w, h), "iou"), number, a, row, column))
-        chosen.append(sorted(candidates, key=lambda candidate: -candidate[0])[:count])
+                    values = raw[int(image)][a][row][column]
+                    iou = overlap(decoded(values, head, a, row, column), (x, y, w, h), "iou")
+                    if iou > 0:
+                        place = (int(image), number, a, row, column)
+                        candidates.append(Candidate(merit(iou, values, int(label), by), iou, place))
+        most = sorted((candidate.iou for candidate in candidates), reverse=True)[:count]
+        learn = max(1, int(sum(most))) if by == "cost" else count
+        chosen.append(sorted(candidates, key=lambda candidate: -candidate.merit)[:learn])
+    rank = (lambda candidate: candidate.merit) if by == "cost" else (lambda candidate: candidate.iou)
     largest: dict[tuple, float] = {}
-    for target, candidates in zip(targets, chosen, strict=True):
-        for candidate in candidates:
-            key = (target[0], *candidate[1:])
-            largest[key] = max(largest.get(key, 0.0), candidate[0])
+    for candidate in chain(*chosen):
+        largest[candidate.place] = max(largest.get(candidate.place, -math.inf), rank(candidate))
     found = []
     for target, candidates in zip(targets, chosen, strict=True):
-        kept = [candidate for candidate in candidates if candidate[0] == largest[target[0], *candidate[1:]]]
-        for iou, number, a, row, column in kept:
-            weight = round((iou / kept[0][0]) ** 2 * 256) / 256
-            found.append((number, (target, a, row, column, weight)))
+        kept = [candidate for candidate in candidates if rank(candidate) == largest[candidate.place]]
+        for candidate in kept:
+            share = candidate.merit / kept[0].merit
+            weight = {"overlap": share**2, "alignment": share, "cost": 1.0}[by]
+            _, number, a, row, column = candidate.place
+            found.append((number, (target, a, row, column, round(weight * 256) / 256)))
     return found
+
+
+def merit(iou: float, values: list[float], label: int, by: str) -> float:
+    """How well a prediction suits a target of the class ``label``: more is better."""
+    scores = [sigmoid(values[4]) * sigmoid(logit) for logit in values[5:]]
+    if by == "overlap":
+        return iou
+    if by == "alignment":
+        return scores[label] * iou**6
+    losses = (-math.log(p**0.5 if index == label else 1 - p**0.5) for index, p in enumerate(scores))
+    return -(sum(losses) - 3 * math.log(iou))
 
 
 def yolo_loss(
@@ -107,7 +135,9 @@ def yolo_loss(
 ) -> tuple[float, float, float]:
     """Weighted box, objectness and class terms of maps[image][anchor][row][column][value]."""
     terms = []  # of each head: sums over its positives and cells, and how many these are
-    learnt = by_overlap(raw_maps, targets, heads, config.positives) if config.positives else None
+    learnt = None
+    if config.positives is not None:
+        learnt = by_prediction(raw_maps, targets, heads, config.positives, config.positives_by.value)
     for raw, head in zip(raw_maps, heads, strict=True):
         rows, columns = len(raw[0][0]), len(raw[0][0][0])
         wanted: dict[tuple[int, int, int, int], float] = {}
@@ -126,7 +156,8 @@ def yolo_loss(
             for index, logit in enumerate(values[5:]):
                 hot = 1 - config.label_smoothing / 2 if index == label else config.label_smoothing / 2
                 loss = cross_entropy(logit, hot, config.class_positive_weight, config.focal_gamma)
-                class_losses.append(loss * weight / head.num_classes)
+                factor = config.class_weights[int(label)] if config.class_weights else 1
+                class_losses.append(loss * weight * factor / head.num_classes)
         cells = list(product(range(len(raw)), range(len(head.anchors)), range(rows), range(columns)))
         objectness = sum(
             cross_entropy(

@@ -22,7 +22,7 @@ from conf.schema import TrainConfig
 from data import AugmentConfig, ShapesConfig, ensure_shapes
 from models import Darknet, DarknetLoss, DarknetLossConfig, IouKind, LossConfig, YoloLoss, parse_cfg
 from models.cfg.keys import NET, SECTION_KEYS
-from models.config import Balance
+from models.config import Balance, PositivesBy
 from models.network.activations import ACTIVATIONS
 from tests.models.cfg_writer import cfg, conv, head, route, section, shortcut
 from tests.runs.process_group import run_group
@@ -109,11 +109,26 @@ def trained_network(text: str, number: int, world: World) -> str:
     schedule = Schedule(CONFIG, steps_per_epoch=STEPS, total_steps=STEPS)
     state = new_state(model, schedule)
     wrapped = wrap_model(model, world, seed=5)
-    loss: Any = DarknetLoss(model.heads, DarknetLossConfig("darknet", *[None] * 8))
+    loss: Any = DarknetLoss(model.heads, DarknetLossConfig("darknet", *[None] * 9))
     if number % 2:
         loss = YoloLoss(
             model.heads,
-            LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.ciou, 0.2, 1.0, 2.0, 1.5, 0.1, None, Balance.equal),
+            LossConfig(
+                "yolov3",
+                3.5,
+                64.0,
+                37.0,
+                IouKind.ciou,
+                0.2,
+                1.0,
+                2.0,
+                1.5,
+                0.1,
+                None,
+                Balance.equal,
+                PositivesBy.overlap,
+                None,
+            ),
         )
     generator = torch.Generator().manual_seed(number)
     images = torch.randint(0, 256, (STEPS, BATCH, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)

@@ -24,7 +24,8 @@ PLACES = ("data.format", "data.train", "data.names", "data.shapes")
 # What versions did that lacked these options of a section, where its choice (None: any) has them.
 OF_EARLIER_VERSIONS: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
     ("optim", None, {"name": "sgd", "flat_fraction": 0.0}),
-    ("loss", "yolov3", {"balance": "equal"}),
+    ("loss", "yolov3", {"balance": "equal", "positives_by": "overlap", "class_weights": None}),
+    ("loss", "darknet", {"objectness_smooth": False}),
 )
 # Never listed as changed: every resume changes them.
 OF_THE_RESUME = ("run_dir", "resume", "resume_force", "extend")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models import Head, LossConfig, YoloLoss
-from models.config import Balance, IouKind
+from models.config import Balance, IouKind, PositivesBy
 from plugins import loss
 
 
@@ -30,7 +30,21 @@ class BalancedLoss(YoloLoss):
     def __init__(self, heads: Sequence[Head], options: Balanced) -> None:
         gains = options.box, options.objectness, options.classification
         super().__init__(
-            heads, LossConfig("balanced", *gains, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0, None, Balance.equal)
+            heads,
+            LossConfig(
+                "balanced",
+                *gains,
+                IouKind.giou,
+                0.2,
+                1.0,
+                1.0,
+                0.0,
+                0.0,
+                None,
+                Balance.equal,
+                PositivesBy.overlap,
+                None,
+            ),
         )
         strides = sorted((head.stride for head in heads), reverse=True)
         self.weights = [options.heads[min(strides.index(head.stride), len(options.heads) - 1)] for head in heads]

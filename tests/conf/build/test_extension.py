@@ -13,7 +13,8 @@ import pytest
 import torch
 import yaml
 
-from conf.build.start import extend_run, freeze_for_epoch, tell_extension
+from conf.build.checkpoints import extend_run, tell_extension
+from conf.build.start import freeze_for_epoch
 from conf.build.training import Training
 from conf.entry import compose
 from conf.failures import ConfigError

@@ -18,7 +18,7 @@ from tests.models.darknet_loss_reference import darknet
 
 ANCHORS = ((10.0, 14.0), (23.0, 27.0), (37.0, 40.0), (40.0, 30.0), (60.0, 90.0), (100.0, 80.0))
 SIZE = (96, 128)  # height, width: no square, because Darknet's units are those of the image
-AS_THE_CFG = DarknetLossConfig("darknet", *[None] * 8)
+AS_THE_CFG = DarknetLossConfig("darknet", *[None] * 9)
 
 
 def make_heads(scale_x_y: float = 1.0, new_coords: bool = False, **keys: Any) -> list[Head]:
@@ -51,6 +51,10 @@ CASES: dict[str, list[Head]] = {
     "new_coords-mse": make_heads(2.0, True, ignore_thresh=0.4),
     "iou": make_heads(iou_loss=IouKind.iou, label_smooth_eps=0.2),
     "diou": make_heads(iou_loss=IouKind.diou, iou_thresh=0.3),
+    "smooth": make_heads(2.0, True, iou_loss=IouKind.ciou, ignore_thresh=0.4, objectness_smooth=True, iou_thresh=0.2),
+    "smooth-truth_thresh": make_heads(
+        iou_loss=IouKind.iou, ignore_thresh=0.3, truth_thresh=0.35, objectness_smooth=True
+    ),
     "truth_thresh": make_heads(iou_loss=IouKind.giou, ignore_thresh=0.3, truth_thresh=0.35, iou_thresh=0.5),
 }
 

@@ -1,5 +1,6 @@
 """The loss against a plain-Python reference, and its invariance to order, ranks and dtype."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,9 @@ from torch import Tensor
 
 from models import Head, IouKind, LossConfig, YoloLoss
 from models.boxes import wh_iou
-from models.config import Balance
+from models.config import Balance, PositivesBy
 from models.decode import decode
-from models.loss.assignment import HeadAnchors
-from models.loss.base import HeadMap
-from models.loss.overlap import most_overlapping
+from models.errors import ModelError
 from tests.models.loss_reference import yolo_loss
 
 HEADS = [
@@ -33,11 +32,19 @@ CONFIG = LossConfig(
     label_smoothing=0.0,
     positives=None,
     balance=Balance.equal,
+    positives_by=PositivesBy.overlap,
+    class_weights=None,
 )
 
 DAMPED, POOLED = (replace(CONFIG, balance=balance) for balance in (Balance.damped, Balance.pooled))
-CHOICES = [CONFIG, replace(CONFIG, positives=10), DAMPED, POOLED]
-EACH = pytest.mark.parametrize("config", CHOICES, ids=["by shape", "by overlap", "damped", "pooled"])
+CHOICES = {
+    "by shape": CONFIG,
+    **{f"by {by}": replace(CONFIG, positives=10, positives_by=by) for by in PositivesBy},
+    "damped": DAMPED,
+    "pooled": POOLED,
+    "class weights": replace(CONFIG, class_weights=[0.5, 1, 2.5]),
+}
+EACH = pytest.mark.parametrize("config", CHOICES.values(), ids=CHOICES)
 
 
 def random_maps(batch: int, heads: list[Head] = HEADS) -> list[Tensor]:
@@ -72,6 +79,12 @@ def random_targets(count: int, batch: int) -> Tensor:
         {"positives": 1},
         {"positives": 10, "iou": IouKind.ciou},
         {"positives": 1000},
+        {"positives": 1, "positives_by": PositivesBy.alignment},
+        {"positives": 10, "positives_by": PositivesBy.alignment},
+        {"positives": 3, "positives_by": PositivesBy.cost},
+        {"positives": 10, "positives_by": PositivesBy.cost, "label_smoothing": 0.1},
+        {"class_weights": [0.5, 1, 2.5]},
+        {"class_weights": [0.5, 1, 2.5], "positives": 10, "balance": Balance.damped},
         {"balance": Balance.damped},
         {"balance": Balance.damped, "positives": 10},
         {"balance": Balance.pooled},
@@ -203,18 +216,10 @@ def test_perfect_maps_have_no_box_loss_and_decode_to_the_target() -> None:
     torch.testing.assert_close(found, torch.tensor([[55.0, 32, 85, 58]]).expand(6, 4), rtol=1e-4, atol=1e-3)
 
 
-def test_positives_are_those_that_overlap_most_and_reach_the_centre() -> None:
-    """The corner of four cells is in reach of all four; a better box weighs more."""
-    head = Head(layer=0, stride=32, anchors=((40.0, 40.0),), num_classes=3, scale_x_y=2)
-    raw = torch.zeros(1, 1, 3, 4, 8)  # predicts a 40 x 40 box at the centre of each cell
-    raw[0, 0, 1, 1, :2] = torch.tensor([(0.5 + 0.5) / 2 + 0.25] * 2).logit()  # centre (1.0, 1.0) of this cell: exact
-    target = torch.tensor([[0.0, 2, 64, 64, 40, 40]])
-    anchors = HeadAnchors([head])[target.device]
-    ((weight, cells),) = most_overlapping([HeadMap(head, anchors[0], raw)], target, 3)
-    learnt = {(int(r), int(c)): float(w) for w, r, c in zip(weight[0], cells.row[0], cells.column[0], strict=True) if w}
-    assert learnt == {(1, 1): 1.0, (1, 2): learnt[1, 2], (2, 1): learnt[1, 2]}  # of equals the first, not (2, 2)
-    shared = 24 * 24  # of boxes 16 pixels apart in both directions
-    assert learnt[1, 2] == pytest.approx((shared / (3200 - shared)) ** 2, abs=1 / 512)
+def test_class_weights_are_one_for_each_class() -> None:
+    with pytest.raises(ModelError, match=r"loss\.class_weights has 2 numbers for 3 classes"):
+        YoloLoss(HEADS, replace(CONFIG, class_weights=[1, 2]))
+    assert YoloLoss(HEADS, replace(CONFIG, class_weights="auto"))(random_maps(1), random_targets(9, 1)).total > 0
 
 
 @pytest.mark.parametrize("kind", IouKind)
@@ -243,13 +248,20 @@ def test_half_precision_maps_are_computed_in_float32(config: LossConfig) -> None
         ("objectness_positive_weight", 0.0),
         ("anchor_iou", 1.0),
         ("positives", 0),
+        ("class_weights", [1, 0]),
+        ("class_weights", "frequency"),
         ("label_smoothing", -0.1),
         ("focal_gamma", -1.0),
     ],
 )
-def test_config_ranges_name_the_key(key: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"loss\.{key} must be .* got {value}"):
+def test_config_ranges_name_the_key(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"loss\.{key} must be .* got {re.escape(str(value))}"):
         replace(CONFIG, **{key: value})
+
+
+def test_what_ranks_positives_needs_their_number() -> None:
+    with pytest.raises(ValueError, match=r"loss\.positives_by=cost needs a number\. fix: loss\.positives=10"):
+        replace(CONFIG, positives_by=PositivesBy.cost)
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models import IouKind, LossConfig, YoloLoss
-from models.config import Balance
+from models.config import Balance, PositivesBy
 from tests.models.small_network import small
 from tests.train_utils.small_training import CONFIG, Batch, new_state, new_step
 from train_utils.distributed import World, max_over_ranks
@@ -33,7 +33,9 @@ WORLD_SIZE = 8
 BAD = 5  # the rank whose batch breaks the loss
 RANKS = (0, 1, 4, BAD)  # one of each kind: even ranks have targets, rank 0 reports
 TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12.0]])
-LOSS = LossConfig("yolov3", 3.54, 64.3, 37.4, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0, None, Balance.equal)
+LOSS = LossConfig(
+    "yolov3", 3.54, 64.3, 37.4, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0, None, Balance.equal, PositivesBy.overlap, None
+)
 
 
 class Collectives(TorchDispatchMode):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from models import Darknet, DarknetLoss, DarknetLossConfig, IouKind, LossConfig, YoloLoss, zoo_cfg
-from models.config import Balance
+from models.config import Balance, PositivesBy
 from train_utils.parallel.by_image import Images
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
 from train_utils.parallel.wrap import convert_sync_batchnorm, gradient_sync, wrap_model
@@ -164,10 +164,12 @@ def test_the_loss_image_by_image_is_that_of_the_batch() -> None:
     targets = torch.tensor(
         [[0, 1, 20, 30, 25, 30], [0, 0, 40, 30, 12, 9], [2, 1, 50, 12, 20, 22], [3, 0, 9, 8, 7, 9.0]]
     )
-    config = LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0, None, Balance.equal)
+    config = LossConfig(
+        "yolov3", 3.5, 64.0, 37.0, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0, None, Balance.equal, PositivesBy.overlap, None
+    )
     for loss in (
         *(YoloLoss(model.heads, replace(config, balance=balance)) for balance in Balance),
-        DarknetLoss(model.heads, DarknetLossConfig("darknet", *[None] * 8)),
+        DarknetLoss(model.heads, DarknetLossConfig("darknet", *[None] * 9)),
     ):
         expected = loss(raw_maps, targets, 0.5, lambda counts: 3 * counts, 3)
         each = [Images(raw.split(1), [torch.get_rng_state()] * 4) for raw in raw_maps]

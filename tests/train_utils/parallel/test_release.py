@@ -15,7 +15,7 @@ from torch import Tensor
 
 from data import Batch
 from models import Darknet, IouKind, LossConfig, YoloLoss, parse_cfg
-from models.config import Balance
+from models.config import Balance, PositivesBy
 from tests.models.cfg_writer import cfg, conv, head
 from tests.runs.process_group import run_group
 from tests.train_utils.parallel.test_compiled import batch, square_loss
@@ -60,7 +60,22 @@ def partly_frozen(
     if compiled is None:
         loss = YoloLoss(
             model.heads,
-            LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.ciou, 0.2, 1.0, 1.0, 0.0, 0.0, None, Balance.equal),
+            LossConfig(
+                "yolov3",
+                3.5,
+                64.0,
+                37.0,
+                IouKind.ciou,
+                0.2,
+                1.0,
+                1.0,
+                0.0,
+                0.0,
+                None,
+                Balance.equal,
+                PositivesBy.overlap,
+                None,
+            ),
         )
     elif compiled:
         loss, to_input = compile_step(model, loss, to_input, "default", 1, print)

@@ -1,0 +1,121 @@
+"""Assign each target to the anchors of cells whose predictions suit it best.
+
+Positives that follow the predictions, several for each object, come from task-aligned one-stage
+detection (TOOD, Feng et al. 2021, section 3.2) and from optimal transport (SimOTA: YOLOX, Ge et al.
+2021, section 2.1). Here the candidates are anchors of the cells from which the decoding reaches the
+centre of the object: its own cell, and its neighbours if scale_x_y is above 1.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.boxes import at_least_float32, box_iou_aligned
+from models.config import IouKind, PositivesBy
+from models.decode import boxes_in_cells
+from models.loss.assignment import Cells, centre_cells, targets_in_cells
+from models.loss.base import HeadMap
+from models.network.heads import Head
+
+STEPS = 256  # weights are multiples of 1 / STEPS: their sums are exact, whatever the number of ranks
+OVERLAP_POWER = 6  # of the overlap beside the score, in the alignment (Feng et al. 2021)
+OVERLAP_COST = 3.0  # weight of -log IoU beside the cross-entropy, in the cost (Ge et al. 2021)
+LEAST_LOG = -100.0  # bounds a cross-entropy, as torch does
+NEVER = -math.inf  # the merit of what is not chosen
+
+
+@torch.no_grad()
+def dynamic_positives(
+    maps: Sequence[HeadMap], targets: Tensor, count: int, by: PositivesBy
+) -> list[tuple[Tensor, Cells]]:
+    """The anchors of cells, of all heads together, that learn each target.
+
+    targets: (t, 6) image, class, cx, cy, w, h in pixels. Returns for each head the weights (t, p)
+    of its p candidates, 0 where one is not chosen, and their cells. ``by`` ranks the candidates:
+
+    - overlap: the IoU of the predicted box. The weight is the square of the overlap, as a share of
+      the largest with this target.
+    - alignment: score * IoU^6, where score is objectness * class probability. The weight is this
+      product, as a share of the largest.
+    - cost: the cross-entropy of the root of all scores, plus 3 * -log IoU; the least counts. The
+      weight is 1. The number is the sum of the ``count`` largest overlaps, rounded down, at least
+      1; else it is ``count``.
+
+    Of equals the first is chosen: heads, then anchors, rows, columns. An anchor of a cell that
+    several targets choose learns the one that it overlaps most, or that costs least. A target
+    without a size, and a candidate without an overlap, is never chosen.
+    """
+    candidates = [_candidates(head, raw.shape, targets) for head, _, raw in maps]
+    places = [cells for _, cells in candidates]
+    parts = [_overlaps_and_merits(*pair, targets, by) for pair in zip(maps, candidates, strict=True)]
+    overlaps, merits = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    if by == PositivesBy.cost:
+        numbers = overlaps.sort(dim=1, descending=True).values[:, :count].sum(1, keepdim=True).floor().clamp(min=1)
+    else:
+        numbers = overlaps.new_full((), count)
+    best = merits.argsort(dim=1, descending=True, stable=True)
+    chosen = torch.empty_like(best).scatter_(1, best, torch.arange(best.shape[1], device=best.device).expand_as(best))
+    rivals = torch.where((chosen < numbers) & (merits > NEVER), merits if by == PositivesBy.cost else overlaps, NEVER)
+    split = rivals.split([cells.anchor.shape[1] for cells in places], dim=1)
+    won = torch.cat([_without_rivals(*each) for each in zip(maps, places, split, strict=True)], dim=1)
+    weights = won.to(merits.dtype) if by == PositivesBy.cost else _shares(merits, won, by)
+    return list(zip(weights.split([part.shape[1] for part in split], dim=1), places, strict=True))
+
+
+def _shares(merits: Tensor, won: Tensor, by: PositivesBy) -> Tensor:
+    """Merits (t, n) of those that won as shares of the largest of each target."""
+    kept = torch.where(won, merits, 0)
+    shares = kept / kept.amax(1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
+    return (shares.square() if by == PositivesBy.overlap else shares).mul(STEPS).round() / STEPS
+
+
+def _without_rivals(part: HeadMap, cells: Cells, merit: Tensor) -> Tensor:
+    """Whether each merit (t, p) is that of a positive: no other target has more at its place."""
+    position = cells.flat(part.raw.shape)
+    most = merit.new_full((part.raw.shape[:4].numel(),), NEVER)
+    most.scatter_reduce_(0, position.flatten(), merit.flatten(), reduce="amax")
+    return (merit >= most[position]) & (merit > NEVER)
+
+
+def _candidates(head: Head, shape: tuple[int, ...], targets: Tensor) -> tuple[Tensor, Cells]:
+    """Whether each anchor of each cell about the centres (t, p) can reach them, and the cells."""
+    reach = (head.scale_x_y - 1) / 2  # beyond the cell, in cells
+    steps = torch.arange(-math.ceil(reach), math.ceil(reach) + 1, device=targets.device)
+    rows_on, columns_on = (steps.flatten() for steps in torch.meshgrid(steps, steps, indexing="ij"))
+    image, anchor, row, column = centre_cells(targets, head.stride, shape)
+    rows, columns = row + rows_on, column + columns_on  # (t, m)
+    reached = (rows >= 0) & (rows < shape[2]) & (columns >= 0) & (columns < shape[3]) & (targets[:, 4:5] > 0)
+    for centre, corner in ((targets[:, 2:3], columns), (targets[:, 3:4], rows)):
+        offset = centre / head.stride - corner
+        reached &= (offset > -reach) & (offset < 1 + reach)
+    reached |= (rows_on == 0) & (columns_on == 0) & (targets[:, 4:5] > 0)  # its own, also on an edge
+    pairs = (len(targets), anchor.shape[1], reached.shape[1])  # targets, anchors, cells about the centre
+    inside = rows.clamp(0, shape[2] - 1), columns.clamp(0, shape[3] - 1)
+    indices = (image[:, None], anchor[..., None], *(index[:, None] for index in inside))
+    return reached[:, None].expand(pairs).flatten(1), Cells(*(index.expand(pairs).flatten(1) for index in indices))
+
+
+def _overlaps_and_merits(
+    part: HeadMap, candidates: tuple[Tensor, Cells], targets: Tensor, by: PositivesBy
+) -> tuple[Tensor, Tensor]:
+    """The IoU of the boxes predicted at candidates with their targets, and merits, (t, p) each."""
+    reached, cells = candidates
+    predicted = at_least_float32(part.raw[tuple(cells)])  # (t, p, 5 + classes)
+    boxes = boxes_in_cells(predicted[..., :2], predicted[..., 2:4], part.anchors.own[cells.anchor], part.head)
+    iou = box_iou_aligned(boxes, targets_in_cells(targets, cells, part.head.stride), IouKind.iou).clamp(min=0)
+    overlap = torch.where(reached, iou, 0)
+    merit = overlap
+    if by != PositivesBy.overlap:
+        logs = F.logsigmoid(predicted[..., 4:5]) + F.logsigmoid(predicted[..., 5:])  # of scores (t, p, classes)
+        labels = targets[:, None, 1:2].long().expand(*overlap.shape, 1)
+        if by == PositivesBy.alignment:
+            merit = logs.gather(2, labels)[..., 0].exp() * overlap**OVERLAP_POWER
+        else:
+            roots = logs / 2
+            misses = torch.log1p(-roots.exp()).clamp(min=LEAST_LOG)
+            true = (roots.clamp(min=LEAST_LOG) - misses).gather(2, labels)[..., 0]
+            merit = misses.sum(-1) + true + OVERLAP_COST * overlap.log()
+    return overlap, torch.where(overlap > 0, merit, NEVER)
