@@ -31,7 +31,15 @@ from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, build_resumed_model, make_loss
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
-from conf.build.start import fit_to_set, freeze_for_epoch, prepare_numerics, resolve, spare_heads, start_state
+from conf.build.start import (
+    fit_to_set,
+    freeze_for_epoch,
+    prepare_numerics,
+    resolve,
+    spare_heads,
+    start_state,
+    tell_loss,
+)
 from conf.build.training import Training
 from conf.proof.card import ProofCard, extra_checkpoint
 from conf.schema import TrainConfig
@@ -148,6 +156,7 @@ def build_step(
     checkpoints = Checkpoints(folder, state, log.line)
     roll_back = checkpoints.roll_back if options.on_nonfinite is OnNonFinite.rollback else None
     loss: Loss = make_loss(model.heads, config.loss)
+    log.line(tell_loss(config, model.heads))
     to_input: Callable[[Any], Tensor] = Batch.network_input
     if options.compile.value != "off":
         sizes, mode = sampler.sizes.largest - sampler.sizes.smallest + 1, options.compile.value

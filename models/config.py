@@ -198,7 +198,7 @@ class DarknetLossConfig(LossSection):
     iou_thresh: float | None  # an anchor whose shape overlaps an object by more is positive, too; 1: the best alone
     label_smooth_eps: float | None  # label smoothing of the class targets
     objectness_smooth: bool | None  # the objectness of a box that ignore_thresh would leave out is its overlap with the
-    # object; all others, positives too, count as background
+    # object; all others, positives too, count as background. Not taken from the .cfg unless null
 
     def __post_init__(self) -> None:
         for key, value in self.numbers().items():

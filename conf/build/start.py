@@ -21,7 +21,7 @@ from data import Annotations, Colour, Decode, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
 from data.audit.summary import class_weights, mean_objects, median_side
 from models import Darknet, Head
-from models.config import PUBLISHED_LOSS, Balance, LossConfig
+from models.config import PUBLISHED_LOSS, Balance, DarknetLossConfig, LossConfig
 from train_utils.config import AUTO, TORCH, OptimConfig, Precision
 from train_utils.distributed import World, broadcast_module, broadcast_text, max_over_ranks
 from train_utils.errors import TrainError
@@ -122,14 +122,13 @@ def fit_to_set(
     """
     config, anchors_note = fit_anchors(config, world, saved, train_set)
     config, loss_note = suit_loss(config, train_set)
-    return config, [note for note in (anchors_note, loss_note) if note is not None]
+    config, weights_note = weigh_classes(config, train_set)
+    return config, [note for note in (anchors_note, loss_note, weights_note) if note is not None]
 
 
 def suit_loss(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
     """Replace each ``auto`` of ``loss=yolov3``, and say so if it is not the published value."""
     loss = config.loss
-    if isinstance(loss, LossConfig) and loss.class_weights == AUTO:
-        loss = replace(loss, class_weights=class_weights(train_set))
     open_keys = [key for key in FOR_FEW_LARGE if getattr(loss, key) == AUTO] if isinstance(loss, LossConfig) else []
     count, side = mean_objects(train_set), median_side(train_set)
     few_large = len(train_set.names) > 1 and count <= FEW_OBJECTS and side > LARGE_SIDE
@@ -140,6 +139,25 @@ def suit_loss(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig,
         f"({count:.1f} each, half of them above {side:.0%} of the image's longer side)"
     )
     return replace(config, loss=replace(loss, **values)), note if few_large and values else None
+
+
+def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
+    """Replace ``auto`` of ``loss.class_weights`` by numbers, and tell the least and the largest."""
+    loss, names = config.loss, train_set.names
+    if not isinstance(loss, LossConfig) or loss.class_weights != AUTO:
+        return config, None
+    weights = class_weights(train_set)
+    low, high = (f"{value:g} for {names[weights.index(value)]}" for value in (min(weights), max(weights)))
+    note = f"loss.class_weights=auto: from {low} to {high}"
+    return replace(config, loss=replace(loss, class_weights=weights)), note
+
+
+def tell_loss(config: TrainConfig, heads: Sequence[Head]) -> str | None:
+    """A line if the .cfg asks for what the loss leaves out."""
+    asked = any(head.darknet_loss.objectness_smooth for head in heads)
+    if not asked or not isinstance(config.loss, DarknetLossConfig) or config.loss.objectness_smooth is not False:
+        return None
+    return "the .cfg has objectness_smooth=1, which is not used. for Darknet's own loss: loss.objectness_smooth=null"
 
 
 def fit_anchors(

@@ -199,7 +199,8 @@ VALUES: dict[str, list[Any]] = {
     "optim.burn_in_epochs": [0.0], "optim.burn_in_min_steps": [0], "optim.weight_decay": [0.01],
     "optim.clip_norm": [1.0, None], "optim.ema_window": [2.0],
     "loss.iou": ["ciou", "iou"], "loss.label_smoothing": [0.1], "loss.anchor_iou": [0.1, 0.5],
-    "loss.positives": [10, None], "loss.balance": ["pooled", "damped"],
+    "loss.positives": [10, None, None, 10], "loss.positives_by": ["alignment", "overlap", "overlap", "cost"],
+    "loss.balance": ["pooled", "damped"], "loss.class_weights": ["auto", None], "loss.objectness_smooth": [True],
     "loss.focal_gamma": [1.5, 0.0],
 }  # fmt: skip
 LOSSES: dict[str, type] = {"yolov3": LossConfig, "darknet": DarknetLossConfig}
@@ -222,7 +223,7 @@ def alternatives(section: str, kind: type) -> Iterator[tuple[str, list[Any]]]:
 def option_lists() -> list[list[str]]:
     """Command lines that together use all values of each option."""
     found: list[list[str]] = []
-    for loss, optim in (("yolov3", "sgd"), ("yolov3", "adamw"), ("darknet", "sgd")):
+    for loss, optim in (("yolov3", "sgd"), ("yolov3", "adamw"), ("darknet", "sgd"), ("yolov3", "sgd")):
         table = dict(alternatives("loss", LOSSES[loss]))
         for name, kind in SECTIONS.items():
             table |= dict(alternatives(name, kind))

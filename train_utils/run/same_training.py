@@ -24,6 +24,7 @@ PLACES = ("data.format", "data.train", "data.names", "data.shapes")
 # What versions did that lacked these options of a section, where its choice (None: any) has them.
 OF_EARLIER_VERSIONS: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
     ("optim", None, {"name": "sgd", "flat_fraction": 0.0}),
+    ("loss", None, {"name": "yolov3"}),
     ("loss", "yolov3", {"balance": "equal", "positives_by": "overlap", "class_weights": None}),
     ("loss", "darknet", {"objectness_smooth": False}),
 )
@@ -104,8 +105,8 @@ def with_earlier(config: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a run with those of OF_EARLIER_VERSIONS that they lack."""
     filled = dict(config)
     for section, choice, options in OF_EARLIER_VERSIONS:
-        if section in config and choice in (None, config[section].get("name", choice)):
-            filled[section] = options | config[section]
+        if section in filled and choice in (None, filled[section].get("name")):
+            filled[section] = options | filled[section]
     return filled
 
 

@@ -22,6 +22,7 @@ from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Colour
 from models import Darknet, LossConfig, ModelError, save_darknet_weights
+from models.network.heads import DarknetLossKeys
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils.distributed import World
 from train_utils.memory.out_of_memory import GIB
@@ -269,3 +270,32 @@ def test_the_loss_suits_images_that_hold_few_large_objects(
     assert start.suit_loss(config, images)[1] is None, "there is nothing to tell apart"
     darknet = compose("train", TrainConfig, ["loss=darknet"])
     assert start.suit_loss(darknet, images) == (darknet, None)
+
+
+def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:
+    """Four boxes of the first class, one of the second, crowds and none of the others."""
+    images = SimpleNamespace(
+        names=["a", "b", "c", "d"],
+        classes=np.array([0, 0, 1, 0, 0, 2], np.int32),
+        crowd=np.array([False] * 5 + [True]),
+    )
+    config = compose("train", TrainConfig, ["loss.class_weights=auto"])
+    found, note = start.weigh_classes(config, images)
+    assert isinstance(found.loss, LossConfig)
+    a, *others = found.loss.class_weights
+    assert others == [pytest.approx(2 * a, abs=1e-3)] * 3 and 4 * a + others[0] == pytest.approx(5, abs=1e-3)
+    assert note == "loss.class_weights=auto: from 0.8333 for a to 1.6667 for b"
+    assert start.weigh_classes(found, images) == (found, None), "what is decided stays"
+    images.crowd[:] = True
+    assert getattr(start.weigh_classes(config, images)[0].loss, "class_weights") == [1, 1, 1, 1]  # noqa: B009
+    for given in ("loss=darknet", "loss.class_weights=[1,2]"):
+        other = compose("train", TrainConfig, [given])
+        assert start.weigh_classes(other, images) == (other, None)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_darknets_loss_leaves_out_is_told(asked: bool) -> None:
+    heads = [SimpleNamespace(darknet_loss=DarknetLossKeys(objectness_smooth=each)) for each in (False, asked)]
+    for given, told in (["loss=darknet"], asked), (["loss=darknet", "loss.objectness_smooth=null"], False), ([], False):
+        line = start.tell_loss(compose("train", TrainConfig, given), heads)
+        assert (line is not None and "loss.objectness_smooth=null" in line) == told

@@ -106,6 +106,9 @@ def test_configured_values_replace_those_of_every_head() -> None:
     back = DarknetLoss(CASES["yolov4"], replace(AS_THE_CFG, iou=BoxLoss.mse, iou_normalizer=0.75, iou_thresh=1.0))
     same = [replace(head, scale_x_y=1.1) for head in CASES["yolov3"]]
     assert back(maps, targets) == DarknetLoss(same, AS_THE_CFG)(maps, targets)
+    smooth, rough = (DarknetLoss(make_heads(objectness_smooth=given), AS_THE_CFG) for given in (True, False))
+    again = DarknetLoss(make_heads(objectness_smooth=True), replace(AS_THE_CFG, objectness_smooth=False))
+    assert again(maps, targets) == rough(maps, targets) != smooth(maps, targets)
 
 
 def test_a_network_of_a_cfg_brings_its_keys() -> None:

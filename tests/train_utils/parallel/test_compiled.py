@@ -212,7 +212,16 @@ def test_generated_code_trains_alike_and_resumes_to_the_bit(world: World, tmp_pa
 
 
 @pytest.mark.usefixtures("traced_only")
-@pytest.mark.parametrize("options", [["loss=yolov3"], ["loss=yolov3", "loss.positives=10"], ["loss=darknet"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["loss=yolov3", "loss.class_weights=[0.5,1.5]"],
+        ["loss=yolov3", "loss.positives=10"],
+        ["loss=yolov3", "loss.positives=10", "loss.positives_by=cost"],
+        ["loss=darknet"],
+        ["loss=darknet", "loss.objectness_smooth=true"],
+    ],
+)
 def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, options: list[str]) -> None:
     """Its parts and gradients are those of the eager loss, also in a burn-in."""
     model = detector()
@@ -240,8 +249,10 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, opt
         ["loss=yolov3"],
         ["loss=yolov3", "loss.anchor_iou=0"],
         ["loss=yolov3", "loss.positives=10"],
+        ["loss=yolov3", "loss.positives=10", "loss.positives_by=alignment"],
+        ["loss=yolov3", "loss.positives=10", "loss.positives_by=cost", "loss.class_weights=[0.5,1.5]"],
         ["loss=darknet"],
-        ["loss=darknet", "loss.truth_thresh=0.3", "loss.iou_thresh=0.2"],
+        ["loss=darknet", "loss.truth_thresh=0.3", "loss.iou_thresh=0.2", "loss.objectness_smooth=true"],
     ],
 )
 @pytest.mark.parametrize("count", [0, 3])
