@@ -72,7 +72,7 @@ LAYERS = {
 HEADS = [
     head(0, 1), head(0, 1, num=3, scale_x_y=1.2, new_coords=1, activation="logistic"),
     head(0, 1, iou_loss="ciou", iou_normalizer=0.1, cls_normalizer=0.5, obj_normalizer=0.4, ignore_thresh=0.3),
-    head(0, 1, iou_loss="mse", truth_thresh=0.6, iou_thresh=0.3, label_smooth_eps=0.1),
+    head(0, 1, iou_loss="mse", truth_thresh=0.6, iou_thresh=0.3, label_smooth_eps=0.1, objectness_smooth=1),
 ]  # fmt: skip
 ACTIVATIONS_EACH, LINES_EACH = 8, 3  # per network: with more, a failure is harder to locate
 
