@@ -38,15 +38,22 @@ class Balance(StrEnum):
 
 
 class PositivesBy(StrEnum):
-    """What ranks the anchors of cells that may learn a box (models/loss/dynamic.py)."""
+    """Which anchors of cells learn a box; all but shape rank them (models/loss/dynamic.py)."""
 
+    auto = "auto"  # shape; overlap where their number is given; cost for few large objects
+    shape = "shape"  # all of its cell whose shapes match, as published
     overlap = "overlap"  # of the predicted box
     alignment = "alignment"  # score * overlap^6, task-aligned (TOOD)
     cost = "cost"  # of class and box; the number of positives follows from the overlaps (SimOTA)
 
 
 # What auto means in loss.*, unless the training set asks for more: the published recipe for COCO.
-PUBLISHED_LOSS: dict[str, Any] = {"classification": 37.4, "balance": Balance.equal}
+PUBLISHED_LOSS: dict[str, Any] = {
+    "classification": 37.4,
+    "balance": Balance.equal,
+    "positives_by": PositivesBy.shape,
+    "positives": None,
+}
 
 
 class BoxLoss(StrEnum):
@@ -148,14 +155,16 @@ class LossConfig(LossSection):
     class_positive_weight: float  # factor on the class term of the true class
     focal_gamma: float  # exponent of the focal loss; 0: plain cross-entropy
     label_smoothing: float  # class targets move from 0 and 1 by half of this
-    positives: int | None  # how many anchors of cells learn each box: those whose predictions suit it best, where
-    # model.scale_x_y reaches its centre; null: all that match by anchor_iou in its own cell
+    positives: int | None  # how many anchors of cells learn each box, among those whose model.scale_x_y reaches its
+    # centre; null with positives_by=shape
     balance: Balance  # equal: all heads weigh the same, as published; damped: heads with few objects
     # less; pooled: all objects and all cells the same; auto: equal, and damped where the training
     # images hold few large objects, as told when a training starts
-    positives_by: PositivesBy  # with positives, what suits: overlap of the predicted box; alignment:
-    # score * overlap^6 (task-aligned); cost: class and box, and as many as the overlaps of
-    # these positives add up to (SimOTA)
+    positives_by: PositivesBy  # which anchors learn a box: shape: all of its cell that match by anchor_iou; the others
+    # rank them by their predictions: overlap of the box; alignment: score * overlap^6
+    # (task-aligned); cost: class and box, and as many as the overlaps of these positives add up to
+    # (SimOTA). auto: overlap with positives, else shape, or cost where the training images hold few
+    # large objects, as told when a training starts
     class_weights: Any  # factors on the class term of the boxes of each class; auto: by the root of how rare it is in
     # the training set, 1 on average over the boxes; null: 1
 
@@ -173,11 +182,20 @@ class LossConfig(LossSection):
                 raise ValueError(f"loss.{key} must be 0 or more and below 1, got {getattr(self, key)}")
         if self.positives is not None and self.positives < 1:
             raise ValueError(f"loss.positives must be 1 or more, or null, got {self.positives}")
-        if self.positives is None and self.positives_by != PositivesBy.overlap:
+        if self.positives is None and self.ranked_by != PositivesBy.shape:
             raise ValueError(f"loss.positives_by={self.positives_by} needs a number. fix: loss.positives=10")
+        if self.positives is not None and self.ranked_by == PositivesBy.shape:
+            raise ValueError("loss.positives_by=shape knows no number. fix: loss.positives=null")
         weights = self.class_weights
         if weights not in (None, AUTO) and not (isinstance(weights, list) and all(map(_is_above_zero, weights))):
             raise ValueError(f"loss.class_weights must be numbers above 0, {AUTO} or null, got {weights}")
+
+    @property
+    def ranked_by(self) -> PositivesBy:
+        """``positives_by``, where auto does not depend on a set."""
+        if self.positives_by != PositivesBy.auto:
+            return self.positives_by
+        return PositivesBy.shape if self.positives is None else PositivesBy.overlap
 
     @property
     def class_weight(self) -> float:

@@ -19,9 +19,10 @@ from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations, Colour, Decode, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
-from data.audit.summary import class_weights, mean_objects, median_side
+from data.audit.summary import class_weights, few_large_objects
 from models import Darknet, Head
-from models.config import PUBLISHED_LOSS, Balance, DarknetLossConfig, LossConfig
+from models.config import PUBLISHED_LOSS, Balance, DarknetLossConfig, LossConfig, PositivesBy
+from models.loss.yolo import ASSIGNERS
 from train_utils.config import AUTO, TORCH, OptimConfig, Precision
 from train_utils.distributed import World, broadcast_module, broadcast_text, max_over_ranks
 from train_utils.errors import TrainError
@@ -42,10 +43,15 @@ from train_utils.run.run_state import RunState
 # What auto becomes where the training images hold few large objects. There the published values
 # leave classes unlearnt; where objects are smaller this weight costs boxes their place
 # (docs/results/accuracy.md).
-FOR_FEW_LARGE: dict[str, Any] = {"classification": 200, "balance": Balance.damped}
-FEW_OBJECTS = 2.5  # at most so many in an image on average
+FOR_FEW_LARGE: dict[str, Any] = {
+    "classification": 200,
+    "balance": Balance.damped,
+    "positives_by": PositivesBy.cost,
+    "positives": 10,
+}
+OPEN = ("classification", "balance")
+REACH = 2.0  # scale_x_y for these positives: half a cell past the edges
 MANY_TIMES = 10  # the images of a training must weights have seen to be spared: docs/decisions/0021
-LARGE_SIDE = 0.25  # at least half of them are larger, as a share of the image's longer side
 
 
 def prepare_numerics(config: TrainConfig, world: World) -> str | None:
@@ -120,25 +126,34 @@ def fit_to_set(
 
     All ranks call this together and get the same.
     """
-    config, anchors_note = fit_anchors(config, world, saved, train_set)
     config, loss_note = suit_loss(config, train_set)
+    config, anchors_note = fit_anchors(config, world, saved, train_set)
     config, weights_note = weigh_classes(config, train_set)
     return config, [note for note in (anchors_note, loss_note, weights_note) if note is not None]
 
 
 def suit_loss(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
-    """Replace each ``auto`` of ``loss=yolov3``, and say so if it is not the published value."""
-    loss = config.loss
-    open_keys = [key for key in FOR_FEW_LARGE if getattr(loss, key) == AUTO] if isinstance(loss, LossConfig) else []
-    count, side = mean_objects(train_set), median_side(train_set)
-    few_large = len(train_set.names) > 1 and count <= FEW_OBJECTS and side > LARGE_SIDE
-    values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in open_keys}
-    changes = " and ".join(f"loss.{key}={value} instead of {PUBLISHED_LOSS[key]}" for key, value in values.items())
-    note = (
-        f"auto chose {changes}, because images hold few large objects "
-        f"({count:.1f} each, half of them above {side:.0%} of the image's longer side)"
-    )
-    return replace(config, loss=replace(loss, **values)), note if few_large and values else None
+    """Replace each ``auto`` of ``loss=yolov3``, and say so if it is not the published value.
+
+    Heads of weights keep the reach of their centres, and then an object its cell.
+    """
+    loss, model = config.loss, config.model
+    if not isinstance(loss, LossConfig):
+        return config, None
+    few_large = few_large_objects(train_set)
+    values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in OPEN if getattr(loss, key) == AUTO}
+    changes = []
+    if loss.positives_by == AUTO:
+        if few_large and loss.positives is None and model.weights is None and not ASSIGNERS:
+            values |= {key: FOR_FEW_LARGE[key] for key in ("positives_by", "positives")}
+            if model.scale_x_y is None:
+                model, changes = replace(model, scale_x_y=REACH), [f"model.scale_x_y={REACH:g}"]
+        else:
+            loss = replace(loss, positives_by=loss.ranked_by)
+    published = {key: "null" if value is None else value for key, value in PUBLISHED_LOSS.items()}
+    changes = [f"loss.{key}={value} instead of {published[key]}" for key, value in values.items()] + changes
+    note = f"auto chose {', '.join(changes)}, because {few_large}" if few_large and values else None
+    return replace(config, model=model, loss=replace(loss, **values)), note
 
 
 def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:

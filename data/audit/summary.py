@@ -15,6 +15,9 @@ SAMPLED_BOXES = 200_000  # with nine anchors their overlaps take 0.1 s
 LOW_RECALL = 0.98
 FIT_RECALL = 0.7  # below it, fitted anchors score better, and worse from there on (docs/results/accuracy.md)
 
+FEW_OBJECTS = 2.5  # at most so many in an image on average
+LARGE_SIDE = 0.25  # at least half of them are larger, as a share of the image's longer side
+
 
 @dataclass(frozen=True)
 class SetSummary:
@@ -94,6 +97,14 @@ def median_side(annotations: Annotations) -> float:
     """
     sizes = network_sizes(annotations, 1, SAMPLED_BOXES)
     return float(np.median(np.sqrt(sizes.prod(axis=1)))) if len(sizes) else 0.0
+
+
+def few_large_objects(annotations: Annotations) -> str | None:
+    """A clause that says so if images hold few large objects of more than one class."""
+    count, side = mean_objects(annotations), median_side(annotations)
+    if len(annotations.names) == 1 or count > FEW_OBJECTS or not side > LARGE_SIDE:
+        return None
+    return f"images hold few large objects ({count:.1f} each, half of them above {side:.0%} of the image's longer side)"
 
 
 def class_weights(annotations: Annotations) -> list[float]:

@@ -93,7 +93,7 @@ class YoloLoss(HeadLoss):
         if assign is not None:
             pairs = [assign(head, anchors, raw.detach(), targets) for head, anchors, raw in maps]
         elif config.positives is not None:
-            pairs = dynamic_positives(maps, targets, config.positives, config.positives_by)
+            pairs = dynamic_positives(maps, targets, config.positives, config.ranked_by)
         else:
             pairs = [matching_shapes(*part, targets, config.anchor_iou) for part in maps]
         return [

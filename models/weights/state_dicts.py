@@ -85,8 +85,10 @@ def _compare_decoding(model: Darknet, network: Mapping[str, Any], path: Path) ->
         theirs = Darknet(parse_cfg(network["cfg"], network["source"]), network["num_classes"], network["width"]).heads
     for key in ("anchors", "scale_x_y", "new_coords"):
         if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in theirs]:
-            option = "model.cfg" if key == "new_coords" else f"model.{key}"
-            fix = f"model.fresh_heads=true, or the {option} of its training"
+            option = "the model.cfg" if key == "new_coords" else f"the model.{key}"
+            if key == "scale_x_y" and len(reach := {head.scale_x_y for head in theirs}) == 1:
+                option = f"model.scale_x_y={reach.pop():g}, as"
+            fix = f"model.fresh_heads=true, or {option} of its training"
             raise ModelError(f"the heads in {path} were trained with other {key}. fix: {fix}")
 
 

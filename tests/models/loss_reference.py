@@ -137,7 +137,7 @@ def yolo_loss(
     terms = []  # of each head: sums over its positives and cells, and how many these are
     learnt = None
     if config.positives is not None:
-        learnt = by_prediction(raw_maps, targets, heads, config.positives, config.positives_by.value)
+        learnt = by_prediction(raw_maps, targets, heads, config.positives, config.ranked_by.value)
     for raw, head in zip(raw_maps, heads, strict=True):
         rows, columns = len(raw[0][0]), len(raw[0][0][0])
         wanted: dict[tuple[int, int, int, int], float] = {}

@@ -126,7 +126,7 @@ def trained_network(text: str, number: int, world: World) -> str:
                 0.1,
                 None,
                 Balance.equal,
-                PositivesBy.overlap,
+                PositivesBy.shape,
                 None,
             ),
         )
@@ -199,7 +199,7 @@ VALUES: dict[str, list[Any]] = {
     "optim.burn_in_epochs": [0.0], "optim.burn_in_min_steps": [0], "optim.weight_decay": [0.01],
     "optim.clip_norm": [1.0, None], "optim.ema_window": [2.0],
     "loss.iou": ["ciou", "iou"], "loss.label_smoothing": [0.1], "loss.anchor_iou": [0.1, 0.5],
-    "loss.positives": [10, None, None, 10], "loss.positives_by": ["alignment", "overlap", "overlap", "cost"],
+    "loss.positives": [10, None, None, 10], "loss.positives_by": ["alignment", "shape", "shape", "cost"],
     "loss.balance": ["pooled", "damped"], "loss.class_weights": ["auto", None], "loss.objectness_smooth": [True],
     "loss.focal_gamma": [1.5, 0.0],
 }  # fmt: skip

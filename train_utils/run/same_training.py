@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,20 @@ WITHOUT_EFFECT = (
 )  # fmt: skip
 # Where the training set is; irrelevant if its content is the same.
 PLACES = ("data.format", "data.train", "data.names", "data.shapes")
+
+
+def _positives_before(loss: Mapping[str, Any]) -> dict[str, Any]:
+    """What ranked positives before there was a choice."""
+    return {"positives_by": "shape" if loss.get("positives") is None else "overlap"}
+
+
 # What versions did that lacked these options of a section, where its choice (None: any) has them.
-OF_EARLIER_VERSIONS: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
+Earlier = dict[str, Any] | Callable[[Mapping[str, Any]], dict[str, Any]]
+OF_EARLIER_VERSIONS: tuple[tuple[str, str | None, Earlier], ...] = (
     ("optim", None, {"name": "sgd", "flat_fraction": 0.0}),
     ("loss", None, {"name": "yolov3"}),
-    ("loss", "yolov3", {"balance": "equal", "positives_by": "overlap", "class_weights": None}),
+    ("loss", "yolov3", {"balance": "equal", "class_weights": None}),
+    ("loss", "yolov3", _positives_before),
     ("loss", "darknet", {"objectness_smooth": False}),
 )
 # Never listed as changed: every resume changes them.
@@ -106,7 +115,7 @@ def with_earlier(config: Mapping[str, Any]) -> dict[str, Any]:
     filled = dict(config)
     for section, choice, options in OF_EARLIER_VERSIONS:
         if section in filled and choice in (None, filled[section].get("name")):
-            filled[section] = options | filled[section]
+            filled[section] = (options(filled[section]) if callable(options) else options) | filled[section]
     return filled
 
 

@@ -42,7 +42,7 @@ class BalancedLoss(YoloLoss):
                 0.0,
                 None,
                 Balance.equal,
-                PositivesBy.overlap,
+                PositivesBy.shape,
                 None,
             ),
         )

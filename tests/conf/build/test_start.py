@@ -265,11 +265,36 @@ def test_the_loss_suits_images_that_hold_few_large_objects(
     assert ("loss.classification=200" in (note or "")) == (decided[0] == 200)
     assert ("loss.balance=damped instead of equal" in (note or "")) == (decided[1] == "damped" and count == 2)
     assert note is None or ("2.0 each" in note and "31%" in note)
+    few = (count, side) == (2, 200)
+    assert (found.loss.positives, found.loss.positives_by) == ((10, "cost") if few else (None, "shape"))
+    assert found.model.scale_x_y == (2 if few else None)
     assert start.suit_loss(found, boxes(0)) == (found, None), "what is decided stays"
     images.names = ["one"]
     assert start.suit_loss(config, images)[1] is None, "there is nothing to tell apart"
     darknet = compose("train", TrainConfig, ["loss=darknet"])
     assert start.suit_loss(darknet, images) == (darknet, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "decided"),
+    [
+        (["model.weights=a.weights"], (None, "shape", None)), (["model.scale_x_y=1.5"], (10, "cost", 1.5)),
+        (["loss.positives=5"], (5, "overlap", None)), (["loss.positives_by=shape"], (None, "shape", None)),
+        (["loss.positives=5", "loss.positives_by=alignment"], (5, "alignment", None)),
+    ],
+)  # fmt: skip
+def test_few_large_objects_have_more_positives_unless_told_otherwise(
+    given: list[str], decided: tuple[int | None, str, float | None]
+) -> None:
+    images = SimpleNamespace(
+        names=["a", "b"], classes=np.zeros(1, np.int32), crowd=np.zeros(1, bool), sizes=np.array([[480, 640]]),
+        offsets=np.array([0, 1]), boxes_xywh=np.full((1, 4), 200.0),
+    )  # fmt: skip
+    found, note = start.suit_loss(compose("train", TrainConfig, given), images)
+    assert isinstance(found.loss, LossConfig) and note is not None and "loss.classification=200" in note
+    assert (found.loss.positives, found.loss.positives_by, found.model.scale_x_y) == decided
+    assert ("loss.positives=10 instead of null" in note) == (decided[0] == 10)
+    assert ("model.scale_x_y=2" in note) == (decided[2] == 2)
 
 
 def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:

@@ -32,14 +32,15 @@ CONFIG = LossConfig(
     label_smoothing=0.0,
     positives=None,
     balance=Balance.equal,
-    positives_by=PositivesBy.overlap,
+    positives_by=PositivesBy.shape,
     class_weights=None,
 )
 
 DAMPED, POOLED = (replace(CONFIG, balance=balance) for balance in (Balance.damped, Balance.pooled))
+RANKED = [by for by in PositivesBy if by not in (PositivesBy.auto, PositivesBy.shape)]
 CHOICES = {
     "by shape": CONFIG,
-    **{f"by {by}": replace(CONFIG, positives=10, positives_by=by) for by in PositivesBy},
+    **{f"by {by}": replace(CONFIG, positives=10, positives_by=by) for by in RANKED},
     "damped": DAMPED,
     "pooled": POOLED,
     "class weights": replace(CONFIG, class_weights=[0.5, 1, 2.5]),
@@ -76,19 +77,19 @@ def random_targets(count: int, batch: int) -> Tensor:
         {"focal_gamma": 1.5},
         {"label_smoothing": 0.1},
         {"objectness_positive_weight": 2.0, "class_positive_weight": 0.5},
-        {"positives": 1},
-        {"positives": 10, "iou": IouKind.ciou},
-        {"positives": 1000},
+        {"positives": 1, "positives_by": PositivesBy.auto},
+        {"positives": 10, "positives_by": PositivesBy.overlap, "iou": IouKind.ciou},
+        {"positives": 1000, "positives_by": PositivesBy.overlap},
         {"positives": 1, "positives_by": PositivesBy.alignment},
         {"positives": 10, "positives_by": PositivesBy.alignment},
         {"positives": 3, "positives_by": PositivesBy.cost},
         {"positives": 10, "positives_by": PositivesBy.cost, "label_smoothing": 0.1},
         {"class_weights": [0.5, 1, 2.5]},
-        {"class_weights": [0.5, 1, 2.5], "positives": 10, "balance": Balance.damped},
+        {"class_weights": [0.5, 1, 2.5], "positives": 10, "positives_by": PositivesBy.cost, "balance": Balance.damped},
         {"balance": Balance.damped},
-        {"balance": Balance.damped, "positives": 10},
+        {"balance": Balance.damped, "positives": 10, "positives_by": PositivesBy.overlap},
         {"balance": Balance.pooled},
-        {"balance": Balance.pooled, "positives": 10},
+        {"balance": Balance.pooled, "positives": 10, "positives_by": PositivesBy.overlap},
     ],
 )
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
@@ -262,6 +263,8 @@ def test_config_ranges_name_the_key(key: str, value: object) -> None:
 def test_what_ranks_positives_needs_their_number() -> None:
     with pytest.raises(ValueError, match=r"loss\.positives_by=cost needs a number\. fix: loss\.positives=10"):
         replace(CONFIG, positives_by=PositivesBy.cost)
+    with pytest.raises(ValueError, match=r"loss\.positives_by=shape knows no number\. fix: loss\.positives=null"):
+        replace(CONFIG, positives=10)
 
 
 @pytest.mark.gpu

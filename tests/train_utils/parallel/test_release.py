@@ -73,7 +73,7 @@ def partly_frozen(
                 0.0,
                 None,
                 Balance.equal,
-                PositivesBy.overlap,
+                PositivesBy.shape,
                 None,
             ),
         )
