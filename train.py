@@ -29,17 +29,10 @@ from conf.build.batches import MEMORY_FILES, make_sampler, make_train_loader, op
 from conf.build.checkpoints import Checkpoints, extend_run, tell_extension
 from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
-from conf.build.network import build_model, build_resumed_model, make_loss
+from conf.build.loss import fit_loss, make_loss, tell_loss
+from conf.build.network import build_model, build_resumed_model
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
-from conf.build.start import (
-    fit_to_set,
-    freeze_for_epoch,
-    prepare_numerics,
-    resolve,
-    spare_heads,
-    start_state,
-    tell_loss,
-)
+from conf.build.start import fit_anchors, freeze_for_epoch, prepare_numerics, resolve, spare_heads, start_state
 from conf.build.training import Training
 from conf.proof.card import ProofCard, extra_checkpoint
 from conf.schema import TrainConfig
@@ -90,17 +83,18 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     given, config = config, resolve(config, world, saved)
     train_set, val_set = open_sets(config, world)
     check_agreement(world, config, saved, train_set, val_set)
-    config, set_notes = fit_to_set(config, world, saved, train_set)
+    config, anchors_note = fit_anchors(config, world, saved, train_set)
     model, weights_note = (
         build_model(config.model, len(train_set.names), world=world, fitted=given.model.anchors == AUTO)
         if saved is None
         else build_resumed_model(config.model, len(train_set.names), saved)
     )
+    config, loss_notes = fit_loss(config, world, saved, model, train_set)
     saved_micro_batch = saved.get("micro_batch") if saved is not None else None
     micro_batch, batch_note = probe_micro_batch(config, model, world, dtype, saved_micro_batch)
     if config.dry_run:
         sampler = make_sampler(config, train_set, model.max_stride, world, micro_batch)
-        tell_places(config, world, train_set, val_set, sampler, set_notes)
+        tell_places(config, world, train_set, val_set, sampler, [anchors_note, *loss_notes])
         return Outcome({}, None)
     dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world, micro_batch)
     size = config.evaluate.image_size or options.image_size
@@ -117,7 +111,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     train_pixels = sampler.device_batch_size * sampler.sizes.most_pixels(1, 1) * dataset.most_bytes
     pixels = max(train_pixels, config.evaluate.batch_size * size**2)
     memory_note = shared_memory_note(loader, pixels, world.local_world_size, MEMORY_FILES)
-    for note in (saved_note, *set_notes, weights_note, batch_note, numerics_note, memory_note):
+    for note in (saved_note, anchors_note, *loss_notes, weights_note, batch_note, numerics_note, memory_note):
         log.line(note)
 
     step, checkpoints = build_step(config, world, model, train_set, sampler, dtype, folder, log, stop, saved)

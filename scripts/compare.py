@@ -18,7 +18,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 from pathlib import Path
 
-from conf.build.run_report import report_run
+from conf.build.report import report_run
 from conf.schema_tools import CompareConfig
 from train_utils.report.comparison import contents, print_comparison, write_comparison
 from train_utils.report.gains import Gain, gain

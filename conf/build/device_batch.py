@@ -7,7 +7,7 @@ import math
 import torch
 
 from conf.build.batches import training_sizes
-from conf.build.network import make_loss
+from conf.build.loss import make_loss
 from conf.schema import TrainConfig
 from data import fitting_device_batch_size
 from models import Darknet

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,9 @@ from models import (
     AnyNetwork,
     Cfg,
     Darknet,
-    DarknetLoss,
-    Head,
-    LossSection,
     ModelError,
     OnnxNetwork,
     WeightsReport,
-    YoloLoss,
     image_size_of,
     load_cfg,
     load_darknet_weights,
@@ -37,8 +33,6 @@ from models import (
     zoo_cfg,
 )
 from models.config import ModelConfig
-from models.loss.base import HeadLoss
-from models.loss.yolo import ASSIGNERS
 from models.weights.published import COCO, COCO_NAMES
 from train_utils.distributed import World
 from train_utils.run.checkpoint import FORMAT as CHECKPOINT_FORMAT
@@ -228,14 +222,3 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     known = state.get("figures") and state["best_epoch"] == state["epoch"]
     scored = {"data": saved["data"]["name"], **state["figures"]} if known else {}
     return TrainedNetwork(model.eval(), names, ids, size, f"{ckpt}: {origin}", origin, scored)
-
-
-LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": YoloLoss, "darknet": DarknetLoss}  # and those of plugins
-
-
-def make_loss(heads: Sequence[Head], config: LossSection) -> HeadLoss:
-    """The loss that ``loss=`` selects."""
-    loss = LOSSES[config.name](heads) if type(config) is LossSection else LOSSES[config.name](heads, config)
-    if ASSIGNERS and not isinstance(loss, YoloLoss):
-        raise ConfigError(f"loss={config.name} takes no assigner, as {next(iter(ASSIGNERS))}. fix: loss=yolov3")
-    return loss

@@ -1,33 +1,39 @@
-"""What a training reports before it starts and shows at its end."""
+"""What a training reports before it starts, keeps on the way, and shows at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from conf.build.batches import resolved_options
-from conf.build.evaluator import ground_truth_of
-from conf.entry import to_yaml
+from conf.build.evaluator import Evaluation, ground_truth_of
+from conf.entry import defaults, to_yaml
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
 from data.audit.anchor_fit import Sizes
 from data.audit.hints import data_hints, small_boxes
+from data.audit.summary import objects_per_image
 from models import Head, LossConfig
 from train_utils.distributed import World, describe_rank, gather_arrays
 from train_utils.errors import TrainError
 from train_utils.numerics import precision_name
 from train_utils.pictures.plots import FOLDER, Say, draw_evaluation, draw_training
 from train_utils.pictures.sheets import draw_targets
-from train_utils.report.best import read_best
+from train_utils.report.best import Best, keep_best, read_best
+from train_utils.report.run_files import read_files
+from train_utils.report.run_report import write_report
 from train_utils.run.log import RunLog
 from train_utils.run.run_state import RunState
+from train_utils.run.same_training import flat
 from train_utils.run.whole_files import keep_copy, whole_file
 from train_utils.scores.coco_eval import CocoResult, format_table
-from train_utils.scores.detections import Detections
+from train_utils.scores.detections import Detections, GroundTruth
 from train_utils.shell import option
 from train_utils.terminal.progress import duration
 
@@ -95,7 +101,7 @@ def tell_places(
     train_set: Annotations,
     val_set: Annotations,
     sampler: TrainBatchSampler,
-    set_notes: Sequence[str],
+    set_notes: Sequence[str | None],
 ) -> None:
     """For ``dry_run``, print on rank 0 one line per rank and what the set decided."""
     gpu = f" {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
@@ -108,8 +114,8 @@ def tell_places(
     lines = gather_arrays(np.frombuffer(line.encode(), np.uint8))
     for each in lines or ():
         print(each.tobytes().decode(), flush=True)
-    if world.is_main and set_notes:
-        print(*set_notes, sep="\n", flush=True)
+    if world.is_main and (told := [note for note in set_notes if note is not None]):
+        print(*told, sep="\n", flush=True)
 
 
 def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: Sequence[str], path: Path) -> None:
@@ -193,3 +199,36 @@ def close_run(log: RunLog, folder: Path, seconds: float) -> None:
     ckpt = option("ckpt", folder)
     log.line(f"trained for {duration(seconds)}; in {folder}: {', '.join(found)}")
     log.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} source=pictures")
+
+
+def keep_evaluation(folder: Path, truth: GroundTruth, evaluation: Evaluation, say: Say) -> None:
+    """Keep labels and detections of the best epoch so far."""
+    best = Best(evaluation.scores, truth, evaluation.detections)
+    spare(say, "best_detections.npz", lambda: keep_best(folder, best))
+
+
+def report_run(folder: Path, out: Path | None = None) -> Path:
+    """Write the report of a run into ``out``, or its folder; return the file. Raises TrainError."""
+    run = read_files(folder)
+    # Of the defaults, only the name stands for another option.
+    by_default = _defaults() | {"name": run.options["data.name"]}
+    return write_report(run, (out or folder) / "report.html", by_default)
+
+
+@cache  # for the jobs of a sweep
+def _defaults() -> dict[str, Any]:
+    return flat(defaults("train", TrainConfig))
+
+
+def summary_of(part: Annotations) -> dict[str, int]:
+    """What a set holds."""
+    empty = int((objects_per_image(part) == 0).sum())
+    return {"images": len(part), "without boxes": empty, "boxes": len(part.classes), "classes": len(part.names)}
+
+
+def spare(say: Say, what: str, make: Callable[[], object]) -> None:
+    """Make something that a training can do without; tell by ``say`` if that fails."""
+    try:
+        make()
+    except Exception as error:  # whatever it is, it is worth a line and not the training
+        say(f"warning: {what} was not written ({type(error).__name__}: {error})")

@@ -19,10 +19,7 @@ from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations, Colour, Decode, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
-from data.audit.summary import class_weights, few_large_objects
 from models import Darknet, Head
-from models.config import PUBLISHED_LOSS, Balance, DarknetLossConfig, LossConfig, PositivesBy
-from models.loss.yolo import ASSIGNERS
 from train_utils.config import AUTO, TORCH, OptimConfig, Precision
 from train_utils.distributed import World, broadcast_module, broadcast_text, max_over_ranks
 from train_utils.errors import TrainError
@@ -40,17 +37,6 @@ from train_utils.parallel.compiled import check_compiling
 from train_utils.parallel.wrap import convert_sync_batchnorm
 from train_utils.run.run_state import RunState
 
-# What auto becomes where the training images hold few large objects. There the published values
-# leave classes unlearnt; where objects are smaller this weight costs boxes their place
-# (docs/results/accuracy.md).
-FOR_FEW_LARGE: dict[str, Any] = {
-    "classification": 200,
-    "balance": Balance.damped,
-    "positives_by": PositivesBy.cost,
-    "positives": 10,
-}
-OPEN = ("classification", "balance")
-REACH = 2.0  # scale_x_y for these positives: half a cell past the edges
 MANY_TIMES = 10  # the images of a training must weights have seen to be spared: docs/decisions/0021
 
 
@@ -117,62 +103,6 @@ def spare_heads(config: TrainConfig, world: World, model: Darknet, images: int) 
         part = f" for {share:.0%} of the training" if share < 1 else ""
         notes.append(f"model.freeze=auto: the first {frozen} layers stay as they are{part}")
     return optim, "; ".join(notes) or None
-
-
-def fit_to_set(
-    config: TrainConfig, world: World, saved: dict[str, Any] | None, train_set: Annotations
-) -> tuple[TrainConfig, list[str]]:
-    """Replace each ``auto`` that the training set decides, and say how in sentences for the log.
-
-    All ranks call this together and get the same.
-    """
-    config, loss_note = suit_loss(config, train_set)
-    config, anchors_note = fit_anchors(config, world, saved, train_set)
-    config, weights_note = weigh_classes(config, train_set)
-    return config, [note for note in (anchors_note, loss_note, weights_note) if note is not None]
-
-
-def suit_loss(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
-    """Replace each ``auto`` of ``loss=yolov3``, and say so if it is not the published value.
-
-    Heads of weights keep the reach of their centres, and then an object its cell.
-    """
-    loss, model = config.loss, config.model
-    if not isinstance(loss, LossConfig):
-        return config, None
-    few_large = few_large_objects(train_set)
-    values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in OPEN if getattr(loss, key) == AUTO}
-    changes = []
-    if loss.positives_by == AUTO:
-        if few_large and loss.positives is None and model.weights is None and not ASSIGNERS:
-            values |= {key: FOR_FEW_LARGE[key] for key in ("positives_by", "positives")}
-            if model.scale_x_y is None:
-                model, changes = replace(model, scale_x_y=REACH), [f"model.scale_x_y={REACH:g}"]
-        else:
-            loss = replace(loss, positives_by=loss.ranked_by)
-    published = {key: "null" if value is None else value for key, value in PUBLISHED_LOSS.items()}
-    changes = [f"loss.{key}={value} instead of {published[key]}" for key, value in values.items()] + changes
-    note = f"auto chose {', '.join(changes)}, because {few_large}" if few_large and values else None
-    return replace(config, model=model, loss=replace(loss, **values)), note
-
-
-def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
-    """Replace ``auto`` of ``loss.class_weights`` by numbers, and tell the least and the largest."""
-    loss, names = config.loss, train_set.names
-    if not isinstance(loss, LossConfig) or loss.class_weights != AUTO:
-        return config, None
-    weights = class_weights(train_set)
-    low, high = (f"{value:g} for {names[weights.index(value)]}" for value in (min(weights), max(weights)))
-    note = f"loss.class_weights=auto: from {low} to {high}"
-    return replace(config, loss=replace(loss, class_weights=weights)), note
-
-
-def tell_loss(config: TrainConfig, heads: Sequence[Head]) -> str | None:
-    """A line if the .cfg asks for what the loss leaves out."""
-    asked = any(head.darknet_loss.objectness_smooth for head in heads)
-    if not asked or not isinstance(config.loss, DarknetLossConfig) or config.loss.objectness_smooth is not False:
-        return None
-    return "the .cfg has objectness_smooth=1, which is not used. for Darknet's own loss: loss.objectness_smooth=null"
 
 
 def fit_anchors(

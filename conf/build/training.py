@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader
 
 from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
-from conf.build.report import about_data, check_overfit, close_run, finish
-from conf.build.run_report import keep_evaluation, report_run, spare
+from conf.build.report import about_data, check_overfit, close_run, finish, keep_evaluation, report_run, spare
 from conf.build.start import freeze_for_epoch
 from conf.entry import to_dictionary
 from conf.proof.card import ProofCard

@@ -21,7 +21,7 @@ from models.cfg.keys import REFUSED_SECTIONS, SECTION_ALIASES, layer_keys
 REGISTRIES = {
     "layer": "models.network.sections:BUILDERS",
     "activation": "models.network.activations:ACTIVATIONS",
-    "loss": "conf.build.network:LOSSES",
+    "loss": "conf.build.loss:LOSSES",
     "assigner": "models.loss.yolo:ASSIGNERS",
     "data_format": "data.config:FORMATS",
     "optimiser": "train_utils.config:OPTIMISERS",

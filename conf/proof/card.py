@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from conf.build.run_report import Say, spare, summary_of
+from conf.build.report import spare, summary_of
 from conf.proof.facts import code_of, commit_of, hardware, initial_weights, listed, on_gpu, packages, start_facts
 from conf.schema import TrainConfig
 from data import Annotations
@@ -19,6 +19,7 @@ from data.index.hashes import hash_file, hash_set
 from data.licences import LICENCES
 from train_utils.callbacks.callbacks import TOUCHED
 from train_utils.distributed import World
+from train_utils.pictures.plots import Say
 from train_utils.report.proof import BEST, FILE, LAST, PREVIOUS, TABLE, UNKNOWN, read_proof, write_proof
 from train_utils.run.plain_data import digest_of, to_plain
 from train_utils.run.run_state import RunState

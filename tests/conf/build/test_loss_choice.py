@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from conf.answers.messages import explain
-from conf.build.network import make_loss
+from conf.build.loss import make_loss
 from conf.entry import compose, layered, to_dictionary, to_plain, to_yaml
 from conf.failures import ConfigError
 from conf.schema import CHOICES, EvalConfig, TrainConfig

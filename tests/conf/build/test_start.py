@@ -21,8 +21,7 @@ from conf.entry import compose
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Colour
-from models import Darknet, LossConfig, ModelError, save_darknet_weights
-from models.network.heads import DarknetLossKeys
+from models import Darknet, ModelError, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils.distributed import World
 from train_utils.memory.out_of_memory import GIB
@@ -239,88 +238,3 @@ def test_heads_that_learnt_with_another_decoding_are_refused_unless_left_out(tmp
                 build_model(changed, 2, fitted=fitted)
             build_model(replace(changed, fresh_heads=True), 2, fitted=fitted)
     assert [head.scale_x_y for head in build_model(replace(config, scale_x_y=2.0, weights=None), 2)[0].heads] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("count", "side", "given", "decided"),
-    [
-        (2, 200, [], (200, "damped")), (3, 200, [], (37.4, "equal")), (2, 100, [], (37.4, "equal")),
-        (0, 200, [], (37.4, "equal")), (2, 200, ["loss.classification=50"], (50, "damped")),
-        (2, 200, ["loss.balance=equal"], (200, "equal")), (2, 200, ["loss=yolov3_pooled"], (200, "pooled")),
-        (9, 30, ["loss.classification=50", "loss.balance=damped"], (50, "damped")),
-    ],
-)  # fmt: skip
-def test_the_loss_suits_images_that_hold_few_large_objects(
-    count: int, side: int, given: list[str], decided: tuple[float, str]
-) -> None:
-    """``count`` boxes of ``side`` pixels in one image of 640 x 480, none in the other."""
-    config = compose("train", TrainConfig, given)
-    images = SimpleNamespace(
-        names=["a", "b"], classes=np.zeros(count, np.int32), crowd=np.zeros(count, bool),
-        sizes=np.array([[480, 640]] * 2), offsets=np.array([0, count, count]),
-        boxes_xywh=np.full((count, 4), side, dtype=float),
-    )  # fmt: skip
-    found, note = start.suit_loss(config, images)
-    assert isinstance(found.loss, LossConfig) and (found.loss.classification, found.loss.balance) == decided
-    assert ("loss.classification=200" in (note or "")) == (decided[0] == 200)
-    assert ("loss.balance=damped instead of equal" in (note or "")) == (decided[1] == "damped" and count == 2)
-    assert note is None or ("2.0 each" in note and "31%" in note)
-    few = (count, side) == (2, 200)
-    assert (found.loss.positives, found.loss.positives_by) == ((10, "cost") if few else (None, "shape"))
-    assert found.model.scale_x_y == (2 if few else None)
-    assert start.suit_loss(found, boxes(0)) == (found, None), "what is decided stays"
-    images.names = ["one"]
-    assert start.suit_loss(config, images)[1] is None, "there is nothing to tell apart"
-    darknet = compose("train", TrainConfig, ["loss=darknet"])
-    assert start.suit_loss(darknet, images) == (darknet, None)
-
-
-@pytest.mark.parametrize(
-    ("given", "decided"),
-    [
-        (["model.weights=a.weights"], (None, "shape", None)), (["model.scale_x_y=1.5"], (10, "cost", 1.5)),
-        (["loss.positives=5"], (5, "overlap", None)), (["loss.positives_by=shape"], (None, "shape", None)),
-        (["loss.positives=5", "loss.positives_by=alignment"], (5, "alignment", None)),
-    ],
-)  # fmt: skip
-def test_few_large_objects_have_more_positives_unless_told_otherwise(
-    given: list[str], decided: tuple[int | None, str, float | None]
-) -> None:
-    images = SimpleNamespace(
-        names=["a", "b"], classes=np.zeros(1, np.int32), crowd=np.zeros(1, bool), sizes=np.array([[480, 640]]),
-        offsets=np.array([0, 1]), boxes_xywh=np.full((1, 4), 200.0),
-    )  # fmt: skip
-    found, note = start.suit_loss(compose("train", TrainConfig, given), images)
-    assert isinstance(found.loss, LossConfig) and note is not None and "loss.classification=200" in note
-    assert (found.loss.positives, found.loss.positives_by, found.model.scale_x_y) == decided
-    assert ("loss.positives=10 instead of null" in note) == (decided[0] == 10)
-    assert ("model.scale_x_y=2" in note) == (decided[2] == 2)
-
-
-def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:
-    """Four boxes of the first class, one of the second, crowds and none of the others."""
-    images = SimpleNamespace(
-        names=["a", "b", "c", "d"],
-        classes=np.array([0, 0, 1, 0, 0, 2], np.int32),
-        crowd=np.array([False] * 5 + [True]),
-    )
-    config = compose("train", TrainConfig, ["loss.class_weights=auto"])
-    found, note = start.weigh_classes(config, images)
-    assert isinstance(found.loss, LossConfig)
-    a, *others = found.loss.class_weights
-    assert others == [pytest.approx(2 * a, abs=1e-3)] * 3 and 4 * a + others[0] == pytest.approx(5, abs=1e-3)
-    assert note == "loss.class_weights=auto: from 0.8333 for a to 1.6667 for b"
-    assert start.weigh_classes(found, images) == (found, None), "what is decided stays"
-    images.crowd[:] = True
-    assert getattr(start.weigh_classes(config, images)[0].loss, "class_weights") == [1, 1, 1, 1]  # noqa: B009
-    for given in ("loss=darknet", "loss.class_weights=[1,2]"):
-        other = compose("train", TrainConfig, [given])
-        assert start.weigh_classes(other, images) == (other, None)
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_what_darknets_loss_leaves_out_is_told(asked: bool) -> None:
-    heads = [SimpleNamespace(darknet_loss=DarknetLossKeys(objectness_smooth=each)) for each in (False, asked)]
-    for given, told in (["loss=darknet"], asked), (["loss=darknet", "loss.objectness_smooth=null"], False), ([], False):
-        line = start.tell_loss(compose("train", TrainConfig, given), heads)
-        assert (line is not None and "loss.objectness_smooth=null" in line) == told

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from conf.answers.help import page_instead
-from conf.build.network import build_model, load_network, make_loss
+from conf.build.loss import make_loss
+from conf.build.network import build_model, load_network
 from conf.entry import compose
 from conf.extensions.using import with_plugins
 from conf.failures import ConfigError

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves
 
-from conf.build.network import make_loss
+from conf.build.loss import make_loss
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Batch

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 
-from conf.build.network import make_loss
+from conf.build.loss import make_loss
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Batch

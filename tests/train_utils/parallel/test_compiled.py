@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conf.build.network import make_loss
+from conf.build.loss import make_loss
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Batch

@@ -1,0 +1,120 @@
+"""The loss of a training: what its options leave to the set and the weights, and making it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from conf.failures import ConfigError
+from conf.schema import TrainConfig
+from data import Annotations
+from data.audit.summary import class_weights, few_large_objects
+from models import Darknet, DarknetLoss, DarknetLossConfig, Head, LossConfig, LossSection, YoloLoss
+from models.cfg.edit import with_scale_x_y
+from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
+from models.loss.base import HeadLoss
+from models.loss.yolo import ASSIGNERS
+from train_utils.distributed import World, max_over_ranks
+from train_utils.run.same_training import with_earlier
+
+# What auto becomes where the training images hold few large objects. There the published values
+# leave classes unlearnt; where objects are smaller this weight costs boxes their place
+# (docs/results/accuracy.md).
+FOR_FEW_LARGE: dict[str, Any] = {
+    "classification": 200,
+    "balance": Balance.damped,
+    "positives_by": PositivesBy.cost,
+    "positives": 10,
+}
+REACH = 2.0  # scale_x_y for these positives: half a cell past the edges
+LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": YoloLoss, "darknet": DarknetLoss}  # and those of plugins
+
+
+def fit_loss(
+    config: TrainConfig, world: World, saved: dict[str, Any] | None, model: Darknet, train_set: Annotations
+) -> tuple[TrainConfig, list[str]]:
+    """Replace each ``auto`` of ``loss``, and say how in sentences for the log.
+
+    ``saved`` is the checkpoint of a resumed run, which keeps what it chose. The reach of box
+    centres is set in ``model``, too. All ranks call this together and get the same: the weights of
+    rank 0, which all get, decide.
+    """
+    kept = bool(max_over_ranks([model.heads_kept and world.is_main])[0])
+    reach = min(head.scale_x_y for head in model.heads) if kept else None
+    config, note = suit_loss(config, train_set, reach) if saved is None else (as_saved(config, saved), None)
+    if config.model.scale_x_y is not None:
+        model.cfg = with_scale_x_y(model.cfg, config.model.scale_x_y)
+        model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
+    config, weights_note = weigh_classes(config, train_set)
+    return config, [line for line in (note, weights_note) if line is not None]
+
+
+def suit_loss(
+    config: TrainConfig, train_set: Annotations, kept_reach: float | None = None
+) -> tuple[TrainConfig, str | None]:
+    """Replace each ``auto`` of ``loss=yolov3``, and say so if it is not the published value.
+
+    ``kept_reach`` is the scale_x_y of heads that the weights brought. Such heads stand for boxes,
+    so they keep it, and an object its cell if it is less than REACH.
+    """
+    loss, model, few_large = config.loss, config.model, few_large_objects(train_set)
+    if not isinstance(loss, LossConfig):
+        return config, None
+    keys, changes = [key for key in ("classification", "balance") if getattr(loss, key) == AUTO], []
+    if loss.positives_by == PositivesBy.auto:
+        may_reach = kept_reach is None or kept_reach >= REACH
+        if few_large and loss.positives is None and may_reach and not ASSIGNERS:
+            keys += ["positives_by", "positives"]
+            if model.scale_x_y is None and kept_reach is None:
+                model, changes = replace(model, scale_x_y=REACH), [f"model.scale_x_y={REACH:g}"]
+        else:
+            loss = replace(loss, positives_by=loss.ranked_by)
+    values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in keys}
+    published = {key: "null" if value is None else value for key, value in PUBLISHED_LOSS.items()}
+    changes = [f"loss.{key}={value} instead of {published[key]}" for key, value in values.items()] + changes
+    note = f"auto chose {', '.join(changes)}, because {few_large}" if few_large and changes else None
+    return replace(config, model=model, loss=replace(loss, **values)), note
+
+
+def as_saved(config: TrainConfig, saved: dict[str, Any]) -> TrainConfig:
+    """Replace each ``auto`` of ``loss`` by what the run of a checkpoint has."""
+    loss, model, options = config.loss, config.model, with_earlier(saved["config"])
+    before, positives = options["loss"], options["loss"].get("positives")
+    if not isinstance(loss, LossConfig) or before["name"] != loss.name:
+        return config
+    values = {key: before[key] for key in ("classification", "class_weights") if getattr(loss, key) == AUTO}
+    if loss.balance == Balance.auto:
+        values["balance"] = Balance(before["balance"])
+    if loss.positives_by == PositivesBy.auto and loss.positives in (None, positives):
+        values |= {"positives": positives, "positives_by": PositivesBy(before["positives_by"])}
+        if model.scale_x_y is None:
+            model = replace(model, scale_x_y=options["model"].get("scale_x_y"))
+    return replace(config, model=model, loss=replace(loss, **values))
+
+
+def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
+    """Replace ``auto`` of ``loss.class_weights`` by numbers, and tell the least and the largest."""
+    loss, names = config.loss, train_set.names
+    if not isinstance(loss, LossConfig) or loss.class_weights != AUTO:
+        return config, None
+    weights = class_weights(train_set)
+    low, high = (f"{value:g} for {names[weights.index(value)]}" for value in (min(weights), max(weights)))
+    note = f"loss.class_weights=auto: from {low} to {high}"
+    return replace(config, loss=replace(loss, class_weights=weights)), note
+
+
+def make_loss(heads: Sequence[Head], config: LossSection) -> HeadLoss:
+    """The loss that ``loss=`` selects."""
+    loss = LOSSES[config.name](heads) if type(config) is LossSection else LOSSES[config.name](heads, config)
+    if ASSIGNERS and not isinstance(loss, YoloLoss):
+        raise ConfigError(f"loss={config.name} takes no assigner, as {next(iter(ASSIGNERS))}. fix: loss=yolov3")
+    return loss
+
+
+def tell_loss(config: TrainConfig, heads: Sequence[Head]) -> str | None:
+    """A line if the .cfg asks for what the loss leaves out."""
+    asked = any(head.darknet_loss.objectness_smooth for head in heads)
+    if not asked or not isinstance(config.loss, DarknetLossConfig) or config.loss.objectness_smooth is not False:
+        return None
+    return "the .cfg has objectness_smooth=1, which is not used. for Darknet's own loss: loss.objectness_smooth=null"
