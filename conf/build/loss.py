@@ -71,9 +71,8 @@ def suit_loss(
         else:
             loss = replace(loss, positives_by=loss.ranked_by)
     values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in keys}
-    published = {key: "null" if value is None else value for key, value in PUBLISHED_LOSS.items()}
-    changes = [f"loss.{key}={value} instead of {published[key]}" for key, value in values.items()] + changes
-    note = f"auto chose {', '.join(changes)}, because {few_large}" if few_large and changes else None
+    text = " ".join([f"loss.{key}={value}" for key, value in values.items()] + changes)
+    note = f"auto chose {text} instead of the published values, because {few_large}" if few_large and text else None
     return replace(config, model=model, loss=replace(loss, **values)), note
 
 
