@@ -43,7 +43,7 @@ class PositivesBy(StrEnum):
     auto = "auto"  # shape; overlap where their number is given; cost for few large objects
     shape = "shape"  # all of its cell whose shapes match, as published
     overlap = "overlap"  # of the predicted box
-    alignment = "alignment"  # score * overlap^6, task-aligned (TOOD)
+    alignment = "alignment"  # score * overlap^6, task-aligned (Feng et al. 2021)
     cost = "cost"  # of class and box; the number of positives follows from the overlaps (SimOTA)
 
 

@@ -1,7 +1,7 @@
 """Assign each target to the anchors of cells whose predictions suit it best.
 
 Positives that follow the predictions, several for each object, come from task-aligned one-stage
-detection (TOOD, Feng et al. 2021, section 3.2) and from optimal transport (SimOTA: YOLOX, Ge et al.
+detection (Feng et al. 2021, section 3.2) and from optimal transport (SimOTA: YOLOX, Ge et al.
 2021, section 2.1). Here the candidates are anchors of the cells from which the decoding reaches the
 centre of the object: its own cell, and its neighbours if scale_x_y is above 1.
 """
