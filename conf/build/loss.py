@@ -63,7 +63,7 @@ def suit_loss(
         return config, None
     keys, changes = [key for key in ("classification", "balance") if getattr(loss, key) == AUTO], []
     if loss.positives_by == PositivesBy.auto:
-        may_reach = kept_reach is None or kept_reach >= REACH
+        may_reach = (kept_reach is None or kept_reach >= REACH) and not config.train.overfit  # it needs more steps
         if few_large and loss.positives is None and may_reach and not ASSIGNERS:
             keys += ["positives_by", "positives"]
             if model.scale_x_y is None and kept_reach is None:

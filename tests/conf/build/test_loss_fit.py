@@ -65,7 +65,8 @@ def test_the_loss_suits_images_that_hold_few_large_objects(
     ("given", "decided"),
     [
         (["model.weights=a.weights"], (10, "cost", 2)), (["model.scale_x_y=1.5"], (10, "cost", 1.5)),
-        (["loss.positives=5"], (5, "overlap", None)), (["loss.positives_by=shape"], (None, "shape", None)),
+        (["loss.positives=5"], (5, "overlap", None)),
+        (["train.overfit=8"], (None, "shape", None)), (["loss.positives_by=shape"], (None, "shape", None)),
         (["loss.positives=5", "loss.positives_by=alignment"], (5, "alignment", None)),
     ],
 )  # fmt: skip
