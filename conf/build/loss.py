@@ -58,12 +58,13 @@ def suit_loss(
     ``kept_reach`` is the scale_x_y of heads that the weights brought. Such heads stand for boxes,
     so they keep it, and an object its cell if it is less than REACH.
     """
-    loss, model, few_large = config.loss, config.model, few_large_objects(train_set)
+    loss, model = config.loss, config.model
+    few_large = None if config.train.overfit else few_large_objects(train_set)  # 300 steps are too few for it
     if not isinstance(loss, LossConfig):
         return config, None
     keys, changes = [key for key in ("classification", "balance") if getattr(loss, key) == AUTO], []
     if loss.positives_by == PositivesBy.auto:
-        may_reach = (kept_reach is None or kept_reach >= REACH) and not config.train.overfit  # it needs more steps
+        may_reach = kept_reach is None or kept_reach >= REACH
         if few_large and loss.positives is None and may_reach and not ASSIGNERS:
             keys += ["positives_by", "positives"]
             if model.scale_x_y is None and kept_reach is None:
