@@ -30,7 +30,7 @@ from conf.build.network import TrainedNetwork, build_model, describe_network, mo
 from conf.entry import to_dictionary
 from conf.failures import ConfigError
 from conf.schema_tools import ConvertConfig
-from models import Darknet, ModelError, fitted_cfg, save_darknet_weights
+from models import Darknet, ModelError, fitted_cfg, load_cfg, save_darknet_weights
 from models.config import ModelConfig
 from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
 
@@ -116,8 +116,16 @@ def write_darknet(config: ConvertConfig, model: Darknet) -> None:
     print(f"wrote {config.out}: {count:,} values, header {version}, trained on {model.seen:,} images")
     for eps in {module.eps for module in model.modules() if isinstance(module, BatchNorm2d)} - {DARKNET_EPS}:
         print(f"note: this network was trained with model.bn_eps={eps:g}, Darknet computes with {DARKNET_EPS:g}")
-    if config.cfg is None and config.up_to_layer is None and text != model.cfg.text:
-        print("note: classes or filters differ from the .cfg that it was built from. cfg=<file> writes one that fits")
+    if config.cfg is None and config.up_to_layer is None and text != text_of(model.cfg.source):
+        print(f"note: this network needs another .cfg than {model.cfg.source}. cfg=<file> writes it")
+
+
+def text_of(path: str) -> str | None:
+    """The text of a .cfg as parsed, None if the file is gone or holds no network."""
+    try:
+        return load_cfg(path).text
+    except ModelError:
+        return None
 
 
 def write_text(path: Path, text: str) -> None:

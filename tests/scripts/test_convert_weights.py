@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from conf.build.network import build_model, model_from_checkpoint, open_detector
+from conf.build.network import TrainedNetwork, build_model, load_network, model_from_checkpoint, open_detector
 from conf.entry import compose, to_dictionary
 from conf.failures import ConfigError
 from conf.programs import run
@@ -24,11 +24,11 @@ from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
 from models.weights.darknet import weight_tensors
-from scripts.convert_weights import convert
+from scripts.convert_weights import checkpoint_of, convert
 from tests.models.small_network import PlainNetwork, cfg_text, randomise, small
 from train import train
 from train_utils.errors import CheckpointError
-from train_utils.run.checkpoint import load_checkpoint
+from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
 
 Command = Callable[..., str]
 
@@ -168,7 +168,7 @@ def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
     (tmp_path / "five.names").write_text("a\nb\nc\nd\ne\n")
     network = ("model.cfg=small.cfg", "model.width=2")
     command("weights=wide.weights", *network, "names=five.names", "out=wide.pt")
-    assert "cfg=<file> writes one that fits" in command("ckpt=wide.pt", "out=b.weights")
+    assert "needs another .cfg than small.cfg. cfg=<file> writes it" in command("ckpt=wide.pt", "out=b.weights")
     command("ckpt=wide.pt", "out=b.weights", "cfg=wide.cfg")
     text = (tmp_path / "wide.cfg").read_text()
     assert text.count("filters=10\n") == 2 and text.count("classes=5\n") == 2 and text.count("filters=32\n") == 2
@@ -178,6 +178,23 @@ def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
     images = torch.rand(1, 3, 32, 32)
     for ours, theirs in zip(as_darknet(images), open_detector("wide.pt", None, None, None).model(images), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("changed", ["model.scale_x_y=2", "model.anchors=[[5,5],[9,8]]", "its file is gone", None])
+def test_darknet_needs_the_cfg_with_which_a_network_was_trained(
+    changed: str | None, command: Command, tmp_path: Path
+) -> None:
+    """Darknet would read these weights with the first .cfg, too, and decode other boxes."""
+    gone = changed == "its file is gone"
+    options = [] if changed is None or gone else [changed]
+    trained = compose("train", TrainConfig, ["model.cfg=small.cfg", *options]).model
+    model = Darknet(load_network(trained))
+    save_checkpoint(tmp_path / "a.pt", checkpoint_of(trained, TrainedNetwork(model, ["a", "b"], [1, 2], 64, "", "")))
+    if gone:
+        (tmp_path / "small.cfg").unlink()
+    assert ("needs another .cfg" in command("ckpt=a.pt", "out=b.weights")) == (changed is not None)
+    assert "needs another" not in command("ckpt=a.pt", "out=b.weights", "cfg=b.cfg")
+    assert Darknet(load_cfg(tmp_path / "b.cfg")).heads == model.heads
 
 
 def test_a_cfg_that_leaves_filters_to_their_default_is_completed(tmp_path: Path) -> None:
