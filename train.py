@@ -29,7 +29,7 @@ from conf.build.batches import MEMORY_FILES, make_sampler, make_train_loader, op
 from conf.build.checkpoints import Checkpoints, extend_run, tell_extension
 from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
-from conf.build.loss import fit_loss, make_loss, tell_loss
+from conf.build.loss import fit_loss, make_loss
 from conf.build.network import build_model, build_resumed_model
 from conf.build.report import announce, draw_first_batch, save_config, tell_places
 from conf.build.start import fit_anchors, freeze_for_epoch, prepare_numerics, resolve, spare_heads, start_state
@@ -150,7 +150,6 @@ def build_step(
     checkpoints = Checkpoints(folder, state, log.line)
     roll_back = checkpoints.roll_back if options.on_nonfinite is OnNonFinite.rollback else None
     loss: Loss = make_loss(model.heads, config.loss)
-    log.line(tell_loss(config, model.heads))
     to_input: Callable[[Any], Tensor] = Batch.network_input
     if options.compile.value != "off":
         sizes, mode = sampler.sizes.largest - sampler.sizes.smallest + 1, options.compile.value

@@ -149,7 +149,10 @@ def test_a_dry_run_says_what_it_found_and_leaves_nothing(
         "batch of 8 images = 1 ranks x 4 images x 2 pass",
     ):
         assert text in line
-    assert not (tmp_path / "run").exists()
+    for dry in "dry_run=true", "dry_run=false":
+        with pytest.raises(ModelError, match=r"loss\.class_weights has 2 numbers for 5 classes"):
+            train(options(shapes, tmp_path / "run", dry, "loss.class_weights=[1,2]"))
+    assert not (tmp_path / "run").exists(), "wrong options leave no folder, either"
 
 
 STILL = (

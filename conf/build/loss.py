@@ -47,7 +47,8 @@ def fit_loss(
         model.cfg = with_scale_x_y(model.cfg, config.model.scale_x_y)
         model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
     config, weights_note = weigh_classes(config, train_set)
-    return config, [line for line in (note, weights_note) if line is not None]
+    make_loss(model.heads, config.loss)  # refuses what does not suit, while there is no run folder
+    return config, [line for line in (note, weights_note, tell_loss(config, model.heads)) if line is not None]
 
 
 def suit_loss(
