@@ -19,12 +19,11 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves
 
 from conf.build.loss import make_loss
-from conf.entry import compose
-from conf.schema import TrainConfig
 from data import Batch
 from models import Darknet, zoo_cfg
 from models.decode import decode
 from tests.models.small_network import small
+from tests.train_utils.losses import LOSSES, loss_options
 from train_utils.parallel.compiled import compile_step
 
 CUDA = torch.device("cuda", 0)
@@ -48,7 +47,7 @@ def batch() -> Batch:
 def forward(name: str, precision: torch.dtype = torch.float32) -> tuple[Darknet, list[Tensor]]:
     """A network of the zoo, and its raw maps of the batch."""
     with CUDA:
-        model = Darknet(zoo_cfg(name), 3, width=0.25).train()
+        model = Darknet(zoo_cfg(name), 2, width=0.25).train()
     with torch.autocast("cuda", precision, enabled=precision is not torch.float32):
         return model, model(batch().to(CUDA).network_input())
 
@@ -63,8 +62,8 @@ def test_input_network_losses_and_decoding_stay_on_their_device(
     model, raw_maps = forward(name, precision)
     assert all(raw.device == CUDA and raw.dtype == precision for raw in raw_maps)
     targets = batch().to(CUDA).targets
-    for options in ("yolov3", "darknet"):
-        loss = make_loss(model.heads, compose("train", TrainConfig, [f"loss={options}"]).loss)
+    for options in LOSSES:
+        loss = make_loss(model.heads, loss_options(*options))
         for rows in (targets, targets[:0]):
             for part in loss(raw_maps, rows):
                 assert part.device == CUDA and part.shape == () and part.dtype == torch.float32
@@ -83,14 +82,14 @@ def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypat
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda *args, mode, **named: compile(*args, backend=traced, **named))
     with CUDA:
-        model = small(3).train()
+        model = small(2).train()
     given, raw_maps = batch().to(CUDA), None
-    for name in ("yolov3", "darknet"):
-        plain = make_loss(model.heads, compose("train", TrainConfig, [f"loss={name}"]).loss)
+    for options in LOSSES:
+        plain = make_loss(model.heads[:1], loss_options(*options))  # one head, for the time it takes
         loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1, print)
-        raw_maps = raw_maps or model(to_input(given))
+        raw_maps = raw_maps or model(to_input(given))[:1]
         loss(raw_maps, given.targets, objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)
-    assert len(graphs) == 4
+    assert len(graphs) == 2 + len(LOSSES), "two of the input"
     for node in (node for graph in graphs for node in graph.graph.nodes):
         values = tree_leaves(node.meta.get("example_value"))
         assert all(value.device == CUDA for value in values if isinstance(value, Tensor)), node.format_node()
@@ -98,7 +97,7 @@ def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypat
 
 def test_a_mixture_of_devices_and_a_read_would_show(fake: FakeTensorMode) -> None:
     model, raw_maps = forward("yolov3-tiny")
-    loss = make_loss(model.heads, compose("train", TrainConfig, []).loss)
+    loss = make_loss(model.heads, loss_options())
     with pytest.raises(RuntimeError, match="device"):
         loss(raw_maps, batch().targets)
     with pytest.raises(RuntimeError, match="device"):

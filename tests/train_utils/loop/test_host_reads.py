@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 
 from conf.build.loss import make_loss
-from conf.entry import compose
-from conf.schema import TrainConfig
 from data import Batch
-from models import Darknet, LossSection, zoo_cfg
+from models import Darknet, zoo_cfg
 from tests.host_reads import HostReads
 from tests.models.small_network import small
+from tests.train_utils.losses import COST, LOSSES, loss_options
 from tests.train_utils.small_training import CONFIG, new_state, new_step
 from train_utils.config import Optimizer
 from train_utils.distributed import World, init_distributed_mode
@@ -24,7 +22,7 @@ from train_utils.numerics import DTYPES, weights_dtype
 from train_utils.optim import Schedule
 
 IMAGES = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12], [0, 7, 40, 12, 33, 20], [1, 3, 30, 40, 30, 22.0]])
+TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12], [0, 0, 40, 12, 33, 20], [1, 1, 30, 40, 30, 22.0]])
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +36,13 @@ def batch(targets: torch.Tensor = TARGETS) -> Batch:
     return Batch(IMAGES.permute(0, 3, 1, 2), targets, torch.arange(2), nothing, torch.full((2, 3), 1.1))
 
 
-@cache
-def loss_options(name: str) -> LossSection:
-    return compose("train", TrainConfig, [f"loss={name}"]).loss
-
-
 def step_on_cuda(
-    world: World, model: Darknet, loss: str, precision: str = "float32", accumulate: int = 1, optim: str = "sgd"
+    world: World,
+    model: Darknet,
+    loss: tuple[str, ...],
+    precision: str = "float32",
+    accumulate: int = 1,
+    optim: str = "sgd",
 ) -> OptimiserStep:
     """A step as on one GPU: torch's batch norm and its multi-tensor optimiser, but on the CPU."""
     model = model.to(world.device, weights_dtype(precision)).to(memory_format=torch.channels_last).train()
@@ -53,17 +51,17 @@ def step_on_cuda(
     state.loss_sums = state.loss_sums.to(world.device)
     for group in state.optimizer.param_groups:
         group["foreach"] = not group["fused"]
-    step = new_step(world, state, schedule, accumulate, make_loss(model.heads, loss_options(loss)))
+    step = new_step(world, state, schedule, accumulate, make_loss(model.heads, loss_options(*loss)))
     step.autocast_dtype, step.to_input = DTYPES.get(precision), Batch.network_input
     return step
 
 
-@pytest.mark.parametrize(("loss", "optim"), [("yolov3", "sgd"), ("darknet", "sgd"), ("yolov3", "adamw")])
+@pytest.mark.parametrize(("loss", "optim"), [*((loss, "sgd") for loss in LOSSES), (LOSSES[0], "adamw")])
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16", "float16"])
 def test_a_step_is_queued_without_a_wait_but_for_its_decision(
-    world: World, loss: str, optim: str, precision: str
+    world: World, loss: tuple[str, ...], optim: str, precision: str
 ) -> None:
-    step = step_on_cuda(world, small(80), loss, precision, accumulate=2, optim=optim)
+    step = step_on_cuda(world, small(2), loss, precision, accumulate=2, optim=optim)
     for targets in (TARGETS, TARGETS[:0]):
         given = batch(targets)
         with HostReads(given.indices) as a_pass:
@@ -75,8 +73,8 @@ def test_a_step_is_queued_without_a_wait_but_for_its_decision(
     assert update.reads.total() == 1 and not update.copies, update
 
 
-@pytest.mark.parametrize(("loss", "most"), [("yolov3", 1295), ("darknet", 1207)])
-def test_a_step_of_yolov3_spp_starts_few_kernels(world: World, loss: str, most: int) -> None:
+@pytest.mark.parametrize(("loss", "most"), [(LOSSES[0], 1295), (COST, 1601), (("loss=darknet",), 1207)])
+def test_a_step_of_yolov3_spp_starts_few_kernels(world: World, loss: tuple[str, ...], most: int) -> None:
     step = step_on_cuda(world, Darknet(zoo_cfg("yolov3-spp"), 80, width=0.125), loss)
     for _ in range(2):
         given = batch()
@@ -93,7 +91,7 @@ def test_on_a_real_gpu_torch_finds_no_other_wait() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     world = World(0, 0, 1, 1, 0, 1, torch.device("cuda", 0), "none", "none")
-    step = step_on_cuda(world, Darknet(zoo_cfg("yolov3-spp"), 80, width=0.25), "yolov3", "bfloat16")
+    step = step_on_cuda(world, Darknet(zoo_cfg("yolov3-spp"), 80, width=0.25), LOSSES[0], "bfloat16")
     for _ in range(2):
         step.add(batch())
         step.update()

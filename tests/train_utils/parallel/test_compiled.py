@@ -17,13 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from conf.build.loss import make_loss
-from conf.entry import compose
-from conf.schema import TrainConfig
 from data import Batch
 from data.samples.colour import network_input
-from models import Darknet, LossSection
+from models import Darknet
 from models.cfg.parse import ZOO
 from tests.models.small_network import small
+from tests.train_utils.losses import LOSSES, loss_options
 from tests.train_utils.small_training import CONFIG, Parts, network_with_norm, new_state, new_step
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
@@ -45,10 +44,6 @@ TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12], [0, 0, 40, 12, 33, 20], [1, 1, 3
 @pytest.fixture(scope="module")
 def world() -> World:
     return init_distributed_mode("cpu", 60)
-
-
-def loss_options(*overrides: str) -> LossSection:
-    return compose("train", TrainConfig, list(overrides)).loss
 
 
 def batch(side: int, targets: Tensor = TARGETS) -> Batch:
@@ -212,17 +207,8 @@ def test_generated_code_trains_alike_and_resumes_to_the_bit(world: World, tmp_pa
 
 
 @pytest.mark.usefixtures("traced_only")
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["loss=yolov3", "loss.class_weights=[0.5,1.5]"],
-        ["loss=yolov3", "loss.positives=10"],
-        ["loss=yolov3", "loss.positives=10", "loss.positives_by=cost"],
-        ["loss=darknet"],
-        ["loss=darknet", "loss.objectness_smooth=true"],
-    ],
-)
-def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, options: list[str]) -> None:
+@pytest.mark.parametrize("options", LOSSES)
+def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, options: tuple[str, ...]) -> None:
     """Its parts and gradients are those of the eager loss, also in a burn-in."""
     model = detector()
     plain = make_loss(model.heads[:1], loss_options(*options))  # one head, for the time it takes
@@ -243,21 +229,10 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, opt
             compiled(raw, TARGETS[:1], objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["loss=yolov3"],
-        ["loss=yolov3", "loss.anchor_iou=0"],
-        ["loss=yolov3", "loss.positives=10"],
-        ["loss=yolov3", "loss.positives=10", "loss.positives_by=alignment"],
-        ["loss=yolov3", "loss.positives=10", "loss.positives_by=cost", "loss.class_weights=[0.5,1.5]"],
-        ["loss=darknet"],
-        ["loss=darknet", "loss.truth_thresh=0.3", "loss.iou_thresh=0.2", "loss.objectness_smooth=true"],
-    ],
-)
+@pytest.mark.parametrize("options", LOSSES)
 @pytest.mark.parametrize("count", [0, 3])
 @pytest.mark.parametrize("name", ["yolov3-tiny", "yolov4-tiny", "yolov7-tiny"])
-def test_rows_of_zeros_change_no_loss_and_no_gradient(name: str, count: int, options: list[str]) -> None:
+def test_rows_of_zeros_change_no_loss_and_no_gradient(name: str, count: int, options: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     heads = Darknet(ZOO / f"{name}.cfg", num_classes=2, width=0.125).heads
     loss = make_loss(heads, loss_options(*options))
