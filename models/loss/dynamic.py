@@ -8,6 +8,7 @@ centre of the object: its own cell, and its neighbours if scale_x_y is above 1.
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -50,8 +51,7 @@ def dynamic_positives(
     """
     candidates = [_candidates(head, raw.shape, targets) for head, _, raw in maps]
     places = [cells for _, cells in candidates]
-    parts = [_overlaps_and_merits(*pair, targets, by) for pair in zip(maps, candidates, strict=True)]
-    overlaps, merits = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    overlaps, merits = _overlaps_and_merits(maps, candidates, targets, by)
     if by == PositivesBy.cost:
         numbers = overlaps.sort(dim=1, descending=True).values[:, :count].sum(1, keepdim=True).floor().clamp(min=1)
     else:
@@ -59,10 +59,9 @@ def dynamic_positives(
     best = merits.argsort(dim=1, descending=True, stable=True)
     chosen = torch.empty_like(best).scatter_(1, best, torch.arange(best.shape[1], device=best.device).expand_as(best))
     rivals = torch.where((chosen < numbers) & (merits > NEVER), merits if by == PositivesBy.cost else overlaps, NEVER)
-    split = rivals.split([cells.anchor.shape[1] for cells in places], dim=1)
-    won = torch.cat([_without_rivals(*each) for each in zip(maps, places, split, strict=True)], dim=1)
+    won = _without_rivals(maps, places, rivals)
     weights = won.to(merits.dtype) if by == PositivesBy.cost else _shares(merits, won, by)
-    return list(zip(weights.split([part.shape[1] for part in split], dim=1), places, strict=True))
+    return list(zip(weights.split([cells.anchor.shape[1] for cells in places], dim=1), places, strict=True))
 
 
 def _shares(merits: Tensor, won: Tensor, by: PositivesBy) -> Tensor:
@@ -72,12 +71,15 @@ def _shares(merits: Tensor, won: Tensor, by: PositivesBy) -> Tensor:
     return (shares.square() if by == PositivesBy.overlap else shares).mul(STEPS).round() / STEPS
 
 
-def _without_rivals(part: HeadMap, cells: Cells, merit: Tensor) -> Tensor:
-    """Whether each merit (t, p) is that of a positive: no other target has more at its place."""
-    position = cells.flat(part.raw.shape)
-    most = merit.new_full((part.raw.shape[:4].numel(),), NEVER)
-    most.scatter_reduce_(0, position.flatten(), merit.flatten(), reduce="amax")
-    return (merit >= most[position]) & (merit > NEVER)
+def _without_rivals(maps: Sequence[HeadMap], places: Sequence[Cells], merits: Tensor) -> Tensor:
+    """Whether each merit (t, n) is that of a positive: no other target has more at its place."""
+    shapes = [part.raw.shape[:4] for part in maps]
+    starts = accumulate((shape.numel() for shape in shapes[:-1]), initial=0)
+    parts = [cells.flat(shape) + start for cells, shape, start in zip(places, shapes, starts, strict=True)]
+    position = torch.cat(parts, dim=1)
+    most = merits.new_full((sum(shape.numel() for shape in shapes),), NEVER)
+    most.scatter_reduce_(0, position.flatten(), merits.flatten(), reduce="amax")
+    return (merits >= most[position]) & (merits > NEVER)
 
 
 def _candidates(head: Head, shape: tuple[int, ...], targets: Tensor) -> tuple[Tensor, Cells]:
@@ -99,13 +101,17 @@ def _candidates(head: Head, shape: tuple[int, ...], targets: Tensor) -> tuple[Te
 
 
 def _overlaps_and_merits(
-    part: HeadMap, candidates: tuple[Tensor, Cells], targets: Tensor, by: PositivesBy
+    maps: Sequence[HeadMap], candidates: Sequence[tuple[Tensor, Cells]], targets: Tensor, by: PositivesBy
 ) -> tuple[Tensor, Tensor]:
-    """The IoU of the boxes predicted at candidates with their targets, and merits, (t, p) each."""
-    reached, cells = candidates
-    predicted = at_least_float32(part.raw[tuple(cells)])  # (t, p, 5 + classes)
-    boxes = boxes_in_cells(predicted[..., :2], predicted[..., 2:4], part.anchors.own[cells.anchor], part.head)
-    iou = box_iou_aligned(boxes, targets_in_cells(targets, cells, part.head.stride), IouKind.iou).clamp(min=0)
+    """The IoU (t, n) of the boxes predicted at all candidates with their targets, and merits."""
+    parts = []
+    for (head, anchors, raw), (reached, cells) in zip(maps, candidates, strict=True):
+        values = at_least_float32(raw[tuple(cells)])  # (t, p, 5 + classes)
+        boxes = boxes_in_cells(values[..., :2], values[..., 2:4], anchors.own[cells.anchor], head)
+        parts.append((reached, values, boxes, targets_in_cells(targets, cells, head.stride)))
+    # Joined, because an accelerator computes a long row in the time of a short one.
+    reached, predicted, boxes, wanted = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    iou = box_iou_aligned(boxes, wanted, IouKind.iou).clamp(min=0)
     overlap = torch.where(reached, iou, 0)
     merit = overlap
     if by != PositivesBy.overlap:

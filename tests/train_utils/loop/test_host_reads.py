@@ -73,7 +73,7 @@ def test_a_step_is_queued_without_a_wait_but_for_its_decision(
     assert update.reads.total() == 1 and not update.copies, update
 
 
-@pytest.mark.parametrize(("loss", "most"), [(LOSSES[0], 1295), (COST, 1601), (("loss=darknet",), 1207)])
+@pytest.mark.parametrize(("loss", "most"), [(LOSSES[0], 1295), (COST, 1519), (("loss=darknet",), 1207)])
 def test_a_step_of_yolov3_spp_starts_few_kernels(world: World, loss: tuple[str, ...], most: int) -> None:
     step = step_on_cuda(world, Darknet(zoo_cfg("yolov3-spp"), 80, width=0.125), loss)
     for _ in range(2):
