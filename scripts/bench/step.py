@@ -23,7 +23,7 @@ import torch
 
 from conf.build.loss import FOR_FEW_LARGE, REACH
 from models import LossConfig, YoloLoss
-from scripts.bench.on_gpu.common import make_step, new_network, options, settings_of, step_of, synthetic
+from scripts.bench.on_gpu.common import BOXES, make_step, new_network, options, settings_of, step_of, synthetic
 from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
 from train_utils.distributed import init_distributed_mode
 from train_utils.numerics import has_native_bfloat16, keep_freed_memory, one_thread_per_operator
@@ -38,6 +38,7 @@ class Variant(NamedTuple):
     keep: bool = False  # memory between steps
     global_norm: bool = False  # train.sync_bn
     by_image: bool = False  # train.deterministic
+    few: bool = False  # two boxes in an image instead of many
     by_cost: bool = False  # the loss that auto chooses for few large objects
 
 
@@ -50,7 +51,8 @@ VARIANTS = {
     "bfloat16, memory kept": Variant(bfloat16=True, keep=True),
     "bfloat16, channels_last": Variant(bfloat16=True, channels_last=True),
     "bfloat16, channels_last, memory kept": Variant(bfloat16=True, channels_last=True, keep=True),
-    "the same, positives by cost": Variant(bfloat16=True, channels_last=True, keep=True, by_cost=True),
+    "the same, few boxes": Variant(bfloat16=True, channels_last=True, keep=True, few=True),
+    "the same, few boxes, positives by cost": Variant(True, True, True, few=True, by_cost=True),
 }
 WARM_UP, COUNTED = 3, 6
 
@@ -69,6 +71,8 @@ def measure(variant: str, model_name: str, image_size: int, batch_size: int) -> 
     dtype, seed = torch.bfloat16 if chosen.bfloat16 else None, 0 if chosen.by_image else None
     step, batch = step_of(network, world, dtype, seed), synthetic(settings, batch_size)
     batch = replace(batch, gains=batch.gains[:0])  # for a CPU the loader changes colours
+    if chosen.few:
+        batch = replace(batch, targets=batch.targets[:: BOXES // 2])
     if chosen.by_cost:
         heads = [replace(head, scale_x_y=REACH) for head in network.heads]
         step.loss = YoloLoss(heads, options(LossConfig, "loss/yolov3.yaml", **FOR_FEW_LARGE))
