@@ -117,7 +117,7 @@ def write_darknet(config: ConvertConfig, model: Darknet) -> None:
     for eps in {module.eps for module in model.modules() if isinstance(module, BatchNorm2d)} - {DARKNET_EPS}:
         print(f"note: this network was trained with model.bn_eps={eps:g}, Darknet computes with {DARKNET_EPS:g}")
     if config.cfg is None and config.up_to_layer is None and text != text_of(model.cfg.source):
-        print(f"note: this network needs another .cfg than {model.cfg.source}. cfg=<file> writes it")
+        print(f"note: {model.cfg.source} is gone or does not fit this network. cfg=<file> writes a .cfg that fits")
 
 
 def text_of(path: str) -> str | None:

@@ -168,7 +168,7 @@ def test_the_cfg_that_fits_is_written(command: Command, tmp_path: Path) -> None:
     (tmp_path / "five.names").write_text("a\nb\nc\nd\ne\n")
     network = ("model.cfg=small.cfg", "model.width=2")
     command("weights=wide.weights", *network, "names=five.names", "out=wide.pt")
-    assert "needs another .cfg than small.cfg. cfg=<file> writes it" in command("ckpt=wide.pt", "out=b.weights")
+    assert "cfg=<file> writes a .cfg that fits" in command("ckpt=wide.pt", "out=b.weights")
     command("ckpt=wide.pt", "out=b.weights", "cfg=wide.cfg")
     text = (tmp_path / "wide.cfg").read_text()
     assert text.count("filters=10\n") == 2 and text.count("classes=5\n") == 2 and text.count("filters=32\n") == 2
@@ -192,8 +192,8 @@ def test_darknet_needs_the_cfg_with_which_a_network_was_trained(
     save_checkpoint(tmp_path / "a.pt", checkpoint_of(trained, TrainedNetwork(model, ["a", "b"], [1, 2], 64, "", "")))
     if gone:
         (tmp_path / "small.cfg").unlink()
-    assert ("needs another .cfg" in command("ckpt=a.pt", "out=b.weights")) == (changed is not None)
-    assert "needs another" not in command("ckpt=a.pt", "out=b.weights", "cfg=b.cfg")
+    assert ("does not fit" in command("ckpt=a.pt", "out=b.weights")) == (changed is not None)
+    assert "does not fit" not in command("ckpt=a.pt", "out=b.weights", "cfg=b.cfg")
     assert Darknet(load_cfg(tmp_path / "b.cfg")).heads == model.heads
 
 
