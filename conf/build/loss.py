@@ -15,7 +15,6 @@ from models.cfg.edit import with_scale_x_y
 from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
 from models.loss.base import HeadLoss
 from models.loss.yolo import ASSIGNERS
-from train_utils.config import Optimizer
 from train_utils.distributed import World, max_over_ranks
 from train_utils.run.same_training import with_earlier
 
@@ -76,8 +75,6 @@ def suit_loss(
     values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in keys}
     text = " ".join([f"loss.{key}={value}" for key, value in values.items()] + changes)
     note = f"auto chose {text} instead of the published values, because {few_large}" if few_large and text else None
-    if note and model.weights is None and config.optim.name == Optimizer.sgd:
-        note += ". experiment=few-large trains such images with AdamW, which finds their boxes better"
     return replace(config, model=model, loss=replace(loss, **values)), note
 
 

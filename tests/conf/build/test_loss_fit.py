@@ -52,7 +52,6 @@ def test_the_loss_suits_images_that_hold_few_large_objects(
     assert ("loss.classification=200" in (note or "")) == (decided[0] == 200)
     assert ("loss.balance=damped" in (note or "")) == (decided[1] == "damped" and count == 2)
     assert note is None or ("2.0 each" in note and "31%" in note)
-    assert ("experiment=few-large" in (note or "")) == (note is not None), "advice for SGD from random weights"
     few = (count, side, found.train.overfit) == (2, 200, 0)
     assert (found.loss.positives, found.loss.positives_by) == ((10, "cost") if few else (None, "shape"))
     assert found.model.scale_x_y == (2 if few else None)
@@ -129,12 +128,6 @@ def test_a_run_of_an_earlier_version_keeps_its_loss() -> None:
     options["loss"]["positives"] = 5
     kept, _ = loss.fit_loss(configured("loss.positives=5"), CPU, {"config": options}, model, images_with(2))
     assert isinstance(kept.loss, LossConfig) and (kept.loss.positives, kept.loss.positives_by) == (5, "overlap")
-
-
-@pytest.mark.parametrize("given", ["experiment=few-large", "model.weights=a.weights"])
-def test_the_advice_for_few_large_objects_ends_where_it_is_followed_or_does_not_apply(given: str) -> None:
-    _, note = loss.suit_loss(configured(given), images_with(2))
-    assert note is not None and note.endswith("longer side)")
 
 
 def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:
