@@ -1,15 +1,13 @@
 """Each command that README.md and docs/ show is one that its program takes; each link leads to a
-page and its heading; each error sentence of docs/start/faq.md is one that the source holds.
+page and its heading.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import shlex
 import tomllib
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,12 @@ from conf import PROGRAMS_DIR
 from conf.entry import compose, defaults
 from conf.failures import ConfigError
 from conf.programs import PROGRAMS, prepare_arguments
-from tests.test_house import MOST_FILES, all_sources, tracked
+from tests.test_house import tracked
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 STARTS = ("python ", "uv run ", "torchrun ", "sbatch ")
 NAMES = {program.command: name for name, program in PROGRAMS.items()}
-GAP = "\0"
 SBATCH_OPTIONS = {"--nodes", "--gpus-per-node", "--ntasks-per-node", "--array", "--no-requeue", "--cpus-per-task"}
 
 
@@ -154,55 +151,6 @@ def test_the_commands_are_found() -> None:
     assert len(COMMANDS) > 30 and {"train.py", "eval.py", "predict.py", "export.py"} <= programs
 
 
-def source_texts() -> list[list[str]]:
-    """The words of each text of the source, with a gap where a value is filled in."""
-    texts = []
-    for node in (node for path in all_sources() for node in ast.walk(ast.parse(path.read_text()))):
-        if isinstance(node, ast.JoinedStr):
-            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else GAP for part in node.values))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts.append(node.value)
-    return [words_of(text) for text in texts]
-
-
-def words_of(text: str) -> list[str]:
-    return [word.rstrip(".,;:") for word in text.split()]
-
-
-def constant_parts(sentence: str) -> list[list[str]]:
-    """The words between numbers, options and what ``...`` leaves out, where there are several."""
-    parts = re.split(r"\S*(?:\d|=|\.\.\.|--|\w\.\w)\S*", sentence)
-    return [words_of(part) for part in parts if len(part.split()) > 1]
-
-
-def is_said(part: list[str], texts: list[list[str]]) -> bool:
-    """Whether a text holds these words in a row; a gap fits any word, but two must be equal."""
-    windows = (text[at : at + len(part)] for text in texts for at in range(len(text) - len(part) + 1))
-    return any(
-        all(GAP in there or there == word for word, there in zip(part, window, strict=True))
-        and sum(map(str.__eq__, part, window)) > 1
-        for window in windows
-    )
-
-
-def test_error_sentences_of_the_faq_are_those_of_the_source() -> None:
-    quoted = re.findall(r"^\*\*`(.+?)`\*\*", (REPOSITORY / "docs" / "start" / "faq.md").read_text(), re.M)
-    texts = source_texts()
-    assert len(quoted) >= 10
-    for sentence in quoted:
-        parts = constant_parts(sentence)
-        assert parts, f"docs/start/faq.md: nothing to compare in {sentence!r}"
-        for part in parts:
-            assert is_said(part, texts), f"docs/start/faq.md: no program says {' '.join(part)!r}"
-
-
-def test_a_stale_sentence_is_found() -> None:
-    parts = constant_parts("lost rank 1 (node 0, ...) of 4 a.b=c ranks in all")
-    assert parts == [["lost", "rank"], ["ranks", "in", "all"]]
-    assert is_said("in a training pass of".split(), [f"out of memory in a {GAP} pass of {GAP} images".split()])
-    assert not is_said("worker process(es) gave no parcel for".split(), source_texts())
-
-
 def test_programs_and_modules_that_pages_name_exist() -> None:
     """A quoted path is the end of a file's path here."""
     files = [f"/{path.relative_to(REPOSITORY)}" for path in [*tracked("*.py"), *tracked("*.sbatch")]]
@@ -229,13 +177,6 @@ def test_pages_that_the_source_names_exist() -> None:
     for path in (path for kind in ("*.py", "*.yaml", "*.toml", "*.sh", "*.md", "Makefile") for path in tracked(kind)):
         for page in re.findall(r"(?<![\w/.])docs/[\w/-]+\.md", path.read_text()):
             assert (REPOSITORY / page).exists(), f"{path} names {page}, which is not there"
-
-
-def test_no_folder_of_pages_is_crowded() -> None:
-    """docs/decisions aside, which is one numbered list with a page that leads through it."""
-    pages = Counter(page.parent for page in PAGES)
-    crowded = {str(folder) for folder, count in pages.items() if count > MOST_FILES and folder.name != "decisions"}
-    assert not crowded
 
 
 def test_the_map_lists_each_page_once_in_the_order_of_the_site() -> None:

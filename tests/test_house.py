@@ -1,4 +1,4 @@
-"""The rules of CONTRIBUTING.md, checked: who imports whom, and how large a folder may grow."""
+"""The rules of CONTRIBUTING.md, checked: who imports whom, and how long a file may grow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PARTS = ("models", "data", "train_utils")
 ENTRY_POINTS = ("train", "eval", "predict", "export", "plugins")
 FOLDERS = (*PARTS, "conf", "scripts")
-MOST_FILES, MOST_LINES, MOST_FUNCTION_LINES, MOST_COLUMNS = 12, 250, 60, 100
+MOST_LINES, MOST_FUNCTION_LINES, MOST_COLUMNS = 400, 110, 100
 
 
 def imported_names(path: Path, at_start_only: bool = False) -> Iterator[str]:
@@ -116,14 +116,6 @@ def test_imports_form_no_circle() -> None:
     assert not arrows, f"these import one another in a circle, or what does: {sorted(arrows)}"
 
 
-def test_rooms_are_small_and_say_what_they_are_for() -> None:
-    folders = {path.parent for path in all_sources()} - {REPOSITORY}
-    for folder in sorted(folders):
-        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        assert len(files) <= MOST_FILES, f"{folder.relative_to(REPOSITORY)} holds {len(files)} files: split it"
-        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{folder}/__init__.py says nothing"
-
-
 def test_files_and_functions_are_short() -> None:
     for path in all_sources():
         text = path.read_text()
@@ -134,13 +126,6 @@ def test_files_and_functions_are_short() -> None:
                 assert node.end_lineno is not None
                 length = node.end_lineno - node.lineno + 1
                 assert length <= MOST_FUNCTION_LINES, f"{place}: {node.name} has {length} lines"
-
-
-def test_tests_mirror_the_source() -> None:
-    for path in sorted((REPOSITORY / "tests").rglob("test_*.py")):
-        place = path.relative_to(REPOSITORY / "tests").parent
-        if place.parts[:1] != ("runs",):
-            assert (REPOSITORY / place).is_dir(), f"tests/{place} has no counterpart in the source"
 
 
 def tracked(pattern: str) -> list[Path]:
@@ -162,12 +147,6 @@ def test_prose_is_wrapped() -> None:
             in_code ^= line.lstrip().startswith("```")
             exempt = in_code or line.startswith(("|", "    ", "![")) or "http" in line
             assert exempt or len(line) <= MOST_COLUMNS, f"{path.relative_to(REPOSITORY)}:{number}: {len(line)} columns"
-
-
-def test_the_map_of_the_source_names_each_folder() -> None:
-    page = (REPOSITORY / "docs" / "develop" / "architecture.md").read_text()
-    packages = {path.parent.relative_to(REPOSITORY) for folder in FOLDERS for path in sources(folder)}
-    assert not [str(package) for package in packages if "/" in str(package) and f"`{package}/`" not in page]
 
 
 @pytest.mark.parametrize("part", ["models", "data"])
