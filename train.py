@@ -25,13 +25,13 @@ from torch import Tensor
 
 from conf.api.calls import Outcome, callable_from_python
 from conf.build.agreement import check_agreement
-from conf.build.batches import MEMORY_FILES, make_sampler, make_train_loader, open_sets
+from conf.build.batches import MEMORY_FILES, make_train_loader, open_sets
 from conf.build.checkpoints import Checkpoints, extend_run, tell_extension
 from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
 from conf.build.loss import fit_loss, make_loss
 from conf.build.network import build_model, build_resumed_model
-from conf.build.report import announce, draw_first_batch, save_config, tell_places
+from conf.build.report import announce, draw_first_batch, save_config
 from conf.build.start import fit_anchors, freeze_for_epoch, prepare_numerics, resolve, spare_heads, start_state
 from conf.build.training import Training
 from conf.proof.card import ProofCard, extra_checkpoint
@@ -77,7 +77,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     # Data and network: whatever is wrong with them shows before a run folder is made. An existing
     # folder is claimed before its checkpoint is read: another run could still write a later one.
     opening = open_run_folder(world, config.name, config.run_dir, config.resume)
-    folder = stack.enter_context(opening) if config.resume is not None and not config.dry_run else None
+    folder = stack.enter_context(opening) if config.resume is not None else None
     saved, saved_note = continue_from(config.resume)
     config = extend_run(config, saved)
     given, config = config, resolve(config, world, saved)
@@ -92,10 +92,6 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     config, loss_notes = fit_loss(config, world, saved, model, train_set)
     saved_micro_batch = saved.get("micro_batch") if saved is not None else None
     micro_batch, batch_note = probe_micro_batch(config, model, world, dtype, saved_micro_batch)
-    if config.dry_run:
-        sampler = make_sampler(config, train_set, model.max_stride, world, micro_batch)
-        tell_places(config, world, train_set, val_set, sampler, [anchors_note, *loss_notes])
-        return Outcome({}, None)
     dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world, micro_batch)
     size = config.evaluate.image_size or options.image_size
     lines, seconds = config.logger.lines_per_epoch, options.timeout_seconds

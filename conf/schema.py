@@ -93,7 +93,6 @@ class TrainConfig(PluggedConfig):
     resume_force: bool  # continue even if other options or data make it another training
     extend: int | None  # epochs more for the finished run that resume names
     devices: Any  # start processes, one for each GPU: a number, or auto (all); null: this one alone
-    dry_run: bool  # print the node, device, data and share of a step of each rank, then exit
     data: DataConfig
     model: ModelConfig
     augment: AugmentConfig

@@ -17,26 +17,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train_utils.launch.environment import node_name, read_launch, watched_parent
+from train_utils.launch.environment import read_launch, watched_parent
 from train_utils.launch.orphans import watch_parent
 from train_utils.processes.ending import ending
-from train_utils.processes.process_group import Group, launch_of_group, store_name
+from train_utils.processes.process_group import Group, launch_of_group
 from train_utils.processes.shared_disks import find_builders
 from train_utils.processes.world import World
 from train_utils.processes.zero_first import leaders_first
 
 __all__ = [
-    "World", "barrier", "broadcast_module", "broadcast_text", "describe_rank", "gather_arrays", "init_distributed_mode",
+    "World", "barrier", "broadcast_module", "broadcast_text", "gather_arrays", "init_distributed_mode",
     "max_over_ranks", "stack_over_ranks", "sum_over_ranks", "torch_distributed_zero_first",
 ]  # fmt: skip
 
 _group = Group()
-_description = ""  # of this rank
-
-
-def describe_rank() -> str:
-    """Rank, local rank, node and rendezvous in one line; after ``init_distributed_mode``."""
-    return _description
 
 
 def init_distributed_mode(device: str, timeout_seconds: float) -> World:
@@ -47,18 +41,13 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     JOIN_SECONDS, and later the time to notice lost ranks, report them and exit. Raises
     DistributedError, with the same sentence on all ranks, if one has no device of its own.
     """
-    global _description  # noqa: PLW0603 - as torch's process group, there is one for each process
     ending.leave(keep=True)  # of an earlier training in this process
     ending.joining = True
     if (parent := watched_parent()) is not None:
         watch_parent(parent)
     foreign = dist.is_initialized() and ending.destroy_group is None
     launch = launch_of_group() if foreign else read_launch()
-    world = _group.enter(launch, device, timeout_seconds)
-    _description = f"rank {world.rank} of {world.world_size}: local rank {world.local_rank}, node {node_name()}" + (
-        f", rendezvous through {store_name(launch)} ({launch.launcher})" if world.world_size > 1 else ""
-    )
-    return world
+    return _group.enter(launch, device, timeout_seconds)
 
 
 def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from data.audit.anchor_fit import Sizes
 from data.audit.hints import data_hints, small_boxes
 from data.audit.summary import objects_per_image
 from models import Head, LossConfig
-from train_utils.distributed import World, describe_rank, gather_arrays
+from train_utils.distributed import World
 from train_utils.errors import TrainError
 from train_utils.numerics import precision_name
 from train_utils.pictures.plots import FOLDER, Say, draw_evaluation, draw_training
@@ -93,29 +93,6 @@ def announce(
         f"run folder {folder}"
     )
     log.line(resolved_options(config, world))
-
-
-def tell_places(
-    config: TrainConfig,
-    world: World,
-    train_set: Annotations,
-    val_set: Annotations,
-    sampler: TrainBatchSampler,
-    set_notes: Sequence[str | None],
-) -> None:
-    """For ``dry_run``, print on rank 0 one line per rank and what the set decided."""
-    gpu = f" {torch.cuda.get_device_name(world.device)}" if world.device.type == "cuda" else ""
-    line = (
-        f"{describe_rank()}, device {world.device}{gpu}, data={config.data.name} ({len(train_set)} training images of "
-        f"{len(train_set.names)} classes, {len(val_set)} validation images), batch of {config.train.batch_size} images "
-        f"= {world.world_size} ranks x {sampler.device_batch_size} images x {sampler.accumulate} passes, "
-        f"{resolved_options(config, world)}"
-    )
-    lines = gather_arrays(np.frombuffer(line.encode(), np.uint8))
-    for each in lines or ():
-        print(each.tobytes().decode(), flush=True)
-    if world.is_main and (told := [note for note in set_notes if note is not None]):
-        print(*told, sep="\n", flush=True)
 
 
 def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: Sequence[str], path: Path) -> None:

@@ -21,7 +21,7 @@ from train_utils.run.same_training import changed_values, is_covered, with_earli
 
 # Options that may differ when a job is requeued, for example to another node.
 OF_THE_MACHINE = (
-    "debug", "dry_run", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "logger",
+    "debug", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "logger",
     "train.device", "train.timeout_seconds",
 )  # fmt: skip
 # Options that only earlier versions had: a checkpoint with them is of another training.

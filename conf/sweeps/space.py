@@ -14,7 +14,7 @@ from conf.entry import compose, with_search_path
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
 
-OWN = ("run_dir", "resume", "dry_run")  # options that the study sets for each trial
+OWN = ("run_dir", "resume")  # options that the study sets for each trial
 
 
 def gather_options(given: list[str]) -> list[str]:

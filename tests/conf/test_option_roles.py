@@ -26,7 +26,6 @@ ROLES = {
     "resume_force": "resume",
     "extend": "resume",
     "devices": "resume restart",
-    "dry_run": "resume restart",
     "debug": "resume restart",
     "plugins": "resume ranks",  # their content is compared
     "plugins_sha256": "",

@@ -1,4 +1,4 @@
-"""How a training asks its job script for a requeue, and what a dry run leaves; in this process."""
+"""How a training asks its job script for a requeue; in this process."""
 
 from __future__ import annotations
 
@@ -98,19 +98,3 @@ def test_without_a_job_script_nothing_is_asked(shapes: Path, tmp_path: Path, mon
     signal_at(monkeypatch, 1, signal.SIGUSR1)
     train(options(shapes, tmp_path / "run"))
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
-
-
-def test_dry_run_says_what_would_be_done_and_leaves_nothing(
-    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = ["dry_run=true", "train.device_batch_size=2", "train.device=cpu", "data.cache=disk"]
-    assert train(options(shapes, tmp_path / "run", *more)) == {}
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 1 and said[0].startswith("rank 0 of 1: local rank 0, node ")
-    assert said[0].endswith(
-        "device cpu, data=shapes (8 training images of 5 classes, 2 validation images), "
-        "batch of 4 images = 1 ranks x 2 images x 2 passes, "
-        "data.workers=0, augment.colour=cpu, train.max_device_batch_size=16"
-    ), said[0]
-    assert list(tmp_path.iterdir()) == []
-    assert not list((shapes.parent / "index").glob("*.images")), "decoded all images"

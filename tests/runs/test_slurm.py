@@ -263,19 +263,3 @@ def test_evaluation_as_a_job_gives_the_figures_of_the_training(folder: Path, who
         last = list(csv.DictReader(file))[-1]
     figures = json.loads((folder / "scored" / "figures.json").read_text())
     assert figures == {name: float(last[name]) for name in FIGURES}
-
-
-@pytest.mark.skipif("ALL_SLURM_TESTS" not in os.environ, reason="one more minute or two: ALL_SLURM_TESTS=1")
-def test_dry_run_tells_the_place_of_every_rank_and_leaves_nothing(folder: Path) -> None:
-    job = submit("train_srun.sbatch", folder, TWO_BY_TWO, options(folder, "dry_run=true", "name=dry"))
-    assert job.end() == "COMPLETED", job.output
-    lines = [line for line in job.output.splitlines() if line.startswith("rank ")]
-    port = 20000 + int(job.number) % 10000
-    assert [line.split(", device")[0] for line in lines] == [
-        f"rank {rank} of 4: local rank {rank % 2}, node node{rank // 2 + 1}, "
-        f"rendezvous through the store at node1:{port} (srun)"
-        for rank in range(4)
-    ], job.output
-    assert all("device cpu" in line and "384 training images" in line for line in lines)
-    assert all("batch of 8 images = 4 ranks x 2 images x 1 passes" in line for line in lines)
-    assert not (folder / "runs" / "dry").exists()

@@ -12,7 +12,7 @@ from train_utils.errors import CheckpointError
 # choose the micro-batch, which is compared separately. tests/conf/test_option_roles.py decides
 # about every option.
 WITHOUT_EFFECT = (
-    "name", "run_dir", "resume", "resume_force", "extend", "devices", "dry_run", "debug", "plugins", "logger",
+    "name", "run_dir", "resume", "resume_force", "extend", "devices", "debug", "plugins", "logger",
     "evaluate", "data.name", "data.root", "data.val", "data.workers", "data.cache", "data.index_dir",
     "model.cfg", "model.weights", "model.fresh_heads", "train.device", "train.device_batch_size",
     "train.max_device_batch_size", "train.timeout_seconds", "train.best_only", "train.save_every_steps",

@@ -79,22 +79,6 @@ def test_auto_trains_as_the_number_that_it_finds(
     assert "train.device_batch_size=auto: 4 images, as before" in capsys.readouterr().out
 
 
-def test_all_of_a_step_where_memory_abounds_and_no_training_where_it_lacks(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = options(shapes, tmp_path / "run", "dry_run=true")
-    has_memory(monkeypatch, 2**50)
-    train(config)
-    out = capsys.readouterr().out
-    assert "batch of 8 images = 1 ranks x 8 images x 1 passes, data.workers=0, augment.colour=cpu, " in out
-    has_memory(monkeypatch, 2**20)
-    with pytest.raises(
-        TrainError, match=r"1 x 96 x 96 in a pass .* needs 0\.\d\d GiB of the 0.00 GiB .*fix: a smaller"
-    ):
-        train(config)
-    assert not (tmp_path / "run").exists()
-
-
 def trained_by_rank(shapes: Path, run: Path, amounts: list[int]) -> None:
     """A short training of a rank with its own amount of memory."""
     with pytest.MonkeyPatch.context() as patch:

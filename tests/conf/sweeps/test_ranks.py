@@ -115,9 +115,7 @@ def test_a_multirun_is_refused(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "argv", ["train.py", "-m", "devices=1,2", "data=shapes", "dry_run=true", "hydra.sweep.dir=mine"]
-    )
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "devices=1,2", "data=shapes", "hydra.sweep.dir=mine"])
     with pytest.raises(SystemExit) as ended:
         run("train")
     assert ended.value.code == 2 and ranks.starts == []
