@@ -22,7 +22,6 @@ from train_utils.loggers.loggers import open_loggers
 from train_utils.loop.early_look import EarlyLook
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import ask_for_requeue
-from train_utils.loop.stragglers import RankTable
 from train_utils.loop.train_epoch import EpochResult, train_one_epoch
 from train_utils.run.log import HINT, MetricsCsv, RunLog
 from train_utils.run.run_folder import RunFolder, on_main
@@ -63,7 +62,6 @@ class Training:
             epochs_done, self.ended_after, self.folder.ended_after = self.state.epoch, 0, 0
         self.metrics = MetricsCsv(path / "metrics.csv", COLUMNS, is_main, epochs_done)
         self.times = MetricsCsv(path / "times.csv", TIME_COLUMNS, is_main, epochs_done)
-        self.ranks = RankTable(path / "ranks.csv", is_main, epochs_done, self.log.line)
         epochs, self.images = self.config.train.epochs, self.sampler.steps_per_epoch * self.config.train.batch_size
         evaluations = [epoch for epoch in range(1, epochs + 1) if self.config.evaluate.is_due(epoch, epochs)]
         self.time_left = TimeLeft(epochs, evaluations, len(self.evaluator.annotations) / self.images)
@@ -198,7 +196,6 @@ class Training:
         self.metrics.write(row)
         self.times.write({"epoch": state.epoch, **took, "waiting": result.waiting})
         self.loggers.epoch(state.step, row, took | {"waiting": result.waiting})
-        self.ranks.write(state.epoch, result.times)
         if self.config.evaluate.is_due(state.epoch, self.config.train.epochs):
             self.callbacks.at("evaluation", figures=figures)
         self.callbacks.at("epoch", result.losses)

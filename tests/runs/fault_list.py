@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +15,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-
-from train_utils.loop.stragglers import ENOUGH_STEPS
 
 SLOW_SECONDS = 0.15  # added to a step of some 0.05 s
 
@@ -166,31 +163,6 @@ def no_checkpoint(calls: int) -> None:
     mock.patch("torch.save", refuse).start()
 
 
-def slow_down(steps: int) -> None:
-    """Slow down the first ``steps`` batch reads, then the forward passes."""
-    from data import TrainDataset
-    from models import Darknet
-
-    batches, passes = 0, 0
-    read, compute = TrainDataset.__getitems__, Darknet.forward
-
-    def slow_read(self: TrainDataset, requests: Any) -> Any:
-        nonlocal batches
-        batches += 1
-        time.sleep(SLOW_SECONDS if batches <= steps else 0)
-        return read(self, requests)
-
-    def slow_compute(self: Darknet, images: torch.Tensor) -> Any:
-        nonlocal passes
-        passes += self.training
-        time.sleep(SLOW_SECONDS if self.training and passes > steps else 0)
-        return compute(self, images)
-
-    mock.patch("data.samples.dataset.TrainDataset.__getitems__", slow_read).start()
-    mock.patch("models.Darknet.forward", slow_compute).start()
-    note()
-
-
 def other_options(*more: str) -> None:
     """Start this rank with options that differ from the others'."""
     os.environ["PLANTED_OPTIONS"] = " ".join(more)
@@ -264,8 +236,5 @@ FAULTS = {
     "signal-twice": Fault("USR1 and TERM in step 3", 1, partial(strike, FORWARD, asked_twice, call=3), goes_on=True),
     "other-seed": Fault("one rank has another train.seed", 1, partial(other_options, "train.seed=7")),
     "other-images": Fault("one rank finds one image less", 1, fewer_images),
-    "slow": Fault("batches, then forward passes are slow", 1, partial(slow_down, ENOUGH_STEPS), (
-        "data.workers=0", f"data.shapes={{train_images: {4 * ENOUGH_STEPS}, val_images: 8, image_size: 64, seed: 0}}",
-    ), goes_on=True),
     "system-exit": Fault("SystemExit in step 3", 1, partial(strike, FORWARD, partial(throw, SystemExit(3)), call=3)),
 }  # fmt: skip

@@ -35,7 +35,7 @@ OPTIONS = (
     "train.batch_size=4", "train.epochs=2", "train.device=cpu", "train.timeout_seconds=30", "evaluate.every=1",
     "evaluate.batch_size=2", "logger.pictures=false",
 )  # fmt: skip
-TOLD = re.compile(r"^error:|^warning:|Training continues|is slow and costs|^stopped at step")
+TOLD = re.compile(r"^error:|^warning:|Training continues|^stopped at step")
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\)", re.MULTILINE)
 CHAINED = re.compile(r"^(During handling of the above|The above exception was the direct cause)", re.MULTILINE)
 

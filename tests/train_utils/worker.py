@@ -31,8 +31,7 @@ from train_utils.distributed import (
 )
 from train_utils.errors import DistributedError
 from train_utils.launch.environment import peek_rank, peek_world_size, strip_local_rank
-from train_utils.parallel.wait_clock import WaitClock
-from train_utils.parallel.wrap import convert_sync_batchnorm, gradient_sync, time_waiting, wrap_model
+from train_utils.parallel.wrap import convert_sync_batchnorm, gradient_sync, wrap_model
 from train_utils.processes import zero_first as guard
 from train_utils.processes.ending import should_report_error, shutdown
 from train_utils.scores.detections import make_detections
@@ -42,9 +41,7 @@ IMAGES, MICRO_BATCHES = 12, 2
 
 def everything(world: World, folder: Path) -> dict[str, Any]:
     """Call each function once on all ranks; one group serves all, since DDP loads slowly."""
-    weights = train(world, timed=True)
-    assert weights == train(world, timed=False), "a clock changes no bit"
-    return {"weights": weights} | exchange(world, folder)
+    return {"weights": train(world)} | exchange(world, folder)
 
 
 def exchange(world: World, folder: Path) -> dict[str, Any]:
@@ -86,7 +83,7 @@ def gather(world: World) -> list[Any]:
     return [[array.tolist() for array in numbers], pairs, [array.tolist() for array in empty]]
 
 
-def train(world: World, timed: bool) -> list[list[float]]:
+def train(world: World) -> list[list[float]]:
     """Parameters before and after two steps of two micro-batches of one global batch."""
 
     def numbers() -> list[float]:
@@ -98,15 +95,11 @@ def train(world: World, timed: bool) -> list[list[float]]:
     broadcast_module(model)
     before = numbers()
     wrapped = wrap_model(model, world)
-    clock = WaitClock(world.device)
-    if timed:
-        time_waiting(wrapped, clock)
     inputs = torch.linspace(-1, 1, IMAGES * 3, dtype=torch.float64).reshape(MICRO_BATCHES, -1, 3)
     for _ in range(2):
         for number, micro_batch in enumerate(inputs):
             with gradient_sync(wrapped, last=number == MICRO_BATCHES - 1):
                 wrapped(micro_batch[world.rank :: world.world_size]).square().mean().backward()
-                clock.end()
         with torch.no_grad():
             for parameter in model.parameters():
                 assert parameter.grad is not None

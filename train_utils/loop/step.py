@@ -20,8 +20,7 @@ from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import Schedule
 from train_utils.parallel.compiled import eagerly
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
-from train_utils.parallel.wait_clock import WaitClock
-from train_utils.parallel.wrap import gradient_sync, loss_factor, time_gradient_sync, time_waiting, wrap_model
+from train_utils.parallel.wrap import gradient_sync, loss_factor, wrap_model
 from train_utils.run.run_state import LOSS_NAMES, RunState
 
 
@@ -50,9 +49,6 @@ class OptimiserStep:
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.sums = torch.zeros_like(self.state.loss_sums)
         self.losses: dict[str, float] = {}  # of the last step on this rank, by LOSS_NAMES
-        self.clock = WaitClock(self.world.device)  # counts the time spent waiting for peers
-        time_waiting(self.model, self.clock)
-        self._sum_over_ranks = self.clock.timed(sum_over_ranks)
         self.imagewise = isinstance(self.model, ImageSummed)
         if self.imagewise:
             self.loss = ImagewiseLoss(self.loss)
@@ -81,12 +77,11 @@ class OptimiserStep:
                 self.forward(self.model, self.to_input(batch)),
                 batch.targets,
                 objectness_ratio=self.schedule.burn_in(state.step),
-                sum_over_ranks=self._sum_over_ranks,
+                sum_over_ranks=sum_over_ranks,
                 world_size=self.world.world_size,
             )
             share = parts.total * (loss_factor(self.model, self.world) / self.accumulate)
             state.scaler.scale(share).backward()
-            self.clock.end()  # begun by the hook of the last gradient
         # Times the number of ranks, so that the mean over ranks is the loss.
         self.sums += torch.stack([part.detach() for part in parts]).double() * self.world.world_size
 
@@ -105,9 +100,7 @@ class OptimiserStep:
         *losses, _ = on_host = torch.cat([means, norm.to(means).view(1)]).tolist()  # a step's only wait for the device
         self.losses = dict(zip(LOSS_NAMES, losses, strict=True))
         finite = all(map(math.isfinite, on_host))
-        self.clock.read_device()
-        with self.clock:
-            decision = self.decisions.decide(finite, state.step + 1)
+        decision = self.decisions.decide(finite, state.step + 1)
         if decision.skip:
             self._skip()
         else:
@@ -159,8 +152,6 @@ class OptimiserStep:
         buffers = [buffer.clone() for buffer in self.state.model.buffers()]
         generators = torch.get_rng_state(), cuda_generator()
         self.model = wrap_model(self.state.model, self.world)
-        assert isinstance(self.model, DistributedDataParallel)
-        time_gradient_sync(self.model, self.clock)
         self.rehearse(side)
         torch.set_rng_state(generators[0])
         set_cuda_generator(generators[1])

@@ -12,7 +12,6 @@ from train_utils.distributed import sum_over_ranks
 from train_utils.loop.interfaces import ImageBatch
 from train_utils.loop.same_weights import check_in_sync
 from train_utils.loop.step import OptimiserStep
-from train_utils.loop.stragglers import RankTimes
 from train_utils.numerics import one_thread_per_operator
 from train_utils.run.run_state import LOSS_NAMES, RunState
 from train_utils.terminal.progress import Progress
@@ -26,13 +25,8 @@ class EpochResult(NamedTuple):
     lr: float  # of the convolution weights, at the last step
     losses: dict[str, float]  # means over the epoch and all ranks, by LOSS_NAMES
     images_per_second: float
-    times: RankTimes  # of this rank
+    waiting: float  # share of the time that this rank waited for batches
     stopped_by: signal.Signals | None
-
-    @property
-    def waiting(self) -> float:
-        """Share of the time that this rank waited for batches."""
-        return self.times.shares()["data"]
 
 
 class Waiting(Generic[BatchType]):
@@ -68,10 +62,9 @@ def train_one_epoch(
     ``log`` is called after each step that was not skipped.
     Raises TrainError if the weights differ or too many steps in a row are skipped.
     """
-    state, world, clock = step.state, step.world, step.clock
+    state, world = step.state, step.world
     step.model.train()
-    clock.restart()
-    images_done, first_step, started = 0, state.step, time.perf_counter()
+    images_done, started = 0, time.perf_counter()
     waiting = Waiting(loader)
     stopped_by = None
 
@@ -88,8 +81,7 @@ def train_one_epoch(
             decision = step.update()
             if not decision.skip:
                 log()
-            with clock:
-                check_in_sync(state.model, world, state.step, step.lr, check_sync_every)
+            check_in_sync(state.model, world, state.step, step.lr, check_sync_every)
             if decision.save or decision.stop:
                 save()
                 step.decisions.saved()
@@ -98,8 +90,8 @@ def train_one_epoch(
                 break
             progress.at(images_done, figures)
     seconds = time.perf_counter() - started
-    times = RankTimes(seconds, waiting.seconds, clock.seconds, steps=state.step - first_step)
-    return EpochResult(step.lr, _means(state, world.world_size), images_done / seconds, times, stopped_by)
+    share = waiting.seconds / seconds
+    return EpochResult(step.lr, _means(state, world.world_size), images_done / seconds, share, stopped_by)
 
 
 def _means(state: RunState, world_size: int) -> dict[str, float]:

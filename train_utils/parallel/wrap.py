@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train_utils.distributed import stack_over_ranks, sum_over_ranks
 from train_utils.loop.interfaces import SumOverRanks
-from train_utils.parallel.compiled import is_compiled
 from train_utils.parallel.image_sums import ImageSummed
 from train_utils.parallel.reduced_batchnorm import ReducedBatchNorm2d
 from train_utils.parallel.sync_batchnorm import GlobalBatchNorm2d, Stack
-from train_utils.parallel.wait_clock import WaitClock
 from train_utils.processes.world import World
 
 
@@ -79,52 +76,6 @@ def wrap_model(
     # statistics stay equal. Others do not affect training, and those of rank 0 are kept.
     wrapped.broadcast_buffers = False
     return wrapped
-
-
-def time_waiting(model: nn.Module, clock: WaitClock) -> None:
-    """Let ``clock`` count the time a model of ``wrap_model`` waits for peers in both passes.
-
-    The caller must call ``clock.end`` after the backward pass. No value changes. In a compiled
-    model only the gradient sync counts, as its graphs hold the other exchanges.
-    """
-    if isinstance(model, ImageSummed):
-        model.sum_over_ranks = clock.timed(model.sum_over_ranks)
-    elif not isinstance(model, DistributedDataParallel):
-        return
-    for module in () if is_compiled(model) else model.modules():
-        if isinstance(module, GlobalBatchNorm2d):
-            module.stack_over_ranks = clock.timed(module.stack_over_ranks)
-        elif isinstance(module, ReducedBatchNorm2d):
-            module.sum_over_ranks = clock.spanning(module.sum_over_ranks)
-        elif isinstance(module, nn.SyncBatchNorm):
-            _time_layer(module, clock)
-    if isinstance(model, DistributedDataParallel):
-        time_gradient_sync(model, clock)
-
-
-def time_gradient_sync(model: DistributedDataParallel, clock: WaitClock) -> None:
-    """Let ``clock`` begin when only the exchange of gradients is left of a backward pass.
-
-    The first layer's gradient comes last. Of several calls for one network the last one counts.
-    """
-    first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
-    first.register_post_accumulate_grad_hook(clock.begin)
-
-
-def _time_layer(layer: nn.Module, clock: WaitClock) -> None:
-    """Count both passes of a layer that exchanges data in the middle of its computation."""
-
-    def after(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        clock.end()
-        if output.requires_grad and inputs[0].requires_grad:
-            output.register_hook(lambda _: clock.begin())  # the layer's backward pass starts
-            inputs[0].register_hook(lambda _: clock.end())
-
-    def before(*_: Any) -> None:
-        clock.begin()
-
-    layer.register_forward_pre_hook(before)
-    layer.register_forward_hook(after)
 
 
 def loss_factor(model: nn.Module, world: World) -> int:
