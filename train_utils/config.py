@@ -106,7 +106,6 @@ class TrainSection:
     on_nonfinite: OnNonFinite  # what to do after more: stop, or rollback to the last checkpoint
     patience: int  # stop after this many epochs without a better AP; 0: never
     timeout_seconds: float  # limit within which a rank notices lost peers, reports them and exits
-    check_sync_every: int  # steps between comparisons of the weights of all ranks; 0: never
 
     def __post_init__(self) -> None:
         for key in ("epochs", "batch_size", "image_size"):
@@ -124,7 +123,6 @@ class TrainSection:
             "save_every_minutes",
             "max_nonfinite_steps",
             "patience",
-            "check_sync_every",
             "overfit",
         ):
             if getattr(self, key) < 0:

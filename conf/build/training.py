@@ -146,8 +146,7 @@ class Training:
         epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
         title, lines = f"epoch {epoch}/{config.train.epochs}", config.logger.lines_per_epoch
         progress = Progress(rest, title, self.world.is_main, lines, left=self.seconds_left)
-        save, check_every = self.save, config.train.check_sync_every
-        result = train_one_epoch(self.step, self.loader, progress, save, check_every, self.log_step)
+        result = train_one_epoch(self.step, self.loader, progress, self.save, self.log_step)
         self.time_left.trained(progress.seconds, progress.pace * self.images)
         return result
 

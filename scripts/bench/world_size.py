@@ -40,7 +40,7 @@ BATCH_SIZE = 8
 OPTIONS = (
     "data=shapes", "data.shapes={train_images: 165, val_images: 4, image_size: 128, seed: 0}", "data.workers=1",
     "model=yolov3-spp", "model.width=0.125", "train.epochs=1", f"train.batch_size={BATCH_SIZE}",
-    "train.image_size=128", "train.multi_scale=[0.75,1.25]", "train.device=cpu", "train.check_sync_every=1",
+    "train.image_size=128", "train.multi_scale=[0.75,1.25]", "train.device=cpu",
     "optim.lr=0.001", "optim.burn_in_bias_lr=0.001", "evaluate.confidence=0.1", "logger.pictures=false",
 )  # fmt: skip
 START = ("train.epochs=2", "optim.ema_decay=0.8")

@@ -87,7 +87,6 @@ ROLES = {
     "train.on_nonfinite": "resume",
     "train.patience": "resume",
     "train.timeout_seconds": "resume restart",
-    "train.check_sync_every": "resume",
 }
 LISTS = {"resume": WITHOUT_EFFECT, "place": PLACES, "ranks": MAY_DIFFER, "restart": OF_THE_MACHINE}
 

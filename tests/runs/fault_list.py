@@ -82,19 +82,6 @@ def no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def change_weights() -> None:
-    """Make this rank train another model from the next comparison on."""
-    from train_utils.loop.same_weights import check_in_sync
-
-    def change(model: torch.nn.Module, *arguments: Any) -> None:
-        note()
-        with torch.no_grad():
-            next(model.parameters()).add_(1)
-        check_in_sync(model, *arguments)
-
-    mock.patch("train_utils.loop.train_epoch.check_in_sync", change).start()
-
-
 def lose_numbers() -> None:
     """Make every loss of this rank NaN from the third call on."""
     from models import YoloLoss
@@ -210,7 +197,6 @@ FAULTS = {
     "backward": Fault("backward pass of step 3", 1, partial(strike, "torch.Tensor.backward", error, call=3)),
     "optimiser": Fault("optimiser step 3", 0, partial(strike, STEP, error, call=3)),
     "memory": Fault("out of memory in step 2", 1, partial(strike, FORWARD, no_memory, call=2)),
-    "other-weights": Fault("weights differ", 1, change_weights, ("train.check_sync_every=2",)),
     "nan": Fault("NaN loss from step 3 on", 1, lose_numbers, ("train.max_nonfinite_steps=2",)),
     "evaluation": Fault("evaluation, in its threads", 1, partial(strike, "models.Postprocess.__call__", error)),
     "scoring": Fault("figures are computed", 0, partial(strike, "eval.score", error)),

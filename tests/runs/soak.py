@@ -24,7 +24,7 @@ FIELDS = ("minute", "rank", "step", "megabytes", "files", "threads", "workers", 
 WATCHED = ("megabytes", "files", "threads", "workers", "worker_megabytes")
 OPTIONS = (
     "train.epochs=1000000", "evaluate.every=1", "train.save_every_steps=7", "train.timeout_seconds=600",
-    "optim.lr=0.0001", "train.check_sync_every=10",
+    "optim.lr=0.0001",
 )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def sizes(passes: int, processes: int) -> str:
 
 def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
     """Run this rank's part of a training."""
-    common = ["train.check_sync_every=1", "optim.clip_norm=10", "evaluate.confidence=0.5", "logger.pictures=false"]
+    common = ["optim.clip_norm=10", "evaluate.confidence=0.5", "logger.pictures=false"]
     train(options(folder, f"run_dir={run_dir}", *common, *more))
 
 

@@ -135,4 +135,4 @@ def train_epoch(
     """
     step = new_step(world, state, schedule, accumulate, loss, model, **guard)
     progress = Progress(len(loader), "train", enabled=False)
-    return train_one_epoch(step, loader, progress, lambda: None, 0, lambda: None)
+    return train_one_epoch(step, loader, progress, lambda: None, lambda: None)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from train_utils.distributed import World, max_over_ranks
 from train_utils.errors import TrainError
-from train_utils.loop.same_weights import fingerprint
 from train_utils.numerics import cuda_generator
 from train_utils.run.run_state import RunState
 from train_utils.run.whole_files import whole_file
@@ -24,6 +23,8 @@ MOMENTS = ("run_start", "step", "epoch", "evaluation", "checkpoint", "end")
 WATCHED = ("weights", "averaged weights", "gradients", "optimiser state", "random numbers", "layers")
 NONE: Mapping[str, float] = MappingProxyType({})
 FAR = 2**60  # steps
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+ROW_FACTOR = 0x1E3779B97F4A7C15  # odd and without pattern: makes factors of different rows unrelated
 TOUCHED = "touched.json"  # in the run folder, if a callback changed something
 
 
@@ -138,3 +139,15 @@ class Callbacks:
 
 def _prints(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.stack([fingerprint(one).to(device) for one in tensors]) if tensors else torch.empty(0, device=device)
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """A number (int64, on the tensor's device) computed from a tensor's bits, equal on any device.
+
+    It sums the elements' bits as integers modulo 2**64, each row (first dimension) times its own
+    factor. One differing element always shows; several could only cancel by chance.
+    """
+    bits = tensor.detach().view(INTEGERS[tensor.element_size()])
+    rows = bits.sum(dim=tuple(range(1, bits.ndim)), dtype=torch.int64) if bits.ndim > 1 else bits.long()
+    factors = torch.arange(rows.numel(), device=rows.device).view_as(rows) * 2 * ROW_FACTOR + 1
+    return (rows * factors).sum()

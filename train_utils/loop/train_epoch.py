@@ -10,7 +10,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from train_utils.distributed import sum_over_ranks
 from train_utils.loop.interfaces import ImageBatch
-from train_utils.loop.same_weights import check_in_sync
 from train_utils.loop.step import OptimiserStep
 from train_utils.numerics import one_thread_per_operator
 from train_utils.run.run_state import LOSS_NAMES, RunState
@@ -52,15 +51,13 @@ def train_one_epoch(
     loader: Iterable[ImageBatch],
     progress: Progress,
     save: Callable[[], None],
-    check_sync_every: int,
     log: Callable[[], None],
 ) -> EpochResult:
     """Train on the batches that ``loader`` has left of an epoch.
 
     A step whose loss or gradient is not finite changes nothing. All ranks call ``save`` when they
-    decide to save or stop. Every ``check_sync_every`` steps (0: never) they compare their weights.
-    ``log`` is called after each step that was not skipped.
-    Raises TrainError if the weights differ or too many steps in a row are skipped.
+    decide to save or stop. ``log`` is called after each step that was not skipped. Raises
+    TrainError if too many steps in a row are skipped.
     """
     state, world = step.state, step.world
     step.model.train()
@@ -81,7 +78,6 @@ def train_one_epoch(
             decision = step.update()
             if not decision.skip:
                 log()
-            check_in_sync(state.model, world, state.step, step.lr, check_sync_every)
             if decision.save or decision.stop:
                 save()
                 step.decisions.saved()

@@ -45,16 +45,6 @@ def convert_sync_batchnorm(
     return model
 
 
-def own_statistics(model: nn.Module) -> set[str]:
-    """Names of per-rank statistics buffers; none after ``convert_sync_batchnorm``."""
-    return {
-        f"{name}.{buffer}"
-        for name, module in model.named_modules()
-        if type(module) is nn.BatchNorm2d and module.training
-        for buffer in ("running_mean", "running_var")
-    }
-
-
 def wrap_model(
     model: nn.Module, world: World, seed: int | None = None, add: SumOverRanks = sum_over_ranks
 ) -> nn.Module:

@@ -25,7 +25,6 @@ from tests.models.small_network import small
 from tests.train_utils.small_training import CONFIG, Batch, new_state, new_step
 from train_utils.distributed import World, max_over_ranks
 from train_utils.loop import nonfinite, step, stop_and_save
-from train_utils.loop.same_weights import check_in_sync
 from train_utils.optim import Schedule
 from train_utils.parallel.wrap import convert_sync_batchnorm, wrap_model
 
@@ -94,7 +93,6 @@ def collectives_of_steps(
                     images = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8)
                     training.add(Batch(images, TARGETS[: rank % 2 == 0], torch.tensor([rank])))
                 training.update()
-                check_in_sync(model, world, training.state.step, training.lr, 1)
         return collectives.issued
 
 
