@@ -74,12 +74,3 @@ def augmentation(name: str, options: type | None = None) -> Callable[[Made], Mad
 def logger(name: str, options: type | None = None) -> Callable[[Made], Made]:
     """A logger on rank 0: ``make(run)`` returns one, see train_utils/loggers/interface.py."""
     return registering("logger", name, options)
-
-
-def callback(name: str, options: type | None = None, every_rank: bool = False) -> Callable[[Made], Made]:
-    """An object, from ``make()``, whose methods are called at the moments that they name.
-
-    Each takes a train_utils.callbacks.callbacks.Moment. They run on rank 0 only, or with
-    ``every_rank`` on all.
-    """
-    return registering("callback", name, options, every_rank=every_rank)

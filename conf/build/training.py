@@ -16,7 +16,6 @@ from conf.proof.card import ProofCard
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler
 from models import Darknet
-from train_utils.callbacks.callbacks import Callbacks
 from train_utils.distributed import World, broadcast_module, max_over_ranks
 from train_utils.loggers.loggers import open_loggers
 from train_utils.loop.early_look import EarlyLook
@@ -70,7 +69,6 @@ class Training:
         self.look = EarlyLook(self.log.line, self.config.optim.lr, self.state.evaluated_epoch / planned)
         assert isinstance(self.state.model, Darknet)
         self.heads_kept, self.start_ap = self.state.model.heads_kept, ABSENT
-        self.callbacks = Callbacks(self.state, self.world, path, epochs, self.log.line)
         self.started = time.monotonic()
 
     def run(self) -> dict[str, float]:
@@ -82,11 +80,8 @@ class Training:
         replaying = self.step.decisions.replaying
         with open_loggers(self.config.logger, self.world, *run, self.log.line, replaying) as self.loggers:
             self.loggers.pictures(self.state.step, "train_batch.jpg")
-            self.callbacks.at("run_start")
             self.score_start()
-            figures = self.run_epochs()
-            self.callbacks.at("end", figures=figures)
-            return figures
+            return self.run_epochs()
 
     def run_epochs(self) -> dict[str, float]:
         """Train the remaining epochs and show the result, or say why the training stopped."""
@@ -146,7 +141,8 @@ class Training:
         epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
         title, lines = f"epoch {epoch}/{config.train.epochs}", config.logger.lines_per_epoch
         progress = Progress(rest, title, self.world.is_main, lines, left=self.seconds_left)
-        result = train_one_epoch(self.step, self.loader, progress, self.save, self.log_step)
+        save = self.checkpoints.save
+        result = train_one_epoch(self.step, self.loader, progress, save, self.log_step)
         self.time_left.trained(progress.seconds, progress.pace * self.images)
         return result
 
@@ -157,15 +153,9 @@ class Training:
 
     def log_step(self) -> None:
         """Log the losses of the step just made, if it is one of each ``logger.every_steps``."""
-        self.callbacks.at("step", self.step.losses)
         step, every = self.state.step, self.config.logger.every_steps
         if every > 0 and step % every == 0:
             self.loggers.step(step, {"lr": self.step.lr, **self.step.losses})
-
-    def save(self, is_best: bool = False, best_only: bool = False) -> None:
-        """Queue checkpoints for writing."""
-        self.checkpoints.save(is_best, best_only)
-        self.callbacks.at("checkpoint")
 
     def score(self) -> Evaluation | None:
         """Score the averaged weights; None off rank 0."""
@@ -195,12 +185,9 @@ class Training:
         self.metrics.write(row)
         self.times.write({"epoch": state.epoch, **took, "waiting": result.waiting})
         self.loggers.epoch(state.step, row, took | {"waiting": result.waiting})
-        if self.config.evaluate.is_due(state.epoch, self.config.train.epochs):
-            self.callbacks.at("evaluation", figures=figures)
-        self.callbacks.at("epoch", result.losses)
         if is_best and evaluation is not None:
             keep_evaluation(self.folder.path, self.evaluator.ground_truth, evaluation, self.log.line)
-        self.save(is_best, self.config.train.best_only)
+        self.checkpoints.save(is_best, self.config.train.best_only)
         self.step.decisions.saved()
         about = {"epoch": f"{state.epoch}/{self.config.train.epochs}", "memory": memory()}
         left = self.time_left.seconds(state.epoch + 1, 0.0)

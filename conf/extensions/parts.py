@@ -18,7 +18,7 @@ class Part:
     name: str
     make: Callable[..., Any]
     options: type | None = None
-    more: dict[str, Any] = field(default_factory=dict)  # optimiser: values of optim.*; callback: every_rank
+    more: dict[str, Any] = field(default_factory=dict)  # optimiser: values of optim.*
 
 
 @dataclass(frozen=True)

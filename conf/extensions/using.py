@@ -27,9 +27,8 @@ REGISTRIES = {
     "optimiser": "train_utils.config:OPTIMISERS",
     "augmentation": "data.batches.changed:AUGMENTATIONS",
     "logger": "train_utils.loggers.loggers:LOGGERS",
-    "callback": "train_utils.callbacks.callbacks:CALLBACKS",
 }
-MADE_ONCE = ("loss", "optimiser", "callback")  # errors of the others are reported by their callers
+MADE_ONCE = ("loss", "optimiser")  # errors of the others are reported by their callers
 KEYS = ("plugins", "plugins_sha256", "plugin")
 _in_place: list[tuple[dict[str, Any], str]] = []
 
@@ -60,11 +59,6 @@ class Bound:
     def identity(self) -> str:
         """What the result of a call depends on, apart from its arguments."""
         return f"{self.plugin.sha256} {self.options}"
-
-    @property
-    def every_rank(self) -> bool:
-        """Whether a callback runs on every rank."""
-        return bool(self.part.more["every_rank"])
 
     def __reduce__(self) -> tuple[Callable[..., Bound], tuple[Any, ...]]:
         return _revived, (self.plugin.given, self.plugin.sha256, self.part.name, pickle.dumps(self.options))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -17,7 +16,6 @@ from conf.schema import TrainConfig
 from data import Annotations
 from data.index.hashes import hash_file, hash_set
 from data.licences import LICENCES
-from train_utils.callbacks.callbacks import TOUCHED
 from train_utils.distributed import World
 from train_utils.pictures.plots import Say
 from train_utils.report.proof import BEST, FILE, LAST, PREVIOUS, TABLE, UNKNOWN, read_proof, write_proof
@@ -111,10 +109,7 @@ class ProofCard:
             "files": {name: hash_file(self.folder / name) for name in there},
         }
         log = (self.folder / "train.log").read_text(encoding="utf-8", errors="replace")
-        path = self.folder / TOUCHED
-        touched = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-        callbacks = (f"the callback {entry['callback']} changed {entry['what']}" for entry in touched)
-        self.proof["weaknesses"] = list(dict.fromkeys([*callbacks, *weaknesses(self.proof, log)]))
+        self.proof["weaknesses"] = list(dict.fromkeys(weaknesses(self.proof, log)))
         write_proof(self.folder, self.proof)
 
 

@@ -157,7 +157,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "an odd name": ("@plugins.loss('My Loss')\nclass A: ...", "lower-case letters"),
     "no dataclass": ("@plugins.loss('mine', int)\nclass A: ...", "must be a dataclass"),
     "twice": ("@plugins.loss('mine')\n@plugins.loss('mine')\nclass A: ...", "has mine twice"),
-    "two kinds": ("@plugins.loss('mine')\n@plugins.callback('mine')\nclass A: ...", "has mine twice"),
+    "two kinds": ("@plugins.loss('mine')\n@plugins.logger('mine')\nclass A: ...", "has mine twice"),
 }
 
 
@@ -170,7 +170,7 @@ def test_a_wrong_plugin_is_one_sentence(case: str, tmp_path: Path) -> None:
     assert said in str(refused.value) and "fix: " in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", ["loss", "optimiser", "callback"])
+@pytest.mark.parametrize("kind", ["loss", "optimiser"])
 def test_a_part_that_cannot_be_made_is_one_sentence(kind: str, tmp_path: Path) -> None:
     text = f"import plugins\n@plugins.{kind}('bad')\nclass Bad:\n    def __init__(self):\n        raise KeyError('a')\n"
     (tmp_path / "bad.py").write_text(text)
