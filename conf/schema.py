@@ -110,8 +110,7 @@ class TrainConfig(PluggedConfig):
             raise ValueError(
                 f"extend={self.extend} must be 1 or more epochs for a finished run. fix: resume=<its folder>"
             )
-        if not self.train.overfit:
-            self.data.check_two_sets()
+        self.data.check_two_sets()
         if self.augment.copy_paste > 0 and not self.data.outlines:
             raise ValueError("augment.copy_paste needs the outlines of objects. fix: data.outlines=true")
         if self.augment.mosaic_nine > 0 and self.augment.mosaic == 0:

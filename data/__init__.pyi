@@ -37,8 +37,6 @@ from .index.annotations import Annotations as Annotations
 from .index.annotations import check_same_classes as check_same_classes
 from .index.annotations import open_annotations as open_annotations
 from .index.classes import read_names as read_names
-from .index.subset import first_images as first_images
-from .index.subset import images_of as images_of
 from .samples.batch import Batch as Batch
 from .samples.dataset import EvalDataset as EvalDataset
 from .samples.dataset import TrainDataset as TrainDataset

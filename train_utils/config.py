@@ -87,8 +87,6 @@ class TrainSection:
     # first step has the largest
     rect: bool  # group images of like aspect ratio and fill a rectangle instead of a square
     repeat_threshold: float  # repeat images of classes that fewer than this share of the images show; 0: none
-    overfit: int  # train and score on this many training images alone, each 25 times in an epoch: a check
-    # of data and network, which fails if AP50 stays below .95; 0: off
     seed: int  # of the initial weights, the order of the images and their augmentation
     device: Device  # auto: CUDA if there is a GPU
     precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float32. tf32: float32
@@ -123,7 +121,6 @@ class TrainSection:
             "save_every_minutes",
             "max_nonfinite_steps",
             "patience",
-            "overfit",
         ):
             if getattr(self, key) < 0:
                 raise ValueError(f"train.{key} must be 0 or more, got {getattr(self, key)}")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -27,9 +26,7 @@ from data import (
     TrainDataset,
     build_image_cache,
     check_same_classes,
-    first_images,
     fitting_device_batch_size,
-    images_of,
     kept_cache_name,
     make_loader,
     open_annotations,
@@ -45,7 +42,6 @@ MEMORY_FILES = Path("/dev/shm")
 MOST_CORES = 8192  # of a node: the limit of Linux on x86
 MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
 CPU_WORKERS = 2
-OVERFIT_REPEATS = 25  # of each image in an epoch: one image fills no batch
 
 
 def loader_workers(wanted: int | str, world: World) -> int:
@@ -93,11 +89,8 @@ def open_split(config: DataConfig, split: str, world: World) -> Annotations:
 
 
 def open_sets(config: TrainConfig, world: World) -> tuple[Annotations, Annotations]:
-    """The training and the validation set; with ``train.overfit`` both are of a few images."""
+    """The training and the validation set."""
     train_set = open_split(config.data, "train", world)
-    if config.train.overfit:
-        chosen = first_images(train_set, config.train.overfit)
-        return images_of(train_set, np.tile(chosen, OVERFIT_REPEATS)), images_of(train_set, chosen)
     val_set = open_split(config.data, "val", world)
     check_same_classes(train_set, val_set)
     return train_set, val_set

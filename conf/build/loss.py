@@ -60,7 +60,7 @@ def suit_loss(
     so they keep it, and an object its cell if it is less than REACH.
     """
     loss, model = config.loss, config.model
-    few_large = None if config.train.overfit else few_large_objects(train_set)  # 300 steps are too few for it
+    few_large = few_large_objects(train_set)
     if not isinstance(loss, LossConfig):
         return config, None
     keys, changes = [key for key in ("classification", "balance") if getattr(loss, key) == AUTO], []

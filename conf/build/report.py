@@ -17,7 +17,7 @@ from conf.entry import defaults, to_yaml
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
 from data.audit.anchor_fit import Sizes
-from data.audit.hints import data_hints, small_boxes
+from data.audit.hints import data_hints
 from data.audit.summary import objects_per_image
 from models import Head, LossConfig
 from train_utils.distributed import World
@@ -41,9 +41,6 @@ from train_utils.terminal.progress import duration
 LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "proof.json", "metrics.csv", "plots")
 
 
-LEARNT, HALF_LEARNT = 0.95, 0.3  # AP50 on images that were learnt by heart
-
-
 def min_iou_of(config: TrainConfig) -> float | None:
     """The overlap that a box needs with an anchor; None where each gets its best."""
     loss = config.loss
@@ -57,8 +54,6 @@ def anchors_of(heads: Sequence[Head]) -> Sizes:
 
 def about_data(config: TrainConfig, heads: Sequence[Head], train_set: Annotations) -> list[str]:
     """What of the training set is likely to spoil this training."""
-    if config.train.overfit:
-        return []  # a few images, whatever they show; check_overfit judges
     return data_hints(train_set, config.train.image_size, anchors_of(heads), min_iou_of(config))
 
 
@@ -141,25 +136,6 @@ def finish(
         plots = folder / FOLDER
         draw_training(plots, folder / "metrics.csv", ground_truth_of(train_set), log.line)
         draw_plots(plots, config.data, val_set, scores, detections, log.line)
-
-
-def check_overfit(config: TrainConfig, state: RunState, heads: Sequence[Head], images: Annotations) -> None:
-    """With ``train.overfit``, raise TrainError with the likely cause if it failed."""
-    reached = state.best_figures.get("AP50", 0.0)
-    if not config.train.overfit or reached >= LEARNT:
-        return
-    size = config.train.image_size
-    missed = summarise(images, size, anchors_of(heads), min_iou_of(config))
-    small = small_boxes(images, size, 1 - LEARNT)
-    if (warning := missed.warning()) is not None:
-        cause = warning.removeprefix("warning: ")
-    elif small is not None:
-        cause = small
-    elif reached > HALF_LEARNT:
-        cause = f"it was learning, but not for long enough. fix: train.epochs={2 * config.train.epochs}"
-    else:
-        cause = "the boxes may be wrong, or the rate. fix: look at train_batch.jpg; then a lower optim.lr"
-    raise TrainError(f"train.overfit: AP50 is {reached:.3f} on the {len(images)} images it learnt from: {cause}")
 
 
 def draw_plots(

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
-from conf.build.report import about_data, check_overfit, close_run, finish, keep_evaluation, report_run, spare
+from conf.build.report import about_data, close_run, finish, keep_evaluation, report_run, spare
 from conf.build.start import freeze_for_epoch
 from conf.entry import to_dictionary
 from conf.proof.card import ProofCard
@@ -112,9 +112,6 @@ class Training:
             ask_for_requeue(self.world, stopped_by)
         elif self.ended_after == 0:
             self.finish(evaluation)
-            assert isinstance(state.model, Darknet)
-            heads, images = state.model.heads, self.evaluator.annotations
-            on_main(self.world, lambda: check_overfit(self.config, state, heads, images))
         return state.best_figures
 
     def why_over(self, epochs_done: int) -> str | None:

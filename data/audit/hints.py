@@ -33,11 +33,11 @@ def data_hints(annotations: Annotations, image_size: int, anchors: Sizes, min_io
     return [sentence for sentence in found if sentence is not None]
 
 
-def small_boxes(annotations: Annotations, image_size: int, most: float = MANY_SMALL) -> str | None:
-    """A sentence if more than ``most`` of the boxes are tiny at ``image_size`` pixels."""
+def small_boxes(annotations: Annotations, image_size: int) -> str | None:
+    """A sentence if more than MANY_SMALL of the boxes are tiny at ``image_size`` pixels."""
     sizes = network_sizes(annotations, image_size, SAMPLED_BOXES)
     share = float((sizes.max(axis=1) < SMALL_PIXELS).mean()) if len(sizes) else 0.0
-    if share <= most:
+    if share <= MANY_SMALL:
         return None
     larger = math.ceil(image_size * 1.5 / 32) * 32
     return (

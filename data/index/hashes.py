@@ -20,13 +20,13 @@ def hash_set(annotations: Annotations, shown: bool = False) -> tuple[list[tuple[
     of the set also covers class names, ids and outlines. With ``shown`` a terminal shows a bar, and
     threads read slow disks.
     """
-    places = {annotations.file_name(index): index for index in range(len(annotations))}  # train.overfit repeats some
-    paths = [annotations.path(index) for index in places.values()]
+    paths = [annotations.path(index) for index in range(len(annotations))]
     chunks = [paths[start : start + CHUNK] for start in range(0, len(paths), CHUNK)]
     hashed = in_chunks(_hash_files, paths, "hashing images") if shown else map(_hash_files, chunks)
     files = [digest for chunk in hashed for digest in chunk]
-    labels = [_hash_labels(annotations, index) for index in places.values()]
-    rows = list(zip(places, files, labels, strict=True))
+    names = [annotations.file_name(index) for index in range(len(annotations))]
+    labels = [_hash_labels(annotations, index) for index in range(len(annotations))]
+    rows = list(zip(names, files, labels, strict=True))
     whole = hashlib.sha256(repr((annotations.names, rows)).encode("utf-8", "surrogateescape"))
     for column in (annotations.image_ids, annotations.category_ids, *annotations.outlines):
         whole.update(np.ascontiguousarray(column).data)

@@ -71,7 +71,6 @@ ROLES = {
     "train.multi_scale": "",
     "train.rect": "",
     "train.repeat_threshold": "",
-    "train.overfit": "",
     "train.seed": "",
     "train.device": "resume restart",
     "train.precision": "",

@@ -190,7 +190,7 @@ def compare(function: Any, *arguments: Any) -> None:
 
 # Values to try for options whose type does not suggest one; ranges are in the dataclasses.
 VALUES: dict[str, list[Any]] = {
-    "train.epochs": [1, 2], "train.extended_after": [[], [1]], "train.overfit": [0],
+    "train.epochs": [1, 2], "train.extended_after": [[], [1]],
     "train.batch_size": [6], "train.image_size": [64], "train.multi_scale": [[0.5, 1.5]],
     "train.seed": [3], "train.precision": [Precision.float64, Precision.bfloat16, Precision.float32],
     "augment.mixup_beta": [2.0], "augment.close_mosaic_epochs": [0], "augment.tile_pool": [4, 2, 8],

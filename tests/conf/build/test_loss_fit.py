@@ -40,7 +40,6 @@ def configured(*given: str) -> TrainConfig:
         (0, 200, [], (37.4, "equal")), (2, 200, ["loss.classification=50"], (50, "damped")),
         (2, 200, ["loss.balance=equal"], (200, "equal")), (2, 200, ["loss=yolov3_pooled"], (200, "pooled")),
         (9, 30, ["loss.classification=50", "loss.balance=damped"], (50, "damped")),
-        (2, 200, ["train.overfit=8"], (37.4, "equal")),
     ],
 )  # fmt: skip
 def test_the_loss_suits_images_that_hold_few_large_objects(
@@ -52,7 +51,7 @@ def test_the_loss_suits_images_that_hold_few_large_objects(
     assert ("loss.classification=200" in (note or "")) == (decided[0] == 200)
     assert ("loss.balance=damped" in (note or "")) == (decided[1] == "damped" and count == 2)
     assert note is None or ("2.0 each" in note and "31%" in note)
-    few = (count, side, found.train.overfit) == (2, 200, 0)
+    few = (count, side) == (2, 200)
     assert (found.loss.positives, found.loss.positives_by) == ((10, "cost") if few else (None, "shape"))
     assert found.model.scale_x_y == (2 if few else None)
     assert loss.suit_loss(found, images_with(0)) == (found, None), "what is decided stays"
