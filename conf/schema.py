@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from data.augment_config import AugmentConfig, Colour
-from data.config import DataConfig, Decode, ImageCache, Resize
+from data.augment_config import AugmentConfig
+from data.config import DataConfig, Resize
 from data.view_config import ViewConfig
 from models.config import DarknetLossConfig, LossConfig, LossSection, ModelConfig
 from train_utils.config import Device, EvalPrecision, OptimConfig, TrainSection, choose_backend
@@ -117,11 +117,6 @@ class TrainConfig(PluggedConfig):
             raise ValueError(
                 "augment.mosaic_nine is a share of the mosaics, but augment.mosaic=0. fix: a larger augment.mosaic"
             )
-        if self.data.decode == Decode.device:
-            if self.augment.colour == Colour.cpu:
-                raise ValueError("data.decode=device leaves no pixels to augment.colour=cpu. fix: augment.colour=auto")
-            if self.data.cache != ImageCache.none:
-                raise ValueError(f"data.decode=device has no use for data.cache={self.data.cache}. fix: one of the two")
 
 
 # Sections whose keys depend on a choice: the class of each choice by the `name` in its YAML.

@@ -13,7 +13,6 @@ from .batches.samplers import fitting_device_batch_size as fitting_device_batch_
 from .batches.shared_memory import shared_memory_note as shared_memory_note
 from .config import DataConfig as DataConfig
 from .config import DataFormat as DataFormat
-from .config import Decode as Decode
 from .config import Exif as Exif
 from .config import ImageCache as ImageCache
 from .config import OnBadFile as OnBadFile
@@ -40,7 +39,6 @@ from .index.classes import read_names as read_names
 from .samples.batch import Batch as Batch
 from .samples.dataset import EvalDataset as EvalDataset
 from .samples.dataset import TrainDataset as TrainDataset
-from .samples.encoded import EncodedDataset as EncodedDataset
 from .samples.letterbox import Letterbox as Letterbox
 from .samples.letterbox import cut_at_edges as cut_at_edges
 from .samples.letterbox import letterbox as letterbox

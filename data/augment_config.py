@@ -9,7 +9,7 @@ from enum import StrEnum
 class Colour(StrEnum):
     """Where colour changes run: per sample on the ``cpu``, or per batch on the ``device``.
 
-    ``auto``, which the training resolves, is the device if that is a GPU or data.decode=device.
+    ``auto``, which the training resolves, is the device if that is a GPU.
     """
 
     auto = "auto"
@@ -45,8 +45,7 @@ class AugmentConfig:
     # 1 - hsv_saturation..1 + hsv_saturation
     hsv_value: float  # gain on the value (brightness), drawn from 1 - hsv_value..1 + hsv_value
     colour: Colour  # where the HSV gains are applied: per sample on the cpu, or per batch on the
-    # device; auto: on the device if it is a GPU or decodes images (data.decode); a resumed run
-    # stays with what it had
+    # device; auto: on the device if it is a GPU; a resumed run stays with what it had
     min_visible: float  # keep a box if more than this share of its area, 0..1, stays visible
 
     def __post_init__(self) -> None:

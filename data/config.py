@@ -84,13 +84,6 @@ class ImageCache(StrEnum):
     disk = "disk"
 
 
-class Decode(StrEnum):
-    """Where training images are decoded and drawn: on the CPU, by workers, or on the device."""
-
-    cpu = "cpu"
-    device = "device"
-
-
 @dataclass
 class SplitConfig:
     """One split of a data set. Relative paths start at ``data.root``.
@@ -161,8 +154,6 @@ class DataConfig:
     # cores of the rank
     cache: ImageCache  # cache decoded images, one copy per node: in memory (ram) or in a file in
     # data.index_dir that later runs reuse (disk)
-    decode: Decode  # where training samples are made: on the cpu, by the workers, or on the device,
-    # which then decodes baseline JPEG files and draws mosaics; evaluation always decodes on the cpu
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
     @property

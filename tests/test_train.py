@@ -94,7 +94,6 @@ def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop after every step, also an epoch's last: checkpoint and table are equal to the bit."""
     often = ["train.save_every_steps=1", "train.epochs=2", "logger.pictures=false", "train.multi_scale=[0.5,1.5]"]
-    often.append("data.decode=device")  # what follows must be as exact as in a worker
     whole = options(shapes, tmp_path / "whole", *often)
     train(whole)
     expected = load_last(tmp_path / "whole")[0]

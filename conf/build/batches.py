@@ -17,8 +17,6 @@ from data import (
     CachedImages,
     DataConfig,
     DataError,
-    Decode,
-    EncodedDataset,
     ImageCache,
     ImageSource,
     MultiScale,
@@ -186,10 +184,6 @@ def make_train_loader(
     sampler = make_sampler(config, train_set, stride, world, micro_batch)
     images = open_images(train_set, config.data, world)
     kind: Callable[..., TrainDataset] = partial(ChangedDataset, AUGMENTATIONS) if AUGMENTATIONS else TrainDataset
-    if config.data.decode == Decode.device:
-        if AUGMENTATIONS:
-            raise DataError(f"data.decode=device leaves no pixels to {', '.join(AUGMENTATIONS)}. fix: data.decode=cpu")
-        kind = EncodedDataset
     dataset = kind(train_set, config.augment, config.train.seed, config.train.epochs, images)
     workers = loader_workers(config.data.workers, world)
     loader = make_loader(dataset, sampler, workers, world.device, config.train.timeout_seconds)

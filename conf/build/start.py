@@ -17,7 +17,7 @@ from conf.build.network import load_network
 from conf.build.report import min_iou_of
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
-from data import Annotations, Colour, Decode, TrainBatchSampler
+from data import Annotations, Colour, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
 from models import Darknet, Head
 from train_utils.config import AUTO, TORCH, OptimConfig, Precision
@@ -65,8 +65,7 @@ def resolve(config: TrainConfig, world: World, saved: dict[str, Any] | None) -> 
     augment, options = config.augment, config.train
     if augment.colour == Colour.auto:
         before = saved["config"]["augment"].get("colour") if saved is not None else None
-        on_device = world.device.type == "cuda" or config.data.decode == Decode.device
-        here = Colour.device if on_device else Colour.cpu
+        here = Colour.device if world.device.type == "cuda" else Colour.cpu
         augment = replace(augment, colour=Colour(before or here))
     if options.max_device_batch_size == AUTO:
         dtype = autocast_dtype(options.precision.value, world.device)

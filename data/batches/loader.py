@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import cv2
@@ -18,7 +17,6 @@ from data.batches.samplers import TrainBatchSampler
 from data.errors import DataError
 from data.samples.batch import Batch
 from data.samples.dataset import EvalDataset, TrainDataset
-from data.samples.encoded import EncodedBatch
 from data.samples.plan import Request
 
 # Forked workers share the pages of the index, start in milliseconds and never touch CUDA. The
@@ -94,21 +92,15 @@ def copied_ahead(batches: Iterable[Batch], copies: torch.cuda.Stream) -> Iterato
     """Yield the ``batches`` on a GPU, copied on the stream ``copies``.
 
     A batch is handed over once the next one is on its way, so that its copy runs beside the
-    computation. A batch that nobody asked for any more is dropped. An EncodedBatch is drawn by a
-    thread, since its decoder makes the host wait.
+    computation. A batch that nobody asked for any more is dropped.
     """
-    ahead: list[Future[tuple[Batch, torch.cuda.Event]]] = []
-    with ThreadPoolExecutor(1) as drawing:
-        for batch in batches:
-            if isinstance(batch, EncodedBatch):
-                ahead.append(drawing.submit(_copied, batch, copies))
-            else:
-                ahead.append(Future())
-                ahead[-1].set_result(_copied(batch, copies))
-            if len(ahead) > 1:
-                yield _arrived(*ahead.pop(0).result())
-        for last in ahead:
-            yield _arrived(*last.result())
+    ahead: list[tuple[Batch, torch.cuda.Event]] = []
+    for batch in batches:
+        ahead.append(_copied(batch, copies))
+        if len(ahead) > 1:
+            yield _arrived(*ahead.pop(0))
+    for last in ahead:
+        yield _arrived(*last)
 
 
 def _copied(batch: Batch, copies: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:

@@ -19,8 +19,6 @@ except ImportError:
     simplejpeg = None
 
 HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81, table B.1)
-USUAL_SAMPLING = (0x11, 0x12, 0x21, 0x22)  # of luma, against chroma at 1 x 1: 4:4:4, 4:4:0, 4:2:2, 4:2:0
-_ADOBE = b"\xff\xee\0\x0eAdobe"  # a segment whose last byte tells the colour space
 CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
 
 
@@ -47,23 +45,6 @@ def decode_rows(data: bytes, frame_end: int, height: int, rows: int) -> Image | 
     except ValueError:
         return None
     return np.asarray(image, dtype=np.uint8)
-
-
-def is_plain(data: bytes, frame_end: int) -> bool:
-    """Whether a GPU's decoder is sure to read a JPEG as OpenCV does.
-
-    That is a baseline file, grey or YCbCr, of a usual sampling. For a progressive one that decoder
-    needs the host, and 4:1:1, RGB and CMYK depend on the decoder.
-    """
-    position = _frame_position(data, frame_end)
-    if position is None or data[position + 1] != HUFFMAN_FRAMES[0]:
-        return False
-    names, samplings = data[position + 10 : frame_end : 3], data[position + 11 : frame_end : 3]
-    if len(names) == 1:
-        return samplings == b"\x11"
-    adobe = data.find(_ADOBE, 0, position)
-    is_ycbcr = names == b"\1\2\3" and (adobe < 0 or data[adobe + 15] == 1)
-    return is_ycbcr and samplings[0] in USUAL_SAMPLING and samplings[1:] == b"\x11\x11"
 
 
 def _frame_position(data: bytes, frame_end: int) -> int | None:

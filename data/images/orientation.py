@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from data.config import Exif
 from data.files.headers import Header, read_headers
 from data.files.reading import in_chunks
-from data.geometry import Image, Matrix, Size
+from data.geometry import Image, Size
 from data.index.source import Source
 
 TURNED = "images turned upright by their EXIF tag"
@@ -51,18 +51,6 @@ def turn_decoded(image: Image, header: Header, orientation: int) -> Image:
         image = np.asarray(cv2.transpose(image), dtype=np.uint8)
     flip = FLIPS.get(orientation)
     return image if flip is None else np.asarray(cv2.flip(image, flip), dtype=np.uint8)
-
-
-def turn_matrix(size: Size, orientation: int) -> Matrix:
-    """Return the matrix by which ``orientation`` moves the points of a stored image of ``size``."""
-    matrix = np.eye(3)
-    if orientation > 4:
-        matrix[:2], size = matrix[[1, 0]], size[::-1]
-    flip = FLIPS.get(orientation)
-    for axis in {None: (), 0: (1,), 1: (0,), -1: (0, 1)}[flip]:
-        matrix[axis] *= -1
-        matrix[axis, 2] += size[1 - axis]
-    return matrix
 
 
 def rule_of(source: Source, exif: Exif) -> TurnRule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from data.errors import DataError
-from data.geometry import Boxes, Size
+from data.geometry import Boxes
 from data.samples.colour import network_input
 from data.samples.plan import Request
 
@@ -51,39 +51,24 @@ class Batch:
         for name in OF_THE_DEVICE:
             getattr(self, name).record_stream(stream)
 
-    shared: ClassVar[tuple[str, ...]] = ("images",)
-
     def __reduce__(self) -> tuple[Callable[..., Batch], tuple[Any, ...]]:
-        # From a worker only ``shared`` travels as shared memory: for each such tensor the training
+        # From a worker only the images travel as shared memory: for each such tensor the training
         # process asks the worker, which is busy with the next batch.
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Tensor) and name not in self.shared:
-                values[name] = value.numpy()
-        return _receive, (type(self), *values.values())
+        return _receive, (self.images, *(getattr(self, field.name).numpy() for field in fields(self)[1:]))
 
 
-def _receive(kind: Callable[..., Batch], *values: Any) -> Batch:
-    return kind(*(torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in values))
+def _receive(images: Tensor, *others: NDArray[Any]) -> Batch:
+    return Batch(images, *map(torch.from_numpy, others))
 
 
 def empty_images(requests: Sequence[Request]) -> Tensor:
-    """Return ``shared_memory`` for the images of a batch, uint8 (B, H, W, 3)."""
-    return shared_memory((len(requests), *one_size(requests), 3))
-
-
-def one_size(requests: Sequence[Request]) -> Size:
-    """The size that all requests of a batch have."""
-    sizes = {(request.height, request.width) for request in requests}
-    assert len(sizes) == 1, "one size per batch"
-    return sizes.pop()
-
-
-def shared_memory(shape: Sequence[int]) -> Tensor:
-    """Return uninitialised memory, uint8 of any shape.
+    """Return uninitialised memory for the images of a batch, uint8 (B, H, W, 3).
 
     In a worker it is shared with the training process. Raises ``DataError`` where there is no more.
     """
+    sizes = {(request.height, request.width) for request in requests}
+    assert len(sizes) == 1, "one size per batch"
+    shape = (len(requests), *sizes.pop(), 3)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     # As torch's own collate function does: a tensor that is not shared yet would be copied when it

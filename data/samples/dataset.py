@@ -14,7 +14,6 @@ import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.augment_config import AugmentConfig, Colour
@@ -51,8 +50,6 @@ class Drawn(NamedTuple):
 class TrainDataset(Dataset[Batch]):
     """Augmented training samples; the last epochs go without mosaic, mixup and copy-paste."""
 
-    most_bytes = 1  # of shared memory for a sample, in multiples of its pixels' bytes
-
     def __init__(
         self, annotations: Annotations, augment: AugmentConfig, seed: int, epochs: int, images: ImageSource
     ) -> None:
@@ -82,28 +79,19 @@ class TrainDataset(Dataset[Batch]):
         An image that is visible in more than one sample is decoded once.
         """
         buffer = empty_images(requests)
-        plans, pictures = self.planned(requests)
-        drawn = self.draw(buffer.numpy(), plans, pictures)
-        return make_batch(buffer, requests, self.targets(drawn, plans[0].size), gains=self.gains(plans))
-
-    def planned(self, requests: Sequence[Request]) -> tuple[list[Plan], list[list[list[Tile]]]]:
-        """The plans of samples of one size, and the visible tiles of each one's pictures."""
         plans = [self.plan(request) for request in requests]
-        return plans, [[_visible_tiles(picture, plan.size) for picture in plan.all_pictures()] for plan in plans]
-
-    def draw(self, canvases: NDArray[np.uint8], plans: list[Plan], pictures: list[list[list[Tile]]]) -> list[Drawn]:
-        """Draw samples onto canvases (B, H, W, 3); each image is decoded once."""
+        pictures = [[_visible_tiles(picture, plan.size) for picture in plan.all_pictures()] for plan in plans]
         images = _BatchImages(self.images, [tile for sample in pictures for tiles in sample for tile in tiles])
-        return [
+        drawn = [
             self._draw(canvas, plan, sample, images)
-            for canvas, plan, sample in zip(canvases, plans, pictures, strict=True)
+            for canvas, plan, sample in zip(buffer.numpy(), plans, pictures, strict=True)
         ]
-
-    def gains(self, plans: list[Plan]) -> Tensor:
-        """The colour gains (B, 3) that are left to the device; (0, 3) if none are."""
-        on_device = self.augment.colour == Colour.device
-        gains = np.array([plan.gains for plan in plans] if on_device else [], dtype=np.float32)
-        return torch.from_numpy(gains.reshape(-1, 3))
+        # Gains are left to the device, or have been applied.
+        gains = np.array(
+            [plan.gains for plan in plans] if self.augment.colour == Colour.device else [], dtype=np.float32
+        )
+        targets = self._targets(drawn, plans[0].size)
+        return make_batch(buffer, requests, targets, gains=torch.from_numpy(gains))
 
     def plan(self, request: Request) -> Plan:
         """The plan of one sample."""
@@ -126,7 +114,7 @@ class TrainDataset(Dataset[Batch]):
             change_colour(canvas, plan.gains)
         return Drawn(tiles, donor, paste)
 
-    def targets(self, drawn: list[Drawn], size: Size) -> NDArray[np.float32]:
+    def _targets(self, drawn: list[Drawn], size: Size) -> NDArray[np.float32]:
         """Return the targets (T, 6) of all samples: sample, class, cx, cy, w, h."""
         per_sample = [sample.tiles + ([sample.donor] if sample.donor else []) for sample in drawn]
         tiles = [tile for tiles in per_sample for tile in tiles]

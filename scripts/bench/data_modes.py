@@ -21,7 +21,6 @@ from data import (
     Annotations,
     CachedImages,
     Colour,
-    EncodedDataset,
     ImageCache,
     ImageSource,
     MultiScale,
@@ -31,7 +30,7 @@ from data import (
     build_image_cache,
     open_annotations,
 )
-from data.images.source import AS_STORED, Encoded
+from data.images.source import AS_STORED
 from scripts.bench.reference_path import reference_sample
 
 BATCH_SIZE = 16
@@ -47,7 +46,6 @@ class Mode(NamedTuple):
     as_listed: bool = False  # the set itself, not listed many times
     opencv_alone: bool = False  # without simplejpeg
     reference: bool = False  # as published systems do, step by step
-    encoded: bool = False  # files for the device, as data.decode=device sends them
 
 
 REFERENCE = "plain reference path"
@@ -59,7 +57,6 @@ MODES = {
     "default, as listed": Mode(as_listed=True),
     "colour on the device": Mode(colour=Colour.device),
     "colour on the device, as listed": Mode(colour=Colour.device, as_listed=True),
-    "files for the device": Mode(colour=Colour.device, encoded=True),
     "tiles from a pool": Mode(tile_pool=BATCH_SIZE),
     "tiles from a pool, colour on the device": Mode(colour=Colour.device, tile_pool=BATCH_SIZE),
     "cached": Mode(cached=True),
@@ -80,10 +77,6 @@ class RepeatedSource(ImageSource):
         self.images += 1
         self.share += 1 if rows is None else min(1, rows / self.annotations.sizes[index, 0])
         return super().read(index, rows)
-
-    def read_encoded(self, index: int) -> Encoded:
-        """Read an image's bytes by its number in the long list."""
-        return super().read_encoded(index % len(self.annotations))
 
 
 def repeated(annotations: Annotations, times: int) -> Annotations:
@@ -143,8 +136,7 @@ class Bench:
     def dataset(self, mode: Mode, images: ImageSource) -> TrainDataset:
         """The training set as ``mode`` reads and augments it."""
         annotations = self.listed if mode.as_listed else self.annotations
-        kind = EncodedDataset if mode.encoded else TrainDataset
-        return kind(annotations, replace(self.config.augment, colour=mode.colour), 0, 10**9, images)
+        return TrainDataset(annotations, replace(self.config.augment, colour=mode.colour), 0, 10**9, images)
 
     def requests(self, mode: Mode) -> list[list[Request]]:
         """``samples`` samples as batches; made before timing, since an epoch does this once."""

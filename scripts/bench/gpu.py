@@ -35,7 +35,6 @@ STAGES = {
     "compiled": ("training.compiled", 150),
     "evaluation": ("scoring.evaluation", 80),
     "loader": ("feeding.loader", 130),
-    "decode": ("feeding.decode", 60),
     "sizes": ("training.sizes", 50),
     "losses": ("training.losses", 80),
     "nccl": ("correct.one_rank", 45),

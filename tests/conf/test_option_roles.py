@@ -42,7 +42,6 @@ ROLES = {
     "data.on_error": "",
     "data.workers": "resume ranks restart",
     "data.cache": "resume restart",
-    "data.decode": "",
     "data.index_dir": "resume ranks restart",
     "data.train": "place",
     "data.val": "resume",

@@ -106,8 +106,6 @@ def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: 
         (["model.cfg=nothing.cfg"], "nothing.cfg"),
         (["data.names=[circle,hexagon]"], "'hexagon'"),
         (["resume=a", "run_dir=b"], "leave run_dir out"),
-        (["data.decode=device", "augment.colour=cpu"], "leaves no pixels to augment.colour=cpu"),
-        (["data.decode=device", "data.cache=disk"], "has no use for data.cache=disk"),
         (["augment.mosaic=0", "augment.mosaic_nine=0.5"], "fix: a larger augment.mosaic"),
     ],
 )

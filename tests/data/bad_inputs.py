@@ -14,7 +14,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data import DataConfig, DataFormat, Decode, Exif, ImageCache, OnError, SplitConfig
+from data import DataConfig, DataFormat, Exif, ImageCache, OnError, SplitConfig
 
 HEIGHT, WIDTH = 40, 60
 NAMES = ["cat", "dog"]
@@ -65,7 +65,6 @@ def config_of(
         on_error=OnError.stop,
         workers=0,
         cache=ImageCache.none,
-        decode=Decode.cpu,
         index_dir=str(root.parent / "index"),
     )
 

@@ -17,7 +17,6 @@ from data import (
     Colour,
     DataConfig,
     DataFormat,
-    Decode,
     Exif,
     ImageCache,
     ImageSource,
@@ -91,7 +90,6 @@ class CocoSet:
             on_error=OnError.stop,
             workers=0,
             cache=ImageCache.none,
-            decode=Decode.cpu,
             index_dir=str(root / "index"),
         )
 

@@ -18,7 +18,6 @@ from data import (
     Batch,
     Colour,
     DataConfig,
-    EncodedDataset,
     MultiScale,
     ShapesConfig,
     TrainBatchSampler,
@@ -52,23 +51,10 @@ def loader(settings: Settings, rows: Rows) -> None:
             rows.add(f"{name}: cores in use", cores, "", "5" if pool else "11")
 
 
-def decode(settings: Settings, rows: Rows) -> None:
-    """The same with samples that the device decodes and draws; the step is left to "loader"."""
-    step, workers = new_step(settings), min(workers for workers, _ in settings.loaders)
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        drawn, name = Drawn(settings, Path(folder), EncodedDataset), f"{workers} workers, data.decode=device"
-        on_device = drawn.speed(workers, 0, lambda batch: batch.to(settings.device))[0]
-        rows.add(f"{name}: alone", on_device, "images/s")
-        fed, cores = drawn.speed(workers, 0, partial(make_step, step))
-        rows.add(f"{name}: feeding a step", fed, "images/s")
-        rows.add(f"{name}: cores in use", cores)
-
-
 class Drawn:
     """Drawn images, listed so often that a batch hardly has one twice."""
 
-    def __init__(self, settings: Settings, folder: Path, kind: type[TrainDataset] = TrainDataset) -> None:
-        self.kind = kind
+    def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings, self.images = settings, settings.batches[-1]
         shapes = ShapesConfig(settings.drawn, 1, 96 if settings.tiny else SIDE, 0)
         places = {"root": str(folder / "set"), "index_dir": str(folder / "index")}
@@ -85,7 +71,7 @@ class Drawn:
         augment = options(AugmentConfig, "augment/mosaic.yaml", tile_pool=pool, colour=Colour.device)
         sizes = MultiScale(settings.side, 1, 1, 32, 0)
         sampler = TrainBatchSampler(len(self.annotations), self.images, self.images, 1, 0, 0, sizes, tile_pool=pool)
-        dataset = self.kind(self.annotations, augment, seed=0, epochs=300, images=self.source)
+        dataset = TrainDataset(self.annotations, augment, seed=0, epochs=300, images=self.source)
         batches = iter(make_loader(dataset, sampler, workers, settings.device))
         for count in (PREFETCHED_BATCHES * workers, 2 * settings.steps):  # the second time counts
             started, busy = time.perf_counter(), _cpu_seconds()

@@ -54,7 +54,6 @@ def test_colours_change_where_the_device_is(gpu_memory: SimpleNamespace) -> None
     assert resolved(CPU)[0] is Colour.cpu and resolved(GPU)[0] is Colour.device
     assert resolved(GPU, "augment.colour=cpu")[0] is Colour.cpu
     assert resolved(CPU, "augment.colour=device")[0] is Colour.device
-    assert resolved(CPU, "data.decode=device")[0] is Colour.device
 
 
 def test_a_resumed_run_changes_colours_where_it_did(gpu_memory: SimpleNamespace) -> None:

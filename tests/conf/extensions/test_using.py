@@ -261,7 +261,6 @@ def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("data.decode=device", "data.decode=device leaves no pixels to cutout. fix: data.decode=cpu"),
         ("loss=darknet", "loss=darknet takes no assigner, as best. fix: loss=yolov3"),
     ],
 )

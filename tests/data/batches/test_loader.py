@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -41,7 +40,6 @@ from data import (
     make_loader,
 )
 from data.batches.loader import copied_ahead
-from data.samples.encoded import EncodedBatch
 
 GPU = torch.device("cuda", 0)
 
@@ -195,34 +193,6 @@ def test_a_batch_for_a_gpu_is_freed_as_soon_as_its_user_lets_it_go(diary: list[s
     gone = weakref.ref(batch)
     del batch
     assert gone() is None
-
-
-class EncodedOnFakeGpu(EncodedBatch):
-    """A batch that notes which thread draws it; ``problem`` is raised there."""
-
-    images = torch.zeros(0)
-    record_stream = OnFakeGpu.record_stream
-
-    def __init__(self, number: int, diary: list[str], problem: bool = False) -> None:
-        self.number, self.diary, self.problem = number, diary, problem
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Any:
-        if self.problem:
-            raise DataError("3.jpg cannot be decoded")
-        on_main = threading.current_thread() is threading.main_thread()
-        self.diary.append(f"copy {self.number} {'here' if on_main else 'in a thread'}")
-        return self
-
-
-def test_a_thread_draws_what_makes_the_host_wait(diary: list[str]) -> None:
-    used = [batch.number for batch in on_fake_gpu(diary, (EncodedOnFakeGpu(number, diary) for number in range(3)))]
-    assert used == [0, 1, 2]
-    assert [line for line in diary if "copy" in line and "wait" not in line] == [
-        f"copy {number} in a thread" for number in range(3)
-    ]
-    with pytest.raises(DataError, match="cannot be decoded"):
-        list(on_fake_gpu(diary, (EncodedOnFakeGpu(number, diary, number == 1) for number in range(3))))
-    assert threading.active_count() == 1, "the thread ended with its loader"
 
 
 @pytest.mark.parametrize("count", [0, 1])

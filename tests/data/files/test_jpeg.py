@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import io
-from typing import Any
-
 import cv2
 import numpy as np
 import pytest
-import torch
-from PIL import Image
-from torchvision.io import decode_jpeg
 
 from data.files import jpeg
 from data.files.headers import read_header
@@ -46,38 +40,3 @@ def test_what_it_does_not_take_is_left_to_opencv(monkeypatch: pytest.MonkeyPatch
     assert jpeg.decode_rows(data[: len(data) // 2], end, 64, 64) is None  # truncated
     monkeypatch.setattr(jpeg, "simplejpeg", None)
     assert jpeg.decode_rows(data, end, 64, 64) is None
-
-
-def saved(mode: str = "RGB", **how: Any) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(picture(33, 40)).convert(mode).save(file, "JPEG", **how)
-    return file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("data", "plain"),
-    [
-        (saved(), True),
-        (saved(subsampling=0), True),
-        (saved(subsampling=1), True),
-        (saved("L"), True),
-        (cv2.imencode(".jpg", picture(33, 40), [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, 0x411111])[1].tobytes(), False),
-        (saved(progressive=True), False),
-        (saved("CMYK"), False),
-        (saved(keep_rgb=True), False),
-        (saved()[:20], False),
-    ],
-)
-def test_only_plain_files_are_left_to_a_gpu(data: bytes, plain: bool) -> None:
-    header = read_header(data)
-    assert jpeg.is_plain(data, 0 if header is None else header.end) == plain
-    if plain:
-        decoded = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB")
-        assert np.array_equal(decoded.permute(1, 2, 0), cv2.imdecode(np.frombuffer(data, np.uint8), AS_STORED))
-
-
-def test_a_colour_space_of_adobe_s_that_is_rgb_is_not_plain() -> None:
-    data = saved()
-    for transform in (0, 1):
-        marked = data[:2] + b"\xff\xee\0\x0eAdobe" + bytes([0, 100, 0, 0, 0, 0, transform]) + data[2:]
-        assert jpeg.is_plain(marked, read_header(marked).end) == (transform == 1)
