@@ -44,7 +44,6 @@ from conf.schema_tools import (
     GetDataConfig,
     GetWeightsConfig,
     MigrateConfig,
-    PublishConfig,
     TuneConfig,
     VerifyConfig,
 )
@@ -53,7 +52,6 @@ from conf.sources.checkpoints import (
     complete_detection,
     complete_from_checkpoint,
     model_or_checkpoint,
-    with_checkpoint,
 )
 from conf.sources.resume import complete_training
 from conf.sweeps.multirun import objective, prepare_job, refuse_folders, register_folders, show_results
@@ -92,7 +90,6 @@ PROGRAMS = {  # by the name of their YAML file in conf/programs/
     "get_data": Program(GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "get_weights": Program(GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
     "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
-    "publish": Program(PublishConfig, "scripts.publish.folder:publish", with_checkpoint),
     "demo": Program(DemoConfig, "scripts.demo:main", complete_detection),
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
     "compare": Program(CompareConfig, "scripts.compare:compare", bare="runs..."),

@@ -92,17 +92,6 @@ class CfgInfoConfig(PluggedConfig):
 
 
 @dataclass
-class PublishConfig(PluggedConfig):
-    """Everything that scripts/publish reads."""
-
-    ckpt: str  # a checkpoint file, or a run folder (its best.pt)
-    out: str  # the folder to write; it must not exist
-    name: str | None  # of the network on its card; null: that of out
-    license: str | None  # of the weights, as apache-2.0 or cc-by-4.0; null: the card says that it is unknown
-    data_license: str | None  # of the pictures and labels that they learnt from; null: likewise
-
-
-@dataclass
 class CompareConfig:
     """Everything that scripts/compare.py reads."""
 

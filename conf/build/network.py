@@ -37,7 +37,7 @@ from models.weights.published import COCO, COCO_NAMES
 from train_utils.distributed import World
 from train_utils.run.checkpoint import FORMAT as CHECKPOINT_FORMAT
 from train_utils.run.checkpoint import load_checkpoint
-from train_utils.run.checkpoint_files import HUB_WEIGHTS, find_checkpoint
+from train_utils.run.checkpoint_files import find_checkpoint
 from train_utils.run.run_state import images_seen
 
 
@@ -117,18 +117,17 @@ def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> Weigh
     """Load weights from a Darknet ``.weights`` file, or from a ``.pt`` or ``.pth`` file.
 
     The latter holds a checkpoint of this project, whose averaged weights are used, or a state dict
-    of another system. For a run folder it is best.pt, for one of scripts.publish its weights.
-    ``model.seen`` becomes that of the file.
+    of another system. For a run folder it is best.pt. ``model.seen`` becomes that of the file.
+
     Raises ModelError or CheckpointError, and changes nothing, if the weights do not fit.
     """
     if path.is_dir():
         path = find_checkpoint(path, "best")
-    if path.name != HUB_WEIGHTS:
-        if path.suffix not in (".pt", ".pth"):
-            return load_darknet_weights(model, path, fresh_heads)
-        content = read_tensor_file(path)
-        if not (isinstance(content, dict) and content.get("format") == CHECKPOINT_FORMAT):
-            return load_foreign_state_dict(model, content, path, fresh_heads)
+    if path.suffix not in (".pt", ".pth"):
+        return load_darknet_weights(model, path, fresh_heads)
+    content = read_tensor_file(path)
+    if not (isinstance(content, dict) and content.get("format") == CHECKPOINT_FORMAT):
+        return load_foreign_state_dict(model, content, path, fresh_heads)
     state = load_checkpoint(path)  # which also verifies its digest
     report = load_weights_of_checkpoint(model, state["ema"], path, fresh_heads, state["network"])
     model.seen = images_seen(state)

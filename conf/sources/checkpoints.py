@@ -134,11 +134,6 @@ def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
     return layered({section: saved[section] for section in sections if section in saved}, given)
 
 
-def with_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The options with the plugins of ``ckpt``. Raises CheckpointError if it is no checkpoint."""
-    return of_checkpoint(given, config_of_checkpoint(given["ckpt"]), named) if "ckpt" in given else given
-
-
 def complete_conversion(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of convert_weights with the network of ``ckpt``, which ``model`` must not name.
 

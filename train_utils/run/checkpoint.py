@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from train_utils.errors import CheckpointError, first_line
-from train_utils.run.checkpoint_files import FOLDER, HUB_WEIGHTS, find_checkpoint, other_files
-from train_utils.run.hub_folder import peek_hub_config, read_hub_folder
+from train_utils.run.checkpoint_files import FOLDER, find_checkpoint, other_files
 from train_utils.run.plain_data import digest_of, to_plain
 from train_utils.run.whole_files import sync_folder
 
@@ -57,14 +56,9 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
 def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     """Read the file ``path``, or ``checkpoints/<which>.pt`` of the run folder ``path``, to the CPU.
 
-    A folder of scripts.publish gives the state that it was made from, without what only training
-    needs.
-
     Raises CheckpointError if it is missing, damaged, or not of this project.
     """
     file = find_checkpoint(path, which)
-    if file.name == HUB_WEIGHTS:
-        return read_hub_folder(file.parent)
     content = _content(file)
     state: dict[str, Any] = content["state"]
     if digest_of(state) != content.get("digest"):
@@ -74,10 +68,7 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
 
 def peek_config(path: Path) -> dict[str, Any]:
     """Read only the configuration of the checkpoint that ``load_checkpoint`` would read."""
-    file = find_checkpoint(path, "best")
-    if file.name == HUB_WEIGHTS:
-        return peek_hub_config(file.parent)
-    config: dict[str, Any] = _content(file, mapped=True)["state"]["config"]
+    config: dict[str, Any] = _content(find_checkpoint(path, "best"), mapped=True)["state"]["config"]
     return config
 
 

@@ -7,14 +7,10 @@ from pathlib import Path
 from train_utils.errors import CheckpointError
 
 FOLDER = "checkpoints"
-HUB_WEIGHTS = "model.safetensors"  # of a folder that scripts.publish wrote
 
 
 def find_checkpoint(path: Path, which: str) -> Path:
-    """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError.
-
-    Of a folder that scripts.publish wrote it is the file of the weights.
-    """
+    """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
     if path.suffix in (".onnx", ".pt2"):
         raise CheckpointError(
             f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, and .onnx files only in "
@@ -24,8 +20,6 @@ def find_checkpoint(path: Path, which: str) -> Path:
         return path
     if not path.is_dir():
         raise CheckpointError(f"there is no checkpoint {path.absolute()}. fix: give a run folder or a .pt file")
-    if (path / HUB_WEIGHTS).is_file():
-        return path / HUB_WEIGHTS
     file = path / FOLDER / f"{which}.pt"
     if not file.is_file():
         raise CheckpointError(f"the folder {path.absolute()} has no {FOLDER}/{which}.pt. fix: {other_files(file)}")
