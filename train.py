@@ -34,7 +34,6 @@ from conf.build.network import build_model, build_resumed_model
 from conf.build.report import announce, draw_first_batch, save_config
 from conf.build.start import fit_anchors, freeze_for_epoch, prepare_numerics, resolve, spare_heads, start_state
 from conf.build.training import Training
-from conf.proof.card import ProofCard, extra_checkpoint
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
 from models import Darknet
@@ -118,8 +117,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
         on_main(world, lambda: save_config(folder.path, given))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
         draw_first_batch(dataset, sampler, train_set.names, folder.path / "train_batch.jpg")
-    proof = ProofCard(folder.path, given, world, {"train": train_set, "val": val_set}, step.state, log.line)
-    training = Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator, train_set, proof)
+    training = Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator, train_set)
     return Outcome(training.run(), folder.path)
 
 
@@ -165,7 +163,6 @@ def build_step(
             options.save_every_steps,
             options.save_every_minutes,
             checkpoints.writer.failed,
-            extra_checkpoint(config, steps),
         ),
     )
     return step, checkpoints

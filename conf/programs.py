@@ -45,7 +45,6 @@ from conf.schema_tools import (
     GetWeightsConfig,
     MigrateConfig,
     TuneConfig,
-    VerifyConfig,
 )
 from conf.sources.checkpoints import (
     complete_conversion,
@@ -94,7 +93,6 @@ PROGRAMS = {  # by the name of their YAML file in conf/programs/
     "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
     "compare": Program(CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(TuneConfig, "scripts.tune:tune"),
-    "verify": Program(VerifyConfig, "scripts.verify:verify", bare="run"),
 }
 
 

@@ -200,16 +200,3 @@ class TuneConfig:
         for device in self.devices:
             if device not in ("auto", "cpu") and not device.isdecimal():
                 raise ValueError(f"devices holds {device}, which is neither auto, cpu nor the number of a GPU")
-
-
-@dataclass
-class VerifyConfig(PluggedConfig):
-    """Everything that scripts/verify.py reads."""
-
-    run: str  # folder of a finished run
-    data_root: str | None  # where its data lie now; null: data.root of the run
-    steps: int  # replay at most this many of the last steps; 0: none
-    score: bool  # score the best weights again
-
-    def __post_init__(self) -> None:
-        check_least(self, 0, "steps")

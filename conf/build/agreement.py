@@ -48,12 +48,8 @@ def check_agreement(
 
 def source_digest(root: Path = ROOT) -> str:
     """Sha256, shortened, over every module of the program below ``root``."""
-    lines = (f"{path} {digest}\n" for path, digest in source_files(root, (".py",)).items())
-    return hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
-
-
-def source_files(root: Path, suffixes: tuple[str, ...]) -> dict[str, str]:
-    """The SHA-256 of each file of the entry points and packages below ``root``, by its path."""
-    packages = (path for part in PROGRAM for path in (root / part).rglob("*"))
-    files = [path for path in (*root.glob("*.py"), *packages) if path.suffix in suffixes]
-    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
+    packages = (path for part in PROGRAM for path in (root / part).rglob("*.py"))
+    sha = hashlib.sha256()
+    for path in sorted([*root.glob("*.py"), *packages]):
+        sha.update(f"{path.relative_to(root).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return sha.hexdigest()[:12]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from conf.answers.help import version_page
 from conf.build.batches import resolved_options
 from conf.build.evaluator import Evaluation, ground_truth_of
 from conf.entry import defaults, to_yaml
@@ -18,7 +19,6 @@ from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
 from data.audit.anchor_fit import Sizes
 from data.audit.hints import data_hints
-from data.audit.summary import objects_per_image
 from models import Head, LossConfig
 from train_utils.distributed import World
 from train_utils.errors import TrainError
@@ -38,7 +38,7 @@ from train_utils.shell import option
 from train_utils.terminal.progress import duration
 
 # The first to look at.
-LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "proof.json", "metrics.csv", "plots")
+LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.csv", "plots")
 
 
 def min_iou_of(config: TrainConfig) -> float | None:
@@ -76,6 +76,8 @@ def announce(
         log.line(summary.warning() if split == "train" else None)
         for note in (*part.skipped, *part.notes):
             log.line(f"{split}: {note}")
+    if world.is_main:
+        log.line(", ".join(version_page().splitlines()))
     if config.plugins:
         log.line(f"plugins: {', '.join(config.plugins)}")
     log.line(
@@ -171,12 +173,6 @@ def report_run(folder: Path, out: Path | None = None) -> Path:
 @cache  # for the jobs of a sweep
 def _defaults() -> dict[str, Any]:
     return flat(defaults("train", TrainConfig))
-
-
-def summary_of(part: Annotations) -> dict[str, int]:
-    """What a set holds."""
-    empty = int((objects_per_image(part) == 0).sum())
-    return {"images": len(part), "without boxes": empty, "boxes": len(part.classes), "classes": len(part.names)}
 
 
 def spare(say: Say, what: str, make: Callable[[], object]) -> None:

@@ -12,7 +12,6 @@ from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.report import about_data, close_run, finish, keep_evaluation, report_run, spare
 from conf.build.start import freeze_for_epoch
 from conf.entry import to_dictionary
-from conf.proof.card import ProofCard
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler
 from models import Darknet
@@ -49,7 +48,6 @@ class Training:
     loader: DataLoader[Batch]
     evaluator: Evaluator
     train_set: Annotations
-    proof: ProofCard
 
     def __post_init__(self) -> None:
         self.state, path, is_main = self.step.state, self.folder.path, self.world.is_main
@@ -75,10 +73,8 @@ class Training:
         """Train the remaining epochs; return the best epoch's figures on rank 0, {} elsewhere."""
         if self.ended_after > 0:
             return self.run_epochs()  # nothing to do, and nothing to log
-        self.proof.begin()
         run = self.folder.path, self.state.step, to_dictionary(self.config)
-        replaying = self.step.decisions.replaying
-        with open_loggers(self.config.logger, self.world, *run, self.log.line, replaying) as self.loggers:
+        with open_loggers(self.config.logger, self.world, *run, self.log.line) as self.loggers:
             self.loggers.pictures(self.state.step, "train_batch.jpg")
             self.score_start()
             return self.run_epochs()
@@ -93,8 +89,7 @@ class Training:
             started = time.perf_counter()
             result = self.train_epoch()
             stopped_by = result.stopped_by
-            replayed = stopped_by is not None and self.step.decisions.replaying
-            if replayed or state.step < (state.epoch + 1) * self.sampler.steps_per_epoch:
+            if state.step < (state.epoch + 1) * self.sampler.steps_per_epoch:
                 break  # stopped within the epoch
             state.end_epoch()
             evaluation = self.score() if self.config.evaluate.is_due(state.epoch, self.config.train.epochs) else None
@@ -215,7 +210,6 @@ class Training:
                     f"{HINT}the initial weights score more, AP {self.start_ap:.4f}, than any epoch that was evaluated. "
                     "fix: more images, a smaller optim.kept_heads_factor, or those weights as they are"
                 )
-            self.proof.finish()
             spare(self.log.line, "report.html", lambda: report_run(self.folder.path))
             self.loggers.result(self.state.step, self.state.best_figures, evaluation.scores)
             close_run(self.log, self.folder.path, time.monotonic() - self.started)

@@ -58,7 +58,6 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "": "runs has no value",
         "--config-dir conf here resamples=1 there": "resamples must be 10 or more",
     },
-    "verify": {"--help": None, "": "run has no value", "runs/a steps=-1": "steps must be 0 or more"},
     "tune": {
         "--help": None,
         "trials=0": "trials must be 1 or more",

@@ -155,18 +155,16 @@ def open_loggers(
     step: int,
     options: dict[str, Any],
     warn: Callable[[str], None],
-    replaying: bool = False,
 ) -> Iterator[Loggers]:
     """Start the loggers on rank 0 after ``step`` steps of a run; close them after the body.
 
-    ``options`` are the run's. No service and no plugin hears of steps that are only ``replaying``.
-    ``warn`` gets warnings, also from other threads. Raises TrainError on all ranks if a service
-    cannot start in a new run. In a resumed run that is a warning: a job that is requeued at night
-    must not end because a service is away.
+    ``options`` are the run's. ``warn`` gets warnings, also from other threads. Raises TrainError on
+    all ranks if a service cannot start in a new run. In a resumed run that is a warning: a job that
+    is requeued at night must not end because a service is away.
     """
     steps = MetricsCsv(folder / "steps.csv", ("step", "lr", *LOSS_NAMES), world.is_main, step, "step")
     threads = []
-    for name in (*config.services, *LOGGERS) if world.is_main and not replaying else ():
+    for name in (*config.services, *LOGGERS) if world.is_main else ():
         run = LoggedRun(folder, own_id(folder), step, options)
         start = partial(LOGGERS[name], run) if name in LOGGERS else partial(SERVICES[name], run, getattr(config, name))
         threads.append(LoggerThread(name, start, warn))

@@ -29,12 +29,10 @@ class StopRequest:
     A handler only sets a flag. A second Ctrl-C ends the program at once. If the signal had a
     handler before, that one is called after the body: submitit's requeues its job, and Python's for
     Ctrl-C raises KeyboardInterrupt, with which programs exit with code 130.
-    With ``after_step`` a replay stops after that step, as by Ctrl-C.
     """
 
-    def __init__(self, after_step: int | None = None) -> None:
+    def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self.after_step = after_step
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -50,10 +48,6 @@ class StopRequest:
         around = self._before.get(self.signal) if self.signal is not None else None
         if kind is None and self.signal is not None and callable(around):
             signal.raise_signal(self.signal)
-
-    def at(self, steps_done: int) -> signal.Signals | None:
-        """The signal to stop for after so many steps."""
-        return signal.SIGINT if steps_done == self.after_step else self.signal
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT and self.signal is not None:
@@ -82,19 +76,14 @@ class Decision(NamedTuple):
 class StepDecisions:
     """Finds the common decision of each step.
 
-    ``save_every_steps`` and ``save_every_minutes`` space the checkpoints (0: no such rule), and
-    ``save_at`` is a step with one. ``retry`` returns whether the last one could not be written.
+    ``save_every_steps`` and ``save_every_minutes`` space the checkpoints (0: no such rule).
+    ``retry`` returns whether the last one could not be written.
     """
 
     def __init__(
-        self,
-        stop: StopRequest,
-        save_every_steps: int,
-        save_every_minutes: float,
-        retry: Callable[[], bool],
-        save_at: int = 0,
+        self, stop: StopRequest, save_every_steps: int, save_every_minutes: float, retry: Callable[[], bool]
     ) -> None:
-        self._stop, self._save_at = stop, save_at
+        self._stop = stop
         self._every_steps, self._every_seconds = save_every_steps, 60 * save_every_minutes
         self._retry = retry
         self._last_save = time.monotonic()
@@ -108,14 +97,9 @@ class StepDecisions:
 
         All ranks call this together. ``finite``: loss and gradients of this rank are.
         """
-        due = steps_done == self._save_at or (self._every_steps > 0 and steps_done % self._every_steps == 0)
-        skip, stop, save = max_over_ranks([not finite, self._stop.at(steps_done) or 0, due or self._is_time()])
+        due = self._every_steps > 0 and steps_done % self._every_steps == 0
+        skip, stop, save = max_over_ranks([not finite, self._stop.signal or 0, due or self._is_time()])
         return Decision(bool(skip), signal.Signals(stop) if stop else None, bool(save))
-
-    @property
-    def replaying(self) -> bool:
-        """Whether some steps are only replayed."""
-        return self._stop.after_step is not None
 
     def _is_time(self) -> bool:
         waited = time.monotonic() - self._last_save

@@ -74,10 +74,8 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
 
 
 def setting_of(run: Run) -> dict[str, Any]:
-    """The options that make a result, and what the training set holds."""
-    options = {key: value for key, value in run.options.items() if not is_covered(key, IGNORED)}
-    counts = run.data.get("train", {}).items()
-    return options | {"(training set)": ", ".join(f"{count:,} {what}" for what, count in counts) or "-"}
+    """The options that make a result."""
+    return {key: value for key, value in run.options.items() if not is_covered(key, IGNORED)}
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:

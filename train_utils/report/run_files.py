@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from train_utils.errors import TrainError
-from train_utils.report.proof import FILE, read_proof
 from train_utils.run.log import HINT
 from train_utils.run.same_training import flat
 from train_utils.scores.coco_eval import ABSENT
@@ -26,24 +25,12 @@ class Run:
     options: dict[str, Any]  # of config.yaml, by full key, as ``optim.lr``
     epochs: list[Row]  # of metrics.csv
     times: list[Row]  # of times.csv
-    proof: dict[str, Any]  # proof.json; empty if an earlier version made the run
 
     @property
     def best(self) -> Row | None:
         """The first epoch with the best AP; None if none was evaluated."""
         scored = [row for row in self.epochs if row.get("AP", ABSENT) != ABSENT]
         return max(scored, key=lambda row: row["AP"], default=None)
-
-    @property
-    def starts(self) -> list[dict[str, Any]]:
-        """Command, machine and versions of each start, oldest first."""
-        return [start["environment"] for start in self.proof.get("starts", ())]
-
-    @property
-    def data(self) -> dict[str, dict[str, int]]:
-        """What the sets hold."""
-        sets = self.proof.get("data", {}).items()
-        return {name: {what: count for what, count in part.items() if isinstance(count, int)} for name, part in sets}
 
     @property
     def hints(self) -> list[str]:
@@ -60,10 +47,9 @@ def read_files(folder: Path) -> Run:
         raise TrainError(f"{folder} is not the folder of a run (no config.yaml). fix: runs/<name>/<date_time>")
     try:
         options = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-        tables = _table(folder / "metrics.csv"), _table(folder / "times.csv")
-        return Run(folder, options, *tables, read_proof(folder) if (folder / FILE).is_file() else {})
+        return Run(folder, options, _table(folder / "metrics.csv"), _table(folder / "times.csv"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise TrainError(f"cannot read {folder} ({error}). fix: restore its tables, .json and .yaml") from error
+        raise TrainError(f"cannot read {folder} ({error}). fix: restore its tables and config.yaml") from error
 
 
 def _table(path: Path) -> list[Row]:

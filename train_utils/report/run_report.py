@@ -11,14 +11,9 @@ from train_utils.pictures.plots import FOLDER, PLOTS, Plot
 from train_utils.report.best import FILE, read_best
 from train_utils.report.page import data_url, figure, shown, write_page
 from train_utils.report.run_files import Run
-from train_utils.run.same_training import flat
 from train_utils.scores.coco_eval import FIGURES, PER_CLASS
-from train_utils.shell import option
 from train_utils.terminal.progress import duration
 
-PROVED = (  # keys of proof.json on the page
-    "digest", "data.train.sha", "data.val.sha", "last steps.", "files.check", "initial", "licence",
-)  # fmt: skip
 TRAIN_BATCH = Plot("First training batch", "What the network was given first, with its boxes.")
 
 
@@ -50,12 +45,6 @@ def write_report(run: Run, out: Path, defaults: Mapping[str, Any]) -> Path:
         pictures=[(plot, data_url(path.read_bytes(), path.name)) for path, plot in pictures.items() if path.is_file()],
         changed=[(key, shown(options[key]), shown(defaults.get(key, "-"))) for key in options if key in changed],
         unchanged=[(key, shown(value)) for key, value in options.items() if key not in changed],
-        data=[(name, *(f"{count:,}" for count in counts.values())) for name, counts in run.data.items()],
-        data_titles=("set", *next(iter(run.data.values()), {})),
-        starts=run.starts,
-        proof=run.proof,
-        proof_rows=[(key, shown(value)) for key, value in flat(run.proof).items() if key.startswith(PROVED) and value],
-        verify=f"python -m scripts.verify {option('run', run.folder)}",
     )
     return out
 
@@ -70,6 +59,4 @@ def facts(run: Run) -> list[tuple[str, Any]]:
         lines.append(("time", duration(sum(row["seconds"] for row in run.times))))
     if speeds := [row["images_per_second"] for row in run.times if "images_per_second" in row]:
         lines.append(("images/s", f"{median(speeds):.3g}"))
-    if run.starts:
-        lines += [(name, run.starts[-1][name]) for name in ("device", "processes")]
     return lines
