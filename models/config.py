@@ -56,16 +56,6 @@ PUBLISHED_LOSS: dict[str, Any] = {
 }
 
 
-class BoxLoss(StrEnum):
-    """The values of iou_loss in a [yolo] section."""
-
-    mse = "mse"
-    iou = "iou"
-    giou = "giou"
-    diou = "diou"
-    ciou = "ciou"
-
-
 @dataclass
 class ModelConfig:
     """Which network (keys ``model.*``)."""
@@ -205,24 +195,4 @@ class LossConfig(LossSection):
 
 @dataclass
 class DarknetLossConfig(LossSection):
-    """Overrides for every [yolo] section of the .cfg (keys ``loss.*``); null keeps its value."""
-
-    iou: BoxLoss | None  # iou_loss of the .cfg: the measure of the box term
-    iou_normalizer: float | None  # weight of the box term
-    cls_normalizer: float | None  # weight of the class term
-    obj_normalizer: float | None  # weight of the objectness term
-    ignore_thresh: float | None  # no objectness loss where a predicted box overlaps an object by more than this IoU
-    truth_thresh: float | None  # a predicted box that overlaps an object by more is positive, too; 1: none
-    iou_thresh: float | None  # an anchor whose shape overlaps an object by more is positive, too; 1: the best alone
-    label_smooth_eps: float | None  # label smoothing of the class targets
-    objectness_smooth: bool | None  # the objectness of a box that ignore_thresh would leave out is its overlap with the
-    # object; all others, positives too, count as background. Not taken from the .cfg unless null
-
-    def __post_init__(self) -> None:
-        for key, value in self.numbers().items():
-            if value < 0:
-                raise ValueError(f"loss.{key} must be 0 or more, or null for that of the .cfg, got {value}")
-
-    def numbers(self) -> dict[str, float]:
-        """The overrides that are numbers, without those that are None."""
-        return {key: value for key, value in vars(self).items() if type(value) in (int, float)}
+    """Darknet's loss, which the [yolo] sections of the .cfg set: it has no options here."""

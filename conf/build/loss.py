@@ -10,7 +10,7 @@ from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations
 from data.audit.summary import class_weights, few_large_objects
-from models import Darknet, DarknetLoss, DarknetLossConfig, Head, LossConfig, LossSection, YoloLoss
+from models import Darknet, DarknetLoss, Head, LossConfig, LossSection, YoloLoss
 from models.cfg.edit import with_scale_x_y
 from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
 from models.loss.base import HeadLoss
@@ -48,7 +48,7 @@ def fit_loss(
         model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
     config, weights_note = weigh_classes(config, train_set)
     make_loss(model.heads, config.loss)  # refuses what does not suit, while there is no run folder
-    return config, [line for line in (note, weights_note, tell_loss(config, model.heads)) if line is not None]
+    return config, [line for line in (note, weights_note) if line is not None]
 
 
 def suit_loss(
@@ -107,15 +107,8 @@ def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainCon
 
 def make_loss(heads: Sequence[Head], config: LossSection) -> HeadLoss:
     """The loss that ``loss=`` selects."""
-    loss = LOSSES[config.name](heads) if type(config) is LossSection else LOSSES[config.name](heads, config)
+    make = LOSSES[config.name]
+    loss = make(heads, config) if isinstance(config, LossConfig) else make(heads)
     if ASSIGNERS and not isinstance(loss, YoloLoss):
         raise ConfigError(f"loss={config.name} takes no assigner, as {next(iter(ASSIGNERS))}. fix: loss=yolov3")
     return loss
-
-
-def tell_loss(config: TrainConfig, heads: Sequence[Head]) -> str | None:
-    """A line if the .cfg asks for what the loss leaves out."""
-    asked = any(head.darknet_loss.objectness_smooth for head in heads)
-    if not asked or not isinstance(config.loss, DarknetLossConfig) or config.loss.objectness_smooth is not False:
-        return None
-    return "the .cfg has objectness_smooth=1, which is not used. for Darknet's own loss: loss.objectness_smooth=null"

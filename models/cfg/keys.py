@@ -90,9 +90,9 @@ SECTION_KEYS = {
     "reorg3d": layer_keys("stride", unbuilt="reverse"),
     "yolo": layer_keys(
         "mask anchors num classes scale_x_y new_coords iou_loss iou_normalizer cls_normalizer obj_normalizer"
-        " ignore_thresh truth_thresh iou_thresh label_smooth_eps objectness_smooth",
+        " ignore_thresh truth_thresh iou_thresh label_smooth_eps",
         ignored="jitter resize random iou_thresh_kind uc_normalizer delta_normalizer nms_kind beta_nms beta1"
-        " max_delta focal_loss counters_per_class max map show_details thresh"
+        " objectness_smooth max_delta focal_loss counters_per_class max map show_details thresh"
         " embedding_layer track_history_size sim_thresh dets_for_show dets_for_track track_ciou_norm",
     ),
 }

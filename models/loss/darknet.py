@@ -9,8 +9,6 @@ Source: AlexeyAB/darknet, src/yolo_layer.c and src/box.c. For each head:
 - With truth_thresh below 1 a decoded box that overlaps an object by more is also positive.
 - A positive has objectness 1, one class term with the classes of all its objects, and a box term
   for each. With iou_thresh below 1 the sum of the box terms is divided by the number of classes.
-- With objectness_smooth no box is ignored: what would be has its overlap as objectness, or the
-  square of it above truth_thresh. All others have objectness 0, positives too.
 Terms are summed over an image and divided only by the images of the global micro-batch.
 
 Darknet defines gradients, not losses. The objectness, class and mse terms here are functions with
@@ -25,20 +23,18 @@ before the head, so predictions far from their targets learn slowest. Here the g
 the raw values as in other heads, which learns better (docs/results/). cls_normalizer always weighs
 the class term (there only with counters_per_class). The overlap's derivatives by width and height
 are not doubled; those of CIoU's aspect term are exact. A centre on the far edge belongs to the last
-cell. With objectness_smooth the class target above truth_thresh is 1, there the squared overlap.
+cell. Not used: objectness_smooth, with which a short training learns little (docs/results/).
 Not implemented: focal_loss, max_delta, counters_per_class, iou_thresh_kind.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.boxes import EPS, at_least_float32, box_iou_aligned, cxcywh_to_xyxy
-from models.config import BoxLoss, DarknetLossConfig, IouKind
 from models.decode import MAX_LOG_SIZE, box_sizes, cell_offsets, decode_boxes
 from models.loss.assignment import (
     Anchors,
@@ -49,19 +45,9 @@ from models.loss.assignment import (
     positives_by_shape,
 )
 from models.loss.base import HeadLoss, HeadMap, SumOverRanks, Terms
-from models.network.heads import DarknetLossKeys, Head
+from models.network.heads import Head
 
 RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability above which a box may be ignored
-
-
-def overridden(keys: DarknetLossKeys, config: DarknetLossConfig) -> DarknetLossKeys:
-    """The keys of a section with the overrides of the options."""
-    keys = replace(keys, **config.numbers())  # type: ignore[arg-type]  # numbers alone
-    if config.objectness_smooth is not None:
-        keys = replace(keys, objectness_smooth=config.objectness_smooth)
-    if config.iou is not None:
-        keys = replace(keys, iou_loss=None if config.iou is BoxLoss.mse else IouKind(config.iou.value))
-    return keys
 
 
 class DarknetLoss(HeadLoss):
@@ -69,9 +55,6 @@ class DarknetLoss(HeadLoss):
 
     It uses neither objectness_ratio nor world_size: the objectness target of a positive is 1.
     """
-
-    def __init__(self, heads: Sequence[Head], config: DarknetLossConfig) -> None:
-        super().__init__([replace(head, darknet_loss=overridden(head.darknet_loss, config)) for head in heads])
 
     def _terms(
         self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
@@ -95,11 +78,7 @@ class DarknetLoss(HeadLoss):
         left_out = recognised & (overlaps.view(raw.shape[:4]) > keys.ignore_thresh)
         objects = weight.new_zeros(raw.shape[:4])
         objects.view(-1).scatter_reduce_(0, cells.flat(raw.shape), weight, reduce="amax")
-        if keys.objectness_smooth:
-            objects = _smooth_objectness(overlaps.view(raw.shape[:4]), left_out, keys.truth_thresh)
-            counted = torch.ones_like(objects)
-        else:
-            counted = torch.maximum(objects, (~left_out).float())
+        counted = torch.maximum(objects, (~left_out).float())
         objectness = (_cross_entropy(at_least_float32(raw[..., 4]), objects) * counted).sum()
 
         classes, objects_there = merge_classes(cells.flat(raw.shape), weight, positives.targets[:, 1], head.num_classes)
@@ -115,16 +94,6 @@ class DarknetLoss(HeadLoss):
             objectness * keys.obj_normalizer,
             classification * keys.cls_normalizer,
         )
-
-
-def _smooth_objectness(overlaps: Tensor, left_out: Tensor, truth_thresh: float) -> Tensor:
-    """The objectness that Darknet wants with objectness_smooth, of the shape of both tensors.
-
-    It sets that of positives last, and only where the gradient is exactly 0 so far. So positives
-    get no other than boxes that overlap an object equally.
-    """
-    wanted = torch.where(left_out, overlaps, 0)
-    return torch.where(overlaps > truth_thresh, overlaps.square(), wanted)
 
 
 def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:

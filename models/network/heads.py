@@ -22,7 +22,6 @@ class DarknetLossKeys:
     iou_thresh: besides the best anchor, those whose shape overlaps an object's by more than this
         are positive; 1 means none.
     label_smooth_eps: class targets move from 0 and 1 by half of this.
-    objectness_smooth: where ignore_thresh would leave a box out, its objectness is its overlap.
     """
 
     iou_loss: IouKind | None = None
@@ -33,7 +32,6 @@ class DarknetLossKeys:
     truth_thresh: float = 1.0
     iou_thresh: float = 1.0
     label_smooth_eps: float = 0.0
-    objectness_smooth: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,5 @@ def _loss_keys(section: Section) -> DarknetLossKeys:
     numbers = {key: value for key, value in vars(DarknetLossKeys()).items() if type(value) is float}
     return DarknetLossKeys(
         iou_loss=None if kind == "mse" else IouKind[kind],
-        objectness_smooth=section.integer("objectness_smooth", 0) != 0,
         **{key: section.number(key, default, minimum=0) for key, default in numbers.items()},
     )

@@ -49,8 +49,8 @@ class _Assigned(NamedTuple):
     boxes: list[tuple[Cell, Box]]
     classes: dict[Cell, set[int]]
 
-    def make_positive(self, cell: Cell, label: int, box: Box, objectness: float | None) -> None:
-        self.objectness[cell] = objectness
+    def make_positive(self, cell: Cell, label: int, box: Box) -> None:
+        self.objectness[cell] = 1.0
         self.boxes.append((cell, box))
         self.classes.setdefault(cell, set()).add(label)
 
@@ -105,12 +105,12 @@ def _assign_by_overlap(
                 best, best_label, best_box = overlap(predicted, box, "iou"), label, box
         wanted.objectness[cell] = 0.0
         if best > keys.ignore_thresh and max(activated[cell][5:]) > 0.25:
-            wanted.objectness[cell] = best if keys.objectness_smooth else None
+            wanted.objectness[cell] = None
             seen["left out"] += 1
         elif best > keys.ignore_thresh:
             seen["not recognised"] += 1
         if best > keys.truth_thresh:
-            wanted.make_positive(cell, best_label, best_box, best**2 if keys.objectness_smooth else 1.0)
+            wanted.make_positive(cell, best_label, best_box)
             seen["by overlap"] += 1
 
 
@@ -120,19 +120,15 @@ def _assign_by_anchor(
     """The cell of an object's centre is positive for the anchors of the object's size."""
     keys, (height, width), (rows, columns) = head.darknet_loss, image_size, shape[2:4]
 
-    def make_positive(cell: Cell, label: int, box: Box) -> None:
-        # Darknet sets it with objectness_smooth only where there is no gradient yet.
-        wanted.make_positive(cell, label, box, wanted.objectness[cell] if keys.objectness_smooth else 1.0)
-
     for image, label, box in truths:
         column, row = min(int(box[0] * columns), columns - 1), min(int(box[1] * rows), rows - 1)
         alike = [overlap((0, 0, w / width, h / height), (0, 0, *box[2:]), "iou") for w, h in head.all_anchors]
         for anchor, index in enumerate(head.mask):
             if index == alike.index(max(alike)):
-                make_positive((image, anchor, row, column), label, box)
+                wanted.make_positive((image, anchor, row, column), label, box)
                 seen["best"] += 1
             elif keys.iou_thresh < 1 and alike[index] > keys.iou_thresh:
-                make_positive((image, anchor, row, column), label, box)
+                wanted.make_positive((image, anchor, row, column), label, box)
                 seen["alike"] += 1
 
 

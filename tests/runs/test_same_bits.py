@@ -72,7 +72,7 @@ LAYERS = {
 HEADS = [
     head(0, 1), head(0, 1, num=3, scale_x_y=1.2, new_coords=1, activation="logistic"),
     head(0, 1, iou_loss="ciou", iou_normalizer=0.1, cls_normalizer=0.5, obj_normalizer=0.4, ignore_thresh=0.3),
-    head(0, 1, iou_loss="mse", truth_thresh=0.6, iou_thresh=0.3, label_smooth_eps=0.1, objectness_smooth=1),
+    head(0, 1, iou_loss="mse", truth_thresh=0.6, iou_thresh=0.3, label_smooth_eps=0.1),
 ]  # fmt: skip
 ACTIVATIONS_EACH, LINES_EACH = 8, 3  # per network: with more, a failure is harder to locate
 
@@ -109,7 +109,7 @@ def trained_network(text: str, number: int, world: World) -> str:
     schedule = Schedule(CONFIG, steps_per_epoch=STEPS, total_steps=STEPS)
     state = new_state(model, schedule)
     wrapped = wrap_model(model, world, seed=5)
-    loss: Any = DarknetLoss(model.heads, DarknetLossConfig("darknet", *[None] * 9))
+    loss: Any = DarknetLoss(model.heads)
     if number % 2:
         loss = YoloLoss(
             model.heads,
@@ -200,7 +200,7 @@ VALUES: dict[str, list[Any]] = {
     "optim.clip_norm": [1.0, None], "optim.ema_window": [2.0],
     "loss.iou": ["ciou", "iou"], "loss.label_smoothing": [0.1], "loss.anchor_iou": [0.1, 0.5],
     "loss.positives": [10, None, None, 10], "loss.positives_by": ["alignment", "shape", "shape", "cost"],
-    "loss.balance": ["pooled", "damped"], "loss.class_weights": ["auto", None], "loss.objectness_smooth": [True],
+    "loss.balance": ["pooled", "damped"], "loss.class_weights": ["auto", None],
     "loss.focal_gamma": [1.5, 0.0],
 }  # fmt: skip
 LOSSES: dict[str, type] = {"yolov3": LossConfig, "darknet": DarknetLossConfig}
@@ -227,8 +227,6 @@ def option_lists() -> list[list[str]]:
         table = dict(alternatives("loss", LOSSES[loss]))
         for name, kind in SECTIONS.items():
             table |= dict(alternatives(name, kind))
-        if loss == "darknet":
-            table["loss.iou"] = ["mse"]
         chosen = {key: values[len(found) % len(values)] for key, values in table.items()}
         texts = [f"{key}={'null' if value is None else value}" for key, value in chosen.items()]
         found.append([f"loss={loss}", f"optim={optim}", *texts])

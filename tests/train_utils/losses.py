@@ -17,7 +17,6 @@ LOSSES = (
     ("loss=yolov3", TEN, "loss.positives_by=alignment", "loss.focal_gamma=1.5"),
     COST,
     ("loss=darknet",),
-    ("loss=darknet", "loss.truth_thresh=0.3", "loss.iou_thresh=0.2", "loss.objectness_smooth=true"),
 )
 
 

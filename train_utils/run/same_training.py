@@ -35,7 +35,6 @@ OF_EARLIER_VERSIONS: tuple[tuple[str, str | None, Earlier], ...] = (
     ("loss", None, {"name": "yolov3"}),
     ("loss", "yolov3", {"balance": "equal", "class_weights": None}),
     ("loss", "yolov3", _positives_before),
-    ("loss", "darknet", {"objectness_smooth": False}),
 )
 # Never listed as changed: every resume changes them.
 OF_THE_RESUME = ("run_dir", "resume", "resume_force", "extend")

@@ -22,7 +22,7 @@ from conf.sources.resume import continue_run
 from data import OnError
 from eval import evaluate
 from models import DarknetLoss, DarknetLossConfig, Head, LossConfig, YoloLoss
-from models.config import Balance, BoxLoss
+from models.config import Balance
 from train import train
 
 HEAD = Head(layer=1, stride=32, anchors=((9.0, 9.0),), num_classes=1, all_anchors=((9.0, 9.0),), mask=(0,))
@@ -42,11 +42,7 @@ def refusal_of(*overrides: str) -> str:
 def test_each_choice_has_its_class_and_makes_its_loss() -> None:
     assert isinstance(composed().loss, LossConfig)
     assert isinstance(make_loss([HEAD], composed("loss=yolov3").loss), YoloLoss)
-    config = composed("loss=darknet", "loss.iou=ciou", "loss.obj_normalizer=2").loss
-    assert isinstance(config, DarknetLossConfig) and config.iou is BoxLoss.ciou and config.obj_normalizer == 2
-    assert config.ignore_thresh is None
-    loss = make_loss([HEAD], config)
-    assert isinstance(loss, DarknetLoss) and loss.heads[0].darknet_loss.obj_normalizer == 2
+    assert isinstance(make_loss([HEAD], composed("loss=darknet").loss), DarknetLoss)
     for name, kind in CHOICES["loss"].items():
         assert type(composed(f"loss={name}").loss) is kind
 
@@ -70,22 +66,10 @@ def test_sums_come_with_their_learning_rate_unless_another_is_asked_for() -> Non
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (
-            ["loss.ignore_thresh=0.6"],
-            "no option loss.ignore_thresh; did you mean loss.ignore_thresh=0.6 (of loss=darknet)?",
-        ),
         (["loss=darknet", "loss.box=3"], "no option loss.box; did you mean loss.box=3 (of loss=yolov3)?"),
-        (["loss=darknet", "loss.iou_normaliser=3"], "did you mean loss.iou_normalizer=3 (of loss=darknet)?"),
-        (
-            ["loss=darknet", "+loss.focal_gama=3"],
-            "no option loss.focal_gama; did you mean loss.focal_gamma (of loss=yol",
-        ),
-        (
-            ["loss=darknet", "loss.iou=riou"],
-            "loss.iou: Invalid value 'riou', expected one of [mse, iou, giou, diou, ci",
-        ),
+        (["loss=darknet", "+loss.balence=3"], "no option loss.balence; did you mean loss.balance (of loss=yolov3)?"),
         (["loss.iou=mse"], "loss.iou: Invalid value 'mse', expected one of [iou, giou, diou, ciou]"),
-        (["loss=darknet", "loss.ignore_thresh=-1"], "loss.ignore_thresh must be 0 or more"),
+        (["loss.box=-1"], "loss.box must be 0 or more"),
         (["loss.name=darknet"], "loss.name follows from the choice. fix: loss=darknet"),
         (["loss=darnet"], "no choice loss=darnet; did you mean loss=darknet? there are: darknet, yolov3"),
     ],
@@ -104,7 +88,7 @@ def resumed(folder: Path, now: list[str], named: list[str], saved: dict[str, Any
 
 
 def test_a_resumed_run_keeps_its_loss(tmp_path: Path) -> None:
-    before = composed("loss=darknet", "loss.iou_normalizer=0.1", "train.epochs=5")
+    before = composed("loss=darknet", "train.epochs=5")
     config = resumed(tmp_path, ["train.epochs=7"], ["train.epochs"], to_yaml(before))
     assert (config.loss, config.optim, config.train.epochs) == (before.loss, before.optim, 7)
     other = resumed(tmp_path, ["loss=yolov3", "loss.box=2"], ["loss", "loss.box"], to_yaml(before))
@@ -136,7 +120,7 @@ def test_a_run_with_darknets_loss_trains_resumes_and_is_evaluated(tmp_path: Path
     run_dir = tmp_path / "run"
     train(composed(*options, "train.epochs=1", f"run_dir={run_dir}"))
     saved = OmegaConf.load(run_dir / "config.yaml")
-    assert saved.loss.name == "darknet" and saved.loss.iou_normalizer is None
+    assert saved.loss.name == "darknet"
     train(
         resumed(
             run_dir,

@@ -13,7 +13,6 @@ from conf.build import loss
 from conf.entry import compose, to_dictionary
 from conf.schema import TrainConfig
 from models import Darknet, LossConfig, parse_cfg
-from models.network.heads import DarknetLossKeys
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils.distributed import World
 
@@ -148,11 +147,3 @@ def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:
     for given in ("loss=darknet", "loss.class_weights=[1,2]"):
         other = configured(given)
         assert loss.weigh_classes(other, images) == (other, None)
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_what_darknets_loss_leaves_out_is_told(asked: bool) -> None:
-    heads = [SimpleNamespace(darknet_loss=DarknetLossKeys(objectness_smooth=each)) for each in (False, asked)]
-    for given, told in (["loss=darknet"], asked), (["loss=darknet", "loss.objectness_smooth=null"], False), ([], False):
-        line = loss.tell_loss(configured(*given), heads)
-        assert (line is not None and "loss.objectness_smooth=null" in line) == told

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import Darknet, DarknetLoss, DarknetLossConfig, Head, IouKind, zoo_cfg
+from models import Darknet, DarknetLoss, Head, IouKind, zoo_cfg
 from models.boxes import box_iou_aligned, cxcywh_to_xyxy
-from models.config import BoxLoss
 from models.decode import decode
 from models.loss.assignment import Anchors, positives_by_shape
 from models.network.heads import DarknetLossKeys
@@ -18,7 +17,6 @@ from tests.models.darknet_loss_reference import darknet
 
 ANCHORS = ((10.0, 14.0), (23.0, 27.0), (37.0, 40.0), (40.0, 30.0), (60.0, 90.0), (100.0, 80.0))
 SIZE = (96, 128)  # height, width: no square, because Darknet's units are those of the image
-AS_THE_CFG = DarknetLossConfig("darknet", *[None] * 9)
 
 
 def make_heads(scale_x_y: float = 1.0, new_coords: bool = False, **keys: Any) -> list[Head]:
@@ -51,10 +49,6 @@ CASES: dict[str, list[Head]] = {
     "new_coords-mse": make_heads(2.0, True, ignore_thresh=0.4),
     "iou": make_heads(iou_loss=IouKind.iou, label_smooth_eps=0.2),
     "diou": make_heads(iou_loss=IouKind.diou, iou_thresh=0.3),
-    "smooth": make_heads(2.0, True, iou_loss=IouKind.ciou, ignore_thresh=0.4, objectness_smooth=True, iou_thresh=0.2),
-    "smooth-truth_thresh": make_heads(
-        iou_loss=IouKind.iou, ignore_thresh=0.3, truth_thresh=0.35, objectness_smooth=True
-    ),
     "truth_thresh": make_heads(iou_loss=IouKind.giou, ignore_thresh=0.3, truth_thresh=0.35, iou_thresh=0.5),
 }
 
@@ -84,7 +78,7 @@ def random_targets(count: int, batch: int) -> Tensor:
 def test_gradients_are_darknets_and_losses_the_reference(name: str) -> None:
     heads = CASES[name]
     maps, targets = [raw.requires_grad_() for raw in random_maps(3, heads)], random_targets(40, 3)
-    parts = DarknetLoss(heads, AS_THE_CFG)(maps, targets)
+    parts = DarknetLoss(heads)(maps, targets)
     parts.total.backward()
     expected = darknet([raw.detach().numpy() for raw in maps], targets.tolist(), heads, SIZE)
 
@@ -98,30 +92,18 @@ def test_gradients_are_darknets_and_losses_the_reference(name: str) -> None:
     assert (expected.seen["by overlap"] > 0) == (heads[0].darknet_loss.truth_thresh < 1)
 
 
-def test_configured_values_replace_those_of_every_head() -> None:
-    config = replace(AS_THE_CFG, iou=BoxLoss.ciou, iou_normalizer=0.07, iou_thresh=0.213, ignore_thresh=0.4)
-    maps, targets = random_maps(2, CASES["yolov3"]), random_targets(20, 2)
-    plain = [replace(head, scale_x_y=1.1) for head in make_heads()]
-    assert DarknetLoss(plain, config)(maps, targets) == DarknetLoss(CASES["yolov4"], AS_THE_CFG)(maps, targets)
-    back = DarknetLoss(CASES["yolov4"], replace(AS_THE_CFG, iou=BoxLoss.mse, iou_normalizer=0.75, iou_thresh=1.0))
-    same = [replace(head, scale_x_y=1.1) for head in CASES["yolov3"]]
-    assert back(maps, targets) == DarknetLoss(same, AS_THE_CFG)(maps, targets)
-    smooth, rough = (DarknetLoss(make_heads(objectness_smooth=given), AS_THE_CFG) for given in (True, False))
-    again = DarknetLoss(make_heads(objectness_smooth=True), replace(AS_THE_CFG, objectness_smooth=False))
-    assert again(maps, targets) == rough(maps, targets) != smooth(maps, targets)
-
-
 def test_a_network_of_a_cfg_brings_its_keys() -> None:
     heads = Darknet(zoo_cfg("yolov3-tiny"), num_classes=3, width=0.125).heads
     maps, targets = random_maps(2, heads), random_targets(20, 2)
-    keys = replace(AS_THE_CFG, iou=BoxLoss.mse, ignore_thresh=0.7, truth_thresh=1.0, iou_normalizer=0.75)
-    assert DarknetLoss(heads, AS_THE_CFG)(maps, targets) == DarknetLoss(heads, keys)(maps, targets)
+    keys = DarknetLossKeys(iou_loss=None, ignore_thresh=0.7, truth_thresh=1.0, iou_normalizer=0.75)
+    same = [replace(head, darknet_loss=keys) for head in heads]
+    assert DarknetLoss(heads)(maps, targets) == DarknetLoss(same)(maps, targets)
 
 
 def test_no_targets_is_background_only() -> None:
     for heads in CASES.values():
         maps = [raw.requires_grad_() for raw in random_maps(2, heads)]
-        parts = DarknetLoss(heads, AS_THE_CFG)(maps, torch.zeros(0, 6))
+        parts = DarknetLoss(heads)(maps, torch.zeros(0, 6))
         assert parts.box == 0 and parts.classification == 0 and parts.objectness > 0
         parts.total.backward()
         for raw in maps:
@@ -131,7 +113,7 @@ def test_no_targets_is_background_only() -> None:
 def test_order_of_targets_does_not_matter() -> None:
     for heads in CASES.values():
         maps, targets = random_maps(2, heads), random_targets(60, 2)
-        loss = DarknetLoss(heads, AS_THE_CFG)
+        loss = DarknetLoss(heads)
         torch.testing.assert_close(loss(maps, targets).total, loss(maps, targets.flip(0)).total)
 
 
@@ -140,7 +122,7 @@ def test_the_ranks_shares_add_up_to_the_whole_batch(name: str) -> None:
     heads = CASES[name]
     maps, targets = [raw.requires_grad_() for raw in random_maps(4, heads)], random_targets(30, 4)
     targets[:, 0] = torch.where(torch.arange(30) < 27, targets[:, 0] % 2, targets[:, 0] % 2 + 2)  # 27 on rank 0, 3 on 1
-    loss = DarknetLoss(heads, AS_THE_CFG)
+    loss = DarknetLoss(heads)
     whole = loss(maps, targets)
     gradients = torch.autograd.grad(whole.total, maps)
     shares = [
@@ -164,7 +146,7 @@ def test_the_ranks_shares_add_up_to_the_whole_batch(name: str) -> None:
 def test_a_rank_without_targets_still_joins_the_sum() -> None:
     calls = []
     heads = CASES["yolov3"]
-    DarknetLoss(heads, AS_THE_CFG)(
+    DarknetLoss(heads)(
         random_maps(3, heads), torch.zeros(0, 6), sum_over_ranks=lambda x: (calls.append(x.tolist()), x)[1]
     )
     assert calls == [[3]]
@@ -173,7 +155,7 @@ def test_a_rank_without_targets_still_joins_the_sum() -> None:
 def test_memory_stays_bounded_by_comparing_few_targets_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for heads in CASES.values():
         maps, targets = random_maps(2, heads), random_targets(30, 2)
-        loss = DarknetLoss(heads, AS_THE_CFG)
+        loss = DarknetLoss(heads)
         at_once = loss(maps, targets)
         monkeypatch.setattr("models.loss.assignment.PAIRS_AT_ONCE", 100)
         assert loss(maps, targets) == at_once
@@ -184,7 +166,7 @@ def test_memory_stays_bounded_by_comparing_few_targets_at_a_time(monkeypatch: py
 def test_maps_that_decode_to_the_target_have_no_box_loss(name: str) -> None:
     """The loss and decode.py mean the same box, with scale_x_y and new_coords."""
     box = torch.tensor([70.0, 45.0, 38.0, 29.0])  # most like anchor 3, which both heads have
-    heads = CASES[name]
+    heads = [replace(head, darknet_loss=replace(head.darknet_loss, label_smooth_eps=0)) for head in CASES[name]]
     maps = [torch.full_like(raw, -20) for raw in random_maps(1, heads)]
     for raw, head in zip(maps, heads, strict=True):
         cell = (box[:2] / head.stride).floor()
@@ -193,7 +175,7 @@ def test_maps_that_decode_to_the_target_have_no_box_loss(name: str) -> None:
         size = box[2:] / torch.tensor(head.anchors)
         raw_size = (size.sqrt() / 2).logit() if head.new_coords else size.log()
         raw[0, :, int(cell[1]), int(cell[0]), :4] = torch.cat((offset.logit().expand(3, 2), raw_size), 1)
-    parts = DarknetLoss(heads, replace(AS_THE_CFG, label_smooth_eps=0.0))(maps, torch.cat((torch.zeros(2), box))[None])
+    parts = DarknetLoss(heads)(maps, torch.cat((torch.zeros(2), box))[None])
     assert parts.box.abs() < 1e-5 and parts.classification < 1e-5
     boxes, scores = decode(maps, heads)
     found = boxes[0][scores[0, :, 0] > 0.5]
@@ -204,7 +186,7 @@ def test_maps_that_decode_to_the_target_have_no_box_loss(name: str) -> None:
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
 def test_gradients_stay_finite(name: str, scale: float) -> None:
     maps = [(raw * scale).requires_grad_() for raw in random_maps(2, CASES[name])]
-    parts = DarknetLoss(CASES[name], AS_THE_CFG)(maps, random_targets(50, 2))
+    parts = DarknetLoss(CASES[name])(maps, random_targets(50, 2))
     parts.total.backward()
     assert parts.total.isfinite() and all(raw.grad.isfinite().all() for raw in maps)
 
@@ -212,17 +194,11 @@ def test_gradients_stay_finite(name: str, scale: float) -> None:
 def test_half_precision_maps_are_computed_in_float32() -> None:
     heads = CASES["yolov4"]
     maps, targets = [raw.bfloat16() for raw in random_maps(2, heads)], random_targets(20, 2)
-    loss = DarknetLoss(heads, AS_THE_CFG)
+    loss = DarknetLoss(heads)
     with torch.autocast("cpu", torch.bfloat16):
         parts = loss(maps, targets)
     assert parts.total.dtype == torch.float32
     assert parts.total.equal(loss([raw.float() for raw in maps], targets).total)
-
-
-@pytest.mark.parametrize("key", ["iou_normalizer", "ignore_thresh", "label_smooth_eps"])
-def test_config_ranges_name_the_key(key: str) -> None:
-    with pytest.raises(ValueError, match=rf"loss\.{key} must be 0 or more.* got -1"):
-        replace(AS_THE_CFG, **{key: -1.0})
 
 
 @pytest.mark.slow
@@ -237,7 +213,7 @@ def test_training_on_drawn_rectangles_finds_them(name: str) -> None:
         replace(head, scale_x_y=given.scale_x_y, new_coords=given.new_coords, darknet_loss=given.darknet_loss)
         for head in model.heads
     ]
-    loss = DarknetLoss(heads, AS_THE_CFG)
+    loss = DarknetLoss(heads)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9)
     history = []
     for _ in range(40):
@@ -281,7 +257,7 @@ def overlap_of_positives(raw_maps: list[Tensor], targets: Tensor, heads: list[He
 def test_a_step_never_waits_for_the_accelerator(name: str) -> None:
     heads = CASES[name]
     maps, targets = random_maps(4, heads), random_targets(50, 4)
-    loss = DarknetLoss(heads, AS_THE_CFG)
+    loss = DarknetLoss(heads)
     on_cpu = loss(maps, targets)
     maps, targets = [raw.cuda().requires_grad_() for raw in maps], targets.cuda()
     loss(maps, targets)  # copies the anchors to the device, once
@@ -295,8 +271,8 @@ def test_a_step_never_waits_for_the_accelerator(name: str) -> None:
 
 
 def test_a_positive_by_overlap_whose_object_is_centred_elsewhere_has_a_finite_squared_error() -> None:
-    keys = replace(AS_THE_CFG, iou=BoxLoss.mse, truth_thresh=0.2)
-    maps, targets = [raw.requires_grad_() for raw in random_maps(2, CASES["yolov3"])], random_targets(60, 2)
-    parts = DarknetLoss(CASES["yolov3"], keys)(maps, targets)
+    heads = make_heads(ignore_thresh=0.4, truth_thresh=0.2)
+    maps, targets = [raw.requires_grad_() for raw in random_maps(2, heads)], random_targets(60, 2)
+    parts = DarknetLoss(heads)(maps, targets)
     parts.total.backward()
     assert parts.box.isfinite() and all(raw.grad.isfinite().all() for raw in maps)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import Darknet, DarknetLoss, DarknetLossConfig, IouKind, LossConfig, YoloLoss, zoo_cfg
+from models import Darknet, DarknetLoss, IouKind, LossConfig, YoloLoss, zoo_cfg
 from models.config import Balance, PositivesBy
 from train_utils.parallel.by_image import Images
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
@@ -169,7 +169,7 @@ def test_the_loss_image_by_image_is_that_of_the_batch() -> None:
     )
     for loss in (
         *(YoloLoss(model.heads, replace(config, balance=balance)) for balance in Balance),
-        DarknetLoss(model.heads, DarknetLossConfig("darknet", *[None] * 9)),
+        DarknetLoss(model.heads),
     ):
         expected = loss(raw_maps, targets, 0.5, lambda counts: 3 * counts, 3)
         each = [Images(raw.split(1), [torch.get_rng_state()] * 4) for raw in raw_maps]
