@@ -13,7 +13,6 @@ from typing import Any
 
 from data.augment_config import AugmentConfig
 from data.config import DataConfig, Resize
-from data.view_config import ViewConfig
 from models.config import DarknetLossConfig, LossConfig, LossSection, ModelConfig
 from train_utils.config import Device, EvalPrecision, OptimConfig, TrainSection, choose_backend
 from train_utils.launch.own_ranks import check_devices
@@ -37,7 +36,7 @@ def check_shares(options: Any, *keys: str, section: str = "") -> None:
 
 
 @dataclass
-class EvaluateConfig(ViewConfig):
+class EvaluateConfig:
     """How a model is scored (keys ``evaluate.*``)."""
 
     image_size: int | None  # longest side in pixels; null: as trained
@@ -61,7 +60,6 @@ class EvaluateConfig(ViewConfig):
         check_least(self, 1, "image_size", "batch_size", "max_detections", section="evaluate.")
         check_least(self, 0, "every", section="evaluate.")
         check_shares(self, "confidence", "nms_iou", section="evaluate.")
-        self.check_views("evaluate.")
         if not 0 <= self.rect_pad <= 8:
             raise ValueError(f"evaluate.rect_pad must lie in 0..8 strides, got {self.rect_pad}")
         choose_backend(self.backend)  # now: at the end of an epoch it would cost an epoch
@@ -149,5 +147,3 @@ class EvalConfig(PluggedConfig):
 
     def __post_init__(self) -> None:
         check_devices(self.devices)
-        if self.task == EvalTask.speed and self.evaluate.several:
-            raise ValueError("task=speed times one view of an image. fix: leave out evaluate.tta and evaluate.slices")

@@ -9,7 +9,6 @@ from typing import Any
 
 from conf.schema import PluggedConfig, check_least, check_shares
 from data.config import Exif, OnBadFile, Resize
-from data.view_config import Tta, ViewConfig
 from models.config import OPSETS, ModelConfig
 from train_utils.config import Device, EvalPrecision
 
@@ -44,7 +43,7 @@ class DetectConfig(PluggedConfig):
 
 
 @dataclass
-class PicturesConfig(ViewConfig, DetectConfig):
+class PicturesConfig(DetectConfig):
     """How a detector looks at pictures and reads their files."""
 
     on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
@@ -52,7 +51,6 @@ class PicturesConfig(ViewConfig, DetectConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_views()
         check_least(self, 1, "batch_size")
 
 
@@ -90,12 +88,10 @@ class PrelabelConfig(PicturesConfig):
             raise ValueError(f"format must be coco, yolo or label-studio, got {self.format}")
         if self.exif == Exif.ignore:
             raise ValueError("exif=ignore puts boxes elsewhere than tools, which turn pictures. fix: exif=apply")
-        if self.tta == Tta.wbf:
-            raise ValueError("tta=wbf lowers the scores that the order of labelling reads. fix: tta=nms")
 
 
 @dataclass
-class DemoConfig(ViewConfig, DetectConfig):
+class DemoConfig(DetectConfig):
     """Everything that scripts/demo.py reads: ``ckpt``, or ``model`` with weights and ``names``."""
 
     host: str  # the address to listen on; 0.0.0.0: also for other machines, with no password
@@ -103,7 +99,6 @@ class DemoConfig(ViewConfig, DetectConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_views()
         if self.port is not None:
             check_port(self, "port")
 

@@ -43,4 +43,3 @@ from .samples.letterbox import Letterbox as Letterbox
 from .samples.letterbox import cut_at_edges as cut_at_edges
 from .samples.letterbox import letterbox as letterbox
 from .samples.plan import Request as Request
-from .samples.views import Looks as Looks

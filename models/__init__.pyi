@@ -17,8 +17,6 @@ from .export.metadata import read_exported as read_exported
 from .export.networks import AnyNetwork as AnyNetwork
 from .export.networks import OnnxNetwork as OnnxNetwork
 from .export.networks import for_detection as for_detection
-from .fusion import Fusion as Fusion
-from .fusion import Seen as Seen
 from .loss.base import LossParts as LossParts
 from .loss.darknet import DarknetLoss as DarknetLoss
 from .loss.yolo import YoloLoss as YoloLoss

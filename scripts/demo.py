@@ -136,8 +136,8 @@ class Session:
         """The image of the camera (uint8 RGB) with its boxes."""
         if image is None:
             return None
-        batches = self.predictor.fit.batches(Frame(Medium(Path("camera"), "camera"), 1, image), 1)
-        ((_, found),) = self.predictor.at(confidence, overlap).found(batches)
+        batch = self.predictor.fit.batch(Frame(Medium(Path("camera"), "camera"), 1, image))
+        ((_, found),) = self.predictor.at(confidence, overlap).found([batch])
         kept = only(found, classes)
         return draw_boxes(image, kept.boxes_xyxy, kept.classes, self.detector.names, kept.scores)
 

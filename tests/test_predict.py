@@ -91,11 +91,8 @@ def found(folder: Path, source: Path | str, out: Path, *more: str) -> tuple[Path
 
 @pytest.mark.parametrize(
     "options",
-    [
-        ["resize=letterbox"], ["resize=stretch"], ["tta=wbf", "tta_scales=[1,1.34]"],
-        ["slices=40", "slice_overlap=0.3", "tta=nms", "tta_scales=[1]"],
-    ],
-)  # fmt: skip
+    [["resize=letterbox"], ["resize=stretch"], ["merge_nms=true", "multi_label=true"]],
+)
 def test_predictions_are_those_of_an_evaluation_at_any_batch_size(
     folder: Path, options: list[str], tmp_path: Path
 ) -> None:
@@ -103,7 +100,7 @@ def test_predictions_are_those_of_an_evaluation_at_any_batch_size(
     config = train_config(folder)
     world = init_distributed_mode("cpu", 60)
     annotations = open_split(config.data, "val", world)
-    confidence = {"tta=wbf": 0.3, "slices=40": 0.97}.get(options[0], 0.7)
+    confidence = 0.7
     changes = [f"evaluate.{option}" for option in (*options, f"confidence={confidence}")]
     protocol = compose("train", TrainConfig, changes).evaluate
     model, _ = model_from_checkpoint(load_checkpoint(folder / "random.pt"))

@@ -171,8 +171,7 @@ def test_the_onnx_file_finds_in_predict_what_its_checkpoint_finds(folder: Path) 
         ("any", "any", [], []),
         ("any", "any/model.onnx", ["batch_size=3", "multi_label=true", "resize=stretch"], []),
         ("any", "any", ["merge_nms=true", "nms_iou=0.3"], []),
-        ("any", "any", ["tta=wbf", "tta_scales=[1,1.34]", "image_size=128", "confidence=0.4"], []),
-        ("fixed", "fixed", ["slices=60", "tta=nms", "tta_scales=[1]", "confidence=0.6"], ["resize=stretch"]),
+        ("fixed", "fixed", ["confidence=0.6"], ["resize=stretch"]),
         ("fixed", "fixed", ["resize=letterbox", "confidence=0.6", "batch_size=4"], ["rect=false"]),
     ):  # fmt: skip
         expected = predicted(folder, f"{name}.pt", *options, *same)
@@ -271,7 +270,6 @@ def test_what_an_onnx_file_cannot_do_is_refused_by_name(folder: Path, refused: C
         ("predict", ["ckpt=any", "names=a.names", *of_predict], "ckpt and names exclude one another"),
         ("predict", ["ckpt=any", "image_size=100", *of_predict], "not a multiple of the network's stride 16. fix: 96"),
         ("predict", ["ckpt=fixed", "image_size=64", *of_predict], "image_size=64 needs other sizes than the 96 x 96"),
-        ("predict", ["ckpt=fixed", "tta=nms", *of_predict], "tta_scales=[0.8, 1.0, 1.2] needs other sizes"),
         ("predict", ["ckpt=fixed", "rect=true", "resize=letterbox", *of_predict], "rect=True needs other sizes"),
         ("eval", ["ckpt=any"], "ckpt=any names no data. fix: add data=..."),
         ("eval", ["ckpt=any", "data=shapes", "task=speed"], "task=speed times networks in torch"),

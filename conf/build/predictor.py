@@ -16,15 +16,13 @@ from torch import Tensor
 from conf.build.network import TrainedNetwork
 from conf.schema import EvaluateConfig
 from conf.schema_inference import DemoConfig, PicturesConfig
-from data import Frame, FrameBatch, FrameBatches, InputFit, Looks, Medium, OnBadFile, cut_at_edges
-from data.view_config import Tta
-from models import Fusion, Head, Postprocess, Seen, for_detection
+from data import Frame, FrameBatch, FrameBatches, InputFit, Medium, OnBadFile, cut_at_edges
+from models import Head, Postprocess, for_detection
 from train_utils.config import EvalPrecision
 from train_utils.loop.detect import detect_batches
 from train_utils.numerics import autocast_dtype
 
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
-CUT = 0.02  # of a slice's side: a box that ends so near to an inner border goes on beyond it
 
 
 class Found(NamedTuple):
@@ -44,10 +42,9 @@ class Predictor:
     def __init__(self, config: PicturesConfig | DemoConfig, detector: TrainedNetwork, device: torch.device) -> None:
         self.dtype = autocast_dtype(config.precision.value, device, "precision")
         self.model, self.device = for_detection(detector.model.to(device), device), device
-        looks = Looks.of(config, detector.image_size, detector.model.max_stride)
-        self.fit = InputFit(looks, detector.model.max_stride, config.resize, config.rect)
+        self.fit = InputFit(detector.image_size, detector.model.max_stride, config.resize, config.rect)
         self.config = config
-        self.postprocess, self.fusion = suppression(config, looks, self.model.heads)
+        self.postprocess = suppression(config, self.model.heads)
         self.seconds, self._adding = 0.0, Lock()
 
     def __call__(self, images: Tensor) -> list[Tensor]:
@@ -67,7 +64,7 @@ class Predictor:
         """The same network with other limits of its suppression."""
         other = copy(self)
         limits = replace(self.config, confidence=confidence, nms_iou=nms_iou)
-        other.postprocess, other.fusion = suppression(limits, self.fit.looks, self.model.heads)
+        other.postprocess = suppression(limits, self.model.heads)
         return other
 
     def frames(self, media: list[Medium], on_error: OnBadFile | None = None) -> FrameBatches:
@@ -79,58 +76,27 @@ class Predictor:
 
     def found(self, batches: Iterable[FrameBatch]) -> Iterator[tuple[Frame, Found]]:
         """Each frame of the batches with its detections, in order, without boxes in the padding."""
-        waiting: dict[Frame, dict[int, Found]] = {}  # frames with more views to come
         tf32 = self.config.precision is EvalPrecision.tf32
         for batch, detections in detect_batches(self, batches, list, self.device, "batch_size", tf32=tf32):
-            yield from self.located(batch, detections, waiting)
-
-    def located(
-        self, batch: FrameBatch, detections: list[Tensor], waiting: dict[Frame, dict[int, Found]]
-    ) -> Iterator[tuple[Frame, Found]]:
-        """The frames whose last view is in the batch; ``waiting`` keeps the others' detections."""
-        rows = zip(batch.frames, batch.letterboxes, batch.views, detections, strict=True)
-        for frame, letterbox, view, of_view in rows:
-            table = of_view.double().numpy()
-            boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
-            inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-            found = Found(boxes[inside], table[inside, 5].astype(int), table[inside, 4])
-            seen = self.fit.looks.seen(frame.size)
-            if self.fusion is None or len(seen) == 1:
-                yield frame, found
-                continue
-            of_frame = waiting.setdefault(frame, {})
-            of_frame[view] = found
-            if len(of_frame) == len(seen):
-                yield frame, merged(waiting.pop(frame), seen, self.fusion)
+            yield from located(batch, detections)
 
 
-def suppression(
-    config: PicturesConfig | DemoConfig | EvaluateConfig, looks: Looks, heads: Sequence[Head]
-) -> tuple[Postprocess, Fusion | None]:
-    """What suppresses the boxes of a view, and what merges those of several views, if there are."""
-    average = config.tta == Tta.wbf
-    # A fused score is a mean over the views, to which lower ones contribute, too.
-    confidence = config.confidence / looks.per_window if average else config.confidence
-    postprocess = Postprocess(
+def located(batch: FrameBatch, detections: list[Tensor]) -> Iterator[tuple[Frame, Found]]:
+    """Each frame of a batch with its detections in its own pixels."""
+    for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, detections, strict=True):
+        table = rows.double().numpy()
+        boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
+        inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+        yield frame, Found(boxes[inside], table[inside, 5].astype(int), table[inside, 4])
+
+
+def suppression(config: PicturesConfig | DemoConfig | EvaluateConfig, heads: Sequence[Head]) -> Postprocess:
+    """What turns the raw maps of ``heads`` into detections."""
+    return Postprocess(
         heads,
-        confidence=confidence,
+        confidence=config.confidence,
         nms_iou=config.nms_iou,
         max_detections=config.max_detections,
         multi_label=config.multi_label,
         merge=config.merge_nms,
     )
-    if not config.several:
-        return postprocess, None
-    margin = CUT * (config.slices or 0)
-    return postprocess, Fusion(
-        config.nms_iou, config.confidence, config.max_detections, average, looks.per_window, margin
-    )
-
-
-def merged(of_views: dict[int, Found], seen: np.ndarray, fusion: Fusion) -> Found:
-    """What all views of a frame found, by their numbers; ``seen`` as Looks.seen gives it."""
-    numbers = sorted(of_views)
-    boxes, classes, scores = (np.concatenate(column) for column in zip(*(of_views[n] for n in numbers), strict=True))
-    windows = np.repeat(seen, [len(of_views[number].scores) for number in numbers], axis=0)
-    objects = fusion(Seen(boxes, scores, classes, np.zeros(len(scores), np.int64), windows))
-    return Found(objects.boxes_xyxy, objects.classes, objects.scores)

@@ -82,7 +82,6 @@ def _square_only(section: dict[str, Any], prefix: str, exported: Exported, named
     for key, fits in (
         ("image_size", height == width == section["image_size"]),
         ("rect", not rect or section["resize"] == "stretch"),
-        ("tta_scales", section["tta"] == "none" or section["tta_scales"] == [1]),
     ):
         if not fits:
             raise ConfigError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, groupby, repeat, takewhile
+from itertools import groupby, repeat, takewhile
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -22,8 +22,7 @@ from data.errors import DataError
 from data.geometry import Image
 from data.images.live import LiveStream
 from data.images.media import Frame, Medium, Video, read_picture
-from data.samples.letterbox import Letterbox
-from data.samples.views import Looks
+from data.samples.letterbox import Letterbox, resize_into
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -38,7 +37,6 @@ class FrameBatch:
     frames: list[Frame]
     images: Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
     letterboxes: list[Letterbox]
-    views: list[int]  # which of its frame's views each image is: see Looks.views
 
     def to(self, device: torch.device, non_blocking: bool = False) -> FrameBatch:
         """The batch with its network input on a device."""
@@ -49,24 +47,20 @@ class FrameBatch:
 class InputFit:
     """How a frame becomes network input: the same as in an evaluation with these options."""
 
-    looks: Looks
+    image_size: int
     stride: int
     resize: Resize
     rect: bool
 
-    def prepare(self, frame: Frame) -> list[_Prepared]:
-        """The frame's views as network input."""
-        prepared = []
-        for number, view in enumerate(self.looks.views(frame.size)):
-            shape = input_shape(view.size, view.image_size, self.stride, self.rect, upscale=True, resize=self.resize)
-            canvas: Image = np.empty((*shape, 3), dtype=np.uint8)
-            letterbox = view.draw(canvas, frame.image, self.resize, upscale=True)
-            prepared.append(_Prepared(frame, canvas, letterbox, number))
-        return prepared
+    def prepare(self, frame: Frame) -> _Prepared:
+        """The frame as network input."""
+        shape = input_shape(frame.size, self.image_size, self.stride, self.rect, upscale=True, resize=self.resize)
+        canvas: Image = np.empty((*shape, 3), dtype=np.uint8)
+        return _Prepared(frame, canvas, resize_into(canvas, frame.image, self.resize, upscale=True))
 
-    def batches(self, frame: Frame, batch_size: int) -> list[FrameBatch]:
-        """Batches of this frame alone, of at most ``batch_size`` views."""
-        return list(_in_batches([self.prepare(frame)], batch_size))
+    def batch(self, frame: Frame) -> FrameBatch:
+        """A batch of this frame alone."""
+        return _together([self.prepare(frame)])
 
 
 class FrameBatches:
@@ -118,9 +112,9 @@ class FrameBatches:
         self._times, self.skipped = [], []
         for frame in self._live or ():
             started = time.perf_counter()
-            batches = self.fit.batches(frame, self.batch_size)
+            batch = self.fit.batch(frame)
             self._times.append(time.perf_counter() - started)
-            yield from batches
+            yield batch
         if self._live is not None:
             return
         with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as in_order:
@@ -133,14 +127,14 @@ class FrameBatches:
                     jobs = (partial(self._prepare, read) for read in reads)
                     yield from _in_batches(_ahead(pool, jobs, 2 * self.threads), self.batch_size)
 
-    def _frames_of(self, medium: Medium, in_order: ThreadPoolExecutor) -> Iterator[list[_Prepared] | None]:
+    def _frames_of(self, medium: Medium, in_order: ThreadPoolExecutor) -> Iterator[_Prepared | None]:
         """Return the frames of a video, decoded by one thread."""
         video = self._guarded(partial(Video, medium))
         frames = iter(video) if video is not None else iter(())
         prepared = _ahead(in_order, repeat(partial(self._prepare, partial(next, frames, None))), 2 * self.threads)
         yield from takewhile(lambda one: one is not None, prepared)  # None follows the last frame
 
-    def _prepare(self, read: Callable[[], Frame | None]) -> list[_Prepared] | None:
+    def _prepare(self, read: Callable[[], Frame | None]) -> _Prepared | None:
         started = time.perf_counter()
         frame = read()
         prepared = self.fit.prepare(frame) if frame is not None else None
@@ -163,16 +157,14 @@ class _Prepared(NamedTuple):
     frame: Frame
     canvas: Image
     letterbox: Letterbox
-    view: int
 
 
-def _in_batches(prepared: Iterable[list[_Prepared] | None], batch_size: int) -> Iterator[FrameBatch]:
-    """Batches of one shape each; None stands for a frame that is left out.
-
-    For each shape views keep their order, so the last views of frames come in the order of frames.
-    """
+def _in_batches(prepared: Iterable[_Prepared | None], batch_size: int) -> Iterator[FrameBatch]:
+    """Batches of one shape each; None stands for a frame that is left out."""
     waiting: dict[tuple[int, ...], list[_Prepared]] = {}
-    for one in chain.from_iterable(views or () for views in prepared):
+    for one in prepared:
+        if one is None:
+            continue
         shape = one.canvas.shape
         waiting.setdefault(shape, []).append(one)
         if len(waiting[shape]) == batch_size:
@@ -184,8 +176,8 @@ def _in_batches(prepared: Iterable[list[_Prepared] | None], batch_size: int) -> 
 
 
 def _together(group: list[_Prepared]) -> FrameBatch:
-    frames, canvases, letterboxes, views = (list(column) for column in zip(*group, strict=True))
-    return FrameBatch(frames, torch.from_numpy(np.stack(canvases)).permute(0, 3, 1, 2), letterboxes, views)
+    frames, canvases, letterboxes = (list(column) for column in zip(*group, strict=True))
+    return FrameBatch(frames, torch.from_numpy(np.stack(canvases)).permute(0, 3, 1, 2), letterboxes)
 
 
 def _ahead(pool: ThreadPoolExecutor, jobs: Iterable[Callable[[], Result]], number: int) -> Iterator[Result]:

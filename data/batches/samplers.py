@@ -8,7 +8,7 @@ same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby, islice
 
 import numpy as np
@@ -169,7 +169,7 @@ def input_shape(
 
 def eval_batches(
     sizes: NDArray[np.int32],
-    image_size: int | Sequence[int],
+    image_size: int,
     batch_size: int,
     stride: int,
     rect: bool,
@@ -179,15 +179,12 @@ def eval_batches(
 ) -> list[list[Request]]:
     """Group all images into batches of one shape, at most ``batch_size`` each, largest first.
 
-    ``sizes`` (N, 2) are heights and widths, ``image_size`` is one for all or one for each; see
-    ``input_shape`` for the rest. As only images of equal shape share a batch, an image's input
-    depends neither on ``batch_size`` nor on its neighbours. Rank r of n takes every n-th batch,
-    from number r on.
+    ``sizes`` (N, 2) are heights and widths; see ``input_shape`` for the rest. As only images of
+    equal shape share a batch, an image's input depends neither on ``batch_size`` nor on its
+    neighbours. Rank r of n takes every n-th batch, from number r on.
     """
-    sides = [image_size] * len(sizes) if isinstance(image_size, int) else image_size
     shapes = [
-        input_shape((height, width), side, stride, rect, upscale, pad, resize)
-        for (height, width), side in zip(sizes.tolist(), sides, strict=True)
+        input_shape((height, width), image_size, stride, rect, upscale, pad, resize) for height, width in sizes.tolist()
     ]
     order = sorted(range(len(sizes)), key=lambda i: (-shapes[i][0] * shapes[i][1], shapes[i], i))
     batches = []

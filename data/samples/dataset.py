@@ -25,10 +25,9 @@ from data.samples.batch import Batch, empty_images, make_batch, target_rows
 from data.samples.colour import change_colour
 from data.samples.copy_paste import ObjectChoice, Paste, hidden_share
 from data.samples.labels import Labels
-from data.samples.letterbox import PAD_VALUE
+from data.samples.letterbox import PAD_VALUE, resize_into
 from data.samples.plan import Picture, Plan, Request, draw_plan
 from data.samples.tiles import UprightTile, WarpedTile, tile_of
-from data.samples.views import View
 
 
 class Tile(NamedTuple):
@@ -173,10 +172,7 @@ def _visible_tiles(picture: Picture, size: Size) -> list[Tile]:
 
 
 class EvalDataset(Dataset[Batch]):
-    """Images resized as ``resize`` says; with ``upscale`` the letterbox enlarges small ones.
-
-    A request counts ``views``, which name the position of their image; without, it counts images.
-    """
+    """Images resized as ``resize`` says; with ``upscale`` the letterbox enlarges small ones."""
 
     def __init__(
         self,
@@ -184,43 +180,30 @@ class EvalDataset(Dataset[Batch]):
         images: ImageSource,
         upscale: bool = False,
         resize: Resize = Resize.letterbox,
-        views: Sequence[tuple[int, View]] | None = None,
     ) -> None:
         self.annotations = annotations
         self.images = images
         self.upscale = upscale
         self.resize = resize
-        self.views = views
 
     def __len__(self) -> int:
-        return len(self.annotations if self.views is None else self.views)
+        return len(self.annotations)
 
     def __getitem__(self, request: Request) -> Batch:
         return self.__getitems__([request])
 
     def __getitems__(self, requests: Sequence[Request]) -> Batch:
-        """Return the batch of requests of one size; torch's loader calls this once per batch.
-
-        An image is decoded once for all its views that follow one another.
-        """
+        """Return the batch of requests of one size; torch's loader calls this once per batch."""
         buffer = empty_images(requests)
         targets, letterboxes = [], []
-        last, image = -1, None
         for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
-            index, view = self._view(request.index)
-            if index != last:
-                last, image = index, self.images.read(index)
+            index = request.index
+            image = self.images.read(index)
             if image is None:  # skipped: a grey image, whose objects count as missed
                 image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
-            box = view.draw(canvas, image, self.resize, self.upscale)
+            box = resize_into(canvas, image, self.resize, self.upscale)
             classes, boxes = self.annotations.training_boxes(index)
             targets.append(target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
             letterboxes.append(box)
         how = torch.tensor(letterboxes, dtype=torch.float64)
         return make_batch(buffer, requests, np.concatenate(targets), letterboxes=how)
-
-    def _view(self, position: int) -> tuple[int, View]:
-        if self.views is not None:
-            return self.views[position]
-        height, width = self.annotations.sizes[position].tolist()
-        return position, View((0, 0, width, height))

@@ -15,10 +15,7 @@ PAD_VALUE = 114  # grey of the letterbox, as in all YOLO systems
 
 
 class Letterbox(NamedTuple):
-    """The scale and the shift, in pixels, from an image to its network input.
-
-    Whole images are shifted by whole pixels. Where the input is mirrored, ``ratio_x`` is negative.
-    """
+    """The scale and the shift, in pixels, from an image to its network input."""
 
     ratio_x: float
     ratio_y: float
@@ -28,15 +25,12 @@ class Letterbox(NamedTuple):
     def to_network(self, boxes_xyxy: Boxes) -> Boxes:
         """Map boxes from pixels of the original image to pixels of the network input."""
         scale, shift = self._scale_and_shift()
-        return self._ordered(boxes_xyxy * scale + shift).astype(np.float32)
+        return (boxes_xyxy * scale + shift).astype(np.float32)
 
     def to_original(self, boxes_xyxy: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Map boxes back to pixels of the original image, without clipping them."""
         scale, shift = self._scale_and_shift()
-        return self._ordered((boxes_xyxy - shift) / scale)
-
-    def _ordered(self, boxes_xyxy: NDArray[np.float64]) -> NDArray[np.float64]:
-        return boxes_xyxy[:, [2, 1, 0, 3]] if self.ratio_x < 0 else boxes_xyxy
+        return (boxes_xyxy - shift) / scale
 
     def _scale_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return np.array([self.ratio_x, self.ratio_y] * 2), np.array([self.pad_x, self.pad_y] * 2, dtype=np.float64)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from conf.build.network import open_detector
-from conf.build.predictor import Found, Predictor
+from conf.build.predictor import Found, Predictor, located
 from conf.build.results import new_folder
 from conf.failures import ConfigError
 from conf.schema_inference import PrelabelConfig
@@ -90,7 +90,7 @@ def pictures(config: PrelabelConfig) -> list[Medium]:
 def found_with_features(predictor: Predictor, batches: FrameBatches) -> Iterator[tuple[Frame, Found, np.ndarray]]:
     """Each frame with its detections and its features, float32 (C,) of unit length.
 
-    They are the input of the deepest head's convolution, averaged over positions and views.
+    They are the input of the deepest head's convolution, averaged over positions.
     """
     assert isinstance(predictor.model, Darknet)
     convolution = predictor.model.head_convolution(max(predictor.model.heads, key=lambda head: head.stride))
@@ -99,14 +99,9 @@ def found_with_features(predictor: Predictor, batches: FrameBatches) -> Iterator
     def forward(images: Tensor) -> list[Tensor]:
         return [*predictor(images), of_thread.map.float().mean(dim=(2, 3)).cpu()]
 
-    waiting: dict[Frame, dict[int, Found]] = {}
-    pooled: dict[Frame, Tensor] = {}
     tf32 = predictor.config.precision == "tf32"
     computed = detect_batches(forward, batches, list, predictor.device, "batch_size", tf32=tf32)
     with convolution.register_forward_pre_hook(lambda _, inputs: setattr(of_thread, "map", inputs[0])):
         for batch, (*detections, of_batch) in computed:
-            for frame, row in zip(batch.frames, of_batch, strict=True):
-                pooled[frame] = pooled[frame] + row if frame in pooled else row
-            for frame, found in predictor.located(batch, detections, waiting):
-                total = pooled.pop(frame)
-                yield frame, found, (total / total.norm().clamp(min=1e-12)).numpy()
+            for (frame, found), row in zip(located(batch, detections), of_batch, strict=True):
+                yield frame, found, (row / row.norm().clamp(min=1e-12)).numpy()

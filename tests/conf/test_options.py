@@ -63,7 +63,10 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("model=yolov9", "no choice model=yolov9"),
         ("train.epochs=many", "train.epochs: Value 'many'"),
         ("train.epochs=null", "train.epochs cannot be null. fix: leave it out for its default"),
-        ("evaluate.tta=[0.8,1]", "evaluate.tta takes one of the names that --help lists, got [0.8, 1]. fix: eval"),
+        (
+            "evaluate.resize=[0.8,1]",
+            "evaluate.resize takes one of the names that --help lists, got [0.8, 1]. fix: eval",
+        ),
         ("train.epochs=0", "train.epochs must be 1 or more, got 0"),
         ("loss.iou=riou", "loss.iou"),
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
@@ -79,11 +82,6 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("model.width=0", "model.width must be above 0"),
         ("evaluate.backend=coco", "evaluate.backend must be auto, hotcoco or faster-coco-eval or pycocotools"),
         ("evaluate.rect_pad=-1", "evaluate.rect_pad must lie in 0..8 strides"),
-        ("evaluate.slices=8", "evaluate.slices must be 32 or more pixels, or null, got 8"),
-        ("evaluate.slice_overlap=1", "evaluate.slice_overlap must lie in 0..0.9, got 1"),
-        ("evaluate.tta_scales=[]", "evaluate.tta_scales must be one or more numbers in 0.1..4"),
-        ("evaluate={slices: 320, slice_overlap: 0, slice_whole: false}", "slice_overlap=0 lets slices have nothing in"),
-        ("evaluate={tta: wbf, slices: 320}", "and slices cut some. fix: evaluate.tta=nms"),
     ],
 )
 def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: str, said: str) -> None:

@@ -19,11 +19,8 @@ import torch
 from pycocotools.coco import COCO
 
 from conf.api.calls import options_of
-from conf.build.network import open_detector
-from conf.build.predictor import Predictor
 from conf.failures import ConfigError
-from data import DataError, find_media
-from models import Darknet
+from data import DataError
 from predict import Detector
 from scripts.prelabel import folder as prelabelling
 from scripts.prelabel import order
@@ -70,7 +67,7 @@ def rows_of(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("more", [{}, {"slices": 40}, {"tta": "nms", "tta_scales": [1]}])
+@pytest.mark.parametrize("more", [{}, {"merge_nms": "true"}])
 def test_coco_as_pycocotools_reads_it(folder: Path, source: Path, tmp_path: Path, more: dict[str, Any]) -> None:
     given = [f"{key}={value}" for key, value in more.items()]
     out = labels(folder, source, tmp_path / "out", "coco", f"confidence={HIGH}", *given)
@@ -197,27 +194,6 @@ def test_the_order_does_not_depend_on_which_picture_is_finished_first(
     assert (outs[0] / "order.csv").read_bytes() == (outs[1] / "order.csv").read_bytes()
 
 
-def test_features_are_the_mean_of_what_the_deepest_head_sees_in_all_views(folder: Path, source: Path) -> None:
-    given = [f"ckpt={folder / 'random.pt'}", f"source='{source / 'copy.png'}'", "tta=nms", "tta_scales=[1,1.34]"]
-    config = options_of("prelabel", [*given, "format=coco", "out=x", "device=cpu", "workers=1"])
-    network = open_detector(config.ckpt, None, None, 96)
-    assert isinstance(network.model, Darknet)
-    predictor = Predictor(config, network, torch.device("cpu"))
-    shapes, views = [], []
-
-    def watch(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
-        shapes.append(tuple(inputs[0].shape[2:]))
-        views.append(inputs[0].mean(dim=(2, 3))[0])
-
-    heads = {head.stride: head for head in network.model.heads}
-    network.model.head_convolution(heads[32]).register_forward_pre_hook(watch)
-    ((_, _, row),) = prelabelling.found_with_features(predictor, predictor.frames(find_media(str(source / "copy.png"))))
-    total = sum(views, torch.zeros(()))
-    np.testing.assert_allclose(row, (total / total.norm()).numpy(), rtol=1e-5, atol=1e-7)
-    assert len(views) > 1 and len(set(shapes)) > 1, "views of two sizes"
-    assert not np.allclose(row, (views[-1] / views[-1].norm()).numpy(), rtol=1e-3)
-
-
 def full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -240,7 +216,7 @@ def test_what_is_refused(folder: Path, source: Path, tmp_path: Path, monkeypatch
         labels(folder, mixed, tmp_path / "out", "coco")
     with pytest.raises(ValueError, match="format must be coco, yolo or label-studio"):
         labels(folder, source, tmp_path / "out", "voc")
-    for option, key in (("exif=ignore", "exif=apply"), ("tta=wbf", "tta=nms")):
+    for option, key in (("exif=ignore", "exif=apply"),):
         with pytest.raises(ValueError, match=f"fix: {key}"):
             labels(folder, source, tmp_path / "out", "coco", option)
     assert not (tmp_path / "out").exists()

@@ -98,6 +98,7 @@ def test_paths_are_answered_with_what_is_near(tmp_path: Path) -> None:
     "text", ["plain", "a b", "it's", 'say "x"', "a=b,c", "[1]", "{a: 1}", "back\\", "\\'", "null", "ü", "~/x", ""]
 )
 def test_a_text_goes_through_hydra_unchanged(text: str) -> None:
-    config = options_of("predict", [override("source", text), override("tta_scales", (0.5, 1)), override("out", None)])
+    config = options_of("predict", [override("source", text), override("out", None)])
     assert isinstance(config, PredictConfig)
-    assert (config.source, config.tta_scales, config.out) == (text, [0.5, 1], None)
+    assert (config.source, config.out) == (text, None)
+    assert override("train.multi_scale", (0.5, 1)) == "train.multi_scale=[0.5,1]"

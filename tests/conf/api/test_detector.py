@@ -58,8 +58,7 @@ def by_predict(checkpoint: Path, source: Path, out: Path, options: dict[str, Any
     "options",
     [
         {}, {"resize": "stretch"}, {"rect": False, "image_size": 64}, {"exif": "ignore"}, {"precision": "bfloat16"},
-        {"tta": "nms", "tta_scales": [1, 1.34], "multi_label": True}, {"slices": 64, "slice_overlap": 0.3},
-        {"batch_size": 3, "max_detections": 5, "nms_iou": 0.3},
+        {"multi_label": True}, {"merge_nms": True}, {"batch_size": 3, "max_detections": 5, "nms_iou": 0.3},
     ],
     ids="_".join,
 )  # fmt: skip
@@ -167,7 +166,6 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
         ({"draw": False}, "draw is for predict.py, which reads and writes files. fix: leave it out"),
         ({"source": "a.jpg"}, "source is for predict.py"),
         ({"model": "yolov3"}, "ckpt and model exclude one another"),
-        ({"tta": "wbf", "slices": 64}, "tta=wbf averages boxes that all views see whole"),
     ],
 )
 def test_options_are_answered_as_on_the_command_line(folder: Path, options: dict[str, Any], said: str) -> None:

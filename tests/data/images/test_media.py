@@ -17,7 +17,6 @@ from data import (
     FrameBatches,
     ImageSource,
     InputFit,
-    Looks,
     Medium,
     OnBadFile,
     OnError,
@@ -161,7 +160,7 @@ def test_a_video_s_frames_come_in_order_and_a_cut_one_says_so(tmp_path: Path, ca
 
 
 def batches(media: list[Medium], **changes: object) -> FrameBatches:
-    fit = {"looks": Looks((64,)), "stride": 32, "resize": Resize.letterbox, "rect": True}
+    fit = {"image_size": 64, "stride": 32, "resize": Resize.letterbox, "rect": True}
     options = {"batch_size": 3, "exif": Exif.apply, "on_error": OnBadFile.stop, "threads": 2}
     fitted = InputFit(**{key: changes.pop(key, value) for key, value in fit.items()})
     return FrameBatches(media, fitted, **options | changes)
@@ -205,7 +204,7 @@ def test_many_shapes_do_not_fill_the_memory(tmp_path: Path) -> None:
     for number in range(30):
         picture(tmp_path / f"{number:02d}.png", 32 + 32 * (number % 10), 32)
     taken: list[int] = []
-    for batch in batches(find_media(str(tmp_path)), looks=Looks((640,)), batch_size=2, threads=1):
+    for batch in batches(find_media(str(tmp_path)), image_size=640, batch_size=2, threads=1):
         taken.append(len(batch.frames))
     assert sum(taken) == 30 and 1 in taken
 
