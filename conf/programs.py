@@ -43,7 +43,6 @@ from conf.schema_tools import (
     ConvertDataConfig,
     GetDataConfig,
     GetWeightsConfig,
-    MigrateConfig,
     TuneConfig,
 )
 from conf.sources.checkpoints import (
@@ -84,7 +83,6 @@ PROGRAMS = {  # by the name of their YAML file in conf/programs/
     "export": Program(ExportConfig, "export:export", model_or_checkpoint),
     "check_data": Program(CheckDataConfig, "scripts.check_data:main"),
     "convert_data": Program(ConvertDataConfig, "scripts.convert_data:convert"),
-    "migrate": Program(MigrateConfig, "scripts.migrate:migrate", bare="files..."),
     "anchors": Program(AnchorsConfig, "scripts.anchors:find_anchors"),
     "get_data": Program(GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "get_weights": Program(GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),

@@ -67,19 +67,6 @@ class ConvertDataConfig:
 
 
 @dataclass
-class MigrateConfig:
-    """Everything that scripts.migrate reads."""
-
-    files: list[str]  # args.yaml; opt.yaml and hyp.yaml; a .cfg and its .data; or a .py of MMYOLO
-    out: str | None  # the experiment YAML to write; null: print it
-    debug: bool  # show tracebacks of user errors, too
-
-    def __post_init__(self) -> None:
-        if not self.files:
-            raise ValueError("files is empty. fix: name the files of the other system")
-
-
-@dataclass
 class CfgInfoConfig(PluggedConfig):
     """Everything that scripts/cfg_info.py reads."""
 

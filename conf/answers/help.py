@@ -103,7 +103,7 @@ def _groups(schema: type, width: int) -> str:
         for file in sorted((GROUPS_DIR / "experiment").glob("*.yaml")):
             about = file.read_text(encoding="utf-8").splitlines()[1].lstrip("# ")  # below Hydra's @package
             lines += _columns(f"  experiment={file.stem}", about, width)
-        lines += _columns("  experiment=<file>", "A YAML file of your own, such as scripts.migrate writes", width)
+        lines += _columns("  experiment=<file>", "A YAML file of your own", width)
     return "\n".join(["Groups, typed as group=choice", *lines]) if lines else ""
 
 

@@ -46,7 +46,6 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "export": {"--help": None, "model=yolov3 opset=3": "opset must lie in 18..25"},
     "check_data": {"--help": None, "seed=-1": "seed must be 0 or more"},
     "convert_data": {"--help": None, "": "csv has no value"},
-    "migrate": {"--help": None, "": "files is empty"},
     "anchors": {"--help": None, "out=mine/a.yaml": "out must be [<folder>/]model/<name>.yaml"},
     "get_data": {"--help": None, "coco2017 attempts=0": "attempts must be 1 or more"},
     "get_weights": {"--help": None, "yolo": "no published weights are called 'yolo'"},
