@@ -33,7 +33,7 @@ from conf.failures import (
     report_interrupt,
 )
 from conf.schema import EvalConfig, TrainConfig
-from conf.schema_inference import DemoConfig, ExportConfig, PredictConfig, PrelabelConfig
+from conf.schema_inference import DemoConfig, ExportConfig, PredictConfig
 from conf.schema_tools import (
     AnchorsConfig,
     CfgInfoConfig,
@@ -71,7 +71,7 @@ class Program(NamedTuple):
     @property
     def command(self) -> str:
         """What to type after ``python``, or after ``python -m`` for a script."""
-        module = self.function.partition(":")[0].removesuffix(".folder")
+        module = self.function.partition(":")[0]
         return module if "." in module else f"{module}.py"
 
 
@@ -79,7 +79,6 @@ PROGRAMS = {  # by the name of their YAML file in conf/programs/
     "train": Program(TrainConfig, "train:train", complete_training, "run_dir"),
     "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint, "out"),
     "predict": Program(PredictConfig, "predict:predict", complete_detection),
-    "prelabel": Program(PrelabelConfig, "scripts.prelabel.folder:prelabel", complete_detection),
     "export": Program(ExportConfig, "export:export", model_or_checkpoint),
     "check_data": Program(CheckDataConfig, "scripts.check_data:main"),
     "convert_data": Program(ConvertDataConfig, "scripts.convert_data:convert"),

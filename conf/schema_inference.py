@@ -1,4 +1,4 @@
-"""Types of the options of predict.py, scripts/prelabel, scripts/demo.py and export.py."""
+"""Types of the options of predict.py, scripts/demo.py and export.py."""
 
 from __future__ import annotations
 
@@ -72,22 +72,6 @@ class PredictConfig(PicturesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_port(self, "show_port")
-
-
-@dataclass
-class PrelabelConfig(PicturesConfig):
-    """Everything that scripts/prelabel reads: ``ckpt``, or ``model`` with weights and ``names``."""
-
-    source: str  # a picture, a folder, a quoted pattern, or a .txt that lists pictures
-    format: str  # coco or yolo: "COCO 1.0" or "YOLO 1.1" of CVAT; label-studio: its tasks, with predictions
-    out: str  # the folder to write; it must not exist
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.format not in ("coco", "yolo", "label-studio"):
-            raise ValueError(f"format must be coco, yolo or label-studio, got {self.format}")
-        if self.exif == Exif.ignore:
-            raise ValueError("exif=ignore puts boxes elsewhere than tools, which turn pictures. fix: exif=apply")
 
 
 @dataclass

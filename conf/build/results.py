@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,26 +14,6 @@ from train_utils.pictures.drawn_files import WRITTEN, DrawnFiles
 from train_utils.pictures.live_view import LiveView
 from train_utils.scores.detections import make_detections
 from train_utils.scores.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
-
-
-@contextmanager
-def new_folder(given: str) -> Iterator[Path]:
-    """Yield a folder that becomes ``out=<given>`` if the body succeeds; else nothing is left.
-
-    Raises ConfigError if ``out`` exists or cannot be written.
-    """
-    out = Path(given).absolute()
-    if out.exists():
-        raise ConfigError(f"out={given} exists, and nothing is overwritten. fix: another name, or remove it")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-            folder = Path(scratch, out.name)
-            folder.mkdir()
-            yield folder
-            os.replace(folder, out)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out} ({error.strerror}). fix: free some space, or another out=") from error
 
 
 @dataclass

@@ -37,12 +37,6 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     },
     "eval": {"--help": None, "": "nothing to evaluate", "ckpt=nowhere": "there is no checkpoint"},
     "predict": {"--help": None, "": "source has no value", "source=a device=tpu": "device"},
-    "prelabel": {
-        "--help": None,
-        "": "has no value",
-        "source=a out=b format=voc": "format must be",
-        "source=a out=b format=coco exif=ignore": "fix: exif=apply",
-    },
     "export": {"--help": None, "model=yolov3 opset=3": "opset must lie in 18..25"},
     "check_data": {"--help": None, "seed=-1": "seed must be 0 or more"},
     "convert_data": {"--help": None, "": "csv has no value"},

@@ -112,8 +112,8 @@ def write_json(path: Path, content: Any) -> None:
     _write(path, json.dumps(content) + "\n")
 
 
-def write_yolo(path: Path, result: ImageResult, scores: bool = True) -> None:
-    """Write a line ``class cx cy w h score`` per detection, best first; or without the score.
+def write_yolo(path: Path, result: ImageResult) -> None:
+    """Write a line ``class cx cy w h score`` per detection, best first.
 
     Boxes are fractions of the picture's sides; classes count from 0. A picture without detections
     gets an empty file. Raises TrainError if the file cannot be written.
@@ -123,8 +123,7 @@ def write_yolo(path: Path, result: ImageResult, scores: bool = True) -> None:
     boxes[:, :2] += boxes[:, 2:] / 2
     boxes /= [width, height, width, height]
     columns = zip(result.detections["class"].tolist(), boxes.tolist(), result.detections["score"].tolist(), strict=True)
-    rows = [(cls, (*box, score) if scores else box) for cls, box, score in columns]
-    lines = [" ".join([str(cls), *(f"{value:.6f}" for value in values)]) + "\n" for cls, values in rows]
+    lines = [" ".join([str(cls), *(f"{value:.6f}" for value in (*box, score))]) + "\n" for cls, box, score in columns]
     _write(path, "".join(lines))
 
 
