@@ -147,12 +147,9 @@ STILL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("best_only", [False, True])
-def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(
-    best_only: bool, shapes: Path, tmp_path: Path
-) -> None:
+def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(shapes: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    config = options(shapes, run, *STILL, f"train.best_only={best_only}")
+    config = options(shapes, run, *STILL)
     train(config)
     state = load_last(run)[0]
     assert len(rows(run)) == state["best_epoch"] + 2 < 9
@@ -201,11 +198,10 @@ def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes
     (path,) = (tmp_path / "shapes").glob("*/annotations/instances_val.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"annotations": []}))
     run = tmp_path / "run"
-    train(options(tmp_path / "shapes", run, "train.patience=1", "train.best_only=true"))
+    train(options(tmp_path / "shapes", run, "train.patience=1"))
     assert load_checkpoint(run, "best")["epoch"] == 3
     log = (run / "train.log").read_text()
     assert "no AP, since the validation set has no boxes" in log and f"eval.py ckpt={run}" in log
-    assert re.search(r"trained for \d+:\d\d:\d\d; in .*/run: checkpoints/best.pt, ", log), "best_only leaves no last.pt"
     assert re.search(r" 3/3 ( +[-+.\de]+){5}( +-){3} .*\*$", log, re.MULTILINE) and "no better AP" not in log
 
 
@@ -325,7 +321,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_f
 
 def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_path: Path) -> None:
     config = options(
-        shapes, tmp_path / "run", "data.single_class=true", "data.cache=ram", "model.freeze=4", "train.best_only=true",
+        shapes, tmp_path / "run", "data.single_class=true", "data.cache=ram", "model.freeze=4",
         "train.multi_scale=[0.5,1.5]", "evaluate.every=0", "evaluate.rect=false", "train.precision=float32",
         "train.deterministic=true", "train.channels_last=false", "loss.iou=ciou",
         "loss.focal_gamma=1.5", "loss.label_smoothing=0.1", "optim.clip_norm=10", "optim.decay=linear",
@@ -343,12 +339,11 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     assert set(figures) == set(FIGURES)
     table = rows(tmp_path / "run")
     assert [row["AP"] != "" for row in table] == [False, False, True], "evaluated after the last epoch only"
-    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"best.pt"}
     assert len({shape[-2:] for shape in seen}) > 1 and seen[0][-2:] == (96, 96), "largest size first"
     longer = resumed(config, tmp_path / "run", train=replace(config.train, epochs=4), resume_force=True)
     train(replace(longer, logger=replace(config.logger, pictures=False)))
     torch.use_deterministic_algorithms(False)
-    assert [row["epoch"] for row in rows(tmp_path / "run")] == ["1", "2", "3", "4"], "best.pt did not serve to go on"
+    assert [row["epoch"] for row in rows(tmp_path / "run")] == ["1", "2", "3", "4"]
     assert len(list((tmp_path / "run").glob("config*.yaml"))) == 2
     state = load_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt")
     assert state["names"] == ["object"] and state["network"]["num_classes"] == 1

@@ -97,7 +97,6 @@ class TrainSection:
     sync_bn: Any  # batch-norm statistics over all ranks; torch: by torch's slower SyncBatchNorm, on CUDA only
     cudnn_benchmark: bool  # let cuDNN time its algorithms; ignored with deterministic, rect or multi_scale
     deterministic: bool  # same bits in every run; on CPUs at any number of ranks
-    best_only: bool  # write only checkpoints/best.pt, not last.pt after each epoch
     save_every_steps: int  # also write last.pt within an epoch, after this many steps; 0: not by steps
     save_every_minutes: float  # also write last.pt within an epoch, after this many minutes; 0: not by time
     max_nonfinite_steps: int  # number of steps in a row that may be skipped because loss or gradient is not finite

@@ -17,7 +17,6 @@ from train_utils.optim import Schedule
 from train_utils.run.checkpoint_writer import CheckpointWriter
 from train_utils.run.run_folder import RunFolder
 from train_utils.run.run_state import RunState, read_run
-from train_utils.shell import option
 
 
 class Checkpoints:
@@ -27,10 +26,10 @@ class Checkpoints:
         self.writer = CheckpointWriter(say)
         self._folder, self._state = folder, state
 
-    def save(self, is_best: bool = False, best_only: bool = False) -> None:
+    def save(self, is_best: bool = False) -> None:
         """Queue checkpoints for writing; raise TrainError if another run took the folder over."""
         self._folder.check()
-        self._state.save(self.writer, self._folder.path, is_best, best_only)
+        self._state.save(self.writer, self._folder.path, is_best)
 
     def roll_back(self) -> str:
         """Restore weights and optimiser from the last checkpoint; return a line for the log."""
@@ -68,13 +67,9 @@ def extend_run(config: TrainConfig, saved: dict[str, Any] | None) -> TrainConfig
         return config
     planned, ends = config.train.epochs, config.train.extended_after
     if done < planned and [planned - more] != ends[-1:]:
-        fix = "leave extend out to finish it (train.patience=0 if that ended it)"
-        if config.train.best_only:
-            fix += f"; after its end only a new run, with {option('model.weights', config.resume)}, as best_only=true "
-            fix += "keeps no later weights"
         raise ConfigError(
             f"extend={more} is for a finished run, and the last checkpoint of {config.resume} is of epoch {done} of "
-            f"{planned}. fix: {fix}"
+            f"{planned}. fix: leave extend out to finish it (train.patience=0 if that ended it)"
         )
     if done == planned:
         planned, ends = planned + more, [*ends, planned]

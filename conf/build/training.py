@@ -52,7 +52,6 @@ class Training:
     def __post_init__(self) -> None:
         self.state, path, is_main = self.step.state, self.folder.path, self.world.is_main
         self.ended_after = max_over_ranks([self.folder.ended_after])[0]  # only rank 0 knows it
-        # With train.best_only the checkpoint is an earlier one.
         epochs_done = max(self.state.epoch, self.ended_after)
         self.over = self.why_over(epochs_done)
         if self.over is None:
@@ -179,7 +178,7 @@ class Training:
         self.loggers.epoch(state.step, row, took | {"waiting": result.waiting})
         if is_best and evaluation is not None:
             keep_evaluation(self.folder.path, self.evaluator.ground_truth, evaluation, self.log.line)
-        self.checkpoints.save(is_best, self.config.train.best_only)
+        self.checkpoints.save(is_best)
         self.step.decisions.saved()
         about = {"epoch": f"{state.epoch}/{self.config.train.epochs}", "memory": memory()}
         left = self.time_left.seconds(state.epoch + 1, 0.0)

@@ -78,7 +78,6 @@ ROLES = {
     "train.sync_bn": "",
     "train.cudnn_benchmark": "resume",
     "train.deterministic": "resume",
-    "train.best_only": "resume",
     "train.save_every_steps": "resume",
     "train.save_every_minutes": "resume",
     "train.max_nonfinite_steps": "resume",

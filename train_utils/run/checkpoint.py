@@ -73,35 +73,27 @@ def peek_config(path: Path) -> dict[str, Any]:
 
 
 def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
-    """The state of a run folder with the most steps, and a message unless it is ``last.pt``.
+    """The state in a run folder's ``last.pt``, or a message and the next best intact file's.
 
-    With ``train.best_only`` a run writes ``last.pt`` only when stopped, so ``best.pt`` may be
-    newer. Damaged files are skipped. Raises CheckpointError if none can be read.
+    Those are the ``last.pt`` before it and ``best.pt``. Raises CheckpointError if none can be read.
     """
     last = run_dir / FOLDER / "last.pt"
     files = [file for file in (last, previous_path(last), last.with_name("best.pt")) if file.exists()]
     if not files:
         raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: give the folder of a run")
-    progress, damaged = {}, []
+    damaged: list[str] = []
     for file in files:
-        try:
-            state = _content(file, mapped=True)["state"]
-            progress[file] = (state["epoch"], state["step"])
-        except CheckpointError as error:
-            damaged.append(error)
-    for file in sorted(progress, key=progress.__getitem__, reverse=True):  # stable: last.pt wins a tie
         try:
             state = load_checkpoint(file)
         except CheckpointError as error:
-            damaged.append(error)
+            damaged.append(str(error).partition(". fix:")[0])
             continue
-        if file == last and not damaged:
+        if file == last:
             return state, None
-        why = [_without_fix(error) for error in damaged] or ["which has the most steps"]
-        return state, f"resuming from {file}, {'because ' if damaged else ''}{'; '.join(why)}"
+        return state, f"resuming from {file}, because {'; '.join(damaged) or f'there is no {last}'}"
     raise CheckpointError(
-        f"no checkpoint of {run_dir} can be read: {'; '.join(map(_without_fix, damaged))}. fix: start a new run, or "
-        "copy an intact one there"
+        f"no checkpoint of {run_dir} can be read: {'; '.join(damaged)}. fix: start a new run, or copy an intact one "
+        "there"
     )
 
 
@@ -155,7 +147,3 @@ def is_intact(file: Path) -> bool:
 def _free_bytes(path: Path) -> str:
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     return f"{shutil.disk_usage(folder).free:,}"
-
-
-def _without_fix(error: CheckpointError) -> str:
-    return str(error).partition(". fix:")[0]

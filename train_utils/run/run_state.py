@@ -104,16 +104,15 @@ class RunState:
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
         }
 
-    def save(self, writer: CheckpointWriter, folder: Path, is_best: bool = False, best_only: bool = False) -> None:
+    def save(self, writer: CheckpointWriter, folder: Path, is_best: bool = False) -> None:
         """Queue ``checkpoints/last.pt`` and, after the best epoch, ``best.pt`` for writing.
 
         The previous ``last.pt`` is kept: a damaged file costs one checkpoint, not the run.
         """
         targets = {folder / FOLDER / "best.pt": False} if is_best else {}
-        targets |= {} if best_only else {folder / FOLDER / "last.pt": True}
         state = self.to_plain()
-        if state is not None and targets:
-            writer.write(state, targets)
+        if state is not None:
+            writer.write(state, targets | {folder / FOLDER / "last.pt": True})
 
     def resume(self, state: dict[str, Any], folder: Path, world: World, force: bool) -> str:
         """Resume from the content of a checkpoint; return a text with the place and what changed.

@@ -139,11 +139,9 @@ def test_only_a_finished_run_that_is_named_is_extended(finished: Path, tmp_path:
     assert (run / "metrics.csv").read_bytes() == table, "a refused extension changed the run"
 
 
-def test_a_run_that_kept_only_an_earlier_epoch_is_not_extended() -> None:
-    given = ["train.epochs=10", "train.best_only=true", "resume=my run", "extend=2"]
+def test_an_interrupted_extension_goes_on() -> None:
+    given = ["train.epochs=10", "resume=my run", "extend=2"]
     config = compose("train", TrainConfig, given)
-    with pytest.raises(ConfigError, match=r"after its end only a new run, with 'model.weights=my run', as best_only"):
-        extend_run(config, {"epoch": 7})
     assert extend_run(config, {"epoch": 10}).train.epochs == 12
     repeated = compose("train", TrainConfig, [*given, "train.extended_after=[8]"])
     assert extend_run(repeated, {"epoch": 7}).train.epochs == 10, "the command of an interrupted extension"
