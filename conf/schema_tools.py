@@ -54,19 +54,6 @@ class ConvertConfig(PluggedConfig):
 
 
 @dataclass
-class ConvertDataConfig:
-    """Everything that scripts/convert_data.py reads."""
-
-    csv: str  # one row per box, under a header that data/formats/csv_boxes.py knows
-    images: str | None  # image folder; null: that of the CSV file
-    out: str  # the COCO json to write
-    names: str | None  # file with the names or the order of the classes; null: sorted
-    corners_in_bbox: bool  # the column bbox holds x1, y1, x2, y2; false: x, y, width, height
-    empty: bool  # include images of the folder without a row
-    debug: bool  # show tracebacks of user errors, too
-
-
-@dataclass
 class CfgInfoConfig(PluggedConfig):
     """Everything that scripts/cfg_info.py reads."""
 

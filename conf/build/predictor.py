@@ -78,16 +78,11 @@ class Predictor:
         """Each frame of the batches with its detections, in order, without boxes in the padding."""
         tf32 = self.config.precision is EvalPrecision.tf32
         for batch, detections in detect_batches(self, batches, list, self.device, "batch_size", tf32=tf32):
-            yield from located(batch, detections)
-
-
-def located(batch: FrameBatch, detections: list[Tensor]) -> Iterator[tuple[Frame, Found]]:
-    """Each frame of a batch with its detections in its own pixels."""
-    for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, detections, strict=True):
-        table = rows.double().numpy()
-        boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
-        inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-        yield frame, Found(boxes[inside], table[inside, 5].astype(int), table[inside, 4])
+            for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, detections, strict=True):
+                table = rows.double().numpy()
+                boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
+                inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+                yield frame, Found(boxes[inside], table[inside, 5].astype(int), table[inside, 4])
 
 
 def suppression(config: PicturesConfig | DemoConfig | EvaluateConfig, heads: Sequence[Head]) -> Postprocess:

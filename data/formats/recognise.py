@@ -34,8 +34,7 @@ def recognise(place: Path) -> dict[str, Any]:
         raise DataError(f"{place} holds {' and '.join(path.name for path in usual)}. fix: data=<one of them>")
     found = {"format": "yolo", "root": str(usual[0])} if usual else _of_coco(place) or _of_voc(place)
     if not found:
-        more = "python -m scripts.convert_data makes a COCO json of it" if place.suffix == ".csv" else f"name {KINDS}"
-        raise DataError(f"{place} is no data set that can be read as it is. fix: {more}")
+        raise DataError(f"{place} is no data set that can be read as it is. fix: name {KINDS}")
     return {"name": _name(place), **found}
 
 

@@ -182,7 +182,6 @@ def test_a_file_of_our_own_options_and_a_choice_by_its_name(yolo_set: YoloSet, m
             "a.yaml",
             "first: https://x.org/a.zip",
         ),
-        ("", "a.csv", "scripts.convert_data makes a COCO json of it"),
         ("", "a.txt", "is no data set that can be read as it is. fix: name a data.yaml"),
         ("", "empty/", "/empty is no data set that can be read as it is. fix: name a data.yaml"),
         ("", "two/", "two holds a.yaml and b.yaml. fix: data=<one of them>"),
@@ -195,7 +194,7 @@ def test_what_cannot_be_read_is_named(
     monkeypatch.chdir(yolo_set.root)
     for name in ("a.yaml", "two/a.yaml", "two/b.yaml"):
         yolo_set.write(name, f"train: images\nval: images\nnames: [x]\n{text}")
-    for name in ("a.csv", "a.txt", "empty/a.txt"):
+    for name in ("a.txt", "empty/a.txt"):
         yolo_set.write(name, "")
     for name in ("jsons/a.json", "jsons/b.json"):
         yolo_set.write(name, coco("a"))
