@@ -102,7 +102,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     if saved is None:
         on_main(world, lambda: save_config(folder.path, given))
     log_warnings(log, "deterministic")  # torch names each operator that is not deterministic
-    announce(log, folder.path, config, world, train_set, val_set, sampler, model.heads)
+    announce(log, folder.path, config, world, train_set, val_set, sampler, model)
     train_pixels = sampler.device_batch_size * sampler.sizes.most_pixels(1, 1)
     pixels = max(train_pixels, config.evaluate.batch_size * size**2)
     memory_note = shared_memory_note(loader, pixels, world.local_world_size, MEMORY_FILES)

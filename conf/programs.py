@@ -36,7 +36,6 @@ from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import DemoConfig, ExportConfig, PredictConfig
 from conf.schema_tools import (
     AnchorsConfig,
-    CfgInfoConfig,
     CheckDataConfig,
     CompareConfig,
     ConvertConfig,
@@ -85,7 +84,6 @@ PROGRAMS = {  # by the name of their YAML file in conf/programs/
     "get_weights": Program(GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
     "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
     "demo": Program(DemoConfig, "scripts.demo:main", complete_detection),
-    "cfg_info": Program(CfgInfoConfig, "scripts.cfg_info:show"),
     "compare": Program(CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(TuneConfig, "scripts.tune:tune"),
 }

@@ -54,18 +54,6 @@ class ConvertConfig(PluggedConfig):
 
 
 @dataclass
-class CfgInfoConfig(PluggedConfig):
-    """Everything that scripts/cfg_info.py reads."""
-
-    num_classes: int | None  # null: that of the .cfg
-    image_size: int | None  # side in pixels; null: height and width of the .cfg
-    model: ModelConfig
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "num_classes", "image_size")
-
-
-@dataclass
 class CompareConfig:
     """Everything that scripts/compare.py reads."""
 

@@ -19,7 +19,7 @@ from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
 from data.audit.anchor_fit import Sizes
 from data.audit.hints import data_hints
-from models import Head, LossConfig
+from models import Darknet, Head, LossConfig, count_flops, count_parameters
 from train_utils.distributed import World
 from train_utils.errors import TrainError
 from train_utils.numerics import precision_name
@@ -65,17 +65,23 @@ def announce(
     train_set: Annotations,
     val_set: Annotations,
     sampler: TrainBatchSampler,
-    heads: Sequence[Head],
+    model: Darknet,
 ) -> None:
-    """Log what is about to happen: data, ranks, precision, length and folder of the run."""
-    anchors = anchors_of(heads)
+    """Log what is about to happen: data, network, versions, ranks, precision, length and folder."""
+    anchors, size = anchors_of(model.heads), config.train.image_size
     log.line(config.data.line())
     for split, part in (("train", train_set), ("val", val_set)):
-        summary = summarise(part, config.train.image_size, anchors, min_iou_of(config))
+        summary = summarise(part, size, anchors, min_iou_of(config))
         log.line(f"{split}: {summary.line()}")
         log.line(summary.warning() if split == "train" else None)
         for note in (*part.skipped, *part.notes):
             log.line(f"{split}: {note}")
+    log.line(
+        f"{model.cfg.source}: {count_parameters(model):,} parameters, {count_flops(model, (size, size)) / 1e9:.2f} "
+        f"GFLOPs for {size} x {size} pixels, a multiply-add counting as two"
+    )
+    for note in model.notes:
+        log.line(note)
     if world.is_main:
         log.line(", ".join(version_page().splitlines()))
     if config.plugins:

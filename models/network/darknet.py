@@ -161,18 +161,13 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_flops(model: Darknet, image_size: tuple[int, int]) -> int:
     """Operations for one (height, width) image: 2 per multiply-add of a convolution."""
-    return sum(layer_flops(model, index, image_size) for index in range(len(model.layers)))
-
-
-def layer_flops(model: Darknet, index: int, image_size: tuple[int, int]) -> int:
-    """One layer's share of count_flops."""
-    layer = model.layers[index]
-    if isinstance(layer, SharedConvolution):
-        layer = layer.source
-    if not isinstance(layer, Convolution):
-        return 0
-    rows, columns = model.shapes[index].size(image_size)
-    return 2 * layer.conv.weight.numel() * rows * columns
+    flops = 0
+    for layer, shape in zip(model.layers, model.shapes, strict=True):
+        convolution = layer.source if isinstance(layer, SharedConvolution) else layer
+        if isinstance(convolution, Convolution):
+            rows, columns = shape.size(image_size)
+            flops += 2 * convolution.conv.weight.numel() * rows * columns
+    return flops
 
 
 def _build(cfg: Cfg, options: BuildOptions) -> Graph:

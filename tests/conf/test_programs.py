@@ -44,7 +44,6 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "get_weights": {"--help": None, "yolo": "no published weights are called 'yolo'"},
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
     "demo": {"--help": None, "port=70000": "port must lie in 0..65535", "workers=0": "workers must be 1 or more"},
-    "cfg_info": {"--help": None, "model=yolov3 num_classes=0": "num_classes must be 1 or more"},
     "compare": {
         "--help": None,
         "": "runs has no value",

@@ -32,7 +32,6 @@ PROGRAMS = {  # with the other options that each needs
     "eval": [*SHAPES, "device=cpu"],
     "predict": ["source=picture.png", "device=cpu", "out=found", "draw=false"],
     "export": ["format=torch"],
-    "cfg_info": [],
     "anchors": [*SHAPES, "rounds=5", "image_size=64"],
     "check_data": [*SHAPES, "image_size=64", "pictures=0", "out=report"],
     "convert": ["out=a.pt"],

@@ -22,7 +22,7 @@ from conf.extensions.using import with_plugins
 from conf.failures import ConfigError
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import ExportConfig, PredictConfig
-from conf.schema_tools import CfgInfoConfig, ConvertConfig
+from conf.schema_tools import ConvertConfig
 from conf.sources.checkpoints import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.sources.resume import complete_training
 from data import Annotations, DataError, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
@@ -191,16 +191,16 @@ def test_a_section_is_checked_as_darknet_s_are(files: Path, tmp_path: Path) -> N
         ("ration=4", r"my.cfg:\d+: \[squeeze\] has no option ration; did you mean ratio"),
     ):
         (tmp_path / "my.cfg").write_text(CFG.replace("ratio=4", line))
-        given = compose("cfg_info", CfgInfoConfig, [listed(files), f"model.cfg={tmp_path / 'my.cfg'}"])
+        given = compose("convert", ConvertConfig, ["out=a.pt", listed(files), f"model.cfg={tmp_path / 'my.cfg'}"])
         with pytest.raises(ModelError, match=said):
             build_model(given.model, None)
-    compose("cfg_info", CfgInfoConfig, ["model.cfg=yolov3-tiny"])  # its plugins are none
+    compose("convert", ConvertConfig, ["out=a.pt", "model.cfg=yolov3-tiny"])  # its plugins are none
     with pytest.raises(ModelError, match=r"there is no layer .squeeze."):
         load_network(given.model)
 
 
 def test_darknet_s_files_do_not_lose_weights_without_a_word(files: Path, tmp_path: Path) -> None:
-    given = compose("cfg_info", CfgInfoConfig, [listed(files), f"model.cfg={files / 'my.cfg'}"])
+    given = compose("convert", ConvertConfig, ["out=a.pt", listed(files), f"model.cfg={files / 'my.cfg'}"])
     model, _ = build_model(given.model, None)
     with pytest.raises(ModelError, match=r"no place for the weights of layer 1, a \[squeeze\]. fix: up_to_layer=1"):
         save_darknet_weights(model, tmp_path / "x.weights")
