@@ -51,9 +51,8 @@ from conf.sources.checkpoints import (
 )
 from conf.sources.resume import complete_training
 from conf.sweeps.multirun import objective, prepare_job, refuse_folders, register_folders, show_results
-from conf.sweeps.ranks import run_on_devices, wants_ranks
 from conf.sweeps.space import gather_options
-from train_utils.launch.environment import peek_world_size, prefer_expandable_segments, strip_local_rank
+from train_utils.launch.environment import has_agent, peek_world_size, prefer_expandable_segments, strip_local_rank
 from train_utils.processes.ending import name_lost_peers, shutdown
 
 
@@ -107,8 +106,8 @@ def run(name: str) -> None:
             if is_job_of_multirun():
                 prepare_job(cfg, program.folder)
             config: Any = to_plain(cfg, program.schema, program.complete, named)
-            if wants_ranks(config, is_job_of_multirun()):
-                return run_on_devices(config, sys.argv)
+            if (count := ranks_to_start(config)) > 1:
+                become_torchrun(count)
             return objective(resolve_name(program.function)(config))
         except (Exception, SystemExit) as error:
             failures.append(name_lost_peers(error))
@@ -143,6 +142,41 @@ def run(name: str) -> None:
     except Exception as error:
         sys.exit(report(error, program.schema, debug))
     shutdown()
+
+
+def ranks_to_start(config: Any) -> int:
+    """The number of processes that ``devices`` asks for; 1 for this one, or if a launcher chose.
+
+    Raises ConfigError for more than there are GPUs, if any.
+    """
+    devices = config.devices if isinstance(config, TrainConfig | EvalConfig) else None
+    if devices in (None, 1) or has_agent() or peek_world_size() > 1:
+        return 1
+    import torch
+
+    device = config.train.device if isinstance(config, TrainConfig) else config.device
+    gpus = torch.cuda.device_count() if device.value != "cpu" else 0
+    count = max(1, gpus) if devices == "auto" else int(devices)
+    if 0 < gpus < count:
+        raise ConfigError(
+            f"devices={count} needs {count} GPUs, and torch finds {gpus} here. fix: devices=auto for all, "
+            "or train.device=cpu (eval.py: device=cpu)"
+        )
+    return count
+
+
+def become_torchrun(count: int) -> None:
+    """Replace this process by a torchrun that starts the same command ``count`` times.
+
+    Raises ConfigError in a job of a multirun (-m).
+    """
+    if is_job_of_multirun():
+        raise ConfigError(f"devices={count} is for one setting. fix: start each by itself, without -m")
+    from data.files.reading import usable_cores  # imports numpy
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
 
 
 def _paths_of_children() -> str:

@@ -15,7 +15,6 @@ from data.augment_config import AugmentConfig
 from data.config import DataConfig, Resize
 from models.config import DarknetLossConfig, LossConfig, LossSection, ModelConfig
 from train_utils.config import Device, EvalPrecision, OptimConfig, TrainSection, choose_backend
-from train_utils.launch.own_ranks import check_devices
 from train_utils.loggers.config import LoggerConfig
 
 
@@ -33,6 +32,14 @@ def check_shares(options: Any, *keys: str, section: str = "") -> None:
     for key in keys:
         if not 0 <= getattr(options, key) <= 1:
             raise ValueError(f"{section}{key} must lie in 0..1, got {getattr(options, key)}")
+
+
+def _check_devices(devices: Any) -> None:
+    if devices not in (None, "auto") and not (type(devices) is int and devices >= 1):
+        raise ValueError(
+            f"devices must be a number of processes, or auto for one on each GPU, got {devices}; which GPUs, the "
+            "environment variable CUDA_VISIBLE_DEVICES chooses"
+        )
 
 
 @dataclass
@@ -101,7 +108,7 @@ class TrainConfig(PluggedConfig):
     logger: LoggerConfig
 
     def __post_init__(self) -> None:
-        check_devices(self.devices)
+        _check_devices(self.devices)
         if self.resume is not None and self.run_dir is not None:
             raise ValueError("resume continues in its own folder: leave run_dir out")
         if self.extend is not None and (self.extend < 1 or self.resume is None):
@@ -146,4 +153,4 @@ class EvalConfig(PluggedConfig):
     evaluate: EvaluateConfig
 
     def __post_init__(self) -> None:
-        check_devices(self.devices)
+        _check_devices(self.devices)

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from conf.entry import compose, with_search_path
 from conf.failures import USER_ERRORS, ConfigError, in_one_sentence
-from conf.programs import PROGRAMS, prepare_arguments
-from conf.sweeps.ranks import wants_ranks
+from conf.programs import PROGRAMS, prepare_arguments, ranks_to_start
 from train_utils.processes.ending import name_lost_peers, shutdown
 from train_utils.shell import quoted
 
@@ -75,7 +74,7 @@ def options_of(name: str, overrides: object) -> Any:
     if flags := [word for word in arguments if word.startswith("-")]:
         raise ConfigError(f"{flags[0]} is for the command line. fix: options of the form key=value alone")
     config: Any = compose(name, program.schema, arguments, program.complete)
-    if wants_ranks(config):
+    if ranks_to_start(config) > 1:
         raise ConfigError("devices starts processes on a command line alone. fix: leave it out, or python train.py")
     return config
 

@@ -15,7 +15,7 @@ from conf.failures import ConfigError
 from conf.schema import CHOICES
 from conf.sources.checkpoints import config_of_checkpoint
 from models.weights.published import BACKBONE, COCO
-from train_utils.launch.environment import allowed_restarts, has_agent, job_folder_name, peek_world_size, read_job
+from train_utils.launch.environment import allowed_restarts, job_folder_name, read_job
 from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.same_training import changed_values, is_covered, with_earlier
 
@@ -71,8 +71,6 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
         # A group replaces its section: another choice may have other keys.
         OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), merge=False, force_add=True)
     saved.run_dir, saved.resume = None, given["resume"]
-    if has_agent() or peek_world_size() > 1:
-        saved.devices = given["devices"]  # a launcher chooses anew
     return plain(saved)
 
 

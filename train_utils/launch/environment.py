@@ -24,7 +24,6 @@ from train_utils.errors import DistributedError
 from train_utils.launch.kubernetes import refuse_pod_of_torchrun
 from train_utils.launch.launch import ALONE, Launch, checked, integer, integer_or_none
 from train_utils.launch.mpi import Names, mpi_names, read_mpi, refuse_unknown_mpi
-from train_utils.launch.own_ranks import is_own_rank
 from train_utils.launch.slurm import is_srun_task, read_srun, refuse_shell_of_many_tasks
 
 PARENT = "TRAIN_ENDS_WITH_PROCESS"
@@ -221,7 +220,7 @@ def _read_torch(environment: Mapping[str, str]) -> Launch:
             "MASTER_ADDR=<host of rank 0> (127.0.0.1 on one machine) and MASTER_PORT=<a free port there>"
         )
     return Launch(
-        "devices" if is_own_rank(environment) else "torchrun",
+        "torchrun",
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
