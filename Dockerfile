@@ -13,7 +13,7 @@ ARG PIP_INDEX_URL
 RUN python3 -m venv /opt/uv \
  && /opt/uv/bin/pip install --no-cache-dir "uv>=0.9" \
  && ln -s /opt/uv/bin/uv /opt/uv/bin/uvx /usr/local/bin/
-# 1000 is the user of Kubeflow's pods. HOME and USER also serve an id without an account (--user).
+# HOME and USER also serve an id without an account (--user).
 RUN useradd --create-home --uid 1000 --shell /bin/bash yolo && chmod 1777 /home/yolo
 ENV HOME=/home/yolo USER=yolo UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 USER yolo

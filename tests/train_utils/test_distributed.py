@@ -38,7 +38,7 @@ SECONDS = 120
 
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment without any launcher's variables."""
-    launchers = ("SLURM_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "PET_")
+    launchers = ("SLURM_", "MASTER_", "TORCHELASTIC_")
     ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(launchers) and key not in ranks}
     return kept | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | more
@@ -130,11 +130,9 @@ def test_one_process_needs_no_group(alone: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_everything_on_three_processes(alone: dict[str, Any], tmp_path: Path) -> None:
-    """Use a PyTorchJob's variables; a restart and tests/test_programs.py cover torchrun."""
+    """A restart and tests/test_programs.py cover torchrun."""
     port = free_port()
-    pod = {"PET_MASTER_PORT": str(port), "PET_MASTER_ADDR": "127.0.0.1", "PET_NPROC_PER_NODE": "auto"}
-    pods = [by_hand(rank, 3, port, PET_NODE_RANK=str(rank), PET_NNODES="3", **pod) for rank in range(3)]
-    reports = run_together("everything", tmp_path, pods)
+    reports = run_together("everything", tmp_path, [by_hand(rank, 3, port) for rank in range(3)])
     assert list(reports) == [0, 1, 2]
     check_exchange(reports, "torchrun")
     for report in reports.values():
@@ -150,15 +148,6 @@ def test_exchange_under_slurm(tmp_path: Path) -> None:
     job |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
     tasks = [job | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(2)]
     check_exchange(run_together("exchange", tmp_path, tasks), "srun")
-
-
-@pytest.mark.slow
-def test_exchange_under_mpirun(tmp_path: Path) -> None:
-    """Use the variables of Open MPI, whose job name determines the port."""
-    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMIX_RANK")
-    job = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": f"test-{os.getpid()}@1"}
-    tasks = [job | dict.fromkeys(names, str(task)) for task in range(2)]
-    check_exchange(run_together("exchange", tmp_path, tasks), "mpirun")
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """What the environment says about this process: its launch, its job, its restarts.
 
-Four launchers are known: torch's (``torchrun``, ``python -m torch.distributed.run`` or ``.launch``,
-or its variables set by hand or by a Kubernetes operator), SLURM's ``srun`` with one task per
-process, ``mpirun``, and none. Only this file reads the environment; tests pass dictionaries. It
-imports no torch, so that a refused option costs no start of torch.
+Three launchers are known: torch's (``torchrun``, ``python -m torch.distributed.run`` or
+``.launch``, or its variables set by hand), SLURM's ``srun`` with one task per process, and none.
+Only this file reads the environment; tests pass dictionaries. It imports no torch, so that a
+refused option costs no start of torch.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from train_utils.errors import DistributedError
-from train_utils.launch.kubernetes import refuse_pod_of_torchrun
 from train_utils.launch.launch import ALONE, Launch, checked, integer, integer_or_none
-from train_utils.launch.mpi import Names, mpi_names, read_mpi, refuse_unknown_mpi
 from train_utils.launch.slurm import is_srun_task, read_srun, refuse_shell_of_many_tasks
 
 PARENT = "TRAIN_ENDS_WITH_PROCESS"
@@ -35,20 +33,14 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     Raises DistributedError if variables are missing or contradict each other, or if a launcher
     started several processes without ranks: each would silently train alone.
     """
-    names = _mpi_names(environment)
-    if not has_agent(environment):
-        refuse_pod_of_torchrun(environment)
     if "RANK" in environment:
         launch = _read_torch(environment)
-    elif names is not None:
-        launch = read_mpi(environment, names)
     elif is_srun_task(environment):
         launch = read_srun(environment)
     elif environment.get("WORLD_SIZE", "1") != "1" or "LOCAL_RANK" in environment:
         launch = _read_torch(environment)
     else:
         refuse_shell_of_many_tasks(environment)
-        refuse_unknown_mpi(environment)
         return ALONE
     return checked(launch)
 
@@ -180,9 +172,6 @@ def strip_local_rank(arguments: list[str]) -> list[str]:
 
 def _names_of_numbers(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The variables of the rank and the world size; the first world size that is set counts."""
-    names = _mpi_names(environment)
-    if "RANK" not in environment and names is not None:
-        return names.rank, names.world_size
     if "RANK" not in environment and is_srun_task(environment):
         return "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"
     return "RANK", "WORLD_SIZE"
@@ -191,20 +180,6 @@ def _names_of_numbers(environment: Mapping[str, str]) -> tuple[str, ...]:
 def _peek(environment: Mapping[str, str], name: str) -> int | None:
     value = environment.get(name, "")
     return int(value) if value.isdecimal() else None
-
-
-def _mpi_names(environment: Mapping[str, str]) -> Names | None:
-    """The variables of an MPI launcher; None without one, or if srun itself sets them.
-
-    Tasks of ``srun --mpi=pmi2`` have them, as do processes that mpirun starts through srun. They
-    are srun's own if they agree with its variables, which say more.
-    """
-    names = mpi_names(environment)
-    if names is None or not is_srun_task(environment):
-        return names
-    size = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS")
-    same = (environment.get(names.rank), environment.get(names.world_size)) == (environment["SLURM_PROCID"], size)
-    return None if same else names
 
 
 def _read_torch(environment: Mapping[str, str]) -> Launch:

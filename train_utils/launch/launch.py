@@ -18,7 +18,7 @@ class Launch:
     What the launcher does not say about the node is None and follows from the hosts at rendezvous.
     """
 
-    launcher: str  # "torchrun" (or torch's variables set by hand), "srun", "mpirun" or "none"
+    launcher: str  # "torchrun" (or torch's variables set by hand), "srun" or "none"
     rank: int
     world_size: int
     local_rank: int | None

@@ -18,7 +18,7 @@ class World:
     node_rank: int
     num_nodes: int
     device: torch.device
-    launcher: str  # "torchrun", "srun", "mpirun", "none", or "group" if another program opened it
+    launcher: str  # "torchrun", "srun", "none", or "group" if another program opened it
     backend: str  # "nccl" (with gloo for CPU tensors), "gloo", or "none" for one process
 
     @property
