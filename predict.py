@@ -1,10 +1,10 @@
-r"""Detect objects in pictures, videos and live streams of your own.
+r"""Detect objects in pictures, videos and streams of your own.
 
     python predict.py ckpt=runs/quickstart/... source=pictures
     python predict.py ckpt=runs/coco/... "source=pictures/**/*.jpg" out=found confidence=0.4
     python predict.py model=yolov4 model.weights=yolov4.weights names=coco.names \
         source=street.mp4 resize=stretch
-    python predict.py ckpt=runs/coco/... source=0 show=true         # a camera, watched in a browser
+    python predict.py ckpt=runs/coco/... source=0         # a camera
 
 The results are in runs/predict/<date_time>/: pictures with boxes, detections.json, images.json and
 labels/*.txt. Ctrl-C ends a prediction, with what was found so far in whole files.
@@ -21,7 +21,6 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import signal
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 from conf.api.calls import callable_from_python
@@ -31,11 +30,10 @@ from conf.build.predictor import Predictor
 from conf.build.results import ResultWriter, counted
 from conf.failures import ConfigError
 from conf.schema_inference import PredictConfig
-from data import FrameBatches, find_media, live_medium
+from data import FrameBatches, find_media
 from train_utils.distributed import init_distributed_mode
 from train_utils.launch.environment import peek_world_size
 from train_utils.loop.stop_and_save import StopRequest
-from train_utils.pictures.live_view import LiveView
 from train_utils.run.run_folder import dated_folder, open_folder
 from train_utils.terminal.progress import Progress
 
@@ -48,7 +46,7 @@ def predict(config: PredictConfig) -> Path:
 
     Raises ConfigError if it is one of several processes, and the errors of the parts for an empty
     source, weights that do not fit and unreadable files. After a signal that ends it early, what
-    was found is written; then it exits with 128 + signal, unless the source is live.
+    was found is written; then it exits with 128 + signal.
     """
     if peek_world_size() > 1:
         raise ConfigError(
@@ -56,27 +54,20 @@ def predict(config: PredictConfig) -> Path:
             "for several GPUs start it once per GPU, each with a part of the source"
         )
     world = init_distributed_mode(config.device.value, timeout_seconds=60)
-    live = live_medium(config.source)
-    media = [live] if live is not None else find_media(config.source)
+    media = find_media(config.source)
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
     predictor = Predictor(config, detector, world.device)
     out = Path(config.out) if config.out is not None else dated_folder("predict")
-    with ExitStack() as stack:
-        stop = stack.enter_context(StopRequest())
+    with StopRequest() as stop:
         frames = predictor.frames(media)
         total = frames.count()
-        view = stack.enter_context(LiveView(config.show_port)) if config.show else None
         writer = ResultWriter(
             media, detector, out, config.workers,
             draw=config.draw, save_json=config.save_json, save_txt=config.save_txt, save_crops=config.save_crops,
-            verbose=config.verbose, view=view,
+            verbose=config.verbose,
         )  # fmt: skip
         open_folder(world, out, "out")
         print(f"{detector.note}; {detector.image_size} pixels on {world.device.type}", flush=True)
-        if view is not None:
-            print(f"watch it in a browser: {view.address}", flush=True)
-        if live is not None:
-            print(f"{live.name} is open; Ctrl-C ends it", flush=True)
         started = time.perf_counter()
         with Progress(total, "predict", enabled=not config.verbose) as progress, writer.drawn:
             for frame, found in predictor.found(frames):
@@ -88,8 +79,8 @@ def predict(config: PredictConfig) -> Path:
         print(summary(writer, frames, predictor, time.perf_counter() - started), flush=True)
         stopped_by = stop.signal
         if stopped_by == signal.SIGINT:
-            stop.signal = None  # answered here, where a live source ends well
-    if stopped_by is not None and live is None:
+            stop.signal = None  # answered here
+    if stopped_by is not None:
         print(f"stopped by {stopped_by.name}: the rest of the source is not in there", file=sys.stderr)
         sys.exit(128 + stopped_by)
     return out

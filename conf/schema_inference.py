@@ -59,19 +59,13 @@ class PredictConfig(PicturesConfig):
     """Everything that predict.py reads: ``ckpt``, or ``model`` with its weights and ``names``."""
 
     source: str  # an image, a video, a folder, a quoted pattern, or a .txt that lists images and videos;
-    # live: a camera by its number (0) or a stream (rtsp://..., http://...)
+    # a camera by its number (0) or a stream (rtsp://..., http://...)
     out: str | None  # folder for the results; null: runs/predict/<date_time>
     draw: bool  # write copies of the images and videos with boxes
     save_json: bool  # write detections.json (COCO results) and images.json
     save_txt: bool  # write labels/*.txt of images (YOLO)
     save_crops: bool  # write what is inside each box: crops/<class>/*.jpg
     verbose: bool  # print a line for each image or frame
-    show: bool  # serve the drawn images to a browser on this machine while they are made
-    show_port: int  # of that page, at 127.0.0.1; 0: any that is free
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_port(self, "show_port")
 
 
 @dataclass
@@ -83,14 +77,6 @@ class DemoConfig(DetectConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.port is not None:
-            check_port(self, "port")
-
-
-def check_port(options: Any, key: str) -> None:
-    """Raise ValueError if the option is not a TCP port."""
-    if not 0 <= getattr(options, key) <= 65535:
-        raise ValueError(f"{key} must lie in 0..65535, got {getattr(options, key)}")
 
 
 class ExportFormat(StrEnum):

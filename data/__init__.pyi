@@ -25,8 +25,6 @@ from .formats.drawn.files import ensure_shapes as ensure_shapes
 from .images.cache import CachedImages as CachedImages
 from .images.cache import build_image_cache as build_image_cache
 from .images.cache import kept_cache_name as kept_cache_name
-from .images.live import LiveStream as LiveStream
-from .images.live import live_medium as live_medium
 from .images.media import Frame as Frame
 from .images.media import Medium as Medium
 from .images.media import Video as Video

@@ -19,7 +19,7 @@ from conf.build.network import open_detector
 from conf.build.predictor import Predictor
 from conf.failures import ConfigError
 from conf.schema_inference import PicturesConfig, PredictConfig
-from data import DataError, Medium, OnBadFile, find_media, live_medium
+from data import DataError, Medium, OnBadFile, find_media
 from train_utils.launch.devices import device_alone
 
 # Options of predict.py about its source and the files that it writes.
@@ -72,9 +72,8 @@ class Detector:
             return self._in_order([source])[0]
         text = str(source) if type(source) is int else _path(source)
         with self._plain_errors(text):
-            live = live_medium(text)
-            media = [live] if live is not None else find_media(text)
-            if live is None and media[0].path == Path(os.path.abspath(text)) and not media[0].is_video:
+            media = find_media(text)
+            if media[0].path == Path(os.path.abspath(text)) and not media[0].is_video:
                 return self._in_order([text])[0]
         return self._found(media)
 

@@ -11,7 +11,6 @@ from conf.build.predictor import Found
 from conf.failures import ConfigError
 from data import Frame, Medium
 from train_utils.pictures.drawn_files import WRITTEN, DrawnFiles
-from train_utils.pictures.live_view import LiveView
 from train_utils.scores.detections import make_detections
 from train_utils.scores.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
 
@@ -20,8 +19,8 @@ from train_utils.scores.result_files import ImageResult, coco_files, file_names,
 class ResultWriter:
     """The files of one prediction below ``out``, and its counts.
 
-    conf/programs/predict.yaml says which files. ``view`` gets each drawn picture as well. Raises
-    ConfigError if a picture would overwrite its source.
+    conf/programs/predict.yaml says which files. Raises ConfigError if a picture would overwrite its
+    source.
     """
 
     media: list[Medium]
@@ -34,7 +33,6 @@ class ResultWriter:
     save_txt: bool = False
     save_crops: bool = False
     verbose: bool = False
-    view: LiveView | None = None
 
     def __post_init__(self) -> None:
         names = [medium.name for medium in self.media]
@@ -50,7 +48,7 @@ class ResultWriter:
                 raise ConfigError(
                     f"out={self.out} would overwrite {medium.path}. fix: choose another out=, or draw=false"
                 )
-        self.drawn = DrawnFiles(self.detector.names, self.threads, self.view.show if self.view is not None else None)
+        self.drawn = DrawnFiles(self.detector.names, self.threads)
         self.results: list[ImageResult] = []
         self.num_images = 0
         self.turned = 0  # pictures that EXIF tags turned
@@ -75,10 +73,10 @@ class ResultWriter:
         if self.save_crops:
             stem = self.crop_names[medium.name] + (f"_{frame.number}" if medium.is_video else "")
             self.drawn.crops(self.out / "crops", stem, frame.image, *found)
-        path = self.out / self.drawn_names[medium.name] if self.draw else None
-        if path is not None and medium.is_video:
-            self.drawn.frame(path, frame.frames_per_second, frame.copies, frame.image, *found)
-        elif path is not None or self.view is not None:
+        path = self.out / self.drawn_names[medium.name]
+        if self.draw and medium.is_video:
+            self.drawn.frame(path, frame.frames_per_second, frame.image, *found)
+        elif self.draw:
             self.drawn.picture(path, frame.image, *found)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Make batches of network input from pictures and videos, decoded ahead by threads, and streams."""
+"""Make batches of network input from pictures and videos, decoded ahead by threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from data.batches.samplers import input_shape
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError
 from data.geometry import Image
-from data.images.live import LiveStream
 from data.images.media import Frame, Medium, Video, read_picture
 from data.samples.letterbox import Letterbox, resize_into
 
@@ -68,8 +67,7 @@ class FrameBatches:
 
     Only frames of one input shape (see ``input_shape``) share a batch, so a frame's input does not
     depend on its neighbours. Pictures come in no particular order. Frames of a video come in order
-    and share no batch with other media. A camera or stream, which comes alone, has batches of one
-    frame, so that none waits for others. Raises DataError if it cannot be opened.
+    and share no batch with other media.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class FrameBatches:
     ) -> None:
         self.media, self.batch_size, self.on_error, self.threads = media, batch_size, on_error, threads
         self.fit, self.exif = fit, exif
-        self._live = LiveStream(media[0]) if media and media[0].address else None
         self._times: list[float] = []  # appending is thread-safe
         self.skipped: list[str] = []  # the files left out so far, and why
 
@@ -93,12 +90,12 @@ class FrameBatches:
         return sum(self._times)
 
     def count(self) -> int:
-        """Count the frames as videos state them, else one for each; 0 if a live source has no end.
+        """Count the frames as videos state them, else one for each; 0 for a camera or stream.
 
         With ``on_error=stop`` an unreadable video raises DataError here, before any computation.
         """
         total = 0
-        if self._live is not None:
+        if self.media[0].address:
             return total
         for medium in self.media:
             try:
@@ -110,13 +107,6 @@ class FrameBatches:
 
     def __iter__(self) -> Iterator[FrameBatch]:
         self._times, self.skipped = [], []
-        for frame in self._live or ():
-            started = time.perf_counter()
-            batch = self.fit.batch(frame)
-            self._times.append(time.perf_counter() - started)
-            yield batch
-        if self._live is not None:
-            return
         with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as in_order:
             for is_video, group in groupby(self.media, key=lambda medium: medium.is_video):
                 if is_video:

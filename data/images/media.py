@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
 KNOWN_TYPES = " ".join([*sorted(IMAGE_SUFFIXES), *VIDEO_SUFFIXES])
+USUAL_RATE = 25.0  # frames per second of what does not state it
 _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 
 
@@ -32,7 +34,7 @@ class Medium:
 
     path: Path  # absolute; without meaning for a camera, a stream or a picture in memory
     name: str  # relative to the source's common folder, with "/"; unique within the source
-    address: str = ""  # of a stream, or the number of a camera
+    address: str = ""  # of a stream, or the number of a camera, as OpenCV takes it
     image: Image | None = field(default=None, compare=False)  # (h, w, 3) RGB of a picture in memory
 
     @property
@@ -49,8 +51,7 @@ class Frame:
     number: int  # counted from 1; a picture has 1
     image: Image  # (h, w, 3) RGB
     turned: bool = False  # by its EXIF tag
-    frames_per_second: float = 0.0  # as the video states; 0: unknown, or a picture
-    copies: int = 1  # how often a video at this rate shows it; a live source drops and repeats frames
+    frames_per_second: float = 0.0  # as the video states; 0: a picture
 
     @property
     def size(self) -> tuple[int, int]:
@@ -64,8 +65,13 @@ def find_media(source: str) -> list[Medium]:
     A source is a picture or video, a folder (searched with its subfolders, hidden files left out),
     a pattern such as ``pictures/**/*.jpg``, or a .txt file with one path per line. As in Darknet,
     those paths are relative to the working directory. Folders and patterns pass over files of other
-    types. Raises DataError if nothing is found or a named file is of another type.
+    types. A number is a camera, and ``rtsp://...`` or the like a stream; its name is free of user,
+    password and query. Raises DataError if nothing is found or a named file is of another type.
     """
+    if source.isdecimal() or "://" in source:
+        where = f"camera{source}" if source.isdecimal() else source.rpartition("@")[2].partition("?")[0]
+        name = re.sub(r"\W+", "-", where).strip("-")
+        return [Medium(Path(name), name, address=source)]
     if not source:
         raise DataError("source is empty. fix: name a picture, a video or a folder; . is the current one")
     path = Path(source)
@@ -135,16 +141,18 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
 
 
 class Video:
-    """A video file, read once from its start and turned upright if the file states its rotation."""
+    """A video, camera or stream, read once; turned upright if the file states its rotation."""
 
     def __init__(self, medium: Medium) -> None:
-        """Raises DataError if OpenCV finds no video in the file."""
-        self.medium = medium
-        self._capture = cv2.VideoCapture(str(medium.path))
+        """Raises DataError if OpenCV cannot open it."""
+        self.medium, address = medium, medium.address
+        self._capture = cv2.VideoCapture(int(address) if address.isdecimal() else address or str(medium.path))
         if not self._capture.isOpened():
+            if address:
+                raise DataError(f"{medium.name} cannot be opened. fix: check that it is on, and its number or address")
             what = "is not a video that OpenCV can read" if medium.path.is_file() else "does not exist"
             raise DataError(f"{medium.path} {what}. {_FIX}")
-        self.frames_per_second = float(self._capture.get(cv2.CAP_PROP_FPS))
+        self.frames_per_second = float(self._capture.get(cv2.CAP_PROP_FPS)) or USUAL_RATE
         self.num_frames = max(0, int(self._capture.get(cv2.CAP_PROP_FRAME_COUNT)))  # as stated; 0: unknown
 
     def __iter__(self) -> Iterator[Frame]:

@@ -28,31 +28,27 @@ class DrawnFiles:
     in pixels), classes (n,) and scores (n,).
     """
 
-    def __init__(self, names: Sequence[str], threads: int, show: Callable[[np.ndarray], None] | None = None) -> None:
-        """``names`` are those of the classes; up to two pictures per thread wait in memory.
-
-        ``show`` gets each drawn picture (uint8 BGR) as well.
-        """
-        self._names, self._threads, self._show = names, threads, show
+    def __init__(self, names: Sequence[str], threads: int) -> None:
+        """``names`` are those of the classes; up to two pictures per thread wait in memory."""
+        self._names, self._threads = names, threads
         self._pool, self._in_order = ThreadPoolExecutor(threads), ThreadPoolExecutor(1)
         self._running: deque[Future[None]] = deque()
         self._video: tuple[Path, cv2.VideoWriter, tuple[int, int]] | None = None
 
-    def picture(self, path: Path | None, image: np.ndarray, *found: np.ndarray) -> None:
-        """Write ``image`` (uint8 RGB) with its boxes; without ``path`` it is only shown."""
-        pool = self._pool if self._show is None else self._in_order
-        self._start(pool, self._write_picture, path, image, *found)
+    def picture(self, path: Path, image: np.ndarray, *found: np.ndarray) -> None:
+        """Write ``image`` (uint8 RGB) with its boxes."""
+        self._start(self._pool, self._write_picture, path, image, *found)
 
     def crops(self, folder: Path, stem: str, image: np.ndarray, *found: np.ndarray) -> None:
         """Write what is inside each box as ``folder/<class>/<stem>_<n>.jpg``; n counts from 1."""
         self._start(self._pool, self._write_crops, folder, stem, image, *found)
 
-    def frame(self, path: Path, frames_per_second: float, copies: int, image: np.ndarray, *found: np.ndarray) -> None:
-        """Add a frame ``copies`` times to the .mp4 or .webm at ``path``; a new path is a new video.
+    def frame(self, path: Path, frames_per_second: float, image: np.ndarray, *found: np.ndarray) -> None:
+        """Add a frame to the .mp4 or .webm at ``path``; a new path is a new video.
 
         The codecs have even sides only, so an odd side loses its last row or column.
         """
-        self._start(self._in_order, self._write_frame, path, frames_per_second, copies, image, *found)
+        self._start(self._in_order, self._write_frame, path, frames_per_second, image, *found)
 
     def __enter__(self) -> DrawnFiles:
         return self
@@ -75,10 +71,8 @@ class DrawnFiles:
         while len(self._running) > number:
             self._running.popleft().result()
 
-    def _write_picture(self, path: Path | None, image: np.ndarray, *found: np.ndarray) -> None:
-        drawn = self._draw(image, *found)
-        if path is not None:
-            write_image(path, drawn, "another out=, or draw=false")
+    def _write_picture(self, path: Path, image: np.ndarray, *found: np.ndarray) -> None:
+        write_image(path, self._draw(image, *found), "another out=, or draw=false")
 
     def _write_crops(
         self, folder: Path, stem: str, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, _: np.ndarray
@@ -89,25 +83,18 @@ class DrawnFiles:
             crop = cv2.cvtColor(image[top:bottom, left:right], cv2.COLOR_RGB2BGR)
             write_image(folder / name / f"{stem}_{number}.jpg", crop, "another out=, or save_crops=false")
 
-    def _write_frame(
-        self, path: Path, frames_per_second: float, copies: int, image: np.ndarray, *found: np.ndarray
-    ) -> None:
+    def _write_frame(self, path: Path, frames_per_second: float, image: np.ndarray, *found: np.ndarray) -> None:
         size = (image.shape[1], image.shape[0])
         if self._video is None or self._video[0] != path:
             self._close_video()
             self._video = (path, _open_video(path, frames_per_second, size), size)
         if size != self._video[2]:  # OpenCV would drop the frame silently
             raise TrainError(f"{path}: the frames of its video differ in size. fix: draw=false")
-        drawn = self._draw(image, *found)
-        for _ in range(copies):
-            self._video[1].write(drawn)
+        self._video[1].write(self._draw(image, *found))
 
     def _draw(self, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """The drawn image in BGR, as OpenCV writes it; show it if asked to."""
-        drawn = cv2.cvtColor(draw_boxes(image, boxes, classes, self._names, scores), cv2.COLOR_RGB2BGR)
-        if self._show is not None:
-            self._show(drawn)
-        return drawn
+        """The drawn image in BGR, as OpenCV writes it."""
+        return cv2.cvtColor(draw_boxes(image, boxes, classes, self._names, scores), cv2.COLOR_RGB2BGR)
 
     def _close_video(self) -> None:
         if self._video is not None:
@@ -127,8 +114,6 @@ def write_image(path: Path, image: np.ndarray, fix: str) -> None:
 
 
 def _open_video(path: Path, frames_per_second: float, size: tuple[int, int]) -> cv2.VideoWriter:
-    if not frames_per_second > 0:
-        raise TrainError(f"{path}: its video does not give its frame rate. fix: draw=false")
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*CODECS[path.suffix]), frames_per_second, size)
     if not writer.isOpened():

@@ -18,7 +18,7 @@ from conf.programs import PROGRAMS
 PAGE = REPOSITORY / "docs" / "coming-from" / "option-names.md"
 VALUES = {  # a fitting value; for most names it is 1
     "gpu": "0", "gpus": "0,1", "amp": "true", "cfg": "a.cfg", "config": "a.cfg", "dataset": "coco",
-    "cache_images": "ram", "sync_batchnorm": "true", "view_img": "true", "include": "onnx", "dynamic": "true",
+    "cache_images": "ram", "sync_batchnorm": "true", "include": "onnx", "dynamic": "true",
     "weights": "a.pt", "pretrained": "a.pt", "checkpoint": "a.pt",
 }  # fmt: skip
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import cv2
 import numpy as np
@@ -157,6 +160,22 @@ def test_a_video_s_frames_come_in_order_and_a_cut_one_says_so(tmp_path: Path, ca
     path.write_bytes(b"no video")
     with pytest.raises(DataError, match=r"a.avi is not a video that OpenCV can read"):
         Video(medium)
+
+
+def test_streams_are_opened_by_address_and_named_without_secrets(tmp_path: Path) -> None:
+    video(tmp_path / "a.avi", 5)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    (medium,) = find_media(f"http://me:secret@127.0.0.1:{server.server_port}/a.avi?key=secret")
+    frames = list(Video(medium))
+    server.shutdown()
+    server.server_close()
+    assert medium.name == f"127-0-0-1-{server.server_port}-a-avi" and medium.is_video
+    assert [frame.number for frame in frames] == [1, 2, 3, 4, 5] and frames[0].frames_per_second == 10
+    (camera,) = find_media("87")
+    assert (camera.name, camera.address) == ("camera87", "87")
+    with pytest.raises(DataError, match="camera87 cannot be opened"):
+        Video(camera)
 
 
 def batches(media: list[Medium], **changes: object) -> FrameBatches:

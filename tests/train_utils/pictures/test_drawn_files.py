@@ -32,7 +32,7 @@ def test_frames_become_videos_in_order(tmp_path: Path) -> None:
     with DrawnFiles(["a"], threads=4) as files:
         for name, rate in (("one.mp4", 12.5), ("two.mp4", 29.97)):
             for number in range(30):
-                files.frame(tmp_path / name, rate, 1, np.full((48, 64, 3), 8 * number, np.uint8), *NOTHING)
+                files.frame(tmp_path / name, rate, np.full((48, 64, 3), 8 * number, np.uint8), *NOTHING)
     for name, rate in (("one.mp4", 12.5), ("two.mp4", 29.97)):
         video = cv2.VideoCapture(str(tmp_path / name))
         assert video.get(cv2.CAP_PROP_FPS) == pytest.approx(rate, abs=1e-3)
@@ -46,13 +46,10 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"cannot write .*file/a.png.* fix: another out="):
         with DrawnFiles(["a"], threads=2) as files:
             files.picture(tmp_path / "file" / "a.png", image, *NOTHING)
-    with pytest.raises(TrainError, match="does not give its frame rate"):
-        with DrawnFiles(["a"], threads=2) as files:
-            files.frame(tmp_path / "a.mp4", 0.0, 1, image, *NOTHING)
     with pytest.raises(TrainError, match="differ in size"):
         with DrawnFiles(["a"], threads=2) as files:
             for side in (40, 60):
-                files.frame(tmp_path / "a.mp4", 5.0, 1, image[:, :side], *NOTHING)
+                files.frame(tmp_path / "a.mp4", 5.0, image[:, :side], *NOTHING)
 
 
 def test_crops_are_what_lies_in_each_box_in_folders_of_their_classes(tmp_path: Path) -> None:
