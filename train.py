@@ -38,7 +38,6 @@ from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
 from models import Darknet
 from models.config import AUTO
-from train_utils.config import OnNonFinite
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.launch.environment import fix_cublas_workspace
 from train_utils.loop.interfaces import Loss
@@ -142,7 +141,6 @@ def build_step(
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
     freeze_for_epoch(config, model, saved["epoch"] if saved is not None else 0)
     checkpoints = Checkpoints(folder, state, log.line)
-    roll_back = checkpoints.roll_back if options.on_nonfinite is OnNonFinite.rollback else None
     loss: Loss = make_loss(model.heads, config.loss)
     to_input: Callable[[Any], Tensor] = Batch.network_input
     if options.compile.value != "off":
@@ -157,7 +155,7 @@ def build_step(
         accumulate=sampler.accumulate,
         autocast_dtype=dtype,
         to_input=to_input,
-        guard=NonFiniteGuard(world, folder.path, options.max_nonfinite_steps, log.line, train_set.file_name, roll_back),
+        guard=NonFiniteGuard(options.max_nonfinite_steps, log.line),
         decisions=StepDecisions(
             stop,
             options.save_every_steps,

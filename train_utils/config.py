@@ -60,17 +60,6 @@ class EvalPrecision(StrEnum):
     float16 = "float16"
 
 
-class OnNonFinite(StrEnum):
-    """What to do after too many steps in a row without a finite loss and gradient.
-
-    ``rollback`` loads weights and optimiser from the last checkpoint and continues with the next
-    images; a second failure in a row stops the training.
-    """
-
-    stop = "stop"
-    rollback = "rollback"
-
-
 @dataclass
 class TrainSection:
     """The training loop (keys ``train.*``)."""
@@ -99,8 +88,8 @@ class TrainSection:
     deterministic: bool  # same bits in every run; on CPUs at any number of ranks
     save_every_steps: int  # also write last.pt within an epoch, after this many steps; 0: not by steps
     save_every_minutes: float  # also write last.pt within an epoch, after this many minutes; 0: not by time
-    max_nonfinite_steps: int  # number of steps in a row that may be skipped because loss or gradient is not finite
-    on_nonfinite: OnNonFinite  # what to do after more: stop, or rollback to the last checkpoint
+    max_nonfinite_steps: int  # steps in a row that may be skipped because loss or gradient is not finite; one more ends
+    # the training
     patience: int  # stop after this many epochs without a better AP; 0: never
     timeout_seconds: float  # limit within which a rank notices lost peers, reports them and exits
 

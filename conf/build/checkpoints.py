@@ -1,4 +1,4 @@
-"""The checkpoints of a training: what they hold, saving, going back to one, going on."""
+"""The checkpoints of a training: what they hold, saving, going on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations
 from models import WEIGHTS_VERSION, Darknet
-from train_utils.distributed import barrier
 from train_utils.optim import Schedule
 from train_utils.run.checkpoint_writer import CheckpointWriter
 from train_utils.run.run_folder import RunFolder
-from train_utils.run.run_state import RunState, read_run
+from train_utils.run.run_state import RunState
 
 
 class Checkpoints:
@@ -30,13 +29,6 @@ class Checkpoints:
         """Queue checkpoints for writing; raise TrainError if another run took the folder over."""
         self._folder.check()
         self._state.save(self.writer, self._folder.path, is_best)
-
-    def roll_back(self) -> str:
-        """Restore weights and optimiser from the last checkpoint; return a line for the log."""
-        self.writer.wait()
-        barrier()
-        self._state.restore_weights(read_run(self._folder.path)[0])
-        return "weights and optimiser are those of the last checkpoint again; training goes on with other images"
 
 
 def describe(

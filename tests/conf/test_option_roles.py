@@ -81,7 +81,6 @@ ROLES = {
     "train.save_every_steps": "resume",
     "train.save_every_minutes": "resume",
     "train.max_nonfinite_steps": "resume",
-    "train.on_nonfinite": "resume",
     "train.patience": "resume",
     "train.timeout_seconds": "resume restart",
 }

@@ -114,7 +114,7 @@ def new_step(
         accumulate=accumulate,
         autocast_dtype=guard.pop("autocast_dtype", None),
         to_input=lambda batch: batch.images.to(next(state.model.parameters()).dtype).div_(255),
-        guard=NonFiniteGuard(world, guard.pop("folder", None), guard.pop("limit", 0), guard.pop("say", print), **guard),
+        guard=NonFiniteGuard(guard.pop("limit", 0), guard.pop("say", print)),
         decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
     )
 

@@ -18,7 +18,6 @@ from train_utils.loop.stop_and_save import Decision, StepDecisions
 from train_utils.memory.out_of_memory import training_pass
 from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import Schedule
-from train_utils.parallel.compiled import eagerly
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
 from train_utils.parallel.wrap import gradient_sync, loss_factor, wrap_model
 from train_utils.run.run_state import LOSS_NAMES, RunState
@@ -172,11 +171,4 @@ class OptimiserStep:
         if not loss_broke and scale > max(1.0, state.scaler.get_scale()):
             self.guard.overflow(state.step, scale)
         else:
-            with eagerly(state.model):
-                self.guard.skip(
-                    state.model,
-                    state.step,
-                    self.batches,
-                    self.losses,
-                    lambda batch: self.forward(state.model, self.to_input(batch)),
-                )
+            self.guard.skip(state.step, self.losses)

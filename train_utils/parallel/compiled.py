@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +83,6 @@ def compile_step(
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, sizes * GRAPHS_OF_A_SIZE)
     network.compile(mode=mode, dynamic=False)
     return _CompiledLoss(loss, mode), _CompiledInput(to_input, mode, say, list(network.parameters()))
-
-
-def is_compiled(network: nn.Module) -> bool:
-    """Whether the network, or one that it wraps, is compiled."""
-    return any(module._compiled_call_impl is not None for module in network.modules())
-
-
-def eagerly(network: nn.Module) -> AbstractContextManager[None]:
-    """A context in which a compiled network runs as if it were not, e.g. with hooks in it."""
-    return torch.compiler.set_stance("force_eager") if is_compiled(network) else nullcontext()
 
 
 class _CompiledLoss:

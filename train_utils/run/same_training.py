@@ -16,7 +16,7 @@ WITHOUT_EFFECT = (
     "evaluate", "data.name", "data.root", "data.val", "data.workers", "data.cache", "data.index_dir",
     "model.cfg", "model.weights", "model.fresh_heads", "train.device", "train.device_batch_size",
     "train.max_device_batch_size", "train.timeout_seconds", "train.save_every_steps",
-    "train.save_every_minutes", "train.max_nonfinite_steps", "train.on_nonfinite",
+    "train.save_every_minutes", "train.max_nonfinite_steps",
     "train.patience", "train.deterministic", "train.cudnn_benchmark",
 )  # fmt: skip
 # Where the training set is; irrelevant if its content is the same.

@@ -140,7 +140,7 @@ def step_of(network: Darknet, world: World, dtype: torch.dtype | None, seed: int
         accumulate=1,
         autocast_dtype=dtype,
         to_input=Batch.network_input,
-        guard=NonFiniteGuard(world, None, 50, print),
+        guard=NonFiniteGuard(50, print),
         decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
     )
 
