@@ -1,76 +1,81 @@
-"""What a plugin imports to register its parts: one decorator for each kind.
+"""What a plugin adds parts to, and the import of plugins.
 
-docs/develop/extending.md lists the kinds.
+A plugin is a Python file of yours that fills these dictionaries, by name:
 
-from plugins import augmentation
+    from plugins import LOSSES
 
-@augmentation("grey")
-def grey(sample, generator): ...
+    LOSSES["mine"] = MyLoss
 
-Each decorator takes a name and, optionally, a dataclass whose fields are the part's options, with
-their defaults. The decorated function or class then gets an instance as the keyword ``options``.
+``plugins=[my_loss.py]`` imports it; docs/develop/extending.md says what each dictionary holds.
 """
 
-from collections.abc import Callable
-from typing import Any, get_type_hints
+from __future__ import annotations
 
-from conf.extensions.parts import Made, registering
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-SECTION_TYPES = (int, float, str, bool)  # of the options of a layer
+from conf.build.loss import LOSSES
+from conf.failures import ConfigError
+from conf.schema import CHOICES
+from data.batches.changed import AUGMENTATIONS
+from data.config import FORMATS
+from models.cfg.keys import SECTION_KEYS, layer_keys
+from models.config import LossConfig
+from models.network.activations import ACTIVATIONS
+from models.network.sections import BUILDERS as LAYERS
+from train_utils.config import OPTIMISERS
+from train_utils.loggers.loggers import LOGGERS
+
+__all__ = [
+    "ACTIVATIONS",
+    "AUGMENTATIONS",
+    "FORMATS",
+    "LAYERS",
+    "LOGGERS",
+    "LOSSES",
+    "OPTIMISERS",
+    "SECTION_KEYS",
+    "import_plugins",
+    "layer_keys",
+]
+
+KINDS: tuple[dict[str, Any], ...] = (
+    ACTIVATIONS, AUGMENTATIONS, FORMATS, LAYERS, LOGGERS, LOSSES, OPTIMISERS, SECTION_KEYS,
+)  # fmt: skip
+_in_use: list[tuple[dict[str, Any], str]] = []
 
 
-def layer(name: str, options: type | None = None) -> Callable[[Made], Made]:
-    """A section ``[name]`` of a .cfg: ``build(graph, section)`` returns its Node.
+def import_plugins(files: Sequence[str]) -> None:
+    """Import these files; parts of others that this process has imported are not in use any more.
 
-    As the builders in models/network/sections.py. The fields of ``options`` are the section's keys.
+    Raises ConfigError if there is no such file, or if its name is that of another module.
     """
-    kinds = get_type_hints(options).values() if options is not None else ()
-    if any(kind not in SECTION_TYPES for kind in kinds):
-        raise ValueError(f"the options of the layer {name} must be of the types int, float, str and bool")
-    return registering("layer", name, options)
+    for kind, name in _in_use:
+        kind.pop(name, None)
+    _in_use.clear()
+    for file in files:
+        for kind, parts in zip(KINDS, _parts_of(Path(file).expanduser().resolve()), strict=True):
+            kind.update(parts)
+            _in_use.extend((kind, name) for name in parts)
+    # The options of a plugin's loss are those of loss=yolov3.
+    CHOICES["loss"] = {name: CHOICES["loss"].get(name, LossConfig) for name in LOSSES}
 
 
-def activation(name: str, options: type | None = None) -> Callable[[Made], Made]:
-    """A value of ``activation=`` in a .cfg: ``make()`` returns a module."""
-    return registering("activation", name, options)
-
-
-def data_format(name: str, options: type | None = None) -> Callable[[Made], Made]:
-    """A value of ``data.format``: ``read(annotations, images)`` returns a COCO dictionary.
-
-    ``annotations``, a file or a folder, and ``images``, a folder, are paths. The dictionary holds
-    ``images``, ``annotations`` and ``categories`` as in an instances json.
-    """
-    return registering("data_format", name, options)
-
-
-def loss(name: str, options: type | None = None) -> Callable[[Made], Made]:
-    """A value of ``loss=``: ``make(heads)`` returns a models.loss.base.HeadLoss, or its like."""
-    return registering("loss", name, options)
-
-
-def assigner(name: str, options: type | None = None) -> Callable[[Made], Made]:
-    """Which cells and anchors learn an object, in ``loss=yolov3``: models.loss.yolo.Assigner."""
-    return registering("assigner", name, options)
-
-
-def optimiser(name: str, options: type | None = None, **values: Any) -> Callable[[Made], Made]:
-    """A value of ``optim=``: ``make(groups, lr)`` returns a torch optimiser.
-
-    ``values`` are those of ``optim.*`` that differ from ``optim=sgd``. Groups are as in
-    train_utils/optim.py. Rates, weight decay and momentum or betas are set before each step.
-    """
-    return registering("optimiser", name, options, **values)
-
-
-def augmentation(name: str, options: type | None = None) -> Callable[[Made], Made]:
-    """A change of each training sample: ``change(sample, generator)`` returns the new Sample.
-
-    See data.batches.changed.Sample. All that is random must come from ``generator``.
-    """
-    return registering("augmentation", name, options)
-
-
-def logger(name: str, options: type | None = None) -> Callable[[Made], Made]:
-    """A logger on rank 0: ``make(run)`` returns one, see train_utils/loggers/interface.py."""
-    return registering("logger", name, options)
+@cache
+def _parts_of(path: Path) -> list[dict[str, Any]]:
+    """What the file adds to each of KINDS."""
+    if not path.is_file():
+        raise ConfigError(f"plugins: there is no {path}. fix: plugins=[<its file>], as seen from the current folder")
+    before = [set(kind) for kind in KINDS]
+    sys.path.append(str(path.parent))  # loader workers that are spawned import it by its name
+    spec = find_spec(path.stem)
+    if spec is None or os.path.realpath(spec.origin or "") != str(path):
+        raise ConfigError(f"plugins: {path} has the name of another module, {path.stem}. fix: rename the file")
+    import_module(path.stem)
+    return [{name: kind[name] for name in kind.keys() - known} for kind, known in zip(KINDS, before, strict=True)]

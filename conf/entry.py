@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
@@ -17,10 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf import PROGRAMS_DIR
 from conf.answers.messages import explain
-from conf.extensions.choices import offer_choices
-from conf.extensions.file_choices import register_file_choices
-from conf.extensions.using import with_plugins
 from conf.failures import ConfigError
+from conf.file_choices import register_file_choices
 from conf.schema import CHOICES
 
 Config = TypeVar("Config")
@@ -67,11 +66,16 @@ def to_plain(
     that its section refuses.
     """
     try:
-        _check_choices(cfg)
         given = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
-        if given.get("plugins"):
-            given = with_plugins(given)
-        completed = with_plugins(complete(given, named) if complete is not None else given)
+        plugins = given.get("plugins", [])
+        if plugins or "plugins" in sys.modules:  # importing it takes torch
+            from plugins import import_plugins
+
+            import_plugins(plugins)
+        _check_choices(cfg)
+        completed = complete(given, named) if complete is not None else given
+        if "plugins" in completed:  # a file is imported because a user names it, never because another file does
+            completed = {**completed, "plugins": [Path(file).name for file in plugins]}
         # In a fresh schema, a key that Hydra accepted as `+section.key=1` is an error.
         whole = OmegaConf.to_object(OmegaConf.merge(_structured(schema, completed), completed))
     except OmegaConfBaseException as error:
@@ -123,7 +127,6 @@ def register(name: str, schema: type) -> None:
 def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     with _COMPOSING:
         register(name, schema)
-        offer_choices(overrides)
         outer = GlobalHydra.instance().hydra  # of a program that asks while it runs
         GlobalHydra.instance().clear()
         try:
@@ -140,9 +143,6 @@ def _with_sections(schema: type) -> DictConfig:
         if is_dataclass(kind) and key not in CHOICES:
             assert isinstance(kind, type)
             tree[key] = _with_sections(kind)
-    for key in {"plugin", "plugins_sha256"} & get_type_hints(schema).keys():
-        tree[key] = {}
-        OmegaConf.set_struct(tree[key], False)  # with_plugins knows the keys
     return tree
 
 
@@ -150,8 +150,9 @@ def _check_choices(cfg: DictConfig) -> None:
     """Raise ConfigError if ``<section>.name`` was changed instead of ``<section>=<choice>``."""
     for section, choices in CHOICES.items():
         kind = OmegaConf.get_type(cfg, section) if section in cfg else None
-        if kind in choices.values() and choices.get(cfg[section].name) is not kind:
-            raise ConfigError(f"{section}.name follows from the choice. fix: {section}={cfg[section].name}")
+        if kind in choices.values() and (name := cfg[section].name) in choices and choices[name] is not kind:
+            choice = next(choice for choice, its_kind in choices.items() if its_kind is choices[name])
+            raise ConfigError(f"{section}.name={name} has other options. fix: {section}={choice}")
 
 
 def _structured(schema: type, given: dict[str, Any]) -> DictConfig:
@@ -162,7 +163,7 @@ def _structured(schema: type, given: dict[str, Any]) -> DictConfig:
             name = given[section].get("name")
             if name not in choices:
                 raise ConfigError(
-                    f"{section}.name={name} is none of {', '.join(choices)}. fix: {section}=<one of them>"
+                    f"{section}.name={name} is none of {', '.join(choices)}. fix: one of them, or plugins=[<its file>]"
                 )
             tree[section] = OmegaConf.structured(choices[name])
     return tree

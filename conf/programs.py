@@ -22,7 +22,6 @@ from conf import PROGRAMS_DIR, REPOSITORY
 from conf.answers.command_line import VALUED_FLAGS, refusal_of_flags
 from conf.answers.help import page_instead
 from conf.entry import Complete, keys_of, register, to_plain
-from conf.extensions.choices import offer_choices
 from conf.failures import (
     ConfigError,
     JobError,
@@ -127,7 +126,6 @@ def run(name: str) -> None:
             return
         refuse_folders(sys.argv[1:], program.folder)
         register(name, program.schema)
-        offer_choices(sys.argv[1:])
         register_folders()
         try:
             main()

@@ -81,11 +81,7 @@ class PluggedConfig:
     """Options of all programs that plugins can extend."""
 
     debug: bool  # show tracebacks of user errors, too
-    plugins: list[str]  # files, or entry points of installed packages, that add parts: see docs/develop/extending.md;
-    # []: those of the checkpoint or run if there is one
-    plugins_sha256: dict[str, str]  # of the plugins by name, filled in; with another file a run or checkpoint
-    # is refused
-    plugin: dict[str, Any]  # options of what plugins add: plugin.<name>.<option>, listed by --help with plugins=
+    plugins: list[str]  # Python files that add losses, layers, augmentations and more: see docs/develop/extending.md
 
 
 @dataclass

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from data.index.classes import NAME_FILES, read_names
 
@@ -23,16 +23,9 @@ class DataFormat(StrEnum):
     signs = "signs"
 
 
-class AddedFormat(Protocol):
-    """A data format of a plugin."""
-
-    identity: str  # another one reads the files anew
-
-    def __call__(self, annotations: Path, images: Path) -> Mapping[str, Any]:
-        """Read a COCO dictionary."""
-
-
-FORMATS: dict[str, AddedFormat] = {}  # of the plugins in use, by name
+# Of plugins, by name: called with the annotations and the folder of the images, they return a COCO
+# dictionary with "images", "annotations" and "categories".
+FORMATS: dict[str, Callable[[Path, Path], Mapping[str, Any]]] = {}
 
 
 class OnError(StrEnum):
@@ -203,7 +196,7 @@ class DataConfig:
             self.format = DataFormat(self.format)
         elif self.format not in FORMATS:
             known = ", ".join((*DataFormat, *FORMATS))
-            raise ValueError(f"data.format must be {known}, or that of a plugin, got {self.format}")
+            raise ValueError(f"data.format must be {known}, or that of one of plugins=, got {self.format}")
         if self.is_drawn and self.shapes is None:
             needs = "data.shapes: the number of images, their size and a seed"
             raise ValueError(f"data.format={self.format} needs {needs}")

@@ -7,7 +7,7 @@ _complete_hydra_yolov3() {
     [[ $COMP_LINE == "uv "* ]] && python="uv run python"
     # shellcheck disable=SC2086  # both are several words
     choices=$(COMP_LINE="python program.py$before$word" $python $program -sc query=bash 2> /dev/null | tr " " "\n")
-    choices=$(grep -vE "^(answers|api|build|extensions|sweeps)\b" <<< "$choices") # folders of code
+    choices=$(grep -vE "^(answers|api|build|sweeps)\b" <<< "$choices") # folders of code
     mapfile -t COMPREPLY < <(compgen -W "$choices" -- "$word")
     [[ $word != *=* ]] || ((${#COMPREPLY[@]})) || mapfile -t COMPREPLY < <(compgen -f -P "${word%%=*}=" -- "${word#*=}")
 }

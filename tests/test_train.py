@@ -370,8 +370,6 @@ def test_evaluation_needs_nothing_but_the_checkpoint(
         "debug": False,
         "devices": None,
         "plugins": [],
-        "plugins_sha256": {},
-        "plugin": {},
     }
     given = base | {"evaluate": vars(options(shapes, tmp_path / "x").evaluate)}
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), complete_from_checkpoint(given, [])))

@@ -184,7 +184,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         if self.name not in (known := (*Optimizer, *OPTIMISERS)):
-            raise ValueError(f"optim.name must be {' or '.join(known)}, or that of a plugin, got {self.name}")
+            raise ValueError(f"optim.name must be {' or '.join(known)}, or that of one of plugins=, got {self.name}")
         for key in ("lr", "kept_heads_factor", "ema_window"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"optim.{key} must be above 0, got {getattr(self, key)}")

@@ -7,7 +7,6 @@ the rest of the command line gives. Neither page imports torch.
 from __future__ import annotations
 
 import ast
-import inspect
 import platform
 import shutil
 import subprocess
@@ -17,15 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from conf import GROUPS_DIR, REPOSITORY
 from conf.answers.describe import options_of, sections_in, shown
-from conf.entry import defaults, to_dictionary, with_search_path
-from conf.extensions.parts import IN_USE, Part
-from conf.extensions.using import plugins_with_options
+from conf.entry import defaults, with_search_path
 from conf.schema import CHOICES
 
 PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools", "hotcoco")
@@ -45,8 +41,6 @@ def page_instead(name: str, command: str, schema: type, arguments: Sequence[str]
     given = [word for word in with_search_path(arguments) if "=" in word and not word.startswith("-")]
     width = min(max(shutil.get_terminal_size().columns, LEAST_WIDTH), MOST_WIDTH)
     values = defaults(name, schema, given)
-    if values.get("plugins"):
-        values["plugin"] = to_dictionary(plugins_with_options(values)[1])
     described = _description(command.removesuffix(".py"))
     command = command if command.endswith(".py") else f"-m {command}"
     groups = _groups(schema, width)
@@ -54,7 +48,6 @@ def page_instead(name: str, command: str, schema: type, arguments: Sequence[str]
         f"{described}\n\nUsage: python {command}{' [group=choice ...]' if groups else ''} [key=value ...]",
         groups,
         *(_table(*section, width) for section in _sections(schema, values)),
-        *(_added(part, values, width) for plugin in IN_USE for part in plugin.parts),
         f"python {command} --cfg job ...    the values that a command line results in\n"
         f"python {command} --version        the versions of this project, torch and more, and the commit\n"
         "docs/train/options.md lists all options, docs/coming-from/option-names.md those of other programs",
@@ -118,18 +111,6 @@ def _sections(
         for section in sections_in(CHOICES.get(name, {}).get(str(there.get("name")), kind)):
             named = f"<{'|'.join(there)}>." if get_origin(kind) is dict else ""
             yield from _sections(section, there, f"{prefix}{name}.{named}")
-
-
-def _added(part: Part, values: Mapping[str, Any], width: int) -> str:
-    """What a plugin adds: its kind and name, what it is about, and its options."""
-    title = f"Plugin: {part.kind} {part.name}. {inspect.getdoc(part.make) or ''}"
-    lines = textwrap.wrap(" ".join(title.split("\n\n", maxsplit=1)[0].split()), width)
-    if part.options is None:
-        return "\n".join(lines)
-    prefix = "" if part.kind == "layer" else f"plugin.{part.name}."
-    own = to_dictionary(part.options) if part.kind == "layer" else values["plugin"][part.name]
-    rows = (_rows(*section, width) for section in _sections(part.options, own, prefix))
-    return "\n".join([*lines, *chain.from_iterable(rows)])
 
 
 def _table(section: type, values: Mapping[str, Any], prefix: str, width: int) -> str:

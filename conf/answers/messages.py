@@ -15,7 +15,7 @@ from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.answers.suggest import kinds_of, near_choice, near_value, option_of_file, suggest
-from conf.extensions.file_choices import is_path
+from conf.file_choices import is_path
 from data.formats.recognise import KINDS
 from train_utils.shell import option, quoted
 
@@ -75,8 +75,7 @@ def _no_choice(group: str, name: str, choices: Sequence[str], schema: Any) -> st
         return f"no choice data={name}; did you mean data=./{name}? there are: {', '.join(choices)}"
     near = near_choice(name, choices)
     hint = f"did you mean {group}={near}? " if near else ""
-    plugged = ", or a plugin's, if plugins= or the experiment names it" if group in ("loss", "optim") else ""
-    return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}{plugged}"
+    return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}"
 
 
 def _wrong_kind(key: str | None, said: str) -> str | None:

@@ -14,7 +14,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 from conf import GROUPS_DIR
 from conf.answers.describe import meanings_of
 from conf.answers.names import FILES, KEYS, VALUES
-from conf.extensions.parts import IN_USE
 from conf.schema import CHOICES, TrainConfig
 from conf.schema_tools import TuneConfig
 from train_utils.shell import option
@@ -30,9 +29,6 @@ def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
         for part in CHOICES.get(prefix + name, {}).values() or (kind, *get_args(kind)):
             if is_dataclass(part):
                 kinds = kinds_of(part, f"{prefix}{name}.") | kinds
-        if name == "plugin":
-            for added in (part for plugin in IN_USE for part in plugin.parts if part.options is not None):
-                kinds |= kinds_of(added.options, f"{prefix}plugin.{added.name}.")
     return kinds
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Annotations
 from data.audit.summary import class_weights, few_large_objects
@@ -14,7 +13,6 @@ from models import Darknet, DarknetLoss, Head, LossConfig, LossSection, YoloLoss
 from models.cfg.edit import with_scale_x_y
 from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
 from models.loss.base import HeadLoss
-from models.loss.yolo import ASSIGNERS
 from train_utils.distributed import World, max_over_ranks
 from train_utils.run.same_training import with_earlier
 
@@ -66,7 +64,7 @@ def suit_loss(
     keys, changes = [key for key in ("classification", "balance") if getattr(loss, key) == AUTO], []
     if loss.positives_by == PositivesBy.auto:
         may_reach = kept_reach is None or kept_reach >= REACH
-        if few_large and loss.positives is None and may_reach and not ASSIGNERS:
+        if few_large and loss.positives is None and may_reach:
             keys += ["positives_by", "positives"]
             if model.scale_x_y is None and kept_reach is None:
                 model, changes = replace(model, scale_x_y=REACH), [f"model.scale_x_y={REACH:g}"]
@@ -108,7 +106,4 @@ def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainCon
 def make_loss(heads: Sequence[Head], config: LossSection) -> HeadLoss:
     """The loss that ``loss=`` selects."""
     make = LOSSES[config.name]
-    loss = make(heads, config) if isinstance(config, LossConfig) else make(heads)
-    if ASSIGNERS and not isinstance(loss, YoloLoss):
-        raise ConfigError(f"loss={config.name} takes no assigner, as {next(iter(ASSIGNERS))}. fix: loss=yolov3")
-    return loss
+    return make(heads, config) if isinstance(config, LossConfig) else make(heads)

@@ -11,7 +11,6 @@ import yaml
 from conf import GROUPS_DIR
 from conf.answers.suggest import darknet_options
 from conf.entry import layered
-from conf.extensions.using import of_checkpoint
 from conf.failures import ConfigError
 from conf.schema import EvalTask
 from models.export.metadata import Exported, read_exported
@@ -105,7 +104,7 @@ def model_or_checkpoint(given: dict[str, Any], named: Sequence[str], exported: b
                 f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out"
             )
         if not exported:
-            given = of_checkpoint(given, config_of_checkpoint(given["ckpt"]), named)
+            ask_for_plugins(config_of_checkpoint(given["ckpt"]), f"ckpt={given['ckpt']}", named)
     if "cfg" in model:
         return given
     if given.get("ckpt") is None and (keys or model.get("weights") is not None):
@@ -144,7 +143,8 @@ def complete_conversion(given: dict[str, Any], named: Sequence[str]) -> dict[str
         if any(key.split(".")[0] == "model" for key in named):
             raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
         saved = config_of_checkpoint(given["ckpt"])
-        return {**of_checkpoint(given, saved, named), "model": saved["model"]}
+        ask_for_plugins(saved, f"ckpt={given['ckpt']}", named)
+        return {**given, "model": saved["model"]}
     if given["weights"] is not None and "cfg" not in given["model"]:
         raise ConfigError(f"weights={given['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
     return {**given, "model": {"cfg": "", **given["model"]}}
@@ -158,6 +158,13 @@ def check_checkpoint(path: str) -> None:
             f"fix: {darknet_options(path)} instead of ckpt="
         )
     find_checkpoint(Path(path), "best")
+
+
+def ask_for_plugins(saved: dict[str, Any], source: str, named: Sequence[str]) -> None:
+    """Raise ConfigError if the ``saved`` options have plugins and the command line names none."""
+    if saved.get("plugins") and "plugins" not in named:
+        files = ",".join(Path(str(file)).name for file in saved["plugins"])
+        raise ConfigError(f"{source} needs plugins=[{files}]. fix: give their paths, or plugins=[] to do without")
 
 
 def config_of_checkpoint(path: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.entry import layered, plain
 from conf.failures import ConfigError
 from conf.schema import CHOICES
-from conf.sources.checkpoints import config_of_checkpoint
+from conf.sources.checkpoints import ask_for_plugins, config_of_checkpoint
 from models.weights.published import BACKBONE, COCO
 from train_utils.launch.environment import allowed_restarts, job_folder_name, read_job
 from train_utils.run.checkpoint_files import FOLDER
@@ -66,7 +66,9 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
             return given
     if given.get("resume") is None or "experiment" in named or "run_dir" in named:
         return given  # the schema refuses resume with run_dir
-    saved = OmegaConf.create(with_missing(read_config(Path(given["resume"])), given))
+    options = with_missing(read_config(Path(given["resume"])), given)
+    ask_for_plugins(options, f"resume={given['resume']}", named)
+    saved = OmegaConf.create(options)
     for key in named:
         # A group replaces its section: another choice may have other keys.
         OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), merge=False, force_add=True)

@@ -61,15 +61,11 @@ class ChangedDataset(TrainDataset):
 
     def _changed(self, name: str, change: Change, sample: Sample, request: Request) -> Sample:
         seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
-        try:
-            image, boxes, classes = change(sample, np.random.default_rng(seeds))
-            height, width = image.shape[:2]
-            boxes = np.asarray(boxes, dtype=np.float32).reshape(-1, 4).clip(0, [width, height, width, height])
-            kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-            found = Sample(image, boxes[kept].astype(np.float32), np.asarray(classes, dtype=np.int32)[kept])
-        except Exception as error:  # of a plugin, in a worker: of any kind
-            said = " ".join(str(error).split())
-            raise DataError(f"augmentation {name} failed ({type(error).__name__}: {said}). fix: correct it") from error
+        image, boxes, classes = change(sample, np.random.default_rng(seeds))
+        height, width = image.shape[:2]
+        boxes = np.asarray(boxes, dtype=np.float32).reshape(-1, 4).clip(0, [width, height, width, height])
+        kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+        found = Sample(image, boxes[kept].astype(np.float32), np.asarray(classes, dtype=np.int32)[kept])
         if image.shape != sample.image.shape or image.dtype != np.uint8:
             raise DataError(
                 f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,23 +69,17 @@ def _locate_added(config: DataConfig, path: Path, image_root: Path) -> Files:
     read = FORMATS[config.format]
 
     def pass_on(path: Path, take: Mapping[str, Callable[[Any], None]]) -> set[str]:
-        try:
-            content = {key: list(entries) for key, entries in read(path, image_root).items() if key in take}
-        except Exception as error:  # of a plugin: of any kind
-            said = " ".join(str(error).split())
-            raise DataError(
-                f"{path}: data.format={config.format} failed ({type(error).__name__}: {said}). fix: correct the file "
-                "or the plugin"
-            ) from error
+        content = {key: entries for key, entries in read(path, image_root).items() if key in take}
         for key, entries in content.items():
             for entry in entries:
                 take[key](entry)
         return set(content)
 
     below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
-    stamps = [read.identity, *below, stamp_files(below).digest] if below else [read.identity]
+    stamps = [*below, stamp_files(below).digest] if below else []
     options = config.names, config.outlines, pass_on
-    return Files([] if path.is_dir() else [path], stamps, image_root, lambda: read_coco(path, image_root, *options))
+    hashed = [Path(inspect.getfile(read)), *([] if path.is_dir() else [path])]
+    return Files(hashed, stamps, image_root, lambda: read_coco(path, image_root, *options))
 
 
 def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) -> None:

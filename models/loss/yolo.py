@@ -9,7 +9,7 @@ All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,27 +38,12 @@ class _Assignment(NamedTuple):
     classes: Tensor  # (t, 1) int64
 
 
-# Which of p anchors of cells learn each target, for one head: weights (t, p), 1 or 0, and the cells
-# (broadcast to (t, p)). It takes the head, its anchors, the raw map without gradient and targets
-# (t, 6). Its shapes depend on shapes only.
-Assigner = Callable[[Head, Anchors, Tensor, Tensor], tuple[Tensor, Cells]]
-ASSIGNERS: dict[str, Assigner] = {}  # at most one, of the plugins in use
-
-
 class YoloLoss(HeadLoss):
     """The loss that `config` describes, averaged over the positives of the global micro-batch."""
 
     def __init__(self, heads: Sequence[Head], config: LossConfig) -> None:
         super().__init__(heads)
         self.config = config
-        if len(ASSIGNERS) > 1:
-            raise ModelError(f"the assigners {' and '.join(ASSIGNERS)} exclude one another. fix: the plugin of one")
-        self.assign = next(iter(ASSIGNERS.values()), None)
-        if self.assign is not None and config.positives is not None:
-            raise ModelError(
-                f"loss.positives and the assigner {next(iter(ASSIGNERS))} exclude one another. fix: only one"
-            )
-
         self._class_weights: dict[torch.device, Tensor] = {}
         weights, classes = config.class_weights, self.heads[0].num_classes
         if isinstance(weights, list) and len(weights) != classes:
@@ -87,12 +72,9 @@ class YoloLoss(HeadLoss):
         return terms, (config.box, config.objectness, config.class_weight * self.heads[0].num_classes / 80)
 
     def _assign(self, maps: list[HeadMap], targets: Tensor) -> list[_Assignment]:
-        """Match targets with the anchors of each head, as configured or as a plugin does it."""
-        config, assign = self.config, self.assign
-        by_shape = assign is None and config.positives is None
-        if assign is not None:
-            pairs = [assign(head, anchors, raw.detach(), targets) for head, anchors, raw in maps]
-        elif config.positives is not None:
+        """Match targets with the anchors of each head."""
+        config = self.config
+        if config.positives is not None:
             pairs = dynamic_positives(maps, targets, config.positives, config.ranked_by)
         else:
             pairs = [matching_shapes(*part, targets, config.anchor_iou) for part in maps]
@@ -100,7 +82,7 @@ class YoloLoss(HeadLoss):
             _Assignment(
                 weight=weight.to(at_least_float32(raw).dtype),
                 cells=cells,
-                anchors=anchors.own if by_shape else anchors.own[cells.anchor],
+                anchors=anchors.own if config.positives is None else anchors.own[cells.anchor],
                 boxes_xyxy=targets_in_cells(targets, cells, head.stride),
                 classes=targets[:, 1:2].long(),
             )

@@ -1,9 +1,5 @@
 """Read and check options that several kinds of sections share."""
 
-from collections.abc import Callable
-from dataclasses import MISSING, fields
-from typing import Any, get_type_hints
-
 from models.cfg.parse import Section
 from models.network.activations import ACTIVATIONS
 from models.network.graph import Shape
@@ -53,22 +49,3 @@ def read_blur(section: Section, strides: tuple[int, int]) -> int | None:
 def read_activation(section: Section, default: str) -> str:
     """Name of the activation, one of ACTIVATIONS."""
     return section.choice("activation", default, ACTIVATIONS)
-
-
-def read_fields(section: Section, kind: type) -> Any:
-    """The options of a section as an instance of ``kind``, a dataclass of int, float, str and bool.
-
-    A field without a default is required. Raises ModelError, also for the ValueError of ``kind``.
-    """
-    readers: dict[type, Callable[[str], Any]] = {
-        int: section.integer, float: section.number, str: section.text, bool: section.integer,
-    }  # fmt: skip
-    hints, values = get_type_hints(kind), dict[str, Any]()
-    for field in fields(kind):
-        required = field.default is MISSING and field.default_factory is MISSING
-        if required or field.name in section.options:
-            values[field.name] = hints[field.name](readers[hints[field.name]](field.name))
-    try:
-        return kind(**values)
-    except ValueError as error:
-        raise section.error(str(error)) from error

@@ -27,9 +27,7 @@ ROLES = {
     "extend": "resume",
     "devices": "resume restart",
     "debug": "resume restart",
-    "plugins": "resume ranks",  # their content is compared
-    "plugins_sha256": "",
-    "plugin": "",
+    "plugins": "resume ranks",
     "data.name": "resume",
     "data.format": "place",
     "data.root": "resume ranks restart",

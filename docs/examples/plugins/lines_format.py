@@ -4,28 +4,19 @@
 as ``data.train.annotations=train.txt data.train.images=.``, likewise ``data.val``.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plugins import data_format
+from plugins import FORMATS
 
 
-@dataclass
-class Lines:
-    """How the lines are read."""
-
-    separator: str = " "  # between the columns
-
-
-@data_format("lines", Lines)
-def read_lines(annotations: Path, images: Path, options: Lines) -> dict[str, Any]:
+def read_lines(annotations: Path, images: Path) -> dict[str, Any]:
     """Read the file ``annotations`` as a COCO dictionary; sizes come from the picture files."""
     numbers: dict[str, int] = {}
     classes: dict[str, int] = {}
     boxes: list[dict[str, Any]] = []
     for line in annotations.read_text(encoding="utf-8").splitlines():
-        name, kind, *corners = line.split(options.separator)
+        name, kind, *corners = line.split()
         left, top, right, bottom = map(float, corners)
         image = numbers.setdefault(name, len(numbers) + 1)
         category = classes.setdefault(kind, len(classes) + 1)
@@ -36,3 +27,6 @@ def read_lines(annotations: Path, images: Path, options: Lines) -> dict[str, Any
         "annotations": boxes,
         "categories": [{"id": number, "name": name} for name, number in classes.items()],
     }
+
+
+FORMATS["lines"] = read_lines

@@ -5,26 +5,17 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from plugins import logger
+from plugins import LOGGERS
 from train_utils.loggers.interface import Cell, LoggedRun
 
 
-@dataclass
-class Where:
-    """Where the lines go."""
-
-    file: str = "lines.jsonl"  # in the run folder
-
-
-@logger("lines_log", Where)
 class LinesLogger:
     """Called in a thread of its own; an exception is a warning and does not end the training."""
 
-    def __init__(self, run: LoggedRun, options: Where) -> None:
-        self._file = (run.folder / options.file).open("a", encoding="utf-8")
+    def __init__(self, run: LoggedRun) -> None:
+        self._file = (run.folder / "lines.jsonl").open("a", encoding="utf-8")
 
     def scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
         """Take the figures of a group after ``step`` steps."""
@@ -39,3 +30,6 @@ class LinesLogger:
     def close(self, complete: bool) -> None:
         """Write out what is left."""
         self._file.close()
+
+
+LOGGERS["lines"] = LinesLogger

@@ -1,6 +1,6 @@
 """An optimiser: Lion (Chen et al. 2023), which steps by the sign of a momentum.
 
-``python train.py plugins=[lion_optimiser.py] optim=lion optim.lr=0.0002``
+``python train.py plugins=[lion_optimiser.py] optim=adamw optim.name=lion optim.lr=1e-4``
 """
 
 from collections.abc import Callable
@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from plugins import optimiser
+from plugins import OPTIMISERS
 
 
-@optimiser("lion", lr=1e-4, burn_in_bias_lr=1e-4, momentum=0.9, beta2=0.99, weight_decay=0.5, clip_norm=10.0)
 class Lion(torch.optim.Optimizer):
     """The training sets ``lr``, ``betas`` and ``weight_decay`` of the groups before each step."""
 
@@ -32,3 +31,6 @@ class Lion(torch.optim.Optimizer):
                 direction = state["momentum"].lerp(weight.grad, 1 - first).sign_()
                 weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
                 state["momentum"].lerp_(weight.grad, 1 - second)
+
+
+OPTIMISERS["lion"] = Lion

@@ -6,24 +6,11 @@
 in a .cfg, then ``python train.py model.cfg=my.cfg plugins=[squeeze_layer.py]``.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 
 from models.cfg.parse import Section
 from models.network.graph import Graph, Node
-from plugins import layer
-
-
-@dataclass
-class Squeeze:
-    """The keys of a [squeeze] section."""
-
-    ratio: int = 16  # the bottleneck has this many times fewer channels
-
-    def __post_init__(self) -> None:
-        if self.ratio < 1:
-            raise ValueError(f"ratio must be 1 or more, got {self.ratio}")
+from plugins import LAYERS, SECTION_KEYS, layer_keys
 
 
 class SqueezeExcite(nn.Module):
@@ -45,8 +32,12 @@ class SqueezeExcite(nn.Module):
         return weighted
 
 
-@layer("squeeze", Squeeze)
-def squeeze(graph: Graph, section: Section, options: Squeeze) -> Node:
+def squeeze(graph: Graph, section: Section) -> Node:
     """Squeeze and excitation of the previous map."""
+    ratio = section.integer("ratio", 16, minimum=1)  # the bottleneck has this many times fewer channels
     source, shape = graph.previous(section)
-    return Node(SqueezeExcite(shape.channels, max(1, shape.channels // options.ratio)), (source,), shape)
+    return Node(SqueezeExcite(shape.channels, max(1, shape.channels // ratio)), (source,), shape)
+
+
+LAYERS["squeeze"] = squeeze
+SECTION_KEYS["squeeze"] = layer_keys("ratio")

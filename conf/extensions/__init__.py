@@ -1,1 +1,0 @@
-"""Parts that users add without editing the repository: registered, loaded, checked, put to use."""

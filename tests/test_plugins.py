@@ -1,0 +1,217 @@
+"""The plugins of docs/examples: trained with, resumed, scored; only a user imports them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from conf.build.network import build_model, load_network
+from conf.entry import compose
+from conf.failures import ConfigError
+from conf.schema import EvalConfig, TrainConfig
+from conf.schema_inference import ExportConfig, PredictConfig
+from conf.schema_tools import ConvertConfig
+from conf.sources.checkpoints import complete_conversion, complete_from_checkpoint, model_or_checkpoint
+from conf.sources.resume import complete_training
+from data import Annotations, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
+from data.batches.changed import ChangedDataset
+from eval import evaluate
+from models import ModelError, save_darknet_weights
+from plugins import AUGMENTATIONS, LOGGERS, import_plugins
+from tests.models.cfg_writer import cfg, conv, head, section
+from tests.small_run import small_run
+from train import train
+from train_utils.errors import TrainError
+from train_utils.loop.stop_and_save import Decision, StepDecisions
+from train_utils.run.checkpoint import load_last
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples" / "plugins"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+CFG = cfg(
+    conv(8, 3, 4, "squareplus"), section("squeeze", ratio=4), conv(16, 3, 4), head(0, 1, 2, classes=5)
+)  # fmt: skip
+SHAPES = ShapesConfig(train_images=16, val_images=4, image_size=64, seed=0)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with my.cfg, which uses a layer and an activation of the examples."""
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "my.cfg").write_text(CFG)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    import_plugins([])
+
+
+def listed(*names: str) -> str:
+    return f"plugins=[{','.join(str(EXAMPLES / f'{name}.py') for name in names or NAMES)}]"
+
+
+def options(folder: Path, run: Path, *more: str) -> TrainConfig:
+    """Two steps with every example; ``more`` comes last."""
+    return small_run(
+        folder / "shapes", SHAPES, run, listed(), f"model.cfg={folder / 'my.cfg'}", "model.width=1", "train.epochs=1",
+        "train.batch_size=8", "train.save_every_steps=1", "loss.name=balanced", "optim.name=lion", *more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(files: Path) -> Path:
+    """A run of two steps with every example."""
+    train(options(files, files / "run"))
+    return files / "run"
+
+
+def resumed(run: Path, *more: str) -> TrainConfig:
+    return compose("train", TrainConfig, [f"resume={run}", *more], complete_training)
+
+
+def scored(run: Path, *more: str) -> EvalConfig:
+    return compose("eval", EvalConfig, [f"ckpt={run}", "device=cpu", *more], complete_from_checkpoint)
+
+
+def test_a_run_is_resumed_and_scored(run: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decide = StepDecisions.decide
+
+    def dies(self: StepDecisions, finite: bool, steps_done: int) -> Decision:
+        if steps_done > 1:
+            raise TrainError("power cut")
+        return decide(self, finite, steps_done)
+
+    with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
+        patch.setattr(StepDecisions, "decide", dies)
+        train(options(files, tmp_path / "cut"))
+    train(resumed(tmp_path / "cut", listed()))
+    whole, cut = (load_last(folder)[0] for folder in (run, tmp_path / "cut"))
+    assert whole["config"]["plugins"] == [f"{name}.py" for name in NAMES]
+    for part in ("model", "ema"):
+        assert all(torch.equal(tensor, cut[part][name]) for name, tensor in whole[part].items())
+    assert "AP" in evaluate(scored(run, listed("squareplus_activation", "squeeze_layer")))
+    groups = [json.loads(line)["group"] for line in (run / "lines.jsonl").read_text().splitlines()]
+    assert {"epoch", "val", "speed"} <= set(groups)
+
+
+@pytest.mark.parametrize("program", ["train", "eval", "predict", "export", "convert"])
+def test_what_was_trained_with_plugins_asks_for_them(program: str, run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"=\S+ needs plugins=\[balanced_loss.py,.*fix: give their paths"):
+        if program == "train":
+            resumed(run)
+        elif program == "eval":
+            scored(run)
+        elif program == "convert":
+            compose("convert", ConvertConfig, [f"ckpt={run}", "out=x.weights"], complete_conversion)
+        elif program == "predict":
+            compose("predict", PredictConfig, [f"ckpt={run}", "source=x"], model_or_checkpoint)
+        else:
+            compose("export", ExportConfig, [f"ckpt={run}"], model_or_checkpoint)
+    with pytest.raises(ModelError, match=r"there is no layer .squeeze."):
+        evaluate(scored(run, "plugins=[]"))
+
+
+def test_what_another_command_of_this_process_names_is_not_in_use(tmp_path: Path) -> None:
+    """As in a sweep (-m) over experiments, whose jobs run one after another in one process."""
+    (tmp_path / "own.yaml").write_text(
+        f"# @package _global_\nplugins: ['{EXAMPLES / 'balanced_loss.py'}', '{EXAMPLES / 'cutout_augmentation.py'}']\n"
+        "loss: {name: balanced, box: 5}\n"
+    )
+    for _ in range(2):
+        loss = compose("train", TrainConfig, [f"experiment={tmp_path / 'own.yaml'}"]).loss
+        assert (loss.name, loss.box) == ("balanced", 5)  # type: ignore[attr-defined]
+        assert list(AUGMENTATIONS) == ["cutout"] and not LOGGERS
+        with pytest.raises(ConfigError, match=r"loss.name=balanced is none of yolov3, darknet. fix: .*plugins="):
+            compose("train", TrainConfig, ["loss.name=balanced"])
+        assert not AUGMENTATIONS
+
+
+def test_a_wrong_name_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("1 / 0")
+    for given, said in (
+        (tmp_path / "nowhere.py", "there is no .*nowhere.py. fix: "),
+        (tmp_path / "json.py", "json.py has the name of another module, json. fix: rename the file"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            compose("train", TrainConfig, [f"plugins=[{given}]"])
+    with pytest.raises(ConfigError, match=r"loss.name=balanced has other options. fix: loss=yolov3"):
+        compose("train", TrainConfig, [listed("balanced_loss"), "loss=darknet", "loss.name=balanced"])
+
+
+def test_a_section_is_checked_as_darknet_s_are(files: Path, tmp_path: Path) -> None:
+    for line, said in (
+        ("ratio=0", r"my.cfg:\d+: \[squeeze\] ratio must be 1 or more"),
+        ("ration=4", r"my.cfg:\d+: \[squeeze\] has no option ration; did you mean ratio"),
+    ):
+        (tmp_path / "my.cfg").write_text(CFG.replace("ratio=4", line))
+        given = compose("train", TrainConfig, [listed(), f"model.cfg={tmp_path / 'my.cfg'}"])
+        with pytest.raises(ModelError, match=said):
+            build_model(given.model, None)
+    compose("train", TrainConfig, [])
+    with pytest.raises(ModelError, match=r"there is no layer .squeeze."):
+        load_network(given.model)
+
+
+def test_darknet_s_files_do_not_lose_weights_without_a_word(files: Path, tmp_path: Path) -> None:
+    given = compose("train", TrainConfig, [listed(), f"model.cfg={files / 'my.cfg'}"])
+    model, _ = build_model(given.model, None)
+    with pytest.raises(ModelError, match=r"no place for the weights of layer 1, a \[squeeze\]. fix: up_to_layer=1"):
+        save_darknet_weights(model, tmp_path / "x.weights")
+    save_darknet_weights(model, tmp_path / "x.weights", up_to_layer=1)
+
+
+def test_a_format_is_read_as_the_same_set_in_coco_s(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in ("a.png", "b.png"):
+        cv2.imwrite(str(images / name), np.zeros((40, 60, 3), np.uint8))
+    rows = ["a.png cat 1 2 11 22", "a.png dog 5 5 9 30", "b.png cat 0 0 60 40"]
+    (tmp_path / "set.txt").write_text("\n".join(rows))
+    plugin = Path(shutil.copy(EXAMPLES / "lines_format.py", tmp_path / "own_lines.py"))
+
+    def opened() -> Annotations:
+        both = ["data.train.annotations=set.txt", "data.train.images=images", "data.val.images=images"]
+        named = [f"plugins=[{plugin}]", "data.format=lines", f"data.root={tmp_path}"]
+        index = f"data.index_dir={tmp_path / 'index'}"
+        return open_annotations(compose("train", TrainConfig, [*named, *both, index]).data, "train")
+
+    for _ in range(2):
+        found = opened()
+        assert found.names == ["cat", "dog"] and found.sizes.tolist() == [[40, 60], [40, 60]]
+        assert found.boxes_xywh.tolist() == [[1, 2, 10, 20], [5, 5, 4, 25], [0, 0, 60, 40]]
+    assert len(list((tmp_path / "index").glob("[!.]*"))) == 1
+    plugin.write_text(plugin.read_text() + "# another\n")
+    opened()
+    assert len(list((tmp_path / "index").glob("[!.]*"))) == 2  # another reader, another index
+    with pytest.raises(ConfigError, match=r"data.format must be .*, or that of one of plugins=, got lines"):
+        compose("train", TrainConfig, ["data.format=lines"])
+
+
+def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = options(files, tmp_path / "run")
+    annotations = open_annotations(config.data, "train")
+    made_of = annotations, config.augment, 0, 1, ImageSource(annotations, config.data.on_error)
+    dataset, plain = ChangedDataset(AUGMENTATIONS, *made_of), TrainDataset(*made_of)
+    requests = [Request(index, 64, 64, 0) for index in range(8)]
+    whole, before = dataset.__getitems__(requests), plain.__getitems__(requests)
+    grey = (whole.images == 114).all(dim=1).sum(dim=(1, 2))
+    assert (grey >= 13 * 13).any() and 0 < len(whole.targets) <= len(before.targets)
+    pickled = pickle.dumps(dataset)
+    monkeypatch.delitem(sys.modules, "cutout_augmentation")  # a spawned worker has loaded nothing
+    again = pickle.loads(pickled)
+    for number, request in enumerate(requests):
+        alone = again.__getitems__([request])
+        assert torch.equal(alone.images[0], whole.images[number])
+        assert torch.equal(alone.targets[:, 1:], whole.targets[whole.targets[:, 0] == number][:, 1:])
