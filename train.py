@@ -27,7 +27,6 @@ from conf.api.calls import Outcome, callable_from_python
 from conf.build.agreement import check_agreement
 from conf.build.batches import MEMORY_FILES, make_train_loader, open_sets
 from conf.build.checkpoints import Checkpoints, extend_run, tell_extension
-from conf.build.device_batch import probe_micro_batch
 from conf.build.evaluator import Evaluator
 from conf.build.loss import fit_loss, make_loss
 from conf.build.network import build_model, build_resumed_model
@@ -88,9 +87,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
         else build_resumed_model(config.model, len(train_set.names), saved)
     )
     config, loss_notes = fit_loss(config, world, saved, model, train_set)
-    saved_micro_batch = saved.get("micro_batch") if saved is not None else None
-    micro_batch, batch_note = probe_micro_batch(config, model, world, dtype, saved_micro_batch)
-    dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world, micro_batch)
+    dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world)
     size = config.evaluate.image_size or options.image_size
     lines, seconds = config.logger.lines_per_epoch, options.timeout_seconds
     evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, lines, seconds)
@@ -102,10 +99,10 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
         on_main(world, lambda: save_config(folder.path, given))
     log_warnings(log, "deterministic")  # torch names each operator that is not deterministic
     announce(log, folder.path, config, world, train_set, val_set, sampler, model)
-    train_pixels = sampler.device_batch_size * sampler.sizes.most_pixels(1, 1)
+    train_pixels = sampler.images_per_rank * sampler.sizes.most_pixels(1, 1)
     pixels = max(train_pixels, config.evaluate.batch_size * size**2)
     memory_note = shared_memory_note(loader, pixels, world.local_world_size, MEMORY_FILES)
-    for note in (saved_note, anchors_note, *loss_notes, weights_note, batch_note, numerics_note, memory_note):
+    for note in (saved_note, anchors_note, *loss_notes, weights_note, numerics_note, memory_note):
         log.line(note)
 
     step, checkpoints = build_step(config, world, model, train_set, sampler, dtype, folder, log, stop, saved)

@@ -9,7 +9,6 @@ from .batches.multi_scale import MultiScale as MultiScale
 from .batches.orders import repeat_factors as repeat_factors
 from .batches.samplers import TrainBatchSampler as TrainBatchSampler
 from .batches.samplers import eval_batches as eval_batches
-from .batches.samplers import fitting_device_batch_size as fitting_device_batch_size
 from .batches.shared_memory import shared_memory_note as shared_memory_note
 from .config import DataConfig as DataConfig
 from .config import DataFormat as DataFormat

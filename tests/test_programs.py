@@ -82,7 +82,7 @@ def options(*more: str) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> Finished:
     """A training on two processes that it starts itself, with accumulation."""
-    done = start(folder, "train.py", *options("run_dir=run", "train.device_batch_size=2", "devices=2"))
+    done = start(folder, "train.py", *options("run_dir=run", "train.micro_batch_size=4", "devices=2"))
     assert done.code == 0, done.err
     assert "2 process(es) on cpu (torchrun, gloo)" in done.out or torch.cuda.is_available()
     return done

@@ -46,7 +46,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
-    own = ("train.batch_size=8", "train.device_batch_size=4", "train.epochs=3", "evaluate.every=1")
+    own = ("train.batch_size=8", "train.micro_batch_size=4", "train.epochs=3", "evaluate.every=1")
     return small_run(shapes, SHAPES, run_dir, *own, "logger.pictures=true", *more)
 
 
@@ -117,13 +117,13 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tm
     run = tmp_path / "run"
     config = options(shapes, run, "train.epochs=1", "logger.pictures=false")
     train(config)
-    other = resumed(config, run, train=replace(config.train, epochs=2, device_batch_size=8, seed=3, timeout_seconds=9))
+    other = resumed(config, run, train=replace(config.train, epochs=2, micro_batch_size=8, seed=3, timeout_seconds=9))
     with pytest.raises(CheckpointError) as refused:
         train(other)
-    for text in ("train.epochs: 1 -> 2", "train.seed: 0 -> 3", "one forward pass over all ranks: 4 -> 8", "fix:"):
+    for text in ("train.epochs: 1 -> 2", "train.seed: 0 -> 3", "train.micro_batch_size: 4 -> 8", "fix:"):
         assert text in str(refused.value)
     assert "timeout" not in str(refused.value), "that option has no say in the weights"
-    smaller = replace(other.train, batch_size=4, device_batch_size=4)
+    smaller = replace(other.train, batch_size=4, micro_batch_size=4)
     optim = replace(config.optim, lr=0.02, burn_in_max_fraction=0.0, decay=Decay.constant)
     train(replace(other, train=smaller, optim=optim, resume_force=True))
     state = load_last(run)[0]

@@ -13,7 +13,7 @@ from typing import Any
 
 from train_utils.errors import TrainError
 
-AUTO = "auto"  # of train.device_batch_size, train.max_device_batch_size and optim.flat_fraction
+AUTO = "auto"  # of optim.flat_fraction
 SHORT_TRAINING = 2000  # steps (docs/decisions/0020-flat-rate.md)
 TORCH = "torch"  # of train.sync_bn
 BACKENDS = {  # of evaluate.backend, the fastest first, with their modules
@@ -67,10 +67,8 @@ class TrainSection:
     epochs: int  # passes over the training set
     extended_after: list[int]  # epochs after which the run was finished before `extend`, which writes this
     batch_size: int  # images in one optimiser step, over all ranks
-    device_batch_size: Any  # images in one forward pass of one rank; must divide the rank's share of a step, which
-    # gradient accumulation completes. null: the most up to max_device_batch_size; auto: the most
-    # that the memory holds
-    max_device_batch_size: Any  # upper limit of device_batch_size=null; auto: 16 on a CPU, on a GPU by its memory
+    micro_batch_size: int | None  # images in one forward pass, over all ranks; gradient accumulation completes the
+    # batch. It must divide batch_size and be a multiple of the ranks. null: the whole batch
     image_size: int  # side of the square training images, in pixels
     multi_scale: list[float]  # [low, high]: range of image_size multiples from which each step draws its size; the
     # first step has the largest
@@ -97,13 +95,8 @@ class TrainSection:
         for key in ("epochs", "batch_size", "image_size"):
             if getattr(self, key) < 1:
                 raise ValueError(f"train.{key} must be 1 or more, got {getattr(self, key)}")
-        for key, words, meaning in (
-            ("device_batch_size", (None, AUTO), f"{AUTO} to find what the memory holds, or null to derive it"),
-            ("max_device_batch_size", (AUTO,), f"or {AUTO}"),
-        ):
-            images = getattr(self, key)
-            if images not in words and not (type(images) is int and images >= 1):
-                raise ValueError(f"train.{key} must be 1 or more, {meaning}, got {images}")
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise ValueError(f"train.micro_batch_size must be 1 or more, or null, got {self.micro_batch_size}")
         for key in (
             "save_every_steps",
             "save_every_minutes",
@@ -176,11 +169,6 @@ class OptimConfig:
         if self.flat_fraction == AUTO:
             return 0.5 if steps <= SHORT_TRAINING else 0.0
         return float(self.flat_fraction)
-
-    @property
-    def tensors(self) -> int:
-        """Number of tensors that the optimiser keeps for each weight; of a plugin's at most."""
-        return 1 if self.name == Optimizer.sgd else 2
 
     def __post_init__(self) -> None:
         if self.name not in (known := (*Optimizer, *OPTIMISERS)):

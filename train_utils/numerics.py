@@ -108,12 +108,11 @@ def set_cuda_generator(state: Tensor) -> None:
         torch.cuda.set_rng_state(state)
 
 
-def check_same_bits(device: torch.device, deterministic: bool, sync_bn: bool, derived_by_memory: bool) -> None:
+def check_same_bits(device: torch.device, deterministic: bool, sync_bn: bool) -> None:
     """Raise TrainError for options that break ``deterministic`` on a CPU.
 
     There it promises the same weights at any number of ranks. On a GPU it only promises that the
-    same GPUs repeat their own result, so nothing is checked. ``derived_by_memory``: free memory
-    decides how many images a forward pass takes.
+    same GPUs repeat their own result, so nothing is checked.
     """
     if not deterministic or device.type != "cpu":
         return
@@ -122,12 +121,6 @@ def check_same_bits(device: torch.device, deterministic: bool, sync_bn: bool, de
             "train.deterministic=true on a CPU promises the same weights with any number of processes, but with "
             "train.sync_bn=false the batch statistics depend on that number. fix: train.sync_bn=true or "
             "train.deterministic=false"
-        )
-    if derived_by_memory:
-        raise TrainError(
-            "train.deterministic=true on a CPU promises the same weights on any machine, but with "
-            "train.device_batch_size=auto the batch statistics depend on its memory. fix: train.device_batch_size=null "
-            "or a number"
         )
 
 

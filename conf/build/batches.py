@@ -24,7 +24,6 @@ from data import (
     TrainDataset,
     build_image_cache,
     check_same_classes,
-    fitting_device_batch_size,
     kept_cache_name,
     make_loader,
     open_annotations,
@@ -70,10 +69,7 @@ def cores_of_rank(world: World) -> int:
 
 def resolved_options(config: TrainConfig, world: World) -> str:
     """What this rank makes of options that may be ``auto``; ``config`` is from start.resolve."""
-    return (
-        f"data.workers={loader_workers(config.data.workers, world)}, augment.colour={config.augment.colour}, "
-        f"train.max_device_batch_size={config.train.max_device_batch_size}"
-    )
+    return f"data.workers={loader_workers(config.data.workers, world)}, augment.colour={config.augment.colour}"
 
 
 def open_split(config: DataConfig, split: str, world: World) -> Annotations:
@@ -124,27 +120,12 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     return ImageSource(annotations, config.on_error, cache)
 
 
-def make_sampler(
-    config: TrainConfig, train_set: Annotations, stride: int, world: World, micro_batch: int | None = None
-) -> TrainBatchSampler:
-    """Choose this rank's images of each step: the global batch is formed first, then dealt.
-
-    ``micro_batch`` is the number of images in one forward pass over all ranks, if a resumed run or
-    device_batch.probe_micro_batch gives one. It is kept if ``train.device_batch_size`` leaves a
-    choice, since batch norm depends on it.
-    """
-    device_batch_size = config.train.device_batch_size
-    if device_batch_size in (None, AUTO):
-        limit = config.train.max_device_batch_size
-        if micro_batch is None and config.train.deterministic and world.device.type == "cpu":
-            micro_batch = _micro_batch_of_any_world(config, world)
-        if micro_batch is not None and micro_batch % world.world_size == 0:
-            limit = micro_batch // world.world_size
-        device_batch_size = fitting_device_batch_size(config.train.batch_size, world.world_size, limit)
+def make_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> TrainBatchSampler:
+    """Choose this rank's images of each step: the global batch is formed first, then dealt."""
     return TrainBatchSampler(
         num_images=len(train_set),
         batch_size=config.train.batch_size,
-        device_batch_size=device_batch_size,
+        micro_batch_size=config.train.micro_batch_size,
         world_size=world.world_size,
         rank=world.rank,
         seed=config.train.seed,
@@ -155,22 +136,6 @@ def make_sampler(
     )
 
 
-def _micro_batch_of_any_world(config: TrainConfig, world: World) -> int:
-    """The micro-batch that one rank alone would choose, since the weights depend on it.
-
-    Raises DataError if this many images do not divide by the number of ranks.
-    """
-    images = fitting_device_batch_size(config.train.batch_size, 1, config.train.max_device_batch_size)
-    if images % world.world_size:
-        fitting = fitting_device_batch_size(config.train.batch_size, world.world_size, config.train.batch_size)
-        raise DataError(
-            f"train.deterministic=true puts {images} images into a forward pass over all ranks, however many there "
-            f"are, and {world.world_size} ranks cannot share them equally. fix: a number of ranks that divides "
-            f"{images}, or another training: train.device_batch_size={fitting} (images per rank) or a divisor of it"
-        )
-    return images
-
-
 def training_sizes(config: TrainConfig, stride: int) -> MultiScale:
     """The image size of each step, in multiples of the network's largest ``stride``."""
     low, high = config.train.multi_scale
@@ -178,10 +143,10 @@ def training_sizes(config: TrainConfig, stride: int) -> MultiScale:
 
 
 def make_train_loader(
-    config: TrainConfig, train_set: Annotations, stride: int, world: World, micro_batch: int | None = None
+    config: TrainConfig, train_set: Annotations, stride: int, world: World
 ) -> tuple[TrainDataset, TrainBatchSampler, DataLoader[Batch]]:
     """The training batches of this rank, as ``make_sampler`` deals them."""
-    sampler = make_sampler(config, train_set, stride, world, micro_batch)
+    sampler = make_sampler(config, train_set, stride, world)
     images = open_images(train_set, config.data, world)
     kind: Callable[..., TrainDataset] = partial(ChangedDataset, AUGMENTATIONS) if AUGMENTATIONS else TrainDataset
     dataset = kind(train_set, config.augment, config.train.seed, config.train.epochs, images)

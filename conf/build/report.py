@@ -92,7 +92,7 @@ def announce(
     )
     log.line(
         f"{config.train.epochs} epochs x {sampler.steps_per_epoch} steps x {config.train.batch_size} images "
-        f"({world.world_size} ranks x {sampler.device_batch_size} images x {sampler.accumulate} passes), "
+        f"({world.world_size} ranks x {sampler.images_per_rank} images x {sampler.accumulate} passes), "
         f"run folder {folder}"
     )
     log.line(resolved_options(config, world))

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from conf.build.checkpoints import describe
-from conf.build.device_batch import images_of_pass
 from conf.build.network import load_network
 from conf.build.report import min_iou_of
 from conf.failures import ConfigError
@@ -25,7 +24,6 @@ from train_utils.distributed import World, broadcast_module, broadcast_text, max
 from train_utils.errors import TrainError
 from train_utils.numerics import (
     allow_tf32,
-    autocast_dtype,
     check_same_bits,
     choose_benchmark,
     keep_freed_memory,
@@ -43,7 +41,7 @@ MANY_TIMES = 10  # the images of a training must weights have seen to be spared:
 def prepare_numerics(config: TrainConfig, world: World) -> str | None:
     """Set seeds, determinism, TF32 and cuDNN's benchmark; a line if the latter is overruled."""
     deterministic, sizes = config.train.deterministic, config.train.multi_scale
-    check_same_bits(world.device, deterministic, config.train.sync_bn, config.train.device_batch_size == AUTO)
+    check_same_bits(world.device, deterministic, config.train.sync_bn)
     if config.train.sync_bn == TORCH and world.device.type != "cuda":
         raise TrainError("train.sync_bn=torch needs GPUs. fix: train.sync_bn=true")
     if (mode := config.train.compile.value) != "off":
@@ -57,20 +55,17 @@ def prepare_numerics(config: TrainConfig, world: World) -> str | None:
 
 
 def resolve(config: TrainConfig, world: World, saved: dict[str, Any] | None) -> TrainConfig:
-    """Replace ``auto`` of ``augment.colour`` and ``train.max_device_batch_size``.
+    """Replace ``auto`` of ``augment.colour``.
 
-    All ranks call this together and get the same. ``saved`` is the checkpoint of a resumed run. It
-    keeps the place where colours change, because the results of the two differ by rounding.
+    ``saved`` is the checkpoint of a resumed run. It keeps the place where colours change, because
+    the results of the two differ by rounding.
     """
-    augment, options = config.augment, config.train
+    augment = config.augment
     if augment.colour == Colour.auto:
         before = saved["config"]["augment"].get("colour") if saved is not None else None
         here = Colour.device if world.device.type == "cuda" else Colour.cpu
         augment = replace(augment, colour=Colour(before or here))
-    if options.max_device_batch_size == AUTO:
-        dtype = autocast_dtype(options.precision.value, world.device)
-        options = replace(options, max_device_batch_size=images_of_pass(config, world, dtype))
-    return replace(config, augment=augment, train=options)
+    return replace(config, augment=augment)
 
 
 def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
@@ -162,13 +157,12 @@ def start_state(
     if config.train.sync_bn:
         compiled = config.train.compile.value != "off"
         convert_sync_batchnorm(model, world, of_torch=config.train.sync_bn == TORCH, compiled=compiled)
-    micro_batch = sampler.device_batch_size * world.world_size
     state = RunState(
         model=model,
         average=WeightAverage(model, schedule),
         optimizer=make_optimizer(model, config.optim),
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
-        description=describe(config, model, train_set, micro_batch, sampler.steps_per_epoch),
+        description=describe(config, model, train_set, sampler.steps_per_epoch),
         seen=model.seen,
     )
     state.loss_sums = state.loss_sums.to(world.device)

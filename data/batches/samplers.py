@@ -27,24 +27,27 @@ from data.samples.plan import Request
 class TrainBatchSampler(Sampler[list[Request]]):
     """The micro-batches of one rank, epoch by epoch.
 
-    ``batch_size`` counts the images in one optimiser step over all ranks, ``device_batch_size``
-    those in one forward pass of one rank. An epoch has whole steps only; the next epoch shuffles
-    the images left over to other places. Options:
+    ``batch_size`` counts the images in one optimiser step, ``micro_batch_size`` those in one
+    forward pass, both over all ranks; None is the whole batch. An epoch has whole steps only; the
+    next epoch shuffles the images left over to other places. Options:
 
     - ``factors`` (N,): how often each image comes in an epoch, see ``repeat_factors``;
     - ``image_sizes`` (N, 2), heights and widths: images of a step share a rectangle of their
       aspect;
     - ``tile_pool``: blocks of this many consecutive positions are the pools of their requests. They
-      follow from the order of the whole run, so no sample depends on the number of ranks. If
-      ``device_batch_size`` is a multiple, each block goes to one rank, and a batch decodes only its
-      own images.
+      follow from the order of the whole run, so no sample depends on the number of ranks. If a
+      rank's share of a micro-batch is a multiple, each block goes to one rank, and a batch decodes
+      only its own images.
+
+    Raises DataError, with sizes that fit, if the ranks cannot share the micro-batches evenly or the
+    images fill no batch.
     """
 
     def __init__(
         self,
         num_images: int,
         batch_size: int,
-        device_batch_size: int,
+        micro_batch_size: int | None,
         world_size: int,
         rank: int,
         seed: int,
@@ -54,14 +57,15 @@ class TrainBatchSampler(Sampler[list[Request]]):
         image_sizes: NDArray[np.int32] | None = None,
         tile_pool: int = 0,
     ) -> None:
-        _check_batch_sizes(batch_size, device_batch_size, world_size)
+        micro_batch_size = batch_size if micro_batch_size is None else micro_batch_size
+        _check_batch_sizes(batch_size, micro_batch_size, world_size)
         if num_images < batch_size:
             raise DataError(
                 f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. "
                 f"fix: a train.batch_size of at most {num_images}"
             )
-        self.device_batch_size = device_batch_size
-        self.accumulate = batch_size // (device_batch_size * world_size)  # micro-batches in one step
+        self.images_per_rank = micro_batch_size // world_size  # in a micro-batch
+        self.accumulate = batch_size // micro_batch_size  # micro-batches in one step
         self.sizes = sizes
         self.epoch = 0
         self.start_micro_batch = 0
@@ -71,7 +75,7 @@ class TrainBatchSampler(Sampler[list[Request]]):
         self._seed = seed
         self._image_sizes = image_sizes
         self._tile_pool = tile_pool
-        self._unit = math.gcd(tile_pool, device_batch_size) if tile_pool else 1  # positions dealt together
+        self._unit = math.gcd(tile_pool, self.images_per_rank) if tile_pool else 1  # positions dealt together
         self._dealt: DistributedSampler[int] = DistributedSampler(
             range(self.steps_per_epoch * batch_size // self._unit),  # type: ignore[arg-type]  # only its length counts
             num_replicas=world_size,
@@ -91,7 +95,7 @@ class TrainBatchSampler(Sampler[list[Request]]):
     def __iter__(self) -> Iterator[list[Request]]:
         epoch = self.epoch
         order, shapes = self._of_epoch(epoch)
-        batches = BatchSampler(self._dealt, self.device_batch_size // self._unit, drop_last=True)
+        batches = BatchSampler(self._dealt, self.images_per_rank // self._unit, drop_last=True)
         for number, units in islice(enumerate(batches), self.start_micro_batch, None):
             step = number // self.accumulate
             height, width = self.sizes.size(epoch * self.steps_per_epoch + step)
@@ -128,18 +132,19 @@ class TrainBatchSampler(Sampler[list[Request]]):
         return [blocks[start] for start in starts]
 
 
-def _check_batch_sizes(batch_size: int, device_batch_size: int, world_size: int) -> None:
-    micro_batch = device_batch_size * world_size
-    if batch_size % micro_batch:
-        lower = batch_size // micro_batch * micro_batch
-        nearest = f"{lower} or {lower + micro_batch}" if lower else f"{micro_batch}"
-        hint = ""
-        if batch_size % world_size == 0:
-            fitting = fitting_device_batch_size(batch_size, world_size, device_batch_size)
-            hint = f", or train.device_batch_size={fitting}"
+def _check_batch_sizes(batch_size: int, micro_batch_size: int, world_size: int) -> None:
+    if batch_size % world_size:
+        lower = batch_size // world_size * world_size
+        sizes = f"{lower} or {lower + world_size}" if lower else f"{world_size}"
         raise DataError(
-            f"train.batch_size={batch_size} is not a multiple of {world_size} ranks x "
-            f"train.device_batch_size={device_batch_size}. fix: train.batch_size={nearest}{hint}"
+            f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. fix: train.batch_size={sizes}"
+        )
+    if batch_size % micro_batch_size or micro_batch_size % world_size:
+        fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
+        nearest = min(fitting, key=lambda size: abs(size - micro_batch_size))
+        raise DataError(
+            f"train.micro_batch_size={micro_batch_size} must divide train.batch_size={batch_size} and be a multiple of "
+            f"{world_size} ranks. fix: train.micro_batch_size={nearest}"
         )
 
 
@@ -193,18 +198,3 @@ def eval_batches(
         for start in range(0, len(indices), batch_size):
             batches.append([Request(index, height, width, 0) for index in indices[start : start + batch_size]])
     return batches
-
-
-def fitting_device_batch_size(batch_size: int, world_size: int, largest: int) -> int:
-    """Return the largest ``device_batch_size`` up to ``largest`` that divides a rank's share.
-
-    Raises ``DataError`` if the ranks cannot share ``batch_size`` evenly.
-    """
-    per_rank, rest = divmod(batch_size, world_size)
-    if rest or not per_rank:
-        nearest = f"{per_rank * world_size} or " if per_rank else ""
-        raise DataError(
-            f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. "
-            f"fix: train.batch_size={nearest}{(per_rank + 1) * world_size}"
-        )
-    return max(size for size in range(1, min(per_rank, largest) + 1) if per_rank % size == 0)

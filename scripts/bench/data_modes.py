@@ -123,7 +123,7 @@ class Bench:
         sampler = TrainBatchSampler(
             num_images=len(self.listed if mode.as_listed else self.annotations),
             batch_size=BATCH_SIZE,
-            device_batch_size=BATCH_SIZE,
+            micro_batch_size=BATCH_SIZE,
             world_size=1,
             rank=0,
             seed=0,

@@ -31,7 +31,7 @@ from models.suppression import nms_in_each_group
 from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
 from train_utils.config import BACKENDS
 from train_utils.distributed import barrier, gather_arrays, init_distributed_mode
-from train_utils.memory.peak import process_peak
+from train_utils.memory import process_peak
 from train_utils.processes.ending import shutdown
 from train_utils.scores.coco_eval import score
 from train_utils.scores.detections import DETECTION, PACKED, Detections, GroundTruth, pack, unpack

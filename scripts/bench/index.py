@@ -30,7 +30,7 @@ from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, open_annotations
 from scripts.bench.rounds import in_fresh_process, seconds_of
-from train_utils.memory.peak import process_peak
+from train_utils.memory import process_peak
 
 FILES_PER_FOLDER = 10_000
 PART = 100_000  # boxes written at once

@@ -95,7 +95,7 @@ def rows(folder: Path, options: Sequence[str]) -> Iterator[tuple[str, ...]]:
                 given = (
                     f"train.precision={precision}",
                     *PRECISIONS[precision],
-                    f"train.device_batch_size={BATCH_SIZE // (passes * processes)}",
+                    f"train.micro_batch_size={BATCH_SIZE // passes}",
                     f"model.weights={start}",
                 )
                 name = f"{precision}_{passes}_{processes}"

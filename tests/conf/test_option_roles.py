@@ -62,8 +62,7 @@ ROLES = {
     "train.epochs": "",
     "train.extended_after": "",
     "train.batch_size": "",
-    "train.device_batch_size": "resume",  # the micro-batch itself is compared
-    "train.max_device_batch_size": "resume",
+    "train.micro_batch_size": "",
     "train.image_size": "",
     "train.multi_scale": "",
     "train.rect": "",

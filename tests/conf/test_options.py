@@ -95,7 +95,7 @@ def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: 
         (["train.device=cuda"], "CUDA"),
         (["resume=nowhere"], "nowhere"),
         (["run_dir=/proc/nothing"], "cannot be written"),
-        (["train.batch_size=9", "train.device_batch_size=2"], "train.batch_size=9 is not a multiple"),
+        (["train.batch_size=9", "train.micro_batch_size=2"], "train.micro_batch_size=2 must divide"),
         (["train.batch_size=64"], "fewer than train.batch_size=64"),
         (["train.image_size=50"], "train.image_size=50 is not a multiple"),
         (["evaluate.image_size=50"], "evaluate.image_size=50 is not a multiple"),
@@ -159,7 +159,7 @@ def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacke
     groups and keys come last.
     """
     before = to_dictionary(compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.5"]))
-    del before["train"]["max_device_batch_size"], before["optim"]["name"], before["optim"]["flat_fraction"]
+    del before["train"]["micro_batch_size"], before["optim"]["name"], before["optim"]["flat_fraction"]
     before["optim"]["ema_ramp_steps"] = 2000.0
     (tmp_path / "config.yaml").write_text(json.dumps(before))
     others = ["optim=adamw", "optim.flat_fraction=auto"]  # as if they were the defaults
@@ -168,7 +168,7 @@ def test_resume_takes_the_run_s_options_then_those_named_and_knows_keys_it_lacke
     config = continue_run(now, ["data", "train.epochs", "resume"])
     assert config["optim"]["lr"] == 0.5 and config["train"]["batch_size"] == 8, "not the run's options"
     assert config["train"]["epochs"] == 7 and config["data"]["name"] == "bccd", "not those of the command line"
-    assert config["train"]["max_device_batch_size"] == now["train"]["max_device_batch_size"]
+    assert config["train"]["micro_batch_size"] == now["train"]["micro_batch_size"]
     done = config["optim"]["name"], config["optim"]["flat_fraction"]
     assert done == ("sgd", 0) and "ema_ramp_steps" not in config["optim"], "not what the older version did"
     assert config["resume"] == str(tmp_path) and config["run_dir"] is None

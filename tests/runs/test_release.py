@@ -40,7 +40,7 @@ def train_in_parts(folder: Path, run_dir: Path, stops: list[int]) -> None:
         "data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0",
         "data.shapes={train_images: 13, val_images: 2, image_size: 64, seed: 0}", f"model.cfg={folder / 'net.cfg'}",
         "model.freeze=2", "model.freeze_fraction=0.5", "train.image_size=64", "train.batch_size=6", "train.epochs=4",
-        "train.device_batch_size=1", "optim=adamw",
+        "train.micro_batch_size=3", "optim=adamw",
         "train.device=cpu", "train.precision=float32", "evaluate.every=0", "evaluate.confidence=0.9",
         "logger.pictures=false",
     ]  # fmt: skip

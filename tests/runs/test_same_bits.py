@@ -273,7 +273,7 @@ def test_every_option_of_a_training(tmp_path: Path) -> None:
     compare(train_options, tmp_path)
 
 
-@pytest.mark.parametrize("option", ["train.sync_bn=false", "train.device_batch_size=auto"])
+@pytest.mark.parametrize("option", ["train.sync_bn=false"])
 def test_what_depends_on_the_processes_is_refused_by_name(option: str) -> None:
     key, value = option.split("=")
     given = ["data=shapes", "model=yolov3-tiny", "train.deterministic=true", option]

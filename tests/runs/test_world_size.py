@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from conf.build.batches import make_sampler, make_train_loader, open_split
+from conf.build.batches import make_train_loader, open_split
 from conf.build.start import resolve
 from conf.entry import compose
 from conf.schema import TrainConfig
-from data import Batch, DataError, ShapesConfig, ensure_shapes
+from data import Batch, ShapesConfig, ensure_shapes
 from scripts.bench.world_size import largest_difference, parts_of
 from tests.runs.process_group import run_group
 from train import train
@@ -50,10 +50,6 @@ def options(folder: Path, *more: str) -> TrainConfig:
     )  # fmt: skip
 
 
-def sizes(passes: int, processes: int) -> str:
-    return f"train.device_batch_size={8 // (passes * processes)}"
-
-
 def train_here(folder: Path, run_dir: Path, more: list[str]) -> None:
     """Run this rank's part of a training."""
     common = ["optim.clip_norm=10", "evaluate.confidence=0.5", "logger.pictures=false"]
@@ -72,13 +68,37 @@ def test_weights_do_not_depend_on_the_number_of_processes(folder: Path, precisio
     for processes in (1, 4):
         run_dir = folder / f"{precision}_{processes}"
         network = ["model=yolov3-spp", "model.width=0.125", f"train.precision={precision}", *more]
-        run_group(train_here, processes, folder, run_dir, [*network, sizes(2, processes)])
+        run_group(train_here, processes, folder, run_dir, [*network, "train.micro_batch_size=4"])
         states.append(load_checkpoint(run_dir / "checkpoints" / "last.pt"))
     assert states[0]["step"] == 3
     one, four = map(parts_of, states)
     assert all(tensor.dtype == getattr(torch, precision) for tensor in one["momentum"].values())
     found = {part: largest_difference(tensors, four[part]) for part, tensors in one.items()}
     assert max(found.values()) <= tolerance, (precision, found)
+
+
+@pytest.mark.slow
+def test_a_training_with_the_usual_options_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    """Twenty steps; what one process puts into a forward pass, several share."""
+    parts: dict[int, dict[str, dict[str, Tensor]]] = {}
+    for processes in (1, 2, 4):
+        run_dir = tmp_path / f"run_{processes}"
+        run_group(train_as_usual, processes, tmp_path, run_dir)
+        state = load_checkpoint(run_dir / "checkpoints" / "last.pt")
+        assert state["step"] == 20
+        parts[processes] = parts_of(state)
+    for processes in (2, 4):
+        found = {part: largest_difference(tensors, parts[processes][part]) for part, tensors in parts[1].items()}
+        assert max(found.values()) <= 1e-9, (processes, found)
+
+
+def train_as_usual(folder: Path, run_dir: Path) -> None:
+    """Run this rank's part of a training with the defaults for passes and batch norm."""
+    shapes = "{train_images: 640, val_images: 2, image_size: 64, seed: 0}"
+    small = ["data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0"]
+    small += [f"data.shapes={shapes}", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64"]
+    more = ["train.epochs=1", "train.batch_size=32", "train.precision=float64", "train.device=cpu"]
+    train(compose("train", TrainConfig, [*small, *more, f"run_dir={run_dir}", "logger.pictures=false"]))
 
 
 def test_the_measure_of_differences() -> None:
@@ -90,7 +110,7 @@ def test_the_measure_of_differences() -> None:
 
 def micro_batches(folder: Path, world_size: int, workers: int) -> list[list[tuple[Tensor, Tensor]]]:
     """Samples of each pass of two epochs, as (picture, targets) in the order of the data set."""
-    config = options(folder, "model=yolov3-tiny", sizes(2, world_size), "train.epochs=2")
+    config = options(folder, "model=yolov3-tiny", "train.micro_batch_size=4", "train.epochs=2")
     config = replace(config, data=replace(config.data, workers=workers))
     annotations = open_split(config.data, "train", init_distributed_mode("cpu", 60))
     epochs = []
@@ -125,24 +145,6 @@ def test_samples_depend_neither_on_processes_nor_on_workers(folder: Path) -> Non
                     torch.equal(image, its_image) and torch.equal(targets, its_targets)
                     for its_image, its_targets in other
                 )
-
-
-def test_deterministic_passes_hold_the_images_of_one_process(folder: Path) -> None:
-    """With any number of ranks, since batch statistics depend on it; else each takes what fits."""
-    annotations = open_split(options(folder, "model=yolov3-tiny").data, "train", init_distributed_mode("cpu", 60))
-
-    def passes(world_size: int, *more: str) -> tuple[int, int]:
-        config = options(folder, "model=yolov3-tiny", "train.batch_size=24", "train.max_device_batch_size=6", *more)
-        place = World(0, 0, world_size, world_size, 0, 1, torch.device("cpu"), "none", "none")
-        sampler = make_sampler(config, annotations, 32, place)
-        return sampler.device_batch_size, sampler.accumulate
-
-    deterministic = "train.deterministic=true"
-    assert [passes(count, deterministic) for count in (1, 2, 3, 6)] == [(6, 4), (3, 4), (2, 4), (1, 4)]
-    assert [passes(count) for count in (1, 2, 3)] == [(6, 4), (6, 2), (4, 2)]
-    assert passes(2, deterministic, "train.device_batch_size=4") == (4, 3)
-    with pytest.raises(DataError, match=r"6 images into .*4 ranks cannot share .*train\.device_batch_size=6 "):
-        passes(4, deterministic)
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ def test_a_training_says_what_its_sets_are_like(
     train_set, val_set = (open_annotations(config.data, split) for split in ("train", "val"))
     heads = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125).heads
     world = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
-    sampler = SimpleNamespace(steps_per_epoch=1, device_batch_size=5, accumulate=1)
+    sampler = SimpleNamespace(steps_per_epoch=1, images_per_rank=5, accumulate=1)
     announce(RunLog(None, True), tmp_path, config, world, train_set, val_set, sampler, heads)
     about, *lines = capsys.readouterr().out.splitlines()
     assert about == f"data: drawn, coco of {drawn.root}"

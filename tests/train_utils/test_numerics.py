@@ -39,7 +39,7 @@ def test_tf32_is_allowed_or_not_whatever_torch_prefers() -> None:
 
 def test_a_training_allows_tf32_only_by_its_name() -> None:
     world = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
-    fixed = {"deterministic": False, "multi_scale": [1, 1], "sync_bn": True, "device_batch_size": None}
+    fixed = {"deterministic": False, "multi_scale": [1, 1], "sync_bn": True}
     fixed["compile"] = Compile.off
     for precision in Precision:
         section = SimpleNamespace(**fixed, precision=precision, rect=False, cudnn_benchmark=False, seed=0)

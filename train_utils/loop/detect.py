@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from train_utils.loop.interfaces import ImageBatch, NetworkInput
-from train_utils.memory.out_of_memory import detection_pass
 from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
 from train_utils.scores.detections import Detections, make_detections
 from train_utils.terminal.progress import Progress
@@ -62,7 +61,6 @@ def detect_batches(
     loader: Iterable[InputType],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
-    batch_key: str = "evaluate.batch_size",
     dtype: torch.dtype | None = None,
     tf32: bool = False,
 ) -> Iterator[tuple[InputType, list[Tensor]]]:
@@ -71,18 +69,17 @@ def detect_batches(
     On a CPU the last bits of a convolution depend on how many threads share it. So there one thread
     computes a batch, while others compute other batches: any number of cores gives the same result.
     On a GPU a batch is finished while the next one is computed. ``dtype`` is that of autocast, if
-    any; otherwise ``tf32`` lets convolutions on a GPU round their factors. Raises TrainError if
-    memory runs out; it names ``batch_key``, the option of the batch size.
+    any; otherwise ``tf32`` lets convolutions on a GPU round their factors.
     """
 
     # The mode is thread-local, so it is entered in each function.
     def forward(batch: InputType) -> list[Tensor]:
         autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
-        with torch.inference_mode(), detection_pass(device, batch.images.shape, batch_key), autocast:
+        with torch.inference_mode(), autocast:
             return model(batch.to(device, non_blocking=True).images.float().div_(255))
 
     def finish(batch: InputType, raw_maps: list[Tensor]) -> tuple[InputType, list[Tensor]]:
-        with torch.inference_mode(), detection_pass(device, batch.images.shape, batch_key):
+        with torch.inference_mode():
             return batch, postprocess(raw_maps)
 
     def forward_by_cudnn(batch: InputType) -> list[Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from train_utils.distributed import World, max_over_ranks, sum_over_ranks
+from train_utils.errors import TrainError
 from train_utils.loop.interfaces import ImageBatch, Loss
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.stop_and_save import Decision, StepDecisions
-from train_utils.memory.out_of_memory import training_pass
 from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import Schedule
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
@@ -71,7 +72,7 @@ class OptimiserStep:
         batch = on_host.to(self.world.device, non_blocking=True)
         self.batches.append(batch)
         sync = gradient_sync(self.model, self.full, state.step, on_host.indices.tolist())
-        with training_pass(self.world.device, batch.images.shape, self.accumulate), sync:
+        with explain_out_of_memory(len(batch.images), self.accumulate, self.world.world_size), sync:
             parts = self.loss(
                 self.forward(self.model, self.to_input(batch)),
                 batch.targets,
@@ -172,3 +173,22 @@ class OptimiserStep:
             self.guard.overflow(state.step, scale)
         else:
             self.guard.skip(state.step, self.losses)
+
+
+@contextmanager
+def explain_out_of_memory(images: int, accumulate: int, world_size: int) -> Iterator[None]:
+    """Raise TrainError with the next lower train.micro_batch_size if torch runs out of memory.
+
+    ``images`` are those of one rank in one of the ``accumulate`` passes of a step.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        lower = [size for size in range(1, images) if images * accumulate % size == 0]
+        fix = f"train.micro_batch_size={lower[-1] * world_size}, or " if lower else ""
+        raise TrainError(
+            f"out of memory in a pass of train.micro_batch_size={images * world_size} images over all ranks. "
+            f"fix: {fix}a smaller train.image_size or model.width"
+        ) from error

@@ -8,15 +8,13 @@ from typing import Any
 
 from train_utils.errors import CheckpointError
 
-# Options, or whole sections, that do not change the weights, except for rounding. Two of them
-# choose the micro-batch, which is compared separately. tests/conf/test_option_roles.py decides
-# about every option.
+# Options, or whole sections, that do not change the weights, except for rounding.
+# tests/conf/test_option_roles.py decides about every option.
 WITHOUT_EFFECT = (
     "name", "run_dir", "resume", "resume_force", "extend", "devices", "debug", "plugins", "logger",
     "evaluate", "data.name", "data.root", "data.val", "data.workers", "data.cache", "data.index_dir",
-    "model.cfg", "model.weights", "model.fresh_heads", "train.device", "train.device_batch_size",
-    "train.max_device_batch_size", "train.timeout_seconds", "train.save_every_steps",
-    "train.save_every_minutes", "train.max_nonfinite_steps",
+    "model.cfg", "model.weights", "model.fresh_heads", "train.device", "train.timeout_seconds",
+    "train.save_every_steps", "train.save_every_minutes", "train.max_nonfinite_steps",
     "train.patience", "train.deterministic", "train.cudnn_benchmark",
 )  # fmt: skip
 # Where the training set is; irrelevant if its content is the same.
@@ -61,12 +59,8 @@ def check_same_training(state: dict[str, Any], own: dict[str, Any], folder: Path
     if OF_AN_EXTENSION[0] in changed and is_extension(state, own["config"]["train"]):
         free += OF_AN_EXTENSION
     differences = [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, free)]
-    for key, name, now in (
-        ("micro_batch", "images in one forward pass over all ranks", own.get("micro_batch")),
-        ("data", "training set", data),
-    ):
-        if key in state and state[key] != now:
-            differences.append(f"{name}: {state[key]} -> {now}")
+    if "data" in state and state["data"] != data:
+        differences.append(f"training set: {state['data']} -> {data}")
     if differences and not force:
         raise CheckpointError(
             f"resume={folder}: the training would change ({'; '.join(differences)}). fix: leave these options as they "

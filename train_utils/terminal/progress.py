@@ -10,7 +10,7 @@ from types import TracebackType
 
 from rich import progress as bars
 
-from train_utils.memory.peak import device_peak
+from train_utils.memory import device_peak
 from train_utils.terminal.screen import SCREEN, cell_line, is_live
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a live line: reading a loss waits for the device

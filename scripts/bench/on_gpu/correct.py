@@ -20,9 +20,7 @@ from scripts.bench.on_gpu.common import Settings, make_step, new_loss, new_netwo
 from train_utils.distributed import init_distributed_mode, max_over_ranks, stack_over_ranks, sum_over_ranks
 from train_utils.errors import TrainError
 from train_utils.launch.environment import fix_cublas_workspace
-from train_utils.loop.step import OptimiserStep
-from train_utils.memory.out_of_memory import gib, training_pass
-from train_utils.memory.probe import CpuProbe, GpuProbe, TrainingPass, choose_images, divisors
+from train_utils.loop.step import OptimiserStep, explain_out_of_memory
 from train_utils.numerics import allow_tf32
 from train_utils.parallel.wrap import convert_sync_batchnorm, wrap_model
 
@@ -35,7 +33,7 @@ def correct(settings: Settings, rows: Rows) -> None:
     fix_cublas_workspace()  # for the last one; CUDA reads it once
     small = settings if settings.tiny else replace(settings, width=0.25, side=160, batches=(4, 8))
     checks: list[tuple[Callable[[Settings, Rows], None], Settings]] = [
-        (float32, small), (skipping, small), (out_of_memory, small), (images_that_fit, settings), (repeating, small),
+        (float32, small), (skipping, small), (out_of_memory, small), (repeating, small),
     ]  # fmt: skip
     for check, sizes in checks:
         try:
@@ -96,23 +94,12 @@ def out_of_memory(settings: Settings, rows: Rows) -> None:
     """Too large an allocation becomes one sentence with its fix."""
     sentence = "none"
     try:
-        with training_pass(settings.device, (64, 3, 640, 640), 1):
+        with explain_out_of_memory(images=64, accumulate=1, world_size=1):
             torch.empty(2**50, device=settings.device)
     except TrainError as error:
         sentence = str(error)
-    good = sentence.startswith("out of memory on") and "fix: train.device_batch_size=32" in sentence
+    good = sentence.startswith("out of memory") and "fix: train.micro_batch_size=32" in sentence
     rows.add("out of memory is one sentence with its fix", _yes(good), "", "yes")
-
-
-def images_that_fit(settings: Settings, rows: Rows) -> None:
-    """What train.device_batch_size=auto finds."""
-    world, network = init_distributed_mode(settings.device.type, 60), new_network(settings)
-    formats = torch.float32, torch.bfloat16, torch.channels_last
-    run = TrainingPass(network, new_loss(network), [settings.side], world, *formats, sync_bn=False)
-    probe = GpuProbe(run, 1) if settings.device.type == "cuda" else CpuProbe(run, 1, 2**31)
-    choice = choose_images(divisors(4 if settings.tiny else 512), probe, max_over_ranks)
-    rows.add(f"images of {settings.side} px that fit", choice.images)
-    rows.add("and need", f"{gib(choice.needed)} of {gib(choice.available)}")
 
 
 def _bits(step: OptimiserStep) -> list[Tensor]:

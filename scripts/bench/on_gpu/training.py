@@ -14,7 +14,7 @@ from scripts.bench.on_gpu.common import Settings, make_step, new_step, seconds_e
 from scripts.bench.on_gpu.machine import PEAK
 from scripts.bench.on_gpu.profiling import KINDS, Shares, waits
 from train_utils.loop.step import OptimiserStep
-from train_utils.memory.peak import device_peak
+from train_utils.memory import device_peak
 from train_utils.parallel.compiled import CUDA_GRAPHS
 
 PASSES = 3  # a backward pass computes twice what a forward pass does

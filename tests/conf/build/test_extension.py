@@ -98,7 +98,7 @@ def test_an_extension_is_the_same_wherever_it_is_cut_and_may_be_extended(
     go_on(whole, "extend=1", "evaluate.every=0")
     saved = yaml.safe_load((whole / "config.yaml").read_text())
     assert (saved["extend"], saved["train"]["epochs"], saved["train"]["extended_after"]) == (None, 4, [1, 3])
-    assert load_last(whole)[0]["config"]["train"] == saved["train"] | {"max_device_batch_size": 16}
+    assert load_last(whole)[0]["config"]["train"] == saved["train"]
     config = compose("train", TrainConfig, [f"resume={whole}"], complete_training)
     optim = config.optim
     first, second, third = Schedule(optim, 2, 2), Schedule(optim, 2, 6, (2,)), Schedule(optim, 2, 8, (2, 6))

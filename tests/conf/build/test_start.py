@@ -24,72 +24,30 @@ from data import Colour
 from models import Darknet, ModelError, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils.distributed import World
-from train_utils.memory.out_of_memory import GIB
 
 CPU = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
 GPU = replace(CPU, device=torch.device("cuda", 0))
 PAIR = replace(GPU, world_size=4, local_world_size=2, num_nodes=2, node_rank=1)
 
 
-@pytest.fixture
-def gpu_memory(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Has the memory of the GPU, in GiB, as ``total``."""
-    memory = SimpleNamespace(total=80)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=int(memory.total * GIB))
-    )
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    return memory
-
-
-def resolved(world: World, *options: str, saved: str | None = None) -> tuple[Colour, object]:
+def resolved(world: World, *options: str, saved: str | None = None) -> Colour:
     config = compose("train", TrainConfig, list(options))
     state = None if saved is None else {"config": {"augment": {"colour": saved}}}
     found = start.resolve(config, world, state)
     assert config == compose("train", TrainConfig, list(options)), "the options as given, for config.yaml, changed"
-    return found.augment.colour, found.train.max_device_batch_size
+    return found.augment.colour
 
 
-def test_colours_change_where_the_device_is(gpu_memory: SimpleNamespace) -> None:
-    assert resolved(CPU)[0] is Colour.cpu and resolved(GPU)[0] is Colour.device
-    assert resolved(GPU, "augment.colour=cpu")[0] is Colour.cpu
-    assert resolved(CPU, "augment.colour=device")[0] is Colour.device
+def test_colours_change_where_the_device_is() -> None:
+    assert resolved(CPU) is Colour.cpu and resolved(GPU) is Colour.device
+    assert resolved(GPU, "augment.colour=cpu") is Colour.cpu
+    assert resolved(CPU, "augment.colour=device") is Colour.device
 
 
-def test_a_resumed_run_changes_colours_where_it_did(gpu_memory: SimpleNamespace) -> None:
-    assert resolved(GPU, saved="cpu")[0] is Colour.cpu and resolved(CPU, saved="device")[0] is Colour.device
+def test_a_resumed_run_changes_colours_where_it_did() -> None:
+    assert resolved(GPU, saved="cpu") is Colour.cpu and resolved(CPU, saved="device") is Colour.device
     # Another place is another training, and refused as such.
-    assert resolved(CPU, "augment.colour=cpu", saved="device")[0] is Colour.cpu
-
-
-@pytest.mark.parametrize(
-    ("memory", "options", "images"),
-    [
-        (8, [], 8),
-        (15.8, [], 16),
-        (79.3, [], 128),
-        (139, [], 128),
-        (79.3, ["train.precision=float32"], 64),
-        (79.3, ["train.image_size=1280"], 32),
-        (79.3, ["train.multi_scale=[0.5,2.0]"], 32),
-        (2, ["train.image_size=2048"], 1),
-        (8, ["train.max_device_batch_size=5"], 5),
-    ],
-)
-def test_a_pass_has_what_the_memory_of_a_gpu_suggests(
-    gpu_memory: SimpleNamespace, memory: float, options: list[str], images: int
-) -> None:
-    gpu_memory.total = memory
-    assert resolved(GPU, *options)[1] == images
-    assert resolved(CPU, *[option for option in options if "max" not in option])[1] == 16
-
-
-def test_all_ranks_take_the_pass_of_the_smallest_gpu(
-    gpu_memory: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    smallest = -int(math.log2(16))
-    monkeypatch.setattr("conf.build.device_batch.max_over_ranks", lambda values: [max(*values, smallest)])
-    assert resolved(GPU)[1] == 16
+    assert resolved(CPU, "augment.colour=cpu", saved="device") is Colour.cpu
 
 
 def has_cores(patch: pytest.MonkeyPatch, own: set[int], others: dict[int, set[int]], quota: float = math.inf) -> None:

@@ -25,10 +25,12 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-def shares_of(world_size: int, device_batch_size: int, epoch: int, start: int = 0, **more: Any) -> list[Any]:
+def shares_of(world_size: int, images_per_rank: int, epoch: int, start: int = 0, **more: Any) -> list[Any]:
     """The micro-batches of every rank."""
     samplers = [
-        TrainBatchSampler(101, BATCH, device_batch_size, world_size, rank, 5, MultiScale(96, 0.5, 1.5, 32, 5), **more)
+        TrainBatchSampler(
+            101, BATCH, world_size * images_per_rank, world_size, rank, 5, MultiScale(96, 0.5, 1.5, 32, 5), **more
+        )
         for rank in range(world_size)
     ]
     for sampler in samplers:
@@ -36,11 +38,11 @@ def shares_of(world_size: int, device_batch_size: int, epoch: int, start: int = 
     return [list(sampler) for sampler in samplers]
 
 
-def steps_of(world_size: int, device_batch_size: int, epoch: int, **more: Any) -> list[Counter[Request]]:
+def steps_of(world_size: int, images_per_rank: int, epoch: int, **more: Any) -> list[Counter[Request]]:
     """What all ranks together see in each step."""
-    micro_batches = zip(*shares_of(world_size, device_batch_size, epoch, **more), strict=True)
+    micro_batches = zip(*shares_of(world_size, images_per_rank, epoch, **more), strict=True)
     seen = [Counter(request for part in parts for request in part) for parts in micro_batches]
-    count = BATCH // (world_size * device_batch_size)
+    count = BATCH // (world_size * images_per_rank)
     return [sum(seen[i : i + count], Counter()) for i in range(0, len(seen), count)]
 
 
@@ -48,8 +50,8 @@ def steps_of(world_size: int, device_batch_size: int, epoch: int, **more: Any) -
 def test_steps_are_the_same_at_any_world_size_and_accumulation(more: dict[str, Any]) -> None:
     for epoch in (0, 3):
         expected = steps_of(1, BATCH, epoch, **more)
-        for world_size, device_batch_size in ((1, 3), (2, 6), (2, 3), (3, 4), (4, 3), (6, 1)):
-            assert steps_of(world_size, device_batch_size, epoch, **more) == expected
+        for world_size, images_per_rank in ((1, 3), (2, 6), (2, 3), (3, 4), (4, 3), (6, 1)):
+            assert steps_of(world_size, images_per_rank, epoch, **more) == expected
 
 
 @pytest.mark.parametrize("more", CHOICES.values(), ids=CHOICES.keys())
@@ -63,7 +65,7 @@ def test_all_ranks_have_one_rectangle_in_a_step_that_holds_its_images_tightly() 
     wasted = 0.0
     for epoch in (0, 2):
         shares = shares_of(2, 3, epoch, image_sizes=SIDES)
-        sampler = TrainBatchSampler(101, BATCH, 3, 2, 0, 5, MultiScale(96, 0.5, 1.5, 32, 5))
+        sampler = TrainBatchSampler(101, BATCH, 6, 2, 0, 5, MultiScale(96, 0.5, 1.5, 32, 5))
         squares = [sampler.sizes.size(epoch * sampler.steps_per_epoch + step)[0] for step in range(8)]
         largest = []
         for step, square in enumerate(squares):
@@ -162,11 +164,11 @@ def test_a_sample_from_a_pool_does_not_depend_on_ranks_workers_or_a_resume(
     source = empty_set.source()
     dataset = TrainDataset(source.annotations, replace(every_augment, tile_pool=4), 3, 100, source)
 
-    def samples(world_size: int, device_batch_size: int, workers: int, start: int = 0) -> dict[int, bytes]:
+    def samples(world_size: int, images_per_rank: int, workers: int, start: int = 0) -> dict[int, bytes]:
         found = {}
         for rank in range(world_size):
             sampler = TrainBatchSampler(
-                24, 8, device_batch_size, world_size, rank, 3, MultiScale(64, 1, 1, 32, 3),
+                24, 8, world_size * images_per_rank, world_size, rank, 3, MultiScale(64, 1, 1, 32, 3),
                 image_sizes=source.annotations.sizes, tile_pool=4,
             )  # fmt: skip
             sampler.set_epoch(1, start)

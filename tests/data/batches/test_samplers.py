@@ -14,17 +14,18 @@ from data import (
     Resize,
     TrainBatchSampler,
     eval_batches,
-    fitting_device_batch_size,
 )
 from data.geometry import scaled_size
 
 FIXED = MultiScale(64, 1, 1, 32, 0)
 
 
-def micro_batches(world_size: int, device_batch_size: int, epoch: int = 0, **more: int) -> list[Counter[Request]]:
+def micro_batches(world_size: int, images_per_rank: int, epoch: int = 0, **more: int) -> list[Counter[Request]]:
     """What all ranks together see in each micro-batch of an epoch; 101 images, steps of 12."""
     samplers = [
-        TrainBatchSampler(101, 12, device_batch_size, world_size, rank, seed=5, sizes=MultiScale(96, 0.5, 1.5, 32, 5))
+        TrainBatchSampler(
+            101, 12, world_size * images_per_rank, world_size, rank, seed=5, sizes=MultiScale(96, 0.5, 1.5, 32, 5)
+        )
         for rank in range(world_size)
     ]
     for sampler in samplers:
@@ -44,9 +45,9 @@ def test_micro_batches_are_the_same_at_any_world_size(epoch: int) -> None:
 
 def test_accumulation_cuts_the_same_steps_smaller() -> None:
     steps = micro_batches(1, 12)
-    for world_size, device_batch_size in ((1, 3), (2, 3), (3, 2), (2, 2)):
-        parts = micro_batches(world_size, device_batch_size)
-        count = 12 // (world_size * device_batch_size)
+    for world_size, images_per_rank in ((1, 3), (2, 3), (3, 2), (2, 2)):
+        parts = micro_batches(world_size, images_per_rank)
+        count = 12 // (world_size * images_per_rank)
         joined = [sum(parts[i : i + count], Counter()) for i in range(0, len(parts), count)]
         assert joined == steps
 
@@ -68,10 +69,10 @@ def test_seeds_do_not_share_orders() -> None:
 
 
 def test_the_cursor_skips_what_was_seen() -> None:
-    for world_size, device_batch_size in ((1, 3), (2, 3)):
-        everything = micro_batches(world_size, device_batch_size, epoch=2)
+    for world_size, images_per_rank in ((1, 3), (2, 3)):
+        everything = micro_batches(world_size, images_per_rank, epoch=2)
         for start in (1, 5, len(everything)):
-            rest = micro_batches(world_size, device_batch_size, epoch=2, start_micro_batch=start)
+            rest = micro_batches(world_size, images_per_rank, epoch=2, start_micro_batch=start)
             assert rest == everything[start:]
 
 
@@ -85,12 +86,12 @@ def test_one_size_in_all_micro_batches_of_a_step() -> None:
 
 def test_the_first_step_of_a_training_has_the_largest_size_on_any_number_of_ranks() -> None:
     """Memory runs out at once or never; a resumed run draws what it would have drawn."""
-    for world_size, device_batch_size in ((1, 3), (2, 3), (3, 4), (2, 6)):
-        passes = 12 // (world_size * device_batch_size)
-        drawn = [{(r.height, r.width) for r in batch} for batch in micro_batches(world_size, device_batch_size)]
+    for world_size, images_per_rank in ((1, 3), (2, 3), (3, 4), (2, 6)):
+        passes = 12 // (world_size * images_per_rank)
+        drawn = [{(r.height, r.width) for r in batch} for batch in micro_batches(world_size, images_per_rank)]
         assert all(sizes == {(128, 128)} for sizes in drawn[:passes])
         assert {(128, 128)} != set().union(*drawn[passes:])
-        later = micro_batches(world_size, device_batch_size, epoch=1)[0]
+        later = micro_batches(world_size, images_per_rank, epoch=1)[0]
         assert {(r.height, r.width) for r in later} == {MultiScale(96, 0.5, 1.5, 32, 5).size(8)}
 
 
@@ -109,17 +110,27 @@ def test_multi_scale() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "device_batch_size", "world_size", "message"),
+    ("batch_size", "micro_batch_size", "world_size", "message"),
     [
-        (10, 2, 4, r"train.batch_size=10 is not a multiple of 4 ranks x train.device_batch_size=2. .*=8 or 16$"),
-        (12, 4, 2, r"fix: train.batch_size=8 or 16, or train.device_batch_size=3$"),
-        (4, 8, 2, r"fix: train.batch_size=16, or train.device_batch_size=2$"),
+        (10, None, 4, r"train.batch_size=10 is not a multiple of 4 ranks. fix: train.batch_size=8 or 12$"),
+        (2, 2, 4, r"train.batch_size=2 is not a multiple of 4 ranks. fix: train.batch_size=4$"),
+        (12, 8, 1, r"train.micro_batch_size=8 must divide train.batch_size=12 and .* fix: train.micro_batch_size=6$"),
+        (12, 3, 2, r"be a multiple of 2 ranks. fix: train.micro_batch_size=2$"),
+        (12, 1, 4, r"fix: train.micro_batch_size=4$"),
+        (12, 24, 4, r"fix: train.micro_batch_size=12$"),
         (64, 64, 1, r"has 20 images, fewer than train.batch_size=64. fix: a train.batch_size of at most 20"),
     ],
 )
-def test_batch_sizes_that_do_not_fit(batch_size: int, device_batch_size: int, world_size: int, message: str) -> None:
+def test_batch_sizes_that_do_not_fit(
+    batch_size: int, micro_batch_size: int | None, world_size: int, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
-        TrainBatchSampler(20, batch_size, device_batch_size, world_size, 0, 0, FIXED)
+        TrainBatchSampler(20, batch_size, micro_batch_size, world_size, 0, 0, FIXED)
+
+
+def test_without_a_micro_batch_size_a_pass_takes_the_whole_batch_on_any_number_of_ranks() -> None:
+    samplers = [TrainBatchSampler(20, 12, None, world_size, 0, 0, FIXED) for world_size in (1, 2, 4)]
+    assert [(sampler.images_per_rank, sampler.accumulate) for sampler in samplers] == [(12, 1), (6, 1), (3, 1)]
 
 
 @pytest.mark.parametrize("rect", [False, True])
@@ -159,21 +170,3 @@ def test_eval_padding() -> None:
     sizes = np.array([[480, 640]], dtype=np.int32)
     ((request,),) = eval_batches(sizes, 416, 8, 32, rect=True, pad=0.5)
     assert (request.height, request.width) == (352, 448)  # ceil(312 / 32 + 0.5) * 32, ceil(416 / 32 + 0.5) * 32
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "world_size", "largest", "expected"),
-    [(64, 1, 16, 16), (64, 2, 16, 16), (64, 8, 16, 8), (12, 1, 8, 6), (7, 1, 4, 1), (3, 3, 16, 1), (48, 2, 100, 24)],
-)
-def test_the_derived_device_batch_divides_a_step_and_is_the_largest_allowed(
-    batch_size: int, world_size: int, largest: int, expected: int
-) -> None:
-    assert fitting_device_batch_size(batch_size, world_size, largest) == expected
-
-
-@pytest.mark.parametrize(("batch_size", "world_size", "fix"), [(9, 2, "8 or 10"), (2, 4, "=4")])
-def test_a_step_that_the_processes_cannot_share_names_the_next_that_they_can(
-    batch_size: int, world_size: int, fix: str
-) -> None:
-    with pytest.raises(DataError, match=f"not a multiple of {world_size} ranks.*{fix}"):
-        fitting_device_batch_size(batch_size, world_size, 16)

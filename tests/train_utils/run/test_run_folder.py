@@ -159,7 +159,7 @@ def test_a_requeued_job_finds_the_run_of_an_earlier_version(job: Job) -> None:
     assert job.start(srun("41", 0), A, ends=True) == ("slurm-41", False)
     (path,) = job.folder.rglob("config.yaml")
     options = OmegaConf.load(path)
-    del options.loss.balance, options.optim.flat_fraction, options.train.max_device_batch_size
+    del options.loss.balance, options.optim.flat_fraction, options.train.micro_batch_size
     OmegaConf.save(options, path)
     assert job.start(srun("41", 0, restarts=1), A, ends=True) == ("slurm-41", True)
 

@@ -1,0 +1,42 @@
+"""A training that does not fit into the memory."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from data import ShapesConfig, ensure_shapes
+from tests.runs.process_group import run_group
+from tests.small_run import small_run
+from train import train
+from train_utils.errors import TrainError
+
+
+def run_out(folder: Path) -> str:
+    """The error of a training whose address space is too small."""
+    shapes = ShapesConfig(train_images=8, val_images=2, image_size=64, seed=0)
+    ensure_shapes(folder / "shapes", shapes)
+    config = small_run(
+        folder / "shapes", shapes, folder / "run", "train.batch_size=8", "train.image_size=640", "model.width=0.25"
+    )
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 400 * 2**20, hard))
+    try:
+        train(config)
+    except TrainError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    return "it fitted"
+
+
+@pytest.mark.slow
+def test_out_of_memory_names_the_next_smaller_pass(tmp_path: Path) -> None:
+    (sentence,) = run_group(run_out, 1, tmp_path)
+    assert sentence == (
+        "out of memory in a pass of train.micro_batch_size=8 images over all ranks. "
+        "fix: train.micro_batch_size=4, or a smaller train.image_size or model.width"
+    )
