@@ -141,10 +141,6 @@ class LossConfig(LossSection):
     # training images hold few large objects, as told when a training starts
     iou: IouKind  # overlap measure of the box term
     anchor_iou: float  # a box matches an anchor if the IoU of their shapes is higher
-    objectness_positive_weight: float  # factor on the objectness of cells with an object
-    class_positive_weight: float  # factor on the class term of the true class
-    focal_gamma: float  # exponent of the focal loss; 0: plain cross-entropy
-    label_smoothing: float  # class targets move from 0 and 1 by half of this
     positives: int | None  # how many anchors of cells learn each box, among those whose model.scale_x_y reaches its
     # centre; null with positives_by=shape
     balance: Balance  # equal: all heads weigh the same, as published; damped: heads with few objects
@@ -161,15 +157,11 @@ class LossConfig(LossSection):
     def __post_init__(self) -> None:
         if self.classification != AUTO and not (type(self.classification) in (int, float) and self.classification >= 0):
             raise ValueError(f"loss.classification must be 0 or more, or {AUTO}, got {self.classification}")
-        for key in ("box", "objectness", "focal_gamma"):
+        for key in ("box", "objectness"):
             if not getattr(self, key) >= 0:
                 raise ValueError(f"loss.{key} must be 0 or more, got {getattr(self, key)}")
-        for key in ("objectness_positive_weight", "class_positive_weight"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"loss.{key} must be above 0, got {getattr(self, key)}")
-        for key in ("anchor_iou", "label_smoothing"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ValueError(f"loss.{key} must be 0 or more and below 1, got {getattr(self, key)}")
+        if not 0 <= self.anchor_iou < 1:
+            raise ValueError(f"loss.anchor_iou must be 0 or more and below 1, got {self.anchor_iou}")
         if self.positives is not None and self.positives < 1:
             raise ValueError(f"loss.positives must be 1 or more, or null, got {self.positives}")
         if self.positives is None and self.ranked_by != PositivesBy.shape:

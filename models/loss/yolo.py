@@ -25,8 +25,6 @@ from models.loss.base import HeadLoss, HeadMap, SumOverRanks, Terms
 from models.loss.dynamic import dynamic_positives
 from models.network.heads import Head
 
-FOCAL_ALPHA = 0.25  # weight of positives in the focal loss (Lin et al. 2017), their best value
-
 
 class _Assignment(NamedTuple):
     """Which anchors of cells of one head learn t targets: p for each, of which some count."""
@@ -103,29 +101,21 @@ class YoloLoss(HeadLoss):
         quality = 1 - objectness_ratio + objectness_ratio * iou.detach().clamp(min=0)
         targets = _objectness_targets(raw, assigned, quality)
         logits = at_least_float32(raw[..., 4])
-        objectness = self._cross_entropy(logits, targets, config.objectness_positive_weight).sum() / cells
+        objectness = _cross_entropy(logits, targets).sum() / cells
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
         wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
-        smoothed = wanted.to(class_logits.dtype) * (1 - config.label_smoothing) + config.label_smoothing / 2
-        losses = self._cross_entropy(class_logits, smoothed.expand_as(class_logits), config.class_positive_weight)
+        losses = _cross_entropy(class_logits, wanted.to(class_logits.dtype).expand_as(class_logits))
         learnt = assigned.weight
         if isinstance(config.class_weights, list):
             learnt = learnt * self._weights_of(assigned.classes)
         classification = (losses.mean(-1) * learnt).sum() * share
         return box, objectness, classification
 
-    def _cross_entropy(self, logits: Tensor, targets: Tensor, positive_weight: float) -> Tensor:
-        """Elementwise binary cross-entropy, focal (Lin et al. 2017) if gamma is above 0."""
-        weight = None if positive_weight == 1 else logits.new_full((), positive_weight)  # filled on the device
-        losses = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
-        if self.config.focal_gamma == 0:
-            return losses
-        # Soft targets interpolate between the two cases that the paper defines.
-        probability = logits.sigmoid()
-        miss = targets * (1 - probability) + (1 - targets) * probability
-        alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
-        return losses * alpha * miss**self.config.focal_gamma
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Elementwise binary cross-entropy."""
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
 
 
 def matching_shapes(

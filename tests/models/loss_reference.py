@@ -48,13 +48,9 @@ def overlap(one: Box, other: Box, kind: str) -> float:
     return diou - v * v / (1 - iou + v)
 
 
-def cross_entropy(logit: float, target: float, positive_weight: float, gamma: float) -> float:
+def cross_entropy(logit: float, target: float) -> float:
     p = sigmoid(logit)
-    loss = -positive_weight * target * math.log(p) - (1 - target) * math.log(1 - p)
-    if gamma:
-        miss = target * (1 - p) + (1 - target) * p
-        loss *= (target * 0.25 + (1 - target) * 0.75) * miss**gamma
-    return loss
+    return -target * math.log(p) - (1 - target) * math.log(1 - p)
 
 
 def decoded(values: list[float], head: Head, a: int, row: int, column: int) -> Box:
@@ -154,20 +150,11 @@ def yolo_loss(
             cell = (int(image), a, row, column)
             wanted[cell] = max(wanted.get(cell, 0.0), (1 - ratio + ratio * max(iou, 0.0)) * weight)
             for index, logit in enumerate(values[5:]):
-                hot = 1 - config.label_smoothing / 2 if index == label else config.label_smoothing / 2
-                loss = cross_entropy(logit, hot, config.class_positive_weight, config.focal_gamma)
+                loss = cross_entropy(logit, float(index == label))
                 factor = config.class_weights[int(label)] if config.class_weights else 1
                 class_losses.append(loss * weight * factor / head.num_classes)
         cells = list(product(range(len(raw)), range(len(head.anchors)), range(rows), range(columns)))
-        objectness = sum(
-            cross_entropy(
-                raw[i][a][r][c][4],
-                wanted.get((i, a, r, c), 0.0),
-                config.objectness_positive_weight,
-                config.focal_gamma,
-            )
-            for i, a, r, c in cells
-        )
+        objectness = sum(cross_entropy(raw[i][a][r][c][4], wanted.get((i, a, r, c), 0.0)) for i, a, r, c in cells)
         terms.append((sum(box_losses), objectness, sum(class_losses), sum(weights), len(cells)))
     if config.balance == Balance.pooled:
         together = [sum(values) for values in zip(*terms, strict=True)]

@@ -120,10 +120,6 @@ def trained_network(text: str, number: int, world: World) -> str:
                 37.0,
                 IouKind.ciou,
                 0.2,
-                1.0,
-                2.0,
-                1.5,
-                0.1,
                 None,
                 Balance.equal,
                 PositivesBy.shape,
@@ -198,10 +194,9 @@ VALUES: dict[str, list[Any]] = {
     "augment.mosaic": [1.0, 0.0], "augment.mosaic_nine": [0.5, 0.0], "optim.lr": [0.02],
     "optim.burn_in_epochs": [0.0], "optim.burn_in_min_steps": [0], "optim.weight_decay": [0.01],
     "optim.clip_norm": [1.0, None], "optim.ema_window": [2.0],
-    "loss.iou": ["ciou", "iou"], "loss.label_smoothing": [0.1], "loss.anchor_iou": [0.1, 0.5],
+    "loss.iou": ["ciou", "iou"], "loss.anchor_iou": [0.1, 0.5],
     "loss.positives": [10, None, None, 10], "loss.positives_by": ["alignment", "shape", "shape", "cost"],
     "loss.balance": ["pooled", "damped"], "loss.class_weights": ["auto", None],
-    "loss.focal_gamma": [1.5, 0.0],
 }  # fmt: skip
 LOSSES: dict[str, type] = {"yolov3": LossConfig, "darknet": DarknetLossConfig}
 SECTIONS: dict[str, type] = {"train": TrainSection, "augment": AugmentConfig, "optim": OptimConfig}

@@ -14,7 +14,7 @@ LOSSES = (
     ("loss=yolov3",),
     ("loss=yolov3", "loss.anchor_iou=0", "loss.class_weights=[0.5,1.5]"),
     ("loss=yolov3_pooled", TEN),
-    ("loss=yolov3", TEN, "loss.positives_by=alignment", "loss.focal_gamma=1.5"),
+    ("loss=yolov3", TEN, "loss.positives_by=alignment"),
     COST,
     ("loss=darknet",),
 )

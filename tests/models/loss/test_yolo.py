@@ -26,10 +26,6 @@ CONFIG = LossConfig(
     classification=37.4,
     iou=IouKind.giou,
     anchor_iou=0.2,
-    objectness_positive_weight=1.0,
-    class_positive_weight=1.0,
-    focal_gamma=0.0,
-    label_smoothing=0.0,
     positives=None,
     balance=Balance.equal,
     positives_by=PositivesBy.shape,
@@ -74,16 +70,13 @@ def random_targets(count: int, batch: int) -> Tensor:
         {"iou": IouKind.diou},
         {"iou": IouKind.ciou},
         {"anchor_iou": 0.5},
-        {"focal_gamma": 1.5},
-        {"label_smoothing": 0.1},
-        {"objectness_positive_weight": 2.0, "class_positive_weight": 0.5},
         {"positives": 1, "positives_by": PositivesBy.auto},
         {"positives": 10, "positives_by": PositivesBy.overlap, "iou": IouKind.ciou},
         {"positives": 1000, "positives_by": PositivesBy.overlap},
         {"positives": 1, "positives_by": PositivesBy.alignment},
         {"positives": 10, "positives_by": PositivesBy.alignment},
         {"positives": 3, "positives_by": PositivesBy.cost},
-        {"positives": 10, "positives_by": PositivesBy.cost, "label_smoothing": 0.1},
+        {"positives": 10, "positives_by": PositivesBy.cost},
         {"class_weights": [0.5, 1, 2.5]},
         {"class_weights": [0.5, 1, 2.5], "positives": 10, "positives_by": PositivesBy.cost, "balance": Balance.damped},
         {"balance": Balance.damped},
@@ -227,7 +220,7 @@ def test_class_weights_are_one_for_each_class() -> None:
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1e4])
 def test_gradients_stay_finite(kind: IouKind, scale: float) -> None:
     maps = [(raw * scale).requires_grad_() for raw in random_maps(2)]
-    parts = YoloLoss(HEADS, replace(CONFIG, iou=kind, focal_gamma=2.0))(maps, random_targets(50, 2))
+    parts = YoloLoss(HEADS, replace(CONFIG, iou=kind))(maps, random_targets(50, 2))
     parts.total.backward()
     assert parts.total.isfinite() and all(raw.grad.isfinite().all() for raw in maps)
 
@@ -246,13 +239,10 @@ def test_half_precision_maps_are_computed_in_float32(config: LossConfig) -> None
     ("key", "value"),
     [
         ("box", -1.0),
-        ("objectness_positive_weight", 0.0),
         ("anchor_iou", 1.0),
         ("positives", 0),
         ("class_weights", [1, 0]),
         ("class_weights", "frequency"),
-        ("label_smoothing", -0.1),
-        ("focal_gamma", -1.0),
     ],
 )
 def test_config_ranges_name_the_key(key: str, value: object) -> None:

@@ -31,9 +31,7 @@ WORLD_SIZE = 8
 BAD = 5  # the rank whose batch breaks the loss
 RANKS = (0, 1, 4, BAD)  # one of each kind: even ranks have targets, rank 0 reports
 TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12.0]])
-LOSS = LossConfig(
-    "yolov3", 3.54, 64.3, 37.4, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0, None, Balance.equal, PositivesBy.shape, None
-)
+LOSS = LossConfig("yolov3", 3.54, 64.3, 37.4, IouKind.giou, 0.2, None, Balance.equal, PositivesBy.shape, None)
 
 
 class Collectives(TorchDispatchMode):

@@ -164,9 +164,7 @@ def test_the_loss_image_by_image_is_that_of_the_batch() -> None:
     targets = torch.tensor(
         [[0, 1, 20, 30, 25, 30], [0, 0, 40, 30, 12, 9], [2, 1, 50, 12, 20, 22], [3, 0, 9, 8, 7, 9.0]]
     )
-    config = LossConfig(
-        "yolov3", 3.5, 64.0, 37.0, IouKind.giou, 0.2, 1.0, 1.0, 0.0, 0.0, None, Balance.equal, PositivesBy.shape, None
-    )
+    config = LossConfig("yolov3", 3.5, 64.0, 37.0, IouKind.giou, 0.2, None, Balance.equal, PositivesBy.shape, None)
     for loss in (
         *(YoloLoss(model.heads, replace(config, balance=balance)) for balance in Balance),
         DarknetLoss(model.heads),
