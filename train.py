@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from conf.api.calls import Outcome, callable_from_python
-from conf.build.agreement import check_agreement
 from conf.build.batches import MEMORY_FILES, make_train_loader, open_sets
 from conf.build.checkpoints import Checkpoints, extend_run, tell_extension
 from conf.build.evaluator import Evaluator
@@ -79,7 +78,6 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     config = extend_run(config, saved)
     given, config = config, resolve(config, world, saved)
     train_set, val_set = open_sets(config, world)
-    check_agreement(world, config, saved, train_set, val_set)
     config, anchors_note = fit_anchors(config, world, saved, train_set)
     model, weights_note = (
         build_model(config.model, len(train_set.names), world=world, fitted=given.model.anchors == AUTO)

@@ -8,7 +8,6 @@ from typing import get_type_hints
 import pytest
 
 from conf.answers.describe import options_of, sections_in
-from conf.build.agreement import MAY_DIFFER
 from conf.schema import CHOICES, TrainConfig
 from conf.sources.resume import OF_THE_MACHINE
 from train_utils.run.same_training import OF_THE_RESUME, PLACES, WITHOUT_EFFECT, is_covered
@@ -17,20 +16,19 @@ from train_utils.run.same_training import OF_THE_RESUME, PLACES, WITHOUT_EFFECT,
 # decision; any other needs a line here.
 #   resume   between a checkpoint and the run that resumes it
 #   place    likewise, but only while the training set has the same content
-#   ranks    between the ranks of one run
 #   restart  between two starts of a job, which still find the same run folder
 ROLES = {
     "name": "resume",
-    "run_dir": "resume ranks",
-    "resume": "resume ranks",
+    "run_dir": "resume",
+    "resume": "resume",
     "resume_force": "resume",
     "extend": "resume",
     "devices": "resume restart",
     "debug": "resume restart",
-    "plugins": "resume ranks",
+    "plugins": "resume",
     "data.name": "resume",
     "data.format": "place",
-    "data.root": "resume ranks restart",
+    "data.root": "resume restart",
     "data.split": "",
     "data.split_seed": "",
     "data.names": "place",
@@ -38,9 +36,9 @@ ROLES = {
     "data.outlines": "",
     "data.exif": "",
     "data.on_error": "",
-    "data.workers": "resume ranks restart",
+    "data.workers": "resume restart",
     "data.cache": "resume restart",
-    "data.index_dir": "resume ranks restart",
+    "data.index_dir": "resume restart",
     "data.train": "place",
     "data.val": "resume",
     "data.shapes": "place",
@@ -48,7 +46,7 @@ ROLES = {
     "model.width": "",
     "model.scale_x_y": "",
     "model.anchors": "",
-    "model.weights": "resume ranks",  # all ranks get the weights of rank 0
+    "model.weights": "resume",
     "model.fresh_heads": "resume",
     "model.bn_eps": "",
     "model.bn_momentum": "",
@@ -81,7 +79,7 @@ ROLES = {
     "train.patience": "resume",
     "train.timeout_seconds": "resume restart",
 }
-LISTS = {"resume": WITHOUT_EFFECT, "place": PLACES, "ranks": MAY_DIFFER, "restart": OF_THE_MACHINE}
+LISTS = {"resume": WITHOUT_EFFECT, "place": PLACES, "restart": OF_THE_MACHINE}
 
 
 def keys_of(schema: type, prefix: str = "") -> Iterator[str]:
@@ -102,13 +100,6 @@ def test_an_option_is_decided_once_and_the_program_does_so(key: str) -> None:
     assert {role for role, options in LISTS.items() if is_covered(key, options)} == set(decided[0].split())
 
 
-@pytest.mark.parametrize(
-    "named", sorted({*ROLES, *OF_THE_RESUME, *WITHOUT_EFFECT, *PLACES, *MAY_DIFFER, *OF_THE_MACHINE})
-)
+@pytest.mark.parametrize("named", sorted({*ROLES, *OF_THE_RESUME, *WITHOUT_EFFECT, *PLACES, *OF_THE_MACHINE}))
 def test_what_is_decided_is_an_option(named: str) -> None:
     assert any(is_covered(key, (named,)) for key in KEYS), f"{named} names no option"
-
-
-def test_ranks_are_compared_by_full_key() -> None:
-    """MAY_DIFFER names options; a section would be ignored there."""
-    assert set(MAY_DIFFER) <= set(KEYS)

@@ -150,21 +150,6 @@ def no_checkpoint(calls: int) -> None:
     mock.patch("torch.save", refuse).start()
 
 
-def other_options(*more: str) -> None:
-    """Start this rank with options that differ from the others'."""
-    os.environ["PLANTED_OPTIONS"] = " ".join(more)
-    note()
-
-
-def fewer_images() -> None:
-    """Remove the last image from this rank's training set."""
-    from data import Annotations
-
-    count = Annotations.__len__
-    mock.patch("data.index.annotations.Annotations.__len__", lambda self: count(self) - 1).start()
-    note()
-
-
 ITEMS, STEP = "data.samples.dataset.TrainDataset.__getitems__", "torch.optim.SGD.step"
 BUILD, OPEN = "data.index.annotations.build_index", "data.index.annotations.load_index"
 FORWARD, LOSS = "models.Darknet.forward", "models.YoloLoss.__call__"
@@ -220,7 +205,5 @@ FAULTS = {
     ),
     "signal-save": Fault("SIGUSR1 as a checkpoint is written", 0, partial(strike, WRITE, asked), goes_on=True),
     "signal-twice": Fault("USR1 and TERM in step 3", 1, partial(strike, FORWARD, asked_twice, call=3), goes_on=True),
-    "other-seed": Fault("one rank has another train.seed", 1, partial(other_options, "train.seed=7")),
-    "other-images": Fault("one rank finds one image less", 1, fewer_images),
     "system-exit": Fault("SystemExit in step 3", 1, partial(strike, FORWARD, partial(throw, SystemExit(3)), call=3)),
 }  # fmt: skip

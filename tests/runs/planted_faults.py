@@ -77,7 +77,7 @@ def train_rank(rank: int, port: int, name: str, folder: Path, options: Sequence[
         fault.plant()
     elif name == "beside-leader":
         strike("data.index.annotations.build_index", partial(time.sleep, 8), noted=False)
-    sys.argv = ["train.py", *options, *os.environ.get("PLANTED_OPTIONS", "").split()]
+    sys.argv = ["train.py", *options]
     run("train")
 
 

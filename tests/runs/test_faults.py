@@ -16,7 +16,6 @@ ENDING = {  # with the start of the single report
     "loss-1": "Traceback",
     "evaluation": "Traceback",
     "full-disk": "error: cannot write ",
-    "other-seed": "error: train.seed is 0 on rank 0 and 7 on rank 1",
 }
 GOING_ON = ("full-disk-log",)
 
