@@ -3,7 +3,7 @@
     python eval.py ckpt=runs/quickstart/.../checkpoints/best.pt
     python eval.py ckpt=runs/coco/... data=bccd data.root=../other evaluate.image_size=416
     torchrun --nproc-per-node=2 eval.py ckpt=runs/coco/... out=results
-    python eval.py ckpt=runs/coco/... plots=true   # confusions, worst images and more
+    python eval.py ckpt=runs/coco/... plots=true   # precision and recall, confusions
     python eval.py ckpt=runs/coco/... task=speed
     python eval.py detections=results.json data=coco    # any system's, scored as by pycocotools
 
@@ -110,7 +110,7 @@ def report(evaluation: Evaluation, config: EvalConfig, annotations: Annotations,
         write_json(out / "figures.json", scores.figures)
         write_json(out / "per_class.json", scores.per_class)
         if config.plots:
-            draw_plots(out / FOLDER, config.data, annotations, scores, evaluation.detections, print)
+            draw_plots(out / FOLDER, config.data, annotations, evaluation.detections, print)
             print(f"plots: {out / FOLDER}")
     return scores.figures
 

@@ -140,7 +140,7 @@ class EvalConfig(PluggedConfig):
     task: EvalTask  # score: COCO's figures; speed: ms per image
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
     # runs/eval/<date_time> with plots
-    plots: bool  # draw confusions, curves, worst images and more into the folder plots of out
+    plots: bool  # draw precision and recall, confusions and the first images into the folder plots of out
     device: Device  # auto: CUDA if there is a GPU
     devices: Any  # as of train.py
     timeout_seconds: float  # as train.timeout_seconds

@@ -30,11 +30,9 @@ from conf.build.network import load_network
 from conf.failures import ConfigError
 from conf.schema_tools import CheckDataConfig
 from data import ImageSource, OnError, Request, TrainDataset
-from data.audit.anchor_fit import network_sizes
 from data.audit.check import CheckedSet, Network, check_dataset
 from data.audit.report import html_report, text_report, verdict
 from models import Darknet
-from train_utils.pictures.charts import draw_box_sizes, draw_classes
 from train_utils.pictures.sheets import Cell, Group, draw_targets, save_sheet
 from train_utils.terminal.progress import Progress
 
@@ -53,7 +51,7 @@ def check(config: CheckDataConfig) -> dict[str, Any]:
             return stack.enter_context(Progress(count, f"decoding {split}", enabled=True, lines=4)).advance
 
         checked = check_dataset(config.data, network, config.threads, progress)
-    pictures = draw(config, checked, network, out) if config.pictures else []
+    pictures = draw(config, checked, out) if config.pictures else []
     lines = text_report(checked.report)
     print("\n".join(lines[:-1]))
     text = json.dumps(checked.report, indent=1, allow_nan=False)
@@ -85,16 +83,11 @@ def open_out(config: CheckDataConfig) -> Path:
     return out
 
 
-def draw(config: CheckDataConfig, checked: CheckedSet, network: Network, out: Path) -> list[tuple[str, Path]]:
+def draw(config: CheckDataConfig, checked: CheckedSet, out: Path) -> list[tuple[str, Path]]:
     """Draw all pictures into ``out``; return captions and files."""
-    splits = checked.splits
-    classes, sizes = out / "classes.png", out / "box_sizes.png"
-    draw_classes({split: part["classes"] for split, part in checked.report["splits"].items()}, classes)
-    by_split = {split: network_sizes(part, config.image_size) for split, part in splits.items()}
-    draw_box_sizes(by_split, network.anchors, network.strides, config.image_size, sizes)
-    found = [("Boxes of each class", classes), ("Box sizes, anchors and strides", sizes)]
+    found = []
     generator = np.random.default_rng(config.seed)
-    chosen = {split: pick(checked.readable[split], config.pictures, generator) for split in splits}
+    chosen = {split: pick(checked.readable[split], config.pictures, generator) for split in checked.splits}
     for split, indices in chosen.items():
         if indices:
             path = out / f"labels_{split}.jpg"

@@ -127,7 +127,6 @@ def finish(
     folder: Path,
     config: TrainConfig,
     state: RunState,
-    train_set: Annotations,
     val_set: Annotations,
     scores: CocoResult,
     detections: Detections,
@@ -142,16 +141,14 @@ def finish(
     log.line(state.best_sentence())
     if config.logger.pictures:
         plots = folder / FOLDER
-        draw_training(plots, folder / "metrics.csv", ground_truth_of(train_set), log.line)
-        draw_plots(plots, config.data, val_set, scores, detections, log.line)
+        draw_training(plots, folder / "metrics.csv", log.line)
+        draw_plots(plots, config.data, val_set, detections, log.line)
 
 
-def draw_plots(
-    folder: Path, data: DataConfig, val_set: Annotations, scores: CocoResult, detections: Detections, say: Say
-) -> None:
+def draw_plots(folder: Path, data: DataConfig, val_set: Annotations, detections: Detections, say: Say) -> None:
     """Draw an evaluation into ``folder``; tell by ``say`` what could not be drawn."""
     read = ImageSource(val_set, data.on_error).read
-    draw_evaluation(folder, ground_truth_of(val_set), detections, scores, read, val_set.file_name, say)
+    draw_evaluation(folder, ground_truth_of(val_set), detections, read, val_set.file_name, say)
 
 
 def close_run(log: RunLog, folder: Path, seconds: float) -> None:

@@ -201,9 +201,8 @@ class Training:
         if not max_over_ranks([evaluation is not None])[0]:
             evaluation = self.score()
         if evaluation is not None:
-            sets = self.train_set, self.evaluator.annotations
             found = evaluation.scores, evaluation.detections
-            finish(self.log, self.folder.path, self.config, self.state, *sets, *found)
+            finish(self.log, self.folder.path, self.config, self.state, self.evaluator.annotations, *found)
             if self.start_ap > self.state.best:
                 self.log.line(
                     f"{HINT}the initial weights score more, AP {self.start_ap:.4f}, than any epoch that was evaluated. "

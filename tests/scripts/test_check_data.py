@@ -106,7 +106,7 @@ def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest
     }
     pictures = {path.name: cv2.imread(str(path)) for path in out.iterdir() if path.suffix in (".png", ".jpg")}
     assert set(pictures) == {
-        "classes.png", "box_sizes.png", "labels_train.jpg", "labels_val.jpg", "train_batch.jpg", "pairs.jpg",
+        "labels_train.jpg", "labels_val.jpg", "train_batch.jpg", "pairs.jpg",
     }  # fmt: skip
     assert all(picture.std() > 10 for picture in pictures.values())
     top, left, side = MARGIN + LINE + GAP, MARGIN + GAP, 440
@@ -115,7 +115,7 @@ def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest
 
     text = (out / "report.html").read_text()
     page = Page(text)
-    assert len(page.sources) == 6 and all(re.match("data:image/(png|jpeg);base64,", source) for source in page.sources)
+    assert len(page.sources) == 4 and all(re.match("data:image/jpeg;base64,", source) for source in page.sources)
     assert not page.links and "://" not in text and "@import" not in text and "url(" not in text
     assert "<cat> & $dog$" in page.text and "3 problems in 9 images" in page.text
     assert "train/4.jpg" not in page.text and "annotation 41 of 4.jpg" in page.text

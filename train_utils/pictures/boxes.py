@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import cv2
 import numpy as np
@@ -25,14 +25,12 @@ def draw_boxes(
     classes: np.ndarray,
     names: Sequence[str],
     scores: np.ndarray | None = None,
-    color_of: Callable[[int], tuple[int, int, int]] = class_color,
 ) -> np.ndarray:
     """Copy ``image`` (uint8 RGB, H x W x 3) and draw ``boxes_xyxy`` (n, 4, pixels) and their names.
 
     The first boxes, those with the best scores, are drawn on top. A name stands where it covers no
-    better one, if its box has such a place. ``color_of`` gives the colour of a class; a box without
-    text has no plate. A picture whose shorter side is below LEAST_SIDE has boxes only: texts would
-    cover it.
+    better one, if its box has such a place. A picture whose shorter side is below LEAST_SIDE
+    has boxes only: texts would cover it.
     """
     canvas = np.ascontiguousarray(image).copy()
     side = min(canvas.shape[:2])
@@ -41,15 +39,15 @@ def draw_boxes(
     weight = max(1, round(scale * 1.4))
     corners = boxes_xyxy.round().astype(int).tolist()
     for box, cls in reversed(list(zip(corners, classes, strict=True))):
-        cv2.rectangle(canvas, box[:2], box[2:], color_of(int(cls)), thickness)
+        cv2.rectangle(canvas, box[:2], box[2:], class_color(int(cls)), thickness)
     texts = [names[int(cls)] + (f" {scores[i]:.2f}" if scores is not None else "") for i, cls in enumerate(classes)]
     plates: dict[int, tuple[int, int, int, int]] = {}
     for i, text in enumerate(texts):
-        if text and side >= LEAST_SIDE:
+        if side >= LEAST_SIDE:
             (width, height), base = cv2.getTextSize(text, FONT, scale, weight)
             plates[i] = _place(corners[i], (width, height + base), canvas, plates.values())
     for i, (left, top, right, bottom) in reversed(plates.items()):
-        color = color_of(int(classes[i]))
+        color = class_color(int(classes[i]))
         cv2.rectangle(canvas, (left, top), (right, bottom), color, cv2.FILLED)
         ink = DARK if np.dot(color, (0.299, 0.587, 0.114)) > 110 else LIGHT  # brightness by ITU-R BT.601
         base = cv2.getTextSize(texts[i], FONT, scale, weight)[1]

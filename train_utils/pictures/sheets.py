@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from train_utils.errors import TrainError
-from train_utils.pictures.boxes import DARK, FONT, class_color, draw_boxes
+from train_utils.pictures.boxes import DARK, FONT, draw_boxes
 from train_utils.scores.detections import Detections, boxes_xyxy_of
 
 PAGE, GROUP = (255, 255, 255), (222, 226, 232)  # RGB of the page, and of the plate behind a group
@@ -31,7 +31,6 @@ class Cell(NamedTuple):
     scores: np.ndarray | None = None
     title: str = ""
     empty: str = ""
-    colors: Sequence[tuple[int, int, int]] | None = None  # RGB for each of names; None: as the classes'
 
 
 class Group(NamedTuple):
@@ -119,8 +118,7 @@ def _draw_cell(cell: Cell, side: int) -> np.ndarray:
     ratio = side / max(height, width)
     size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
     small = cv2.resize(cell.image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
-    color_of = class_color if cell.colors is None else cell.colors.__getitem__
-    drawn = draw_boxes(small, cell.boxes_xyxy * ratio, cell.classes, cell.names, cell.scores, color_of)
+    drawn = draw_boxes(small, cell.boxes_xyxy * ratio, cell.classes, cell.names, cell.scores)
     if not len(cell.boxes_xyxy) and cell.empty:
         (text_width, text_height), base = cv2.getTextSize(cell.empty, FONT, FONT_SCALE, 1)
         x, y = (size[0] - text_width) // 2, size[1] // 2

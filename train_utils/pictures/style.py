@@ -6,8 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 if TYPE_CHECKING:  # matplotlib takes longer to import than to draw, so only charts pay for it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -16,21 +14,18 @@ if TYPE_CHECKING:  # matplotlib takes longer to import than to draw, so only cha
 # Lines with the same dashes differ in lightness, which is what a grey print shows of a colour.
 COLORS = ("#0072B2", "#D55E00", "#E69F00", "#56B4E9", "#882255", "#117733")
 DASHES = ("-", "--", "-.", ":")
-NAMED = 10  # classes with a line of their own in the legend; 12 pairs of colour and dashes differ
-MAP = "Blues"  # of one hue: darker is more, also in print
 LONGEST = 30  # characters of a class name that show
 DPI = 110
-BESIDE: dict[str, Any] = {"fontsize": 8, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
 
 
 def chart(
-    width: float, height: float, columns: int = 1, layout: Literal["constrained", "tight"] = "constrained", **more: Any
+    width: float, height: float, columns: int = 1, layout: Literal["constrained", "tight"] = "constrained"
 ) -> tuple[Figure, list[Axes]]:
     """A figure of that size in inches, with its axes side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout=layout)
-    return figure, list(figure.subplots(1, columns, squeeze=False, **more)[0])
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
 
 def save(figure: Figure, out: Path) -> None:
@@ -64,8 +59,3 @@ def line_style(number: int) -> dict[str, Any]:
 def write_instead(axis: Axes, text: str) -> None:
     """Write ``text`` in the middle of an empty chart."""
     axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", color="grey")
-
-
-def fraction_axis(axis: Axes, **labels: str) -> None:
-    """Labels, and both axes from 0 to 1."""
-    axis.set(xlim=(0, 1), ylim=(0, 1.02), xticks=np.linspace(0, 1, 6), **labels)

@@ -7,14 +7,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from train_utils.pictures.plots import FOLDER, PLOTS, Plot
+from train_utils.pictures.plots import FOLDER, PLOTS
 from train_utils.report.best import FILE, read_best
 from train_utils.report.page import data_url, figure, shown, write_page
 from train_utils.report.run_files import Run
 from train_utils.scores.coco_eval import FIGURES, PER_CLASS
 from train_utils.terminal.progress import duration
 
-TRAIN_BATCH = Plot("First training batch", "What the network was given first, with its boxes.")
+TRAIN_BATCH = "The first training batch, as the network gets it, with its boxes"
 
 
 def write_report(run: Run, out: Path, defaults: Mapping[str, Any]) -> Path:
@@ -24,7 +24,7 @@ def write_report(run: Run, out: Path, defaults: Mapping[str, Any]) -> Path:
     TrainError if it cannot be written, or if the run's detections are damaged.
     """
     options = run.options
-    pictures = {run.folder / FOLDER / name: plot for name, plot in PLOTS.items()}
+    pictures = {run.folder / FOLDER / name: title for name, title in PLOTS.items()}
     pictures[run.folder / "train_batch.jpg"] = TRAIN_BATCH
     classes = read_best(run.folder).scores.per_class if (run.folder / FILE).is_file() else {}
     changed = {key for key, value in options.items() if defaults.get(key, ...) != value}
@@ -42,7 +42,7 @@ def write_report(run: Run, out: Path, defaults: Mapping[str, Any]) -> Path:
             (name, *(f"{row[key]:,.0f}" for key in ("images", "boxes")), *(figure(row[key]) for key in PER_CLASS))
             for name, row in classes.items()
         ],
-        pictures=[(plot, data_url(path.read_bytes(), path.name)) for path, plot in pictures.items() if path.is_file()],
+        pictures=[(text, data_url(path.read_bytes(), path.name)) for path, text in pictures.items() if path.is_file()],
         changed=[(key, shown(options[key]), shown(defaults.get(key, "-"))) for key in options if key in changed],
         unchanged=[(key, shown(value)) for key, value in options.items() if key not in changed],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from train_utils.pictures.boxes import class_color, draw_boxes
 
@@ -33,14 +34,15 @@ def test_a_name_at_the_edge_is_moved_into_the_picture_and_the_best_box_lies_on_t
     assert tuple(drawn[160, 100]) == class_color(1)
 
 
-def test_names_of_crowded_boxes_do_not_cover_one_another() -> None:
+def test_names_of_crowded_boxes_do_not_cover_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train_utils.pictures.boxes.class_color", lambda _: (0, 0, 200))
     crowd = np.array([[20 + 12 * i, 80 + 5 * i, 120 + 12 * i, 150 + 5 * i] for i in range(6)], float)
     names = [f"thing {i}" for i in range(6)]
     image = np.zeros((300, 300, 3), np.uint8)
 
     def texts(chosen: slice) -> int:
         """Pixels of letters, which are black or white, on blue plates."""
-        drawn = draw_boxes(image + 128, crowd[chosen], np.arange(6)[chosen], names, color_of=lambda _: (0, 0, 200))
+        drawn = draw_boxes(image + 128, crowd[chosen], np.arange(6)[chosen], names)
         return int((drawn == 255).all(-1).sum())
 
     assert texts(slice(6)) == sum(texts(slice(i, i + 1)) for i in range(6)) > 0
