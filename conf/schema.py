@@ -14,7 +14,7 @@ from typing import Any
 from data.augment_config import AugmentConfig
 from data.config import DataConfig, Resize
 from models.config import DarknetLossConfig, LossConfig, LossSection, ModelConfig
-from train_utils.config import Device, EvalPrecision, OptimConfig, TrainSection, choose_backend
+from train_utils.config import Backend, Device, EvalPrecision, OptimConfig, TrainSection
 from train_utils.loggers.config import LoggerConfig
 
 
@@ -60,7 +60,7 @@ class EvaluateConfig:
     multi_label: bool  # report a box once for each class above confidence
     clip: bool  # cut boxes at the image edges
     round_boxes: bool  # round corners to whole pixels of the image
-    backend: str  # scores by pycocotools, faster-coco-eval or hotcoco; auto: the fastest installed
+    backend: Backend  # scores by hotcoco, or by its slower reference, pycocotools, with the same figures
     every: int  # epochs between evaluations in training; 0: only after the last epoch
 
     def __post_init__(self) -> None:
@@ -69,7 +69,6 @@ class EvaluateConfig:
         check_shares(self, "confidence", "nms_iou", section="evaluate.")
         if not 0 <= self.rect_pad <= 8:
             raise ValueError(f"evaluate.rect_pad must lie in 0..8 strides, got {self.rect_pad}")
-        choose_backend(self.backend)  # now: at the end of an epoch it would cost an epoch
 
     def is_due(self, epoch: int, epochs: int) -> bool:
         """Whether to evaluate after ``epoch`` (from 1): always after the last of the ``epochs``."""

@@ -23,13 +23,13 @@ from eval import evaluate
 from models import Darknet, zoo_cfg
 from tests.data.index.test_boxes_outside import BOXES, NO_AREA, OUTSIDE, write_set
 from tests.test_train import assert_same
-from tests.train_utils.coco_sets import INSTALLED, plain_pycocotools
+from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
-from train_utils.config import BACKENDS
 from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.pictures.plots import PLOTS
 from train_utils.run.checkpoint import load_last
+from train_utils.scores.coco_backends import COMPUTE
 from train_utils.scores.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, score
 from train_utils.scores.detections import make_detections, to_coco_json
 from train_utils.scores.speed import STAGES
@@ -63,7 +63,7 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared
     ]  # fmt: skip
     expected = plain_pycocotools(coco / "annotations" / "instances_val2017.json", results).stats.tolist()
     assert round(expected[0], 6) == 0.161054 and round(expected[1], 4) == 0.3695
-    for backend in INSTALLED:
+    for backend in COMPUTE:
         options = [*data, f"detections={results}", f"evaluate.backend={backend}"]
         figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
         assert list(figures.values()) == expected, backend
@@ -162,7 +162,7 @@ def test_protocols_change_what_they_say(trained: list[str], monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_scores_depend_neither_on_batch_size_nor_workers_nor_library(trained: list[str]) -> None:
-    backends = ("auto", "pycocotools")
+    backends = ("hotcoco", "pycocotools")
     ways = [["evaluate.batch_size=1"], ["evaluate.batch_size=3", "data.workers=2"], ["evaluate.batch_size=64"]]
     ways += [[f"evaluate.backend={backend}"] for backend in backends]
     figures = [evaluate(compose("eval", EvalConfig, [*trained, *way], complete_from_checkpoint)) for way in ways]
@@ -210,7 +210,7 @@ def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path
     evaluation.accumulate()
     evaluation.summarize()
     assert 0.05 < evaluation.stats[0] < 0.9
-    for backend in BACKENDS:
+    for backend in COMPUTE:
         figures = score(evaluator.ground_truth, found, backend).figures
         assert list(figures.values()) == evaluation.stats.tolist(), backend  # no tolerance
 

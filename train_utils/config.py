@@ -5,22 +5,14 @@ YAML holds every value; fields have no defaults. Imports no torch.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from train_utils.errors import TrainError
-
 AUTO = "auto"  # of optim.flat_fraction
 SHORT_TRAINING = 2000  # steps (docs/decisions/0020-flat-rate.md)
 TORCH = "torch"  # of train.sync_bn
-BACKENDS = {  # of evaluate.backend, the fastest first, with their modules
-    "hotcoco": "hotcoco",
-    "faster-coco-eval": "faster_coco_eval",
-    "pycocotools": "pycocotools",
-}
 
 
 class Device(StrEnum):
@@ -58,6 +50,13 @@ class EvalPrecision(StrEnum):
     tf32 = "tf32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+
+
+class Backend(StrEnum):
+    """The library that scores; both give the same figures to the last bit, hotcoco sooner."""
+
+    hotcoco = "hotcoco"
+    pycocotools = "pycocotools"
 
 
 @dataclass
@@ -187,24 +186,3 @@ class OptimConfig:
             raise ValueError(f"optim.flat_fraction must be {AUTO} or lie in 0..1, below 1, got {flat}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"optim.clip_norm must be above 0, or null for no clipping, got {self.clip_norm}")
-
-
-def choose_backend(name: str) -> str:
-    """The library for ``evaluate.backend=<name>``; ``auto`` means the fastest installed one.
-
-    Raises TrainError if the name is unknown or the library is not installed.
-    """
-    if name == "auto":
-        return next(known for known in BACKENDS if is_installed(known))
-    if name not in BACKENDS:
-        raise TrainError(f"evaluate.backend must be auto, {' or '.join(BACKENDS)}, got {name}")
-    if not is_installed(name):
-        raise TrainError(
-            f"evaluate.backend={name} is not installed. fix: uv sync --extra eval, or evaluate.backend=auto"
-        )
-    return name
-
-
-def is_installed(backend: str) -> bool:
-    """Whether the module of a key of BACKENDS can be imported."""
-    return importlib.util.find_spec(BACKENDS[backend]) is not None

@@ -77,7 +77,7 @@ class Predictor:
     def found(self, batches: Iterable[FrameBatch]) -> Iterator[tuple[Frame, Found]]:
         """Each frame of the batches with its detections, in order, without boxes in the padding."""
         tf32 = self.config.precision is EvalPrecision.tf32
-        for batch, detections in detect_batches(self, batches, list, self.device, "batch_size", tf32=tf32):
+        for batch, detections in detect_batches(self, batches, list, self.device, tf32=tf32):
             for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, detections, strict=True):
                 table = rows.double().numpy()
                 boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)

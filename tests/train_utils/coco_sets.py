@@ -13,11 +13,9 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from train_utils.config import BACKENDS, is_installed
 from train_utils.scores.detections import Detections, GroundTruth, make_detections
 from train_utils.scores.result_files import read_results
 
-INSTALLED = [name for name in BACKENDS if is_installed(name)]
 CATEGORY_IDS = [3, 7, 8, 90]  # with gaps, as in COCO
 NAMES = ["cell", "dog", "no boxes", "crowd only"]
 

@@ -1,15 +1,13 @@
-"""Backends for COCO's precision and recall on plain arrays: pycocotools and two faster libraries.
+"""COCO's precision and recall on plain arrays, by pycocotools or the faster hotcoco.
 
-All get the same numbers in the same order: images by id, detections in canonical order, classes and
-images counted from 1. pycocotools is the reference, and the others equal it to the last bit
-(tests/train_utils/scores/).
+Both get the same numbers in the same order: images by id, detections in canonical order, classes
+and images counted from 1. They agree to the last bit (tests/train_utils/scores/).
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,42 +83,6 @@ def _pycocotools(images: int, classes: int, truth: Columns, found: Columns) -> C
     return Curves(evaluation.eval["precision"], evaluation.eval["recall"])
 
 
-def _faster_coco_eval(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
-    """The library's arrays, with the one number corrected that differs from pycocotools.
-
-    pycocotools adds 2**-52 to the number of detections, the divisor of precision. From two
-    detections on, rounding loses it. But if the first one is right and the second wrong, precision
-    is 1 - 2**-52 there and 1 here. An extra query, precision at a recall of 1.5 boxes, tells these
-    cases from those where both are right.
-    """
-    from faster_coco_eval import COCO, COCOeval_faster
-
-    frame = _frame(images, classes)
-    sides = [COCO(frame | {"annotations": rows}) for rows in (_ground_truth_rows(truth), _detection_rows(found))]
-    evaluation = COCOeval_faster(*sides, "bbox")
-    parameters = evaluation.params
-    counts = _boxes_that_count(truth, classes, parameters.areaRng)
-    asked = np.asarray(parameters.recThrs)
-    parameters.recThrs = np.unique(np.concatenate([asked, 1.5 / counts[counts > 0]]))
-    evaluation.evaluate()
-    evaluation.accumulate()
-    every = evaluation.eval["precision"]
-    second = np.searchsorted(parameters.recThrs, 1.5 / np.maximum(counts, 1)).clip(max=len(parameters.recThrs) - 1)
-    at_second = np.take_along_axis(every, second[None, None, :, :, None], axis=1)
-    precision = every[:, np.searchsorted(parameters.recThrs, asked)]
-    precision[(precision == 1) & (at_second < 1)] = 1 / (1 + np.spacing(1))
-    return Curves(precision, evaluation.eval["recall"])
-
-
-def _boxes_that_count(truth: Columns, classes: int, ranges: Sequence[Sequence[float]]) -> np.ndarray:
-    """Number of boxes per class and area range, without crowds, int64 (classes, ranges)."""
-    counts = [
-        np.bincount(truth.classes[~truth.more & (truth.areas >= low) & (truth.areas <= high)] - 1, minlength=classes)
-        for low, high in ranges
-    ]
-    return np.stack(counts, axis=1)
-
-
 def _hotcoco(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
     evaluation = hotcoco_evaluation(images, classes, truth, found)
     return Curves(evaluation.eval["precision"], evaluation.eval["recall"])
@@ -178,4 +140,4 @@ def _rows(columns: Columns) -> zip[Any]:
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-COMPUTE = {"hotcoco": _hotcoco, "faster-coco-eval": _faster_coco_eval, "pycocotools": _pycocotools}
+COMPUTE = {"hotcoco": _hotcoco, "pycocotools": _pycocotools}

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train_utils.config import choose_backend
 from train_utils.scores.coco_backends import curves
 from train_utils.scores.detections import Detections, GroundTruth
 
@@ -31,13 +30,11 @@ class CocoResult:
     backend: str  # the library that computed them
 
 
-def score(ground_truth: GroundTruth, detections: Detections, backend: str) -> CocoResult:
+def score(ground_truth: GroundTruth, detections: Detections, backend: str = "hotcoco") -> CocoResult:
     """Compute the 12 COCO figures and those of each class.
 
-    ``detections`` may be empty and in any order. ``backend`` is a name of
-    BACKENDS in train_utils/config.py, or "auto"; raises TrainError if it is not installed.
+    ``detections`` may be empty and in any order. ``backend`` is a key of COMPUTE.
     """
-    backend = choose_backend(backend)
     precision, recall = curves(ground_truth, detections, backend)
     values = summarise(precision, recall)
     return CocoResult(dict(zip(FIGURES, values, strict=True)), _per_class(ground_truth, precision), backend)

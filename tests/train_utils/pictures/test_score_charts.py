@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,14 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from tests.train_utils.coco_sets import INSTALLED, coco128, draw, many_classes
+from tests.train_utils.coco_sets import coco128, draw, many_classes
 from train_utils.pictures.score_charts import (
     NAMED,
     draw_confusion,
     draw_precision_recall,
 )
 from train_utils.pictures.style import label, line_style
-from train_utils.scores.coco_backends import columns, hotcoco_evaluation
+from train_utils.scores.coco_backends import COMPUTE, columns, hotcoco_evaluation
 from train_utils.scores.coco_eval import score
 from train_utils.scores.detections import Detections, GroundTruth
 
@@ -37,7 +38,7 @@ def area_of_lines(axis: Axes) -> tuple[list[float], float]:
 
 
 def assert_areas_are_the_table(
-    truth: GroundTruth, found: Detections, figures: list[Figure], backends: list[str] = INSTALLED
+    truth: GroundTruth, found: Detections, figures: list[Figure], backends: Iterable[str] = COMPUTE
 ) -> None:
     boxes = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=len(truth.names))
     draw_precision_recall(truth, found, OUT)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.train_utils.coco_sets import CATEGORY_IDS, INSTALLED, draw, plain_pycocotools, write_coco
+from tests.train_utils.coco_sets import CATEGORY_IDS, draw, plain_pycocotools, write_coco
 from train_utils.errors import TrainError
+from train_utils.scores.coco_backends import COMPUTE
 from train_utils.scores.coco_eval import FIGURES, score
 from train_utils.scores.detections import DETECTION, GroundTruth
 from train_utils.scores.operating_points import class_curves
@@ -87,7 +88,7 @@ def test_figures_are_those_of_pycocotools_on_the_file(seed: int, tmp_path: Path)
     (tmp_path / "results.json").write_text(json.dumps(rows))
     expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
     found, notes = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    for backend in INSTALLED:
+    for backend in COMPUTE:
         assert list(score(truth, found, backend).figures.values()) == expected, backend
     assert len(class_curves(truth, found)) == len(truth.names)
     lost = sum(row["category_id"] == 4 for row in rows)
@@ -107,9 +108,9 @@ def test_no_digit_is_lost(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(rows))
     expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
     found, _ = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    for backend in INSTALLED:
+    for backend in COMPUTE:
         assert list(score(truth, found, backend).figures.values()) == expected, backend
-    assert expected[1] > 0.99 and score(truth, found.astype(DETECTION), "auto").figures["AP50"] == 0
+    assert expected[1] > 0.99 and score(truth, found.astype(DETECTION)).figures["AP50"] == 0
 
 
 def test_a_file_without_rows_scores_nothing_and_says_so(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_a_file_without_rows_scores_nothing_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("[]")
     found, notes = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
     assert notes == [f"{tmp_path / 'results.json'} holds no detections"]
-    for backend in INSTALLED:
+    for backend in COMPUTE:
         figures = score(truth, found, backend).figures
         assert set(figures.values()) == {0.0} and tuple(figures) == FIGURES
 
