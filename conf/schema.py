@@ -111,8 +111,6 @@ class TrainConfig(PluggedConfig):
                 f"extend={self.extend} must be 1 or more epochs for a finished run. fix: resume=<its folder>"
             )
         self.data.check_two_sets()
-        if self.augment.copy_paste > 0 and not self.data.outlines:
-            raise ValueError("augment.copy_paste needs the outlines of objects. fix: data.outlines=true")
         if self.augment.mosaic_nine > 0 and self.augment.mosaic == 0:
             raise ValueError(
                 "augment.mosaic_nine is a share of the mosaics, but augment.mosaic=0. fix: a larger augment.mosaic"

@@ -25,9 +25,7 @@ class AugmentConfig:
     mosaic_nine: float  # share of the mosaics, 0..1, made of nine images; the others have four
     mixup: float  # probability that a sample is blended with a second one
     mixup_beta: float  # blend weights are drawn from Beta(mixup_beta, mixup_beta)
-    copy_paste: float  # probability that objects are copied from another image; needs
-    # data.outlines=true
-    close_mosaic_epochs: int  # number of final epochs without mosaic, mixup and copy-paste
+    close_mosaic_epochs: int  # number of final epochs without mosaic and mixup
     close_mosaic_max_fraction: float  # upper limit of close_mosaic_epochs as a share of all epochs,
     # 0..1
     tile_pool: int  # mosaics draw their other images from a block of this many neighbours in the
@@ -53,7 +51,6 @@ class AugmentConfig:
             "mosaic",
             "mosaic_nine",
             "mixup",
-            "copy_paste",
             "close_mosaic_max_fraction",
             "flip_horizontal",
             "flip_vertical",

@@ -138,7 +138,6 @@ class DataConfig:
     # (by id) or of the data.yaml
     shapes: ShapesConfig | None
     single_class: bool  # treat every object as the one class "object"
-    outlines: bool  # read object polygons, which augment.copy_paste needs; coco, shapes and signs only
     exif: Exif  # apply: turn images upright by their EXIF tag, unless their annotated sizes are
     # those of the stored pixels; ignore: read all images as stored
     on_error: OnError  # clip: clip training boxes at the image edge, stop at other faults; stop:
@@ -162,8 +161,6 @@ class DataConfig:
             raise ValueError(f"data.split must lie between 0 and 1, or be null, got {self.split}")
         for split in ("train", "val") if self.split is None else ("train",):
             self._check_split(split)
-        if self.outlines and self.format in (DataFormat.voc, DataFormat.yolo):
-            raise ValueError(f"data.outlines=true needs masks, which data.format={self.format} does not have")
         if self.format == DataFormat.voc and self.names is None:
             raise ValueError("data.format=voc needs data.names: VOC files do not list the classes")
         if isinstance(self.names, str):

@@ -23,10 +23,9 @@ from data.files.reading import in_chunks
 from data.formats.coco_fields import MAX_INT, Fields, is_number
 from data.formats.json_lists import read_lists
 from data.index.classes import choose_classes
-from data.index.outlines import OutlineColumns, box_around
 from data.index.source import Findings, Source
 
-BOX_KEYS = ("image_id", "category_id")
+BOX_KEYS = ("image_id", "category_id", "bbox")
 LISTS = ("images", "categories", "annotations")
 
 
@@ -47,20 +46,18 @@ def read_coco(
     path: Path,
     image_root: Path,
     names: list[str] | None,
-    outlines: bool = False,
     lists: Callable[[Path, Mapping[str, Callable[[Any], None]]], set[str]] = read_lists,
 ) -> Source:
     """Read the json file ``path`` whose ``file_name`` entries are relative to ``image_root``.
 
     ``names`` chooses and orders the classes; ``None`` takes all categories, sorted by id. ``area``
-    defaults to width times height and ``iscrowd`` to 0. ``outlines`` reads the polygons of
-    ``segmentation``, which also gives the box where ``bbox`` is missing. Missing sizes come from
-    the image files. Annotation ids appear in messages only. Raises ``DataError`` where the file is
-    no COCO instances file.
+    defaults to width times height and ``iscrowd`` to 0. Missing sizes come from the image files.
+    Annotation ids appear in messages only. Raises ``DataError`` where the file is no COCO instances
+    file.
     """
     findings, notes = Findings(), Findings()
     fields = Fields(path, notes)
-    images, boxes = _Images(fields), _Boxes(fields, outlines)
+    images, boxes = _Images(fields), _Boxes(fields)
     categories: list[dict[str, Any]] = []
     take = {"images": images.add, "annotations": boxes.add, "categories": categories.append}
     try:
@@ -93,7 +90,6 @@ def read_coco(
         categories=choose_classes(_category_names(categories, fields), names, path),
         box_name=boxes.name,
         findings=findings,
-        outlines=boxes.outlines.columns() if boxes.outlines is not None else None,
         notes=notes,
         unsized=images.without_size,
     )
@@ -137,14 +133,13 @@ class _Images:
 class _Boxes:
     """Columns of the complete annotations, and sentences about the others."""
 
-    def __init__(self, fields: Fields, outlines: bool) -> None:
+    def __init__(self, fields: Fields) -> None:
         self.fields = fields
         self.count = 0  # annotations so far
         self.broken: list[str] = []
         self.image_ids, self.category_ids = array("q"), array("q")
         self.xywh, self.areas = array("d"), array("d")
         self.has_area, self.crowd = bytearray(), bytearray()
-        self.outlines = OutlineColumns() if outlines else None
         self._ids = array("q")  # for messages; 0 where it is no 64-bit integer,
         self._odd_ids: dict[int, str] = {}  # which is here by row
 
@@ -155,19 +150,11 @@ class _Boxes:
         position, row = self.count, len(self.crowd)
         self.count += 1
         box = record.get("bbox")
-        from_outline = not box and bool(record.get("segmentation"))
-        if from_outline:
-            box = box_around(record["segmentation"])
-        problem = _box_problem(record, box, from_outline)
-        if problem is None and self.outlines is not None:
-            problem = self.outlines.add(record.get("segmentation"))
+        problem = _box_problem(record, box)
         if problem is not None:
             self.broken.append(f"{self.fields.path}: annotation {shown(record.get('id', position))} {problem}")
             return
         assert box is not None  # else there is a problem
-        if from_outline:
-            kind = "annotations without a bbox, which got the box around their segmentation"
-            self.fields.notes.add(kind, [f"annotation {shown(record.get('id', position))}"])
         self.image_ids.append(self.fields.integer(record, row, "image_id", "annotation"))
         self.category_ids.append(self.fields.integer(record, row, "category_id", "annotation"))
         self.xywh.extend(box)
@@ -191,16 +178,12 @@ def _no_list(key: str, path: Path) -> DataError:
     )
 
 
-def _box_problem(record: dict[str, Any], box: Any, from_outline: bool) -> str | None:
+def _box_problem(record: dict[str, Any], box: Any) -> str | None:
     """What is wrong with an annotation, as the rest of a sentence."""
     for key in BOX_KEYS:
         if key not in record:
             return f"has no {key!r}"
     area = record.get("area")
-    if from_outline and box is None:
-        return f"has no 'bbox' and the segmentation {shown(record['segmentation'])}, neither polygon nor mask"
-    if "bbox" not in record and not from_outline:
-        return "has no 'bbox' and no 'segmentation'"
     if not (isinstance(box, list) and len(box) == 4 and all(map(is_number, box))):
         return f"has the bbox {shown(box)} instead of four numbers"
     if area is not None and not is_number(area):

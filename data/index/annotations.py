@@ -27,7 +27,6 @@ from data.index.cache import (
     stamp_files,
 )
 from data.index.locate import locate
-from data.index.outlines import Outlines
 from data.index.source import Files, Findings, Source
 from data.index.split import part_of
 from data.index.validate import check_source
@@ -52,9 +51,6 @@ class Annotations:
     crowd: NDArray[np.bool_]  # (M,)
     areas: NDArray[np.float64]  # (M,) square pixels of the object where the source has them, else of its box
     category_ids: NDArray[np.int64]  # (C,) class ids of the source
-    outline_points: NDArray[np.float32]  # outlines of the M boxes, see Outlines; these three
-    outline_starts: NDArray[np.int64]  # are empty with data.outlines=false
-    outline_first: NDArray[np.int64]
     names: list[str]  # (C,)
     image_root: Path
     turn: TurnRule  # which images are turned upright; sizes and boxes are those after turning
@@ -86,11 +82,6 @@ class Annotations:
         for column in (self.sizes, self.offsets, self.boxes_xywh, self.classes, self.crowd):
             sha.update(np.ascontiguousarray(column).data)
         return sha.hexdigest()[:16]
-
-    @property
-    def outlines(self) -> Outlines:
-        """The polygons around the M objects."""
-        return Outlines(self.outline_points, self.outline_starts, self.outline_first)
 
     def boxes_xyxy(self, index: int) -> NDArray[np.float32]:
         """All boxes (n, 4) of an image in pixels, clipped to it."""
@@ -127,7 +118,6 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
             config.names,
             config.exif,
             config.on_error,
-            config.outlines,
             config.split,
             config.split_seed,
         ]

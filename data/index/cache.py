@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from data.errors import DataError
 from data.files.reading import in_chunks
 
-FORMAT_VERSION = 4  # raise it when the columns or the checks change
+FORMAT_VERSION = 5  # raise it when the columns or the checks change
 COLUMNS = (
     "name_bytes",
     "name_offsets",
@@ -37,9 +37,6 @@ COLUMNS = (
     "crowd",
     "areas",
     "category_ids",
-    "outline_points",
-    "outline_starts",
-    "outline_first",
 )
 KEPT_HASH_BYTES = 1 << 24  # size from which on the hash of a file is kept
 KEPT_HASH_AGE = 10  # seconds since the last change, before which no hash is kept

@@ -52,7 +52,7 @@ def locate(config: DataConfig, split: str) -> Files:
     path = pairs[0][0]
     if config.format in FORMATS:
         return _locate_added(config, path, image_root)
-    return Files([path], [], image_root, lambda: read_coco(path, image_root, config.names, config.outlines))
+    return Files([path], [], image_root, lambda: read_coco(path, image_root, config.names))
 
 
 def _root(config: DataConfig) -> Path:
@@ -77,9 +77,8 @@ def _locate_added(config: DataConfig, path: Path, image_root: Path) -> Files:
 
     below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
     stamps = [*below, stamp_files(below).digest] if below else []
-    options = config.names, config.outlines, pass_on
     hashed = [Path(inspect.getfile(read)), *([] if path.is_dir() else [path])]
-    return Files(hashed, stamps, image_root, lambda: read_coco(path, image_root, *options))
+    return Files(hashed, stamps, image_root, lambda: read_coco(path, image_root, config.names, pass_on))
 
 
 def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) -> None:

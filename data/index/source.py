@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import DataError, printable
-from data.index.outlines import Outlines
 
 REPORTED_FINDINGS = 20
 SKIP_FIX = "fix: correct the source, or set data.on_error=skip to leave such entries out"
@@ -69,7 +68,6 @@ class Source:
     categories: dict[int, str]  # the classes in order: category id to name
     box_name: Callable[[int], str]  # the box at a position in messages, such as "annotation 17"
     findings: Findings  # entries the reader could not use
-    outlines: Outlines | None = None  # of the M boxes, if wanted and known
     notes: Findings = field(default_factory=Findings)  # entries that were used but changed
     unsized: list[int] = field(default_factory=list)  # rows of images whose sizes come from the image files
 

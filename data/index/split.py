@@ -56,7 +56,6 @@ def part_of(source: Source, split: str, share: float, seed: int) -> Source:
         box_category_ids=source.box_category_ids[rows],
         areas=source.areas[rows],
         crowd=source.crowd[rows],
-        outlines=source.outlines.rows(rows) if source.outlines is not None else None,
         unsized=np.flatnonzero(np.isin(np.flatnonzero(kept), source.unsized)).tolist(),
         box_name=lambda row: name_of(int(rows[row])),
     )

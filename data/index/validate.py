@@ -14,7 +14,6 @@ from data.config import OnError
 from data.errors import DataError
 from data.files.headers import MAX_PIXELS
 from data.files.near_files import NearFiles
-from data.index.outlines import NO_OUTLINES
 from data.index.source import Source
 
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
@@ -214,7 +213,6 @@ def _columns(
     category_ids = np.array(list(source.categories), dtype=np.int64)
     by_id = np.argsort(category_ids)
     classes = by_id[np.searchsorted(category_ids, source.box_category_ids[rows], sorter=by_id)]
-    outlines = source.outlines.rows(rows) if source.outlines is not None else NO_OUTLINES
     return {
         "name_bytes": np.frombuffer(b"".join(encoded), dtype=np.uint8),
         "name_offsets": np.concatenate([[0], np.cumsum([len(name) for name in encoded])]).astype(np.int64),
@@ -226,7 +224,4 @@ def _columns(
         "crowd": source.crowd[rows],
         "areas": source.areas[rows],
         "category_ids": category_ids,
-        "outline_points": outlines.points,
-        "outline_starts": outlines.starts,
-        "outline_first": outlines.first,
     }

@@ -23,7 +23,6 @@ from data.images.source import ImageSource
 from data.index.annotations import Annotations
 from data.samples.batch import Batch, empty_images, make_batch, target_rows
 from data.samples.colour import change_colour
-from data.samples.copy_paste import ObjectChoice, Paste, hidden_share
 from data.samples.labels import Labels
 from data.samples.letterbox import PAD_VALUE, resize_into
 from data.samples.plan import Picture, Plan, Request, draw_plan
@@ -38,16 +37,8 @@ class Tile(NamedTuple):
     drawing: UprightTile | WarpedTile
 
 
-class Drawn(NamedTuple):
-    """What was drawn into a sample."""
-
-    tiles: list[Tile]  # the readable images
-    donor: Tile | None  # the image that objects were copied from
-    paste: Paste | None  # the copied objects
-
-
 class TrainDataset(Dataset[Batch]):
-    """Augmented training samples; the last epochs go without mosaic, mixup and copy-paste."""
+    """Augmented training samples; the last epochs go without mosaic and mixup."""
 
     def __init__(
         self, annotations: Annotations, augment: AugmentConfig, seed: int, epochs: int, images: ImageSource
@@ -59,7 +50,6 @@ class TrainDataset(Dataset[Batch]):
         self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
         self.images = images
         self._labels = Labels(annotations)
-        self._objects = ObjectChoice(annotations) if augment.copy_paste else None
         self._sizes = np.asarray(annotations.sizes)  # a plain view: indexing a memory map is slow
 
     def __len__(self) -> int:
@@ -79,16 +69,14 @@ class TrainDataset(Dataset[Batch]):
         """
         buffer = empty_images(requests)
         plans = [self.plan(request) for request in requests]
-        pictures = [[_visible_tiles(picture, plan.size) for picture in plan.all_pictures()] for plan in plans]
+        pictures = [[_visible_tiles(picture, plan.size) for picture in plan.pictures] for plan in plans]
         images = _BatchImages(self.images, [tile for sample in pictures for tiles in sample for tile in tiles])
         drawn = [
             self._draw(canvas, plan, sample, images)
             for canvas, plan, sample in zip(buffer.numpy(), plans, pictures, strict=True)
         ]
-        # Gains are left to the device, or have been applied.
-        gains = np.array(
-            [plan.gains for plan in plans] if self.augment.colour == Colour.device else [], dtype=np.float32
-        )
+        left_to_device = [plan.gains for plan in plans if self.augment.colour == Colour.device]
+        gains = np.array(left_to_device, dtype=np.float32).reshape(-1, 3)
         targets = self._targets(drawn, plans[0].size)
         return make_batch(buffer, requests, targets, gains=torch.from_numpy(gains))
 
@@ -96,39 +84,24 @@ class TrainDataset(Dataset[Batch]):
         """The plan of one sample."""
         return draw_plan(request, self._sizes, self.augment, self.seed, request.epoch < self.first_plain_epoch)
 
-    def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: _BatchImages) -> Drawn:
-        """Draw one sample onto the canvas (H, W, 3)."""
+    def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: _BatchImages) -> list[Tile]:
+        """Draw one sample onto the canvas (H, W, 3); return the tiles of readable images."""
         tiles = _draw_picture(canvas, pictures[0], images)
-        donor = paste = None
         if len(plan.pictures) == 2:
             other = np.empty_like(canvas)
             tiles += _draw_picture(other, pictures[1], images)
             cv2.addWeighted(canvas, plan.share, other, 1 - plan.share, 0, dst=canvas)
-        if plan.donor is not None and self._objects is not None:
-            other = np.empty_like(canvas)
-            for donor in _draw_picture(other, pictures[-1], images):
-                paste = self._objects.paste(donor.position, donor.matrix, plan.size, plan.donor_seed)
-                cv2.copyTo(other, paste.mask, canvas)
         if self.augment.colour != Colour.device:
             change_colour(canvas, plan.gains)
-        return Drawn(tiles, donor, paste)
+        return tiles
 
-    def _targets(self, drawn: list[Drawn], size: Size) -> NDArray[np.float32]:
+    def _targets(self, drawn: list[list[Tile]], size: Size) -> NDArray[np.float32]:
         """Return the targets (T, 6) of all samples: sample, class, cx, cy, w, h."""
-        per_sample = [sample.tiles + ([sample.donor] if sample.donor else []) for sample in drawn]
-        tiles = [tile for tiles in per_sample for tile in tiles]
-        numbers, rows, classes, boxes = self._labels.moved(
-            [tile.position for tile in tiles], [tile.matrix for tile in tiles]
-        )
-        ends = np.cumsum([len(tiles) for tiles in per_sample])
+        tiles = [tile for sample in drawn for tile in sample]
+        numbers, classes, boxes = self._labels.moved([tile.position for tile in tiles], [tile.matrix for tile in tiles])
+        ends = np.cumsum([len(sample) for sample in drawn])
         samples = np.searchsorted(ends, numbers, side="right")
         clipped, kept = visible_boxes(boxes, size, self.augment.min_visible)
-        for number, sample in enumerate(drawn):
-            if sample.paste is not None:
-                of_donor = numbers == ends[number] - 1
-                kept &= ~of_donor | np.isin(rows, sample.paste.rows)
-                below = np.flatnonzero((samples == number) & ~of_donor)
-                kept[below] &= hidden_share(clipped[below], sample.paste.mask) < 1 - self.augment.min_visible
         return target_rows(samples[kept], classes[kept], clipped[kept])
 
 

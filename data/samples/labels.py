@@ -28,11 +28,10 @@ class Labels:
 
     def moved(
         self, indices: Sequence[int], matrices: Sequence[Matrix]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], Boxes]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], Boxes]:
         """Clip the boxes of each image to it and map them by the image's matrix.
 
-        Returns the position in ``indices`` (n,), the row among the data set's boxes (n,), the class
-        (n,) and boxes_xyxy (n, 4) of each box.
+        Returns the position in ``indices`` (n,), the class (n,) and boxes_xyxy (n, 4) of each box.
         """
         images = np.asarray(indices, dtype=np.int64)
         starts, counts = self._offsets[images], self._offsets[images + 1] - self._offsets[images]
@@ -45,4 +44,4 @@ class Labels:
         limits = self._sizes[images][:, [1, 0, 1, 0]][numbers]
         clipped = np.clip(boxes, 0, limits).astype(np.float32)
         moved = move_boxes(clipped, np.asarray(matrices, dtype=np.float64).reshape(-1, 3, 3)[numbers])
-        return numbers, rows, self._classes[rows], moved
+        return numbers, self._classes[rows], moved

@@ -21,9 +21,9 @@ from data.samples.mosaic import Placed, alone, mosaic_of_four, mosaic_of_nine
 class Request:
     """A request for one sample: the image at ``index``, at ``height`` x ``width`` pixels.
 
-    ``repeat`` counts earlier requests for the same image in this epoch. Mosaic, mixup and
-    copy-paste draw their other images from the positions in ``pool``, or from the whole data set if
-    it is empty.
+    ``repeat`` counts earlier requests for the same image in this epoch. Mosaic and mixup
+    draw their other images from the positions in ``pool``, or from the whole data set if it is
+    empty.
     """
 
     index: int
@@ -49,18 +49,12 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A sample: one picture or a blend of two, objects of a donor image, and colour gains."""
+    """A sample: one picture or a blend of two, and colour gains."""
 
     size: Size
     pictures: list[Picture]
     share: float  # weight of the first picture in the blend; 1 for a single picture
     gains: NDArray[np.float64]  # (3,) factors on hue, saturation and value
-    donor: Picture | None = None  # image that objects are copied from
-    donor_seed: int = 0  # chooses those objects
-
-    def all_pictures(self) -> list[Picture]:
-        """Return the pictures, the donor last."""
-        return [*self.pictures, *([self.donor] if self.donor is not None else [])]
 
 
 def draw_plan(
@@ -69,7 +63,7 @@ def draw_plan(
     """Draw the plan of one sample.
 
     ``sizes`` (N, 2) are the heights and widths of the data set's images. ``combine=False``, as in
-    the last epochs, switches off mosaic, mixup and copy-paste.
+    the last epochs, switches off mosaic and mixup.
     """
     seeds = np.random.SeedSequence([seed, request.epoch, request.index, request.repeat])
     generator = np.random.Generator(np.random.PCG64(seeds))
@@ -80,12 +74,7 @@ def draw_plan(
         (other,) = _draw_others(1, request, len(sizes), generator)
         pictures.append(_draw_picture(other, request, sizes, augment, generator, combine))
         share = float(generator.beta(augment.mixup_beta, augment.mixup_beta))
-    donor, donor_seed = None, 0
-    if augment.copy_paste and combine and generator.random() < augment.copy_paste:
-        (other,) = _draw_others(1, request, len(sizes), generator)
-        donor = _draw_picture(other, request, sizes, augment, generator, combine=False)
-        donor_seed = int(generator.integers(2**63))
-    return Plan((request.height, request.width), pictures, share, gains, donor, donor_seed)
+    return Plan((request.height, request.width), pictures, share, gains)
 
 
 def _draw_picture(

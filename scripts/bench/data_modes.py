@@ -80,7 +80,7 @@ class RepeatedSource(ImageSource):
 
 
 def repeated(annotations: Annotations, times: int) -> Annotations:
-    """List images and boxes many times, for training samples alone: no names and outlines."""
+    """List images and boxes many times, for training samples alone: no names."""
     ends = annotations.offsets[-1] * np.arange(times)[:, None] + annotations.offsets[1:]
     names = ("image_ids", "sizes", "boxes_xywh", "classes", "crowd", "areas")
     columns: dict[str, Any] = {name: np.concatenate([getattr(annotations, name)] * times) for name in names}

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from data.geometry import Boxes, Image, Size, corner_points, inverse, move_boxes, project, visible_boxes
 from data.index.annotations import Annotations
-from data.samples.copy_paste import ObjectChoice, hidden_share
 from data.samples.letterbox import PAD_VALUE
 from data.samples.plan import Picture, Plan
 
@@ -33,15 +32,6 @@ def reference_sample(
         image = np.asarray(cv2.addWeighted(drawn[0], plan.share, drawn[1], 1 - plan.share, 0), dtype=np.uint8)
     found = [_boxes(picture, plan.size, annotations, min_visible) for picture in plan.pictures]
     classes, boxes = (np.concatenate(column) for column in zip(*found, strict=True))
-    if plan.donor is not None:
-        paste = ObjectChoice(annotations).paste(
-            plan.donor.indices[0], plan.donor.matrices()[0], plan.size, plan.donor_seed
-        )
-        image = np.where(paste.mask[..., None] == 1, _picture(plan.donor, plan.size, read), image)
-        seen = hidden_share(boxes, paste.mask) < 1 - min_visible
-        donor_classes, donor_boxes = _boxes(plan.donor, plan.size, annotations, min_visible, paste.rows)
-        classes = np.concatenate([classes[seen], donor_classes])
-        boxes = np.concatenate([boxes[seen], donor_boxes])
     return _change_colour(image, plan.gains), classes, boxes
 
 
@@ -88,20 +78,12 @@ def _change_colour(image: Image, gains: NDArray[np.float64]) -> Image:
 
 
 def _boxes(
-    picture: Picture,
-    size: Size,
-    annotations: Annotations,
-    min_visible: float,
-    only: NDArray[np.int64] | None = None,
+    picture: Picture, size: Size, annotations: Annotations, min_visible: float
 ) -> tuple[NDArray[np.int32], Boxes]:
-    """Scale, paste and warp the boxes like their images; ``only`` restricts them to those rows."""
+    """Scale, paste and warp the boxes like their images."""
     classes, boxes = [], []
     for index, placed in zip(picture.indices, picture.placed, strict=True):
         image_classes, image_boxes = annotations.training_boxes(index)
-        if only is not None:
-            rows = np.arange(annotations.offsets[index], annotations.offsets[index + 1])
-            chosen = np.isin(rows[~annotations.crowd[rows]], only)
-            image_classes, image_boxes = image_classes[chosen], image_boxes[chosen]
         factors = np.array([placed.scaled[1] / placed.size[1], placed.scaled[0] / placed.size[0]] * 2)
         classes.append(image_classes)
         boxes.append((image_boxes * factors + np.array([*placed.corner, *placed.corner])).astype(np.float32))

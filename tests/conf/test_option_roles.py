@@ -33,7 +33,6 @@ ROLES = {
     "data.split_seed": "",
     "data.names": "place",
     "data.single_class": "",
-    "data.outlines": "",
     "data.exif": "",
     "data.on_error": "",
     "data.workers": "resume restart",

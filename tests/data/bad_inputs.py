@@ -60,7 +60,6 @@ def config_of(
         names=names,
         shapes=None,
         single_class=False,
-        outlines=False,
         exif=Exif.apply,
         on_error=OnError.stop,
         workers=0,

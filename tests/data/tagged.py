@@ -132,7 +132,6 @@ def write_set(
         height, width = size[::-1] if annotated_upright and tag > 4 else size
         content["images"].append({"id": tag, "file_name": f"{tag}{suffix}", "height": height, "width": width})
         content["annotations"].append({"id": tag, "image_id": tag, "category_id": 1, "bbox": [x, y, w, h]})
-        content["annotations"][-1]["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
         corners = f"<xmin>{x}</xmin><ymin>{y}</ymin><xmax>{x + w}</xmax><ymax>{y + h}</ymax>"
         (root / "Annotations" / f"{tag}.xml").write_text(
             f"<annotation><filename>{tag}{suffix}</filename><size><width>{width}</width><height>{height}</height></size>"

@@ -239,7 +239,7 @@ def train_options(folder: Path) -> dict[str, str]:
             run_dir = folder / f"run_{world.world_size}_{threads}_{number}"
             given = [
                 "data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0",
-                f"data.shapes={{{drawn}}}", "data.outlines=true", "model=base", f"model.cfg={folder / 'net.cfg'}",
+                f"data.shapes={{{drawn}}}", "model=base", f"model.cfg={folder / 'net.cfg'}",
                 "model.anchors=auto",
                 "train.device=cpu", "train.deterministic=true", "train.max_nonfinite_steps=0",
                 "evaluate.confidence=0.9", "logger.pictures=false", f"run_dir={run_dir}",

@@ -13,7 +13,6 @@ from pycocotools.coco import COCO
 
 from data import DataConfig, DataError, DataFormat, ImageSource, OnError, TrainDataset, open_annotations
 from data.audit.check import Network, check_dataset
-from data.samples.copy_paste import ObjectChoice
 from data.samples.plan import Request
 from tests.data.bad_inputs import HEIGHT, NAMES, PICTURE, WIDTH, coco_content, config_of
 from tests.data.bad_labels import CORNERS, OBJECT, voc_set, voc_text
@@ -146,22 +145,3 @@ def test_the_check_of_a_set_calls_them_problems(tmp_path: Path) -> None:
     assert found["train", "boxes outside their image"] == 4 and found["train", "boxes without area"] == 2
     assert found["val", "boxes that reach out of their image and are scored unchanged"] == 13 + 3
     assert found["val", "boxes without area that are scored unchanged"] == 2
-
-
-def test_outlines_end_where_their_image_ends(tmp_path: Path) -> None:
-    """Copies of an object whose polygon reaches out hold image pixels, never padding."""
-    config = write_set(tmp_path / "set", DataFormat.coco, [[-30.0, 5.0, 60.0, 30.0]])
-    content = json.loads((tmp_path / "set" / "set.json").read_text())
-    content["annotations"][1]["segmentation"] = [[-30, 5, 30, 5, 30, 35, -30, 35]]
-    (tmp_path / "set" / "set.json").write_text(json.dumps(content))
-    annotations = open_annotations(replace(config, outlines=True, on_error=OnError.clip), "train")
-    shift = np.array([[1.0, 0, 50], [0, 1, 7], [0, 0, 1]])
-    for seed in range(8):
-        paste = ObjectChoice(annotations).paste(1, shift, (64, 128), seed)
-        if len(paste.rows):
-            ys, xs = np.nonzero(paste.mask)
-            assert xs.min() == 50, "where the picture begins"
-            assert abs(xs.max() - 80) <= 1 and ys.min() == 12 and abs(ys.max() - 42) <= 1
-            break
-    else:
-        raise AssertionError("never pasted")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data import AugmentConfig, DataError, Request, TrainDataset
+from data import AugmentConfig, Request, TrainDataset
 from data.augment_config import Colour
 from data.samples.colour import change_colour, network_input
 from data.samples.letterbox import PAD_VALUE
@@ -24,7 +24,6 @@ PLANS = {
     "perspective": replace(MOSAIC, perspective=0.0005),
     "colour": replace(MOSAIC, hsv_hue=0.1, hsv_saturation=0.7, hsv_value=0.4),
     "single": replace(MOSAIC, mosaic=0),
-    "copied objects": replace(MOSAIC, copy_paste=1),
 }
 
 
@@ -36,15 +35,13 @@ def smooth_set(coco_set: CocoSet) -> CocoSet:
         y, x = np.mgrid[:height, :width]
         planes = [127 + 120 * np.sin(x * f + y * g) for f, g in generator.uniform(-0.03, 0.03, (3, 2))]
         box = [float(v) for v in (*generator.uniform(5, 30, 2), *generator.uniform(20, 50, 2))]
-        x, y, w, h = box
-        diamond = [x + w / 2, y, x + w, y + h / 2, x + w / 2, y + h, x, y + h / 2]
-        coco_set.add_image(np.stack(planes, axis=2).astype(np.uint8), [(1, box)], segmentation=[diamond])
+        coco_set.add_image(np.stack(planes, axis=2).astype(np.uint8), [(1, box)])
     return coco_set
 
 
 @pytest.mark.parametrize("augment", PLANS.values(), ids=PLANS.keys())
 def test_the_fast_way_draws_what_the_plain_way_draws(empty_set: CocoSet, augment: AugmentConfig) -> None:
-    images = smooth_set(empty_set).source(outlines=True)
+    images = smooth_set(empty_set).source()
     dataset = TrainDataset(images.annotations, augment, seed=1, epochs=1000, images=images)
     differences = []
     for index in range(len(dataset)):
@@ -134,56 +131,3 @@ def test_colour_on_the_device_is_that_of_the_cpu(coco_set: CocoSet) -> None:
 def test_short_trainings_keep_most_of_their_mosaics() -> None:
     augment = replace(MOSAIC, close_mosaic_epochs=10, close_mosaic_max_fraction=0.25)
     assert [augment.plain_epochs(epochs) for epochs in (300, 40, 10, 1)] == [10, 10, 2, 0]
-
-
-def test_copied_objects_bring_their_pixels_and_boxes_and_hide_others(empty_set: CocoSet) -> None:
-    """Red squares on black, one an image, and a green image with one box around all of it."""
-    for x in (20.0, 60.0):
-        image = np.zeros((128, 128, 3), dtype=np.uint8)
-        image[40:80, int(x) : int(x) + 40] = (255, 0, 0)
-        outline = [x, 40, x + 40, 40, x + 40, 80, x, 80]
-        empty_set.add_image(image, [(1, [x, 40.0, 40.0, 40.0])], segmentation=[outline])
-    small = np.zeros((128, 128, 3), dtype=np.uint8)
-    small[50:60, 50:60] = (0, 255, 0)
-    empty_set.add_image(small, [(3, [50.0, 50.0, 10.0, 10.0])])  # without outline: never copied
-    images = empty_set.source(outlines=True)
-    dataset = TrainDataset(
-        images.annotations, replace(NO_AUGMENT, copy_paste=1, close_mosaic_epochs=1), 0, 1000, images
-    )
-    hidden = copied = 0
-    for epoch in range(60):
-        request = Request(2, 128, 128, epoch)
-        donor = dataset.plan(request).donor
-        sample = dataset[request]
-        picture = sample.images[0].permute(1, 2, 0).numpy()
-        red, green = (picture[..., 0] > 128), (picture[..., 1] > 128)
-        classes = sample.targets[:, 1].int().tolist()
-        assert donor is not None and classes.count(1) == bool(green.sum() > 20)  # cat, of id 3, is hidden or labelled
-        if 0 in classes:
-            copied += 1
-            rows, columns = np.nonzero(red)
-            box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-            (target,) = sample.targets[sample.targets[:, 1] == 0].tolist()
-            cx, cy, w, h = target[2:]
-            np.testing.assert_allclose([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], box, atol=1)
-        else:
-            assert not red.any()
-        hidden += 1 not in classes
-    assert copied > 10 and hidden > 5
-    assert dataset.plan(Request(2, 128, 128, 999)).donor is None  # closed with the mosaics in the last epochs
-
-
-def test_a_mask_that_is_run_length_coded_is_no_outline(empty_set: CocoSet) -> None:
-    image = np.zeros((64, 64, 3), dtype=np.uint8)
-    box = (1, [4.0, 4.0, 30.0, 30.0])
-    triangle = [[4.0, 4.0, 34.0, 4.0, 34.0, 34.0], [5, 5, 6, 5, 6, 6]]
-    for segmentation in (triangle, {"counts": [1], "size": [64, 64]}, None, []):
-        empty_set.add_image(image, [box], segmentation=segmentation)
-    opened = empty_set.open(outlines=True)
-    assert [len(opened.outlines.of(row)) for row in range(4)] == [2, 0, 0, 0]
-    np.testing.assert_array_equal(opened.outlines.of(0)[0], np.array([[4, 4], [34, 4], [34, 34]], dtype=np.float32))
-    assert empty_set.open().outlines.of(0) == []
-    for broken in ([[1.0, 2.0]], [[1, 2, 3, 4, 5, "6"]], [[1, 2, 3, 4, 5, True]], [3], [[1, 2, 3, 4, 5, 6, 7]]):
-        empty_set.json["annotations"][1]["segmentation"] = broken
-        with pytest.raises(DataError, match=r"annotation 101 has the segmentation .* instead of a list of polygons"):
-            empty_set.open(outlines=True)

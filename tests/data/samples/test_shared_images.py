@@ -31,7 +31,7 @@ from tests.data.conftest import NO_AUGMENT, CocoSet
 # What an option is set to besides its value in NO_AUGMENT; one that is not listed here gets a value
 # by its type.
 STRONG: dict[str, list[Any]] = {"degrees": [25.0], "shear": [12.0], "perspective": [0.1], "translate": [0.3]}
-STRONG |= {"close_mosaic_epochs": [0], "mixup_beta": [2.0], "tile_pool": [4], "copy_paste": [0.5], "scale": [0.6]}
+STRONG |= {"close_mosaic_epochs": [0], "mixup_beta": [2.0], "tile_pool": [4], "scale": [0.6]}
 SIZES = ((64, 64), (96, 160))
 NUM_IMAGES, BATCH = 24, 12
 
@@ -62,7 +62,7 @@ def options() -> Iterator[tuple[str, AugmentConfig]]:
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> CocoSet:
-    """Smooth pictures with noise as JPEG files, with outlines; some are larger than a sample."""
+    """Smooth pictures with noise as JPEG files; some are larger than a sample."""
     made = CocoSet(tmp_path_factory.mktemp("shared") / "set")
     generator = np.random.default_rng(5)
     samplings = (0x111111, 0x211111, 0x221111, 0x411111)
@@ -77,9 +77,6 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> CocoSet:
         record["file_name"] = f"{number}.jpg"
         flags = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, samplings[number % 4], cv2.IMWRITE_JPEG_PROGRESSIVE, number // 4 % 2]
         assert cv2.imwrite(str(made.root / "images" / record["file_name"]), image, flags)
-    for annotation in made.json["annotations"]:
-        x, y, width, height = annotation["bbox"]
-        annotation["segmentation"] = [[x, y, x + width, y, x + width / 2, y + height]]
     return made
 
 
@@ -92,7 +89,7 @@ class WholeImages(ImageSource):
 
 @pytest.fixture(scope="module")
 def sources(photographs: CocoSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ImageSource]:
-    annotations = photographs.open(outlines=True)
+    annotations = photographs.open()
     plain = ImageSource(annotations, OnError.stop)
     path = tmp_path_factory.mktemp("cache") / "images"
     build_image_cache(plain, path, ImageCache.disk)
