@@ -30,7 +30,7 @@ from conf.build.evaluator import Evaluator
 from conf.build.loss import fit_loss, make_loss
 from conf.build.network import build_model, build_resumed_model
 from conf.build.report import announce, draw_first_batch, save_config
-from conf.build.start import fit_anchors, freeze_for_epoch, prepare_numerics, resolve, spare_heads, start_state
+from conf.build.start import fit_anchors, prepare_numerics, resolve, spare_heads, start_state
 from conf.build.training import Training
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
@@ -134,7 +134,6 @@ def build_step(
     log.line(rates_note)
     log.line(tell_extension(config, schedule, saved))
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
-    freeze_for_epoch(config, model, saved["epoch"] if saved is not None else 0)
     checkpoints = Checkpoints(folder, state, log.line)
     loss: Loss = make_loss(model.heads, config.loss)
     to_input: Callable[[Any], Tensor] = Batch.network_input

@@ -75,7 +75,6 @@ class ModelConfig:
     freeze: Any  # number of layers, from the first, that keep their initial weights and statistics; backbone: those
     # below the heads and what is only theirs, for networks of the zoo; auto: backbone if this is
     # such a network and optim.kept_heads_factor holds, else 0
-    freeze_fraction: float  # share of the training, from its start, in which they do; then all layers are trained
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= 8:
@@ -92,8 +91,6 @@ class ModelConfig:
             raise ValueError(f"model.bn_momentum must be above 0 and at most 1, got {self.bn_momentum}")
         if self.frozen_layers() < 0:
             raise ValueError(f"model.freeze must be 0 or more, got {self.freeze}")
-        if not 0 < self.freeze_fraction <= 1:
-            raise ValueError(f"model.freeze_fraction must be above 0 and at most 1, got {self.freeze_fraction}")
         self.published()
 
     def frozen_layers(self, heads_kept: bool = False) -> int:

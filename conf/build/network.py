@@ -108,8 +108,6 @@ def _frozen(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:
     """The network of a .cfg with random values, its first layers frozen if they stay so."""
     model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
     model.freeze(config.frozen_layers())
-    if config.freeze_fraction < 1:  # start.freeze_for_epoch does it: memory and optimiser are for all layers
-        model.freeze(0)
     return model
 
 

@@ -68,14 +68,6 @@ def resolve(config: TrainConfig, world: World, saved: dict[str, Any] | None) -> 
     return replace(config, augment=augment)
 
 
-def freeze_for_epoch(config: TrainConfig, model: Darknet, epoch: int) -> bool:
-    """Freeze or release the first layers as in ``epoch``, from 0; return whether any changed."""
-    share, first = config.model.freeze_fraction, [*config.train.extended_after, config.train.epochs][0]
-    before, frozen = model.num_frozen, share == 1 or epoch < max(1, round(share * first))
-    model.freeze(config.model.frozen_layers(model.heads_kept) if frozen else 0)
-    return model.num_frozen != before
-
-
 def spare_heads(config: TrainConfig, world: World, model: Darknet, images: int) -> tuple[OptimConfig, str | None]:
     """The optimiser's options with lower rates if the weights brought the heads, and what to say.
 
@@ -86,16 +78,15 @@ def spare_heads(config: TrainConfig, world: World, model: Darknet, images: int) 
     knows_little = 0 < model.seen < MANY_TIMES * images  # 0: unknown, or resumed, when it is decided
     model.heads_kept = bool(max_over_ranks([model.heads_kept and not knows_little and world.is_main])[0])
     frozen = config.model.frozen_layers(model.heads_kept) if config.model.freeze == AUTO else 0
-    if config.model.freeze_fraction == 1 and frozen > 0:  # otherwise freeze_for_epoch does it
+    if frozen > 0:
         model.freeze(frozen)
-    optim, factor, share, notes = config.optim, config.optim.kept_heads_factor, config.model.freeze_fraction, []
+    optim, factor, notes = config.optim, config.optim.kept_heads_factor, []
     if model.heads_kept and factor != 1:
         slow = replace(optim, lr=optim.lr * factor, burn_in_bias_lr=optim.burn_in_bias_lr * factor)
         why = f"the heads of the initial weights are kept, so the learning rate is {slow.lr:g} instead of {optim.lr:g}"
         notes, optim = [f"optim.kept_heads_factor={factor:g}: {why}"], slow
     if frozen:
-        part = f" for {share:.0%} of the training" if share < 1 else ""
-        notes.append(f"model.freeze=auto: the first {frozen} layers stay as they are{part}")
+        notes.append(f"model.freeze=auto: the first {frozen} layers stay as they are")
     return optim, "; ".join(notes) or None
 
 

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.report import about_data, close_run, finish, keep_evaluation, report_run, spare
-from conf.build.start import freeze_for_epoch
 from conf.entry import to_dictionary
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler
@@ -125,10 +124,6 @@ class Training:
         config, state, sampler = self.config, self.state, self.sampler
         steps_done = state.step - state.epoch * sampler.steps_per_epoch
         sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
-        assert isinstance(state.model, Darknet)
-        if freeze_for_epoch(self.config, state.model, state.epoch):
-            self.log.line(f"epoch {state.epoch + 1}: the layers that were frozen are trained from here on")
-            self.step.release(2 * state.model.max_stride)
         epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
         title, lines = f"epoch {epoch}/{config.train.epochs}", config.logger.lines_per_epoch
         progress = Progress(rest, title, self.world.is_main, lines, left=self.seconds_left)
@@ -189,7 +184,6 @@ class Training:
     def look_early(self, result: EpochResult, evaluation: Evaluation | None) -> None:
         """Say what is likely wrong, on rank 0."""
         state, config = self.state, self.config
-        assert isinstance(state.model, Darknet)
         heads = state.model.heads
         self.look.trained(state.epoch, result.losses["loss"], lambda: about_data(config, heads, self.train_set))
         if evaluation is not None:

@@ -50,7 +50,6 @@ ROLES = {
     "model.bn_eps": "",
     "model.bn_momentum": "",
     "model.freeze": "",
-    "model.freeze_fraction": "",
     "augment": "",
     "loss": "",
     "optim": "",

@@ -244,9 +244,7 @@ def train_options(folder: Path) -> dict[str, str]:
                 "train.device=cpu", "train.deterministic=true", "train.max_nonfinite_steps=0",
                 "evaluate.confidence=0.9", "logger.pictures=false", f"run_dir={run_dir}",
             ]  # fmt: skip
-            if "train.epochs=2" in changed:
-                given += ["model.freeze=2", "model.freeze_fraction=0.5"]
-            elif "loss=darknet" in changed:
+            if "loss=darknet" in changed:
                 given += ["model.freeze=2"]  # to the end
             if "loss.positives=10" in changed:
                 given += ["model.scale_x_y=2"]

@@ -17,10 +17,9 @@ from train_utils.errors import TrainError
 from train_utils.loop.interfaces import ImageBatch, Loss
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.stop_and_save import Decision, StepDecisions
-from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import Schedule
 from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
-from train_utils.parallel.wrap import gradient_sync, loss_factor, wrap_model
+from train_utils.parallel.wrap import gradient_sync, loss_factor
 from train_utils.run.run_state import LOSS_NAMES, RunState
 
 
@@ -139,25 +138,6 @@ class OptimiserStep:
         )
         parts.total.backward()
         self.state.optimizer.zero_grad(set_to_none=True)
-
-    def release(self, side: int) -> None:
-        """Train layers of the network that were frozen until now.
-
-        DDP only syncs what was trained when it was made. A new one is rehearsed, as after a resume,
-        on an empty image of ``side`` pixels, which leaves statistics and random numbers as they
-        were.
-        """
-        if not isinstance(self.model, DistributedDataParallel):
-            return
-        buffers = [buffer.clone() for buffer in self.state.model.buffers()]
-        generators = torch.get_rng_state(), cuda_generator()
-        self.model = wrap_model(self.state.model, self.world)
-        self.rehearse(side)
-        torch.set_rng_state(generators[0])
-        set_cuda_generator(generators[1])
-        with torch.no_grad():
-            for buffer, before in zip(self.state.model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
 
     def _skip(self) -> None:
         """Let ``guard`` undo the step; all ranks call this together.

@@ -14,14 +14,12 @@ import torch
 import yaml
 
 from conf.build.checkpoints import extend_run, tell_extension
-from conf.build.start import freeze_for_epoch
 from conf.build.training import Training
 from conf.entry import compose
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
-from models import Darknet, zoo_cfg
 from tests.small_run import small_run
 from train import train
 from train_utils.errors import CheckpointError, TrainError
@@ -155,24 +153,3 @@ def test_an_extension_has_its_own_patience(finished: Path) -> None:
     ends = [Training.why_over(cast(Training, training), epoch) for epoch in (10, 14, 15, 30)]
     late = "no better AP in 5 epochs (train.patience)"
     assert ends == [None, None, late, "all 30 epochs are done"]
-
-
-@pytest.mark.parametrize(
-    ("share", "expected"),
-    [
-        (0.01, [True, False, False, False]),  # one epoch at least
-        (0.5, [True, True, False, False]),
-        (1.0, [True, True, True, True]),
-    ],
-)
-def test_what_was_frozen_for_a_share_of_the_run_is_not_frozen_again(share: float, expected: list[bool]) -> None:
-    """Of its first 10 epochs; all of a training stays all of it."""
-    given = ["train.epochs=30", "train.extended_after=[10]", "model.freeze=2", f"model.freeze_fraction={share}"]
-    config = compose("train", TrainConfig, [*given, "model=yolov3-tiny"])
-    with torch.device("meta"):
-        model = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125)
-    found = []
-    for epoch in (0, 4, 9, 10):
-        freeze_for_epoch(config, model, epoch)
-        found.append(model.num_frozen > 0)
-    assert found == expected

@@ -13,7 +13,7 @@ import torch
 from conf.build import start
 from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.network import build_model, build_resumed_model
-from conf.build.start import freeze_for_epoch, spare_heads
+from conf.build.start import spare_heads
 from conf.entry import compose
 from conf.schema import TrainConfig
 from conf.sources.resume import complete_training
@@ -86,34 +86,20 @@ def test_weights_that_saw_few_images_are_trained_at_the_full_rate(small: TrainCo
 
 
 @pytest.mark.parametrize(
-    ("cfg_name", "kept", "share", "frozen"),
-    [
-        ("yolov3-tiny", True, 1.0, [15, 15, 15]),
-        ("yolov3-tiny", True, 0.5, [0, 15, 0]),
-        ("yolov3-tiny", False, 1.0, [0, 0, 0]),
-        ("my.cfg", True, 1.0, [0, 0, 0]),
-    ],
+    ("cfg_name", "kept", "frozen"), [("yolov3-tiny", True, 15), ("yolov3-tiny", False, 0), ("my.cfg", True, 0)]
 )
-def test_the_first_layers_of_a_network_of_the_zoo_are_frozen(
-    cfg_name: str, kept: bool, share: float, frozen: list[int]
-) -> None:
-    """At once, in the first of ten epochs, and in the last."""
-    given = ["experiment=finetune", "model=yolov3-tiny", f"model.freeze_fraction={share}", "train.epochs=10"]
-    config = compose("train", TrainConfig, given)
+def test_the_first_layers_of_a_network_of_the_zoo_are_frozen(cfg_name: str, kept: bool, frozen: int) -> None:
+    config = compose("train", TrainConfig, ["experiment=finetune", "model=yolov3-tiny", "train.epochs=10"])
     config = replace(config, model=replace(config.model, weights=None, cfg=cfg_name))
     with torch.device("meta"):
         model = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125)
     model.heads_kept = kept
     _, note = spare_heads(config, CPU, model, 100)
-    found = [model.num_frozen]
-    for epoch in (0, 9):
-        freeze_for_epoch(config, model, epoch)
-        found.append(model.num_frozen)
-    assert found == frozen
+    assert model.num_frozen == frozen
     whole = replace(config, optim=replace(config.optim, kept_heads_factor=1.0))
-    part = "model.freeze=auto: the first 15 layers stay as they are" + " for 50% of the training" * (share < 1)
-    assert spare_heads(whole, CPU, model, 100) == (whole.optim, part if frozen[1] else None)
-    assert str(note).endswith(f"; {part}") is (frozen[1] > 0)
+    part = "model.freeze=auto: the first 15 layers stay as they are"
+    assert spare_heads(whole, CPU, model, 100) == (whole.optim, part if frozen else None)
+    assert str(note).endswith(f"; {part}") is (frozen > 0)
 
 
 def test_a_training_says_what_its_initial_weights_score_and_if_it_got_no_better(
