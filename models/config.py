@@ -70,8 +70,6 @@ class ModelConfig:
     weights: str | None  # to start from: coco or backbone (published, see scripts.get_weights), Darknet .weights (whole
     # or cut), a run folder, a checkpoint, a .pt state dict. Heads for other classes are left out
     fresh_heads: bool  # leave the heads of the weights out even if their number of classes is right
-    bn_eps: float  # added to the variance in batch norm; 1e-6 suits Darknet's weights
-    bn_momentum: float  # share of a batch in the running statistics of batch norm
     freeze: Any  # number of layers, from the first, that keep their initial weights and statistics; backbone: those
     # below the heads and what is only theirs, for networks of the zoo; auto: backbone if this is
     # such a network and optim.kept_heads_factor holds, else 0
@@ -85,10 +83,6 @@ class ModelConfig:
             )
         if self.scale_x_y is not None and not 1 <= self.scale_x_y <= MAX_SCALE_X_Y:
             raise ValueError(f"model.scale_x_y must lie in 1..{MAX_SCALE_X_Y}, or be null, got {self.scale_x_y}")
-        if not self.bn_eps > 0:
-            raise ValueError(f"model.bn_eps must be above 0, got {self.bn_eps}")
-        if not 0 < self.bn_momentum <= 1:
-            raise ValueError(f"model.bn_momentum must be above 0 and at most 1, got {self.bn_momentum}")
         if self.frozen_layers() < 0:
             raise ValueError(f"model.freeze must be 0 or more, got {self.freeze}")
         self.published()

@@ -24,8 +24,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch.nn import BatchNorm2d
-
 from conf.build.network import TrainedNetwork, build_model, describe_network, model_from_checkpoint, open_detector
 from conf.entry import to_dictionary
 from conf.failures import ConfigError
@@ -33,8 +31,6 @@ from conf.schema_tools import ConvertConfig
 from models import Darknet, ModelError, fitted_cfg, load_cfg, save_darknet_weights
 from models.config import ModelConfig
 from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
-
-DARKNET_EPS = 1e-6  # what Darknet adds to a variance
 
 
 def convert(config: ConvertConfig) -> None:
@@ -114,8 +110,6 @@ def write_darknet(config: ConvertConfig, model: Darknet) -> None:
     count = save_darknet_weights(model, config.out, config.up_to_layer)
     version = ".".join(map(str, model.weights_version))
     print(f"wrote {config.out}: {count:,} values, header {version}, trained on {model.seen:,} images")
-    for eps in {module.eps for module in model.modules() if isinstance(module, BatchNorm2d)} - {DARKNET_EPS}:
-        print(f"note: this network was trained with model.bn_eps={eps:g}, Darknet computes with {DARKNET_EPS:g}")
     if config.cfg is None and config.up_to_layer is None and text != text_of(model.cfg.source):
         print(f"note: {model.cfg.source} is gone or does not fit this network. cfg=<file> writes a .cfg that fits")
 

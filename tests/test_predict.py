@@ -50,6 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = open_split(config.data, "val", init_distributed_mode("cpu", 60)).names
     model, _ = build_model(config.model, len(names))
     with torch.no_grad():  # scores that lie apart, so that the last bits of a convolution change nothing else
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = 1.0
         model.train()(torch.rand(8, 3, 96, 96))  # statistics of the batch norms
         for layer in head_layers(model):
             convolution = model.layers[layer].conv
@@ -68,7 +71,7 @@ def train_config(folder: Path) -> TrainConfig:
         TrainConfig,
         [
             "data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0",
-            f"data.shapes={shapes}", "model=yolov3-tiny", "model.width=0.125", "model.bn_momentum=1.0",
+            f"data.shapes={shapes}", "model=yolov3-tiny", "model.width=0.125",
             "train.image_size=96",
         ],
     )  # fmt: skip

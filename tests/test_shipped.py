@@ -83,12 +83,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def save(path: Path, network: Path, names: list[str]) -> None:
     """A checkpoint of an untrained network whose scores lie apart: last bits change no more."""
-    config = compose(
-        "train", TrainConfig, [f"model.cfg={network}", "model.bn_momentum=1.0", f"train.image_size={SIZE}"]
-    )
+    config = compose("train", TrainConfig, [f"model.cfg={network}", f"train.image_size={SIZE}"])
     torch.manual_seed(3)
     model, _ = build_model(config.model, len(names))
     with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = 1.0
         model.train()(torch.rand(8, 3, SIZE, SIZE))  # statistics of the batch norms
         model.head_convolution(model.heads[0]).conv.weight.mul_(6)
         model.head_convolution(model.heads[0]).conv.bias.zero_()

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch.nn import BatchNorm2d
-
 from conf.failures import ConfigError
 from conf.sources.weights import weights_path
 from data import read_names
@@ -106,7 +104,7 @@ def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[st
 
 def _frozen(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:
     """The network of a .cfg with random values, its first layers frozen if they stay so."""
-    model = Darknet(cfg, num_classes, config.width, bn_eps=config.bn_eps, bn_momentum=config.bn_momentum)
+    model = Darknet(cfg, num_classes, config.width)
     model.freeze(config.frozen_layers())
     return model
 
@@ -129,10 +127,6 @@ def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> Weigh
     state = load_checkpoint(path)  # which also verifies its digest
     report = load_weights_of_checkpoint(model, state["ema"], path, fresh_heads, state["network"])
     model.seen = images_seen(state)
-    theirs = state["network"]["bn_eps"]
-    ours = next((module.eps for module in model.modules() if isinstance(module, BatchNorm2d)), theirs)
-    if theirs != ours:
-        report = replace(report, note=f"it was trained with model.bn_eps={theirs:g}, here it is {ours:g}")
     return report
 
 
@@ -143,8 +137,6 @@ def describe_network(model: Darknet, config: ModelConfig) -> dict[str, Any]:
         "source": model.cfg.source,
         "num_classes": model.num_classes,
         "width": config.width,
-        "bn_eps": config.bn_eps,
-        "bn_momentum": config.bn_momentum,
     }
 
 

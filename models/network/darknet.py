@@ -2,7 +2,6 @@
 
 import math
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from models.cfg.parse import Cfg, load_cfg
 from models.errors import ModelError
-from models.network.graph import IMAGES, BuildOptions, Graph, Node, Shape
+from models.network.graph import IMAGES, Graph, Node, Shape
 from models.network.heads import Head
 from models.network.layers import Convolution, SharedConvolution, YoloMap
 from models.network.sections import build_graph
@@ -26,7 +25,6 @@ class Darknet(nn.Module):
         num_classes: class count of the [yolo] sections and the convolutions before them; None keeps
             that of the file.
         width: factor for the filters of all other convolutions (multiples of 8); 1 keeps them.
-        bn_eps, bn_momentum: of all batch normalisations. Darknet weights assume an eps of 1e-6.
 
     Attributes:
         layers: the modules in file order, so that an index is a Darknet layer index.
@@ -43,21 +41,14 @@ class Darknet(nn.Module):
     Raises ModelError, naming file and line, for an invalid .cfg.
     """
 
-    def __init__(
-        self,
-        cfg: str | Path | Cfg,
-        num_classes: int | None = None,
-        width: float = 1.0,
-        bn_eps: float = 1e-6,
-        bn_momentum: float = 0.1,
-    ) -> None:
+    def __init__(self, cfg: str | Path | Cfg, num_classes: int | None = None, width: float = 1.0) -> None:
         super().__init__()
         if num_classes is not None and num_classes < 1:
             raise ModelError(f"the number of classes must be 1 or more, got {num_classes}")
         if not 0 < width < math.inf:
             raise ModelError(f"model.width must be above 0, got {width}")
         self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
-        graph = _build(self.cfg, BuildOptions(num_classes, width, bn_eps, bn_momentum))
+        graph = _build(self.cfg, num_classes, width)
         nodes = graph.nodes
         self.layers = nn.ModuleList(node.module for node in nodes)
         self.heads: list[Head] = graph.heads
@@ -170,21 +161,21 @@ def count_flops(model: Darknet, image_size: tuple[int, int]) -> int:
     return flops
 
 
-def _build(cfg: Cfg, options: BuildOptions) -> Graph:
+def _build(cfg: Cfg, num_classes: int | None, width: float) -> Graph:
     """The graph of a .cfg. The ModelError names model.width if the .cfg works without it."""
     try:
-        return build_graph(cfg, options)
+        return build_graph(cfg, num_classes, width)
     except ModelError as error:
-        if options.width == 1:
+        if width == 1:
             raise
         with torch.device("meta"):  # shapes only
-            build_graph(cfg, replace(options, width=1.0))
-            for width in sorted(WIDTHS, key=lambda width: abs(width - options.width)):
+            build_graph(cfg, num_classes, width=1.0)
+            for near in sorted(WIDTHS, key=lambda near: abs(near - width)):
                 with suppress(ModelError):
-                    build_graph(cfg, replace(options, width=width))
+                    build_graph(cfg, num_classes, near)
                     break
         raise ModelError(
-            f"model.width={options.width:g} does not suit this .cfg ({error}). fix: model.width={width:g}"
+            f"model.width={width:g} does not suit this .cfg ({error}). fix: model.width={near:g}"
         ) from error
 
 

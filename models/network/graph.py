@@ -63,22 +63,13 @@ class Node:
     shape: Shape
 
 
-@dataclass(frozen=True)
-class BuildOptions:
-    """The arguments of Darknet that override the .cfg or add what a .cfg does not hold."""
-
-    num_classes: int | None
-    width: float
-    bn_eps: float
-    bn_momentum: float
-
-
 class Graph:
     """The nodes and heads of a .cfg built so far. sections.py adds one layer after another."""
 
-    def __init__(self, cfg: Cfg, options: BuildOptions) -> None:
+    def __init__(self, cfg: Cfg, num_classes: int | None, width: float) -> None:
         self.cfg = cfg
-        self.options = options
+        self.num_classes = num_classes
+        self.width = width
         channels = cfg.net.integer("channels", 3, minimum=1, maximum=MAX_VALUES_PER_PIXEL)
         self.image = Shape(channels, (Fraction(1), Fraction(1)))
         self.max_stride = 1  # image rows and columns must be multiples of this

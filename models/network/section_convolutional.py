@@ -10,6 +10,8 @@ from models.network.pools import Blur
 from models.network.section_options import check_grid, read_activation, read_blur, read_strides
 
 CHANNEL_STEP = 8  # scaled filter counts are multiples of this
+BN_EPS = 1e-6  # added to the variance, as in Darknet
+BN_MOMENTUM = 0.03  # share of a batch in the running statistics
 
 
 def convolutional(graph: Graph, section: Section) -> Node:
@@ -49,7 +51,7 @@ def convolutional(graph: Graph, section: Section) -> Node:
     graph.reserve(section, filters * (shape.channels // groups * size * size + (4 if batch_norm else 1)))
     step = stride if blur is None else (1, 1)
     conv = nn.Conv2d(shape.channels, filters, size, step, padding * dilation, dilation, groups, bias=not batch_norm)
-    norm = nn.BatchNorm2d(filters, graph.options.bn_eps, graph.options.bn_momentum) if batch_norm else None
+    norm = nn.BatchNorm2d(filters, BN_EPS, BN_MOMENTUM) if batch_norm else None
     low_pass = None if blur is None else Blur(blur, stride)
     return Node(Convolution(conv, norm, activation, low_pass, xnor), (source,), node_shape)
 
@@ -58,12 +60,12 @@ def _num_filters(graph: Graph, declared: int) -> int:
     """Filters of this convolution: set by the class count before a [yolo], else scaled."""
     following = graph.following()
     if following is not None and following.kind == "yolo":
-        if graph.options.num_classes is None:
+        if graph.num_classes is None:
             return declared
-        return len(read_anchors(following)[1]) * (5 + graph.options.num_classes)
-    if graph.options.width == 1:
+        return len(read_anchors(following)[1]) * (5 + graph.num_classes)
+    if graph.width == 1:
         return declared
-    return max(CHANNEL_STEP, round(declared * graph.options.width / CHANNEL_STEP) * CHANNEL_STEP)
+    return max(CHANNEL_STEP, round(declared * graph.width / CHANNEL_STEP) * CHANNEL_STEP)
 
 
 def _has_batch_norm(section: Section) -> bool:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from torch import nn
 
 from models.cfg.parse import Cfg, Section
-from models.network.graph import IMAGES, BuildOptions, Graph, Node, Shape
+from models.network.graph import IMAGES, Graph, Node, Shape
 from models.network.heads import read_head
 from models.network.layers import Convolution, YoloMap
 from models.network.merges import Product, Route, Shortcut
@@ -25,9 +25,9 @@ from models.network.section_convolutional import convolutional
 from models.network.section_options import check_divisible, check_grid, read_activation, read_blur, read_strides
 
 
-def build_graph(cfg: Cfg, options: BuildOptions) -> Graph:
+def build_graph(cfg: Cfg, num_classes: int | None, width: float) -> Graph:
     """Build the graph of all sections. Raises ModelError with file and line for an invalid one."""
-    graph = Graph(cfg, options)
+    graph = Graph(cfg, num_classes, width)
     for key in ("width", "height"):  # unused here, but a wrong value should fail early
         cfg.net.integer(key, 1, minimum=1)
     for section in cfg.layers:
@@ -148,8 +148,8 @@ def yolo(graph: Graph, section: Section) -> Node:
     if shape.stride is None or shape.stride[0] != shape.stride[1] or shape.stride[0].denominator != 1:
         raise section.error(f"reads a map of {shape}, but needs one whole stride for rows and columns")
     num_classes = section.integer("classes", 20, minimum=1)  # 20 is Darknet's default
-    if graph.options.num_classes is not None:
-        num_classes = graph.options.num_classes
+    if graph.num_classes is not None:
+        num_classes = graph.num_classes
     if graph.heads and graph.heads[0].num_classes != num_classes:
         other = graph.heads[0]
         raise section.error(

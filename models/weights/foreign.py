@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.errors import ModelError
 from models.network.darknet import Darknet
@@ -69,8 +69,6 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
             target.copy_(tensor)
 
     note = f"state dict{key} of another system, matched by order and shape"
-    if norm := next((module for module in model.modules() if isinstance(module, nn.BatchNorm2d)), None):
-        note += f", with model.bn_eps={norm.eps:g}, which such files do not hold"
     return report_of_state_dict(model, path, fresh_heads, num_classes, note)
 
 

@@ -47,8 +47,6 @@ ROLES = {
     "model.anchors": "",
     "model.weights": "resume",
     "model.fresh_heads": "resume",
-    "model.bn_eps": "",
-    "model.bn_momentum": "",
     "model.freeze": "",
     "augment": "",
     "loss": "",

@@ -138,10 +138,10 @@ def test_depthwise_convolution_stays_one_at_any_width() -> None:
     assert (model.layers[2].conv.groups, model.layers[2].conv.out_channels) == (32, 32)
 
 
-def test_batch_norm_takes_eps_and_momentum() -> None:
-    model = Darknet(zoo_cfg("yolov3-tiny"), width=0.1, bn_eps=1e-3, bn_momentum=0.03)
+def test_batch_norm_has_darknets_eps() -> None:
+    model = Darknet(zoo_cfg("yolov3-tiny"), width=0.1)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-    assert len(norms) == 11 and all((norm.eps, norm.momentum) == (1e-3, 0.03) for norm in norms)
+    assert len(norms) == 11 and all((norm.eps, norm.momentum) == (1e-6, 0.03) for norm in norms)
 
 
 def test_wrong_image_size_names_the_nearest() -> None:

@@ -41,7 +41,7 @@ def test_both_networks_compute_the_same_afterwards(scheme: str, tmp_path: Path) 
     model, plain = small(), SCHEMES[scheme]
     said = load(model, tmp_path / "theirs.pt", plain.state_dict())
     assert_same_maps(model, plain)
-    assert "all" in said and "2 classes" in said and "model.bn_eps=1e-06" in said
+    assert "all" in said and "2 classes" in said
 
 
 @pytest.mark.parametrize(

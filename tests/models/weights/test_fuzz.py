@@ -141,7 +141,7 @@ def test_damaged_files_of_torch(kind: str, tmp_path: Path) -> None:
     if kind == "checkpoint":
         model = small()
         cfg = {"cfg": model.cfg.text, "source": "small.cfg", "num_classes": 2, "width": 1.0}
-        network = {**cfg, "bn_eps": 1e-6, "seen": 3}
+        network = {**cfg, "seen": 3}
         save_checkpoint(path, {"network": network, "ema": model.state_dict(), "config": {}, "names": ["a", "b"]})
     else:
         plain = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"))
