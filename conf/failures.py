@@ -1,8 +1,4 @@
-"""How a program fails: one rank prints one sentence, and the exit code is 2, or 1 after a bug.
-
-A job of a multirun (`-m`) may run in another process or on another machine. It reports its failure
-there, and the launcher receives a JobError.
-"""
+"""How a program fails: one rank prints one sentence, and the exit code is 2, or 1 after a bug."""
 
 from __future__ import annotations
 
@@ -12,9 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.answers.messages import explain, null_sections, sentence
@@ -30,19 +24,6 @@ BUG_EXIT_CODE, USAGE_EXIT_CODE, SIGNAL_EXIT_CODE = 1, 2, 128  # the last plus th
 
 class ConfigError(ValueError):
     """The command line or a YAML file asks for something that does not exist or does not fit."""
-
-
-class JobError(Exception):
-    """A job of a multirun failed; plain values only, since launchers pickle it."""
-
-    def __init__(self, job: str, reason: str, code: int) -> None:
-        """``job``: its number and options; ``code``: the exit code of the job as a program."""
-        super().__init__(job, reason, code)
-        self.code = code
-
-    def __str__(self) -> str:
-        job, reason, _ = self.args
-        return f"{job}: {reason}"
 
 
 # A path without rights, or no space; another OSError is a bug until some check names it.
@@ -65,31 +46,6 @@ def report_interrupt(stopped_by: signal.Signals = signal.SIGINT) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it at once
     _print_once(f"stopped by {'Ctrl-C' if stopped_by == signal.SIGINT else stopped_by.name}", None)
     return SIGNAL_EXIT_CODE + stopped_by
-
-
-def is_job_of_multirun() -> bool:
-    """Whether Hydra runs this program as one of several jobs; call it inside a job only."""
-    return HydraConfig.get().mode is RunMode.MULTIRUN
-
-
-def job_failure(error: BaseException, schema: type, debug: bool) -> JobError:
-    """Report ``error`` in the log of this job, and return what the launcher receives for it."""
-    hydra = HydraConfig.get()
-    job = f"job {hydra.job.num + 1} ({' '.join(hydra.overrides.task)})"
-    reason = in_one_sentence(error, schema, sys.argv[1:])
-    code = BUG_EXIT_CODE if reason is None else USAGE_EXIT_CODE
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else BUG_EXIT_CODE
-        reason = f"ended with code {code}"
-    failure = JobError(job, reason or "".join(traceback.format_exception_only(error)).strip(), code)
-    _print_once(f"error: {failure}", error if debug or reason is None else None)
-    return failure
-
-
-def report_failed_jobs(failures: Sequence[JobError]) -> int:
-    """Print in one line which jobs of a multirun failed; return the exit code."""
-    print(f"error: {'; '.join(map(str, failures))}", file=sys.stderr, flush=True)
-    return min(failure.code for failure in failures)
 
 
 def _print_once(text: str | None, traced: BaseException | None) -> None:

@@ -16,21 +16,14 @@ from typing import Any, NamedTuple
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from conf import PROGRAMS_DIR, REPOSITORY
 from conf.answers.command_line import VALUED_FLAGS, refusal_of_flags
 from conf.answers.help import page_instead
 from conf.entry import Complete, keys_of, register, to_plain
-from conf.failures import (
-    ConfigError,
-    JobError,
-    is_job_of_multirun,
-    job_failure,
-    report,
-    report_failed_jobs,
-    report_interrupt,
-)
+from conf.failures import ConfigError, report, report_interrupt
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import DemoConfig, ExportConfig, PredictConfig
 from conf.schema_tools import (
@@ -49,10 +42,9 @@ from conf.sources.checkpoints import (
     model_or_checkpoint,
 )
 from conf.sources.resume import complete_training
-from conf.sweeps.multirun import objective, prepare_job, refuse_folders, register_folders, show_results
-from conf.sweeps.space import gather_options
 from train_utils.launch.environment import has_agent, peek_world_size, prefer_expandable_segments, strip_local_rank
 from train_utils.processes.ending import name_lost_peers, shutdown
+from train_utils.shell import quoted
 
 
 class Program(NamedTuple):
@@ -61,7 +53,6 @@ class Program(NamedTuple):
     schema: type
     function: str  # "module:function", imported once the options are right
     complete: Complete | None = None  # adds values of a checkpoint or an earlier run
-    folder: str | None = None  # the option that names its folder; a job of a multirun (-m) gets one of its own
     bare: str = ""  # the option that a bare word gives; with "..." the list of all of them
 
     @property
@@ -72,8 +63,8 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {  # by the name of their YAML file in conf/programs/
-    "train": Program(TrainConfig, "train:train", complete_training, "run_dir"),
-    "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint, "out"),
+    "train": Program(TrainConfig, "train:train", complete_training),
+    "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint),
     "predict": Program(PredictConfig, "predict:predict", complete_detection),
     "export": Program(ExportConfig, "export:export", model_or_checkpoint),
     "check_data": Program(CheckDataConfig, "scripts.check_data:main"),
@@ -96,27 +87,21 @@ def run(name: str) -> None:
     prefer_expandable_segments()
     os.environ["PYTHONPATH"] = _paths_of_children()
     program, debug = PROGRAMS[name], "debug=true" in sys.argv
-    failures: list[BaseException] = []  # of this process, which a launcher's jobs may have left
+    failures: list[BaseException] = []
 
     @hydra.main(version_base="1.3", config_path=str(PROGRAMS_DIR), config_name=name)
-    def main(cfg: DictConfig) -> Any:
+    def main(cfg: DictConfig) -> None:
         try:
             named = keys_of(HydraConfig.get().overrides.task)
-            if is_job_of_multirun():
-                prepare_job(cfg, program.folder)
             config: Any = to_plain(cfg, program.schema, program.complete, named)
             if (count := ranks_to_start(config)) > 1:
                 become_torchrun(count)
-            return objective(resolve_name(program.function)(config))
+            resolve_name(program.function)(config)
         except (Exception, SystemExit) as error:
-            failures.append(name_lost_peers(error))
-            if not is_job_of_multirun():
-                return None  # reported below: Hydra would add a line of its own
-            failures[-1] = job_failure(failures[-1], program.schema, debug)
-            raise failures[-1] from None
-        finally:
             if is_job_of_multirun():
-                shutdown()  # the next job may run in this process
+                report(error, program.schema, debug)
+                raise  # Hydra goes on with the other jobs, then raises the first of these errors again
+            failures.append(name_lost_peers(error))  # reported below: Hydra would add a line of its own
 
     try:
         sys.argv[1:] = prepare_arguments(sys.argv[1:], program)
@@ -124,22 +109,33 @@ def run(name: str) -> None:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
             print(page)
             return
-        refuse_folders(sys.argv[1:], program.folder)
+        if {"-m", "--multirun"} & set(sys.argv):
+            _let_signals_end_all_jobs()
         register(name, program.schema)
-        register_folders()
-        try:
-            main()
-        finally:
-            show_results()
+        main()
         if failures:
             raise failures[0]
     except KeyboardInterrupt as stop:
         sys.exit(report_interrupt(*stop.args))
-    except JobError as error:
-        sys.exit(report_failed_jobs([known for known in failures if isinstance(known, JobError)] or [error]))
     except Exception as error:
         sys.exit(report(error, program.schema, debug))
     shutdown()
+
+
+def is_job_of_multirun() -> bool:
+    """Whether Hydra runs this program as one of several jobs (-m); call it inside a job only."""
+    return HydraConfig.get().mode is RunMode.MULTIRUN
+
+
+def _let_signals_end_all_jobs() -> None:
+    """End a multirun at a signal; a training saves its checkpoint first and then calls this."""
+
+    def end(number: int, _: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number))
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
 
 
 def ranks_to_start(config: Any) -> int:
@@ -187,16 +183,16 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     """The arguments for Hydra: without those that launchers add, bare words as an option.
 
     What follows ``--`` becomes the list ``options``. Raises ConfigError for the spelling of other
-    programs, for a multirun of several ranks and for one whose options are only shown.
+    programs and for a multirun of several ranks.
     """
-    arguments = gather_options(strip_local_rank(arguments))
-    several = {"-m", "--multirun"} & set(arguments)
-    if several and peek_world_size() > 1:
+    arguments = strip_local_rank(arguments)
+    if "--" in arguments:
+        at = arguments.index("--")
+        arguments = [*arguments[:at], f"options=[{','.join(map(quoted, arguments[at + 1 :]))}]"]
+    if {"-m", "--multirun"} & set(arguments) and peek_world_size() > 1:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
         )
-    if several and (shown := {"--cfg", "-c", "--info", "-i"} & set(arguments)):
-        raise ConfigError(f"{shown.pop()} shows one setting, and -m runs several. fix: leave -m out")
     if sentence := refusal_of_flags(arguments, program.schema):
         raise ConfigError(sentence)
     return _in_order(arguments, program.bare)

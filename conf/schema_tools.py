@@ -147,18 +147,11 @@ class TuneConfig:
 
     name: str  # of the study: its folder is runs/<name>
     trials: int  # number of trials of the whole study, also those of earlier starts
-    devices: list[str]  # a trial at a time on each: the number of a GPU, or cpu; auto: each GPU, else cpu
     prune_after: int  # epochs until a trial may be stopped: if its AP is below the median of the earlier ones
-    startup_trials: int  # first trials, which draw at random and train to their end
     seed: int  # of the search; that of the trainings is train.seed
     options: list[str]  # of train.py in every trial: what follows --
     debug: bool  # show tracebacks of user errors, too
 
     def __post_init__(self) -> None:
         check_least(self, 1, "trials")
-        check_least(self, 0, "prune_after", "startup_trials", "seed")
-        if not self.devices or (len(self.devices) > 1 and "auto" in self.devices):
-            raise ValueError("devices must be [auto] or name each device, as [0,1] or [cpu]")
-        for device in self.devices:
-            if device not in ("auto", "cpu") and not device.isdecimal():
-                raise ValueError(f"devices holds {device}, which is neither auto, cpu nor the number of a GPU")
+        check_least(self, 0, "prune_after", "seed")

@@ -4,8 +4,8 @@
     python -m scripts.tune trials=50 name=tiny -- data=bccd model=yolov3-tiny,yolov4-tiny
 
 Options of train.py follow ``--``; those with several values or an interval are searched. The study
-is runs/<name>/study.db. The same command goes on with it after a stop. A trial that is pruned or
-stopped ends as any training does, with a checkpoint.
+is runs/<name>/study.db, beside a run folder for each trial. The same command goes on with it after
+a stop, and several of them at once, each with its own CUDA_VISIBLE_DEVICES, share the work.
 """
 
 from __future__ import annotations
@@ -16,70 +16,105 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("tune")
     raise SystemExit
 
+import csv
+import math
 import shlex
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from conf.entry import compose
+from conf.failures import ConfigError
+from conf.schema import TrainConfig
 from conf.schema_tools import TuneConfig
-from conf.sweeps.search import arguments, search, shown
-from conf.sweeps.space import split_options
-from conf.sweeps.study import distribution, draw_study, open_study
-from conf.sweeps.table import write_table
+from train_utils.shell import quoted
 
-if TYPE_CHECKING:
+TRAIN = Path(__file__).resolve().parents[1] / "train.py"
+Space = dict[str, Any]  # by option its values, or Hydra's interval
+SECONDS_BETWEEN_LOOKS = 1.0  # at metrics.csv of a trial
+
+
+def tune(config: TuneConfig) -> None:
+    """Train the trials that are missing. Raises ConfigError for options that train.py refuses."""
+    parsed = OverridesParser.create().parse_overrides(config.options)
+    fixed = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
+    space: Space = {
+        each.get_key_element(): each.value() if each.is_interval_sweep() else [*each.sweep_string_iterator()]
+        for each in parsed
+        if each.is_sweep_override()
+    }
+    first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
+    compose("train", TrainConfig, [*fixed, *written(first)])
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError("scripts.tune needs Optuna, which is not installed. fix: uv sync --extra tune") from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # train prints what happens
+    folder = Path("runs", config.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = f"sqlite:///{folder.absolute()}/study.db"
+    study = optuna.create_study(storage=storage, study_name="trials", direction="maximize", load_if_exists=True)
+    study.pruner = optuna.pruners.MedianPruner(n_warmup_steps=config.prune_after)
+    study.sampler = optuna.samplers.TPESampler(seed=config.seed + len(study.trials))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    while len(study.trials) < config.trials:  # other processes may add some
+        study.optimize(lambda trial: train(trial, fixed, space, folder), n_trials=1)
+    if study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+        best = shlex.join([*fixed, *written(study.best_params)])
+        print(f"best AP {study.best_value:.4f}: python train.py {best}", flush=True)
+
+
+def train(trial: Any, fixed: list[str], space: Space, study_folder: Path) -> float:
+    """The best AP of a trial; NaN, which Optuna counts as failed, without one."""
     import optuna
 
-
-def tune(config: TuneConfig) -> dict[str, float]:
-    """Run the trials that are missing, then show all; return the best AP, {} without one.
-
-    Raises ConfigError for options that train.py refuses.
-    """
-    fixed, sweeps = split_options(config.options)
-    folder = Path("runs", config.name)
-    study = open_study(config, folder / "study.db")
-    space = {sweep.get_key_element(): distribution(sweep) for sweep in sweeps}
-    if study.trials:
-        print(f"{len(study.trials)} trials so far in {folder / 'study.db'}", flush=True)
-    devices = found_devices() if config.devices == ["auto"] else config.devices
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    folder = study_folder / f"trial-{trial.number:04}"
+    folder.mkdir()
+    chosen = written({key: draw(trial, key, values) for key, values in space.items()})
+    print(f"trial {trial.number}: {' '.join(chosen)} -> {folder}", flush=True)
+    command = [sys.executable, str(TRAIN), *fixed, *chosen, f"run_dir={quoted(str(folder))}"]
+    with (folder / "terminal.txt").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    reported = 0
     try:
-        search(study, space, fixed, devices, config.trials, folder)
+        while process.poll() is None:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            for epoch, figure in list(scores_of(folder).items())[reported:]:
+                trial.report(figure, epoch)
+                reported += 1
+            if reported and process.poll() is None and trial.should_prune():
+                print(f"trial {trial.number}: pruned after epoch {epoch}", flush=True)
+                raise optuna.TrialPruned
     finally:
-        signal.signal(signal.SIGTERM, before)
-        show(study, fixed, folder)
-    return {"AP": study.best_value} if has_best(study) else {}
+        process.send_signal(signal.SIGINT)  # its only one, in a session of its own: it saves a checkpoint
+        process.wait()
+    result = max(scores_of(folder).values(), default=math.nan) if process.returncode == 0 else math.nan
+    print(f"trial {trial.number}: AP {result:.4f}, its output is in {folder / 'terminal.txt'}", flush=True)
+    return result
 
 
-def show(study: optuna.Study, fixed: list[str], folder: Path) -> None:
-    """Print the table of all trials that ended and the command of the best, and draw the study."""
-    rows = [
-        {
-            "trial": trial.number,
-            "setting": shown(trial.params),
-            "AP": trial.value if trial.state.name == "COMPLETE" else trial.state.name.lower(),
-            "folder": str(folder / f"trial-{trial.number:04}"),
-        }
-        for trial in study.trials
-        if trial.state.is_finished()
-    ]
-    if rows:
-        write_table(folder / "results.csv", rows)
-    if paths := draw_study(study, folder):
-        print(f"drawn: {', '.join(map(str, paths))}")
-    if has_best(study):
-        options = shlex.join([*fixed, *arguments(study.best_params)])
-        print(f"train with the best options: python train.py {options}", flush=True)
+def written(values: Mapping[str, object]) -> list[str]:
+    """Options as train.py takes them."""
+    return [f"{key}={value}" for key, value in values.items()]
 
 
-def has_best(study: optuna.Study) -> bool:
-    """Whether a trial trained to its end."""
-    return any(trial.state.name == "COMPLETE" for trial in study.trials)
+def draw(trial: Any, key: str, values: Any) -> Any:
+    """The value of an option that Optuna tries next."""
+    if isinstance(values, list):
+        return trial.suggest_categorical(key, values)
+    suggest = trial.suggest_int if isinstance(values.start, int) else trial.suggest_float
+    return suggest(key, values.start, values.end, log="log" in values.tags)
 
 
-def found_devices() -> list[str]:
-    """The number of each GPU, or the CPU without one."""
-    import torch
-
-    return [str(number) for number in range(torch.cuda.device_count())] or ["cpu"]
+def scores_of(folder: Path) -> dict[int, float]:
+    """The AP of each scored epoch of the run in ``folder``, from its metrics.csv."""
+    path = folder / "metrics.csv"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())  # the last line may be half written
+    return {int(row["epoch"]): float(row["AP"]) for row in rows if row.get("AP")}

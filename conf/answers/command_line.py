@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from conf.answers.suggest import kinds_of, meant, readers, written
+from conf.answers.suggest import kinds_of, meant, written
 
 VALUED_FLAGS = frozenset(
     "--cfg -c --package -p --config-path -cp --config-name -cn --config-dir -cd --experimental-rerun --info -i".split()
@@ -22,14 +22,14 @@ def refusal_of_flags(arguments: Sequence[str], schema: Any) -> str | None:
     found = dict(_foreign(arguments))
     if not found:
         return None
-    options, nowhere, notes = dict[str, None](), list(found), []
-    for before, reader in readers(schema).items():
-        kinds = kinds_of(reader)
-        keys = {flag: meant(flag.lstrip("-").replace("-", "_"), found[flag], kinds)[:1] for flag in nowhere}
-        if given := [written(key, found[flag], kinds) for flag in nowhere for key in keys[flag]]:
-            options |= dict.fromkeys([before.strip(), *given])
-        nowhere = [flag for flag in nowhere if not keys[flag]]
-    fix = " ".join(filter(None, options))
+    options, nowhere, notes = list[str](), list[str](), list[str]()
+    kinds = kinds_of(schema)
+    for flag, value in found.items():
+        if keys := meant(flag.lstrip("-").replace("-", "_"), value, kinds):
+            options.append(written(keys[0], value, kinds))
+        else:
+            nowhere.append(flag)
+    fix = " ".join(dict.fromkeys(options))
     if nowhere:
         notes.append(f"nothing here is like {_listed(nowhere)}")
     if "device=cuda" in fix:

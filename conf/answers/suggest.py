@@ -14,8 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from conf import GROUPS_DIR
 from conf.answers.describe import meanings_of
 from conf.answers.names import FILES, KEYS, VALUES
-from conf.schema import CHOICES, TrainConfig
-from conf.schema_tools import TuneConfig
+from conf.schema import CHOICES
 from train_utils.shell import option
 
 GROUPS = ("data", "model")  # that people give files instead of names
@@ -91,20 +90,12 @@ def darknet_options(path: str, key: str = "model.weights") -> str:
     return f"{option('model.cfg', zoo if in_zoo else f'{stem}.cfg')} {option(key, f'{stem}.weights')}"
 
 
-def readers(schema: Any) -> dict[str, Any]:
-    """What reads the options of a program, by what stands before them."""
-    return {"": schema, "-- ": TrainConfig} if schema is TuneConfig else {"": schema}
-
-
 def suggest(key: str, value: str | None, schema: Any) -> str:
     """A sentence with the keys that may be meant, or with the way to list all."""
-    for before, reader in readers(schema).items():
-        kinds = kinds_of(reader)
-        near = meant(key, value, kinds) or _about(key, reader)
-        said = " or ".join((known if value is None else written(known, value, kinds)) + _where(known) for known in near)
-        if near:
-            return f"did you mean {before}{said}?"
-    return "--help lists all options."
+    kinds = kinds_of(schema)
+    near = meant(key, value, kinds) or _about(key, schema)
+    said = " or ".join((known if value is None else written(known, value, kinds)) + _where(known) for known in near)
+    return f"did you mean {said}?" if near else "--help lists all options."
 
 
 def _about(key: str, schema: Any) -> list[str]:

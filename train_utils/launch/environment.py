@@ -24,8 +24,6 @@ from train_utils.errors import DistributedError
 from train_utils.launch.launch import ALONE, Launch, checked, integer, integer_or_none
 from train_utils.launch.slurm import is_srun_task, read_srun, refuse_shell_of_many_tasks
 
-PARENT = "TRAIN_ENDS_WITH_PROCESS"
-
 
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """Read the launch; torch's variables win, since torchrun may run under other launchers.
@@ -206,19 +204,6 @@ def _read_torch(environment: Mapping[str, str]) -> Launch:
     )
 
 
-def environment_of_child(device: str) -> dict[str, str]:
-    """The environment for a training that ends with this process and sees one GPU, or "cpu"."""
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if device != "cpu" and seen and int(device) >= len(seen):
-        raise DistributedError(
-            f"there is no GPU {device} among CUDA_VISIBLE_DEVICES={','.join(seen)}. fix: devices=auto"
-        )
-    chosen = "" if device == "cpu" else seen[int(device)] if seen else device
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": chosen, PARENT: str(os.getpid())}
-
-
 def watched_parent(environment: Mapping[str, str] = os.environ) -> int | None:
-    """The process without which this one must end: torchrun's agent, or a search; else None."""
-    if environment.get(PARENT, "").isdecimal():
-        return int(environment[PARENT])
+    """The process without which this one must end: torchrun's agent; else None."""
     return os.getppid() if has_agent(environment) else None

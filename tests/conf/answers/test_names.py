@@ -38,7 +38,7 @@ def test_each_foreign_spelling_is_answered_with_options_that_compose(program: st
         value = VALUES.get(name, "1")
         said = refusal_of_flags([f"--{name.replace('_', '-')}", value], schema)
         assert said is not None
-        if "fix: --" in said:  # help, or options of train.py behind -- for tune
+        if "fix: --" in said:  # help lists all options
             assert not {key.partition("=")[0] for key in keys} & kinds_of(schema).keys(), said
             continue
         for option in shlex.split(said.partition("fix: ")[2].partition(" (")[0]):

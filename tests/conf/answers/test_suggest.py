@@ -33,7 +33,7 @@ MEANT = {  # typed, and what it means: the first whose keys a program has; "ckpt
     "--weights a.pt": ("ckpt=a.pt", "model.weights=a.pt"),
     "--weights yolov3.weights": ("ckpt= model.cfg=yolov3 model.weights=yolov3.weights", "model.weights=yolov3.weights"),
     "--data x.yaml": ("data=x.yaml",),
-    "--device 0": (f"train.device=cuda{GPUS}", f"device=cuda{GPUS}", "'devices=[0]'"),
+    "--device 0": (f"train.device=cuda{GPUS}", f"device=cuda{GPUS}"),
     "--cfg a.cfg": ("model.cfg=a.cfg",),
     "imgsz=640": SIZE,
     "batch=16": BATCH,
@@ -47,12 +47,11 @@ MEANT = {  # typed, and what it means: the first whose keys a program has; "ckpt
 
 
 def meant(program: str, typed: str) -> str | None:
-    """What ``typed`` means in a program; tune takes options of train.py behind ``--``."""
-    for before, reader in {"": program, **({"-- ": "train"} if program == "tune" else {})}.items():
-        kinds = kinds_of(PROGRAMS[reader].schema)
-        for options in MEANT[typed]:
-            if all(key in kinds for key in re.findall(r"(?<![^ '])([a-z._]+)=", options)):
-                return before + options.removeprefix("ckpt= ")
+    """What ``typed`` means in a program."""
+    kinds = kinds_of(PROGRAMS[program].schema)
+    for options in MEANT[typed]:
+        if all(key in kinds for key in re.findall(r"(?<![^ '])([a-z._]+)=", options)):
+            return options.removeprefix("ckpt= ")
     return None
 
 
@@ -65,7 +64,7 @@ def answer(program: str, typed: str) -> str:
     return str(found.value) if ours else explain(found.value, schema)
 
 
-@pytest.mark.parametrize("program", ["train", "eval", "predict", "export", "demo", "tune", "compare"])
+@pytest.mark.parametrize("program", ["train", "eval", "predict", "export", "demo", "compare"])
 def test_options_of_other_programs_are_answered_with_those_of_this_one(program: str) -> None:
     for typed in MEANT:
         said, options = answer(program, typed), meant(program, typed)

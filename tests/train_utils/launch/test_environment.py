@@ -12,7 +12,6 @@ from train_utils.errors import DistributedError
 from train_utils.launch.environment import (
     agent_holds_store,
     allowed_restarts,
-    environment_of_child,
     has_agent,
     job_folder_name,
     peek_rank,
@@ -251,16 +250,8 @@ def test_requeue_file_is_there_only_where_the_job_script_names_one() -> None:
 
 
 def test_the_process_without_which_a_training_must_end() -> None:
-    assert watched_parent({}) is None and watched_parent(environment_of_child("cpu")) == os.getpid()
+    assert watched_parent({}) is None
     assert watched_parent({"TORCHELASTIC_RUN_ID": "x"}) == os.getppid()
-
-
-def test_a_child_sees_one_of_the_gpus_that_are_seen_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seen, device, chosen in ((None, "1", "1"), ("5,GPU-8a", "1", "GPU-8a"), ("5,7", "cpu", "")):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen or "")
-        assert environment_of_child(device)["CUDA_VISIBLE_DEVICES"] == chosen
-    with pytest.raises(DistributedError, match=r"there is no GPU 2 among CUDA_VISIBLE_DEVICES=5,7. fix: devices=auto"):
-        environment_of_child("2")
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
