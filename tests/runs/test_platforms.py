@@ -14,7 +14,7 @@ from data import ShapesConfig, ensure_shapes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = ("train", "eval", "predict", "export")
-SCRIPTS = ("anchors", "check_data", "convert_weights", "get_data", "world_size", "bench.index")
+SCRIPTS = ("anchors", "check_data", "convert_weights", "get_data")
 
 
 def run_python(text: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

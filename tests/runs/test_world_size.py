@@ -14,8 +14,8 @@ from conf.build.start import resolve
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Batch, ShapesConfig, ensure_shapes
-from scripts.bench.world_size import largest_difference, parts_of
 from tests.runs.process_group import run_group
+from tests.runs.weights import largest_difference, parts_of
 from train import train
 from train_utils.distributed import init_distributed_mode
 from train_utils.processes.world import World

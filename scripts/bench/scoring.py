@@ -1,8 +1,7 @@
-"""Seconds and memory of an evaluation after the network: scoring, gathering, suppression.
+"""Seconds of an evaluation after the network: scoring and suppression.
 
-    python -m scripts.bench.evaluation scoring [rounds]
-    python -m scripts.bench.evaluation gather [rounds]
-    python -m scripts.bench.evaluation nms [rounds]
+    python -m scripts.bench.scoring scoring [rounds]
+    python -m scripts.bench.scoring nms [rounds]
 
 Random data of COCO's size: 5,000 images, 80 classes, 100 detections per image, with crowds and
 areas of masks. pycocotools takes one to two minutes a round.
@@ -11,14 +10,6 @@ areas of masks. pycocotools takes one to two minutes a round.
 from __future__ import annotations
 
 import sys
-
-if __name__ == "__main__" and {"-h", "--help"} & set(sys.argv):  # before torch is imported
-    print(__doc__)
-    raise SystemExit
-
-import json
-import statistics
-import subprocess
 import time
 from functools import partial
 
@@ -30,14 +21,10 @@ from torchvision.ops import nms
 from models.suppression import nms_in_each_group
 from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
 from train_utils.config import Backend
-from train_utils.distributed import barrier, gather_arrays, init_distributed_mode
-from train_utils.memory import process_peak
-from train_utils.processes.ending import shutdown
 from train_utils.scores.coco_eval import score
-from train_utils.scores.detections import DETECTION, PACKED, Detections, GroundTruth, pack, unpack
+from train_utils.scores.detections import DETECTION, Detections, GroundTruth
 
 IMAGES, CLASSES, FOUND = 5000, 80, 100
-RANKS = (1, 2, 4)
 
 
 def draw(seed: int = 0) -> tuple[GroundTruth, Detections]:
@@ -74,59 +61,24 @@ def draw(seed: int = 0) -> tuple[GroundTruth, Detections]:
     return truth, found
 
 
-def score_once(backend: str) -> tuple[float, float, list[float]]:
-    """Seconds of one scoring, the MB that it adds to the process's peak, and the 12 figures."""
+def score_once(backend: str) -> tuple[float, list[float]]:
+    """Seconds of one scoring, and the 12 figures."""
     truth, found = draw()
     found["image_id"] = truth.image_ids[found["image_id"]]
     score(truth, found[:1000], backend)  # imports
-    before, started = _peak_mb(), time.perf_counter()
+    started = time.perf_counter()
     result = score(truth, found, backend)
-    return time.perf_counter() - started, _peak_mb() - before, list(result.figures.values())
+    return time.perf_counter() - started, list(result.figures.values())
 
 
 def scoring(rounds: int) -> None:
     """Compare the libraries."""
     runs = take_turns({backend: partial(in_fresh_process, score_once, backend) for backend in Backend}, rounds)
-    seconds, figures = (
-        medians({name: [run[0] for run in done] for name, done in runs.items()}),
-        runs["pycocotools"][0][2],
-    )
+    seconds = medians({name: [run[0] for run in done] for name, done in runs.items()})
     for backend, done in runs.items():
-        equal = "equal figures" if all(run[2] == figures for run in done) else "DIFFERENT FIGURES"
+        equal = all(run[1] == runs["pycocotools"][0][1] for run in done)
         speed = seconds["pycocotools"] / seconds[backend]
-        memory = max(run[1] for run in done)
-        print(f"{backend:18s} {seconds[backend]:7.2f} s  {speed:6.1f}x  +{memory:5.0f} MB  {equal}", flush=True)
-
-
-def gather(rounds: int) -> None:
-    """Time the evaluation after the network on 1, 2 and 4 ranks over gloo."""
-    for ranks in RANKS:
-        launch = ["torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
-        command = [sys.executable, "-m", *launch, "-m", "scripts.bench.evaluation", "gather_worker", str(rounds)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        print(f"{ranks} process(es): {done.stdout.strip()}", flush=True)
-
-
-def gather_worker(rounds: int) -> None:
-    """One rank: pack and send its share; rank 0 unpacks, scores and prints the medians."""
-    world = init_distributed_mode("cpu", timeout_seconds=600)
-    truth, everything = draw()
-    mine = everything[everything["image_id"] % world.world_size == world.rank]
-    exchange, whole = [], []
-    for _ in range(rounds + 1):  # the first one connects and imports
-        barrier()
-        started = time.perf_counter()
-        gathered = gather_arrays(pack(mine))
-        if gathered is not None:
-            found = unpack(np.concatenate(gathered), truth.image_ids)
-            exchange.append(time.perf_counter() - started)
-            result = score(truth, found)
-            whole.append(time.perf_counter() - started)
-    if world.is_main:
-        exchanged, scored = statistics.median(exchange[1:]), statistics.median(whole[1:])
-        print(f"exchange {exchanged:.3f} s, with scoring {scored:.2f} s ({result.backend}), ", end="")
-        print(f"{PACKED.itemsize} bytes a detection, figures {json.dumps(list(result.figures.values())[:3])}")
-    shutdown()
+        print(f"{backend:18s} {seconds[backend]:7.2f} s  {speed:6.1f}x  figures {'equal' if equal else 'DIFFERENT'}")
 
 
 def candidates(dense: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,13 +136,9 @@ def suppression(rounds: int) -> None:
         )
 
 
-def _peak_mb() -> float:
-    return (process_peak() or 0) / 2**20
-
-
 def main(part: str, rounds: str = "2") -> None:
     """Run one part."""
-    {"scoring": scoring, "gather": gather, "gather_worker": gather_worker, "nms": suppression}[part](int(rounds))
+    {"scoring": scoring, "nms": suppression}[part](int(rounds))
 
 
 if __name__ == "__main__":

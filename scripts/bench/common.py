@@ -1,4 +1,4 @@
-"""What all stages use: sizes, options from conf/ without Hydra, a training step, batches."""
+"""What benchmarks share: sizes, options from conf/ without Hydra, a training step, batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from train_utils.parallel.compiled import compile_step
 from train_utils.parallel.wrap import wrap_model
 from train_utils.run.run_state import RunState
 
-GROUPS = Path(__file__).resolve().parents[3] / "conf" / "groups"
+GROUPS = Path(__file__).resolve().parents[2] / "conf" / "groups"
 CLASSES, BOXES = 80, 20  # of the network, and of an image: COCO has 7, a mosaic up to four times as many
 STEPS = 100_000  # of the whole training: a measurement lies at the start of the burn-in
 Item = TypeVar("Item")
@@ -42,12 +42,10 @@ class Settings:
     model: str  # in the zoo
     width: float
     side: int  # of images, in pixels
-    sides: tuple[int, ...]  # that alternate in a multi-scale training
     batches: tuple[int, int]  # images in a step
     steps: int  # counted ones, after as many that warm up
-    losses: int  # steps of two precisions to compare
     drawn: int  # images on disk for the loader
-    loaders: tuple[tuple[int, int], ...]  # their workers, and augment.tile_pool
+    workers: int  # of the loader
     matrix: int  # side of the matrices whose product shows the peak
 
 
@@ -55,11 +53,10 @@ def settings_of(tiny: bool) -> Settings:
     """The sizes for a data-centre GPU, or tiny ones."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if tiny:
-        return Settings(device, True, "yolov3-tiny", 0.25, 64, (64, 96), (2, 4), 1, 2, 12, ((1, 4),), 128)
+        return Settings(device, True, "yolov3-tiny", 0.25, 64, (2, 4), 1, 12, 1, 128)
     if device.type == "cpu":
         raise SystemExit("torch sees no GPU here. fix: a machine with one, or --tiny")
-    loaders = ((8, 0), (12, 0), (15, 0), (4, 16))  # the last with five cores in all
-    return Settings(device, False, "yolov3-spp", 1.0, 640, (512, 640, 768), (16, 64), 12, 100, 256, loaders, 8192)
+    return Settings(device, False, "yolov3-spp", 1.0, 640, (16, 64), 12, 256, 15, 8192)
 
 
 def options(kind: type[Item], file: str, **changes: Any) -> Item:
