@@ -37,7 +37,7 @@ from conf.api.calls import callable_from_python
 from conf.build.network import TrainedNetwork, open_detector
 from conf.failures import ConfigError
 from conf.schema_inference import SUFFIXES, ExportConfig, ExportFormat
-from data.formats.drawn.shapes import draw_image
+from data.formats.shapes import draw_image
 from data.samples.letterbox import letterbox
 from models import Darknet
 from models.export.check import Comparison, check_onnx, check_torch

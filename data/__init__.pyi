@@ -20,7 +20,7 @@ from .config import Resize as Resize
 from .config import ShapesConfig as ShapesConfig
 from .config import SplitConfig as SplitConfig
 from .errors import DataError as DataError
-from .formats.drawn.files import ensure_shapes as ensure_shapes
+from .formats.shapes import ensure_shapes as ensure_shapes
 from .images.cache import CachedImages as CachedImages
 from .images.cache import build_image_cache as build_image_cache
 from .images.cache import kept_cache_name as kept_cache_name

@@ -14,13 +14,12 @@ AUTO = "auto"  # of data.workers
 
 
 class DataFormat(StrEnum):
-    """How the annotations are stored; ``shapes`` and ``signs`` are COCO sets drawn on first use."""
+    """How the annotations are stored; ``shapes`` is a COCO set drawn on first use."""
 
     coco = "coco"
     voc = "voc"
     yolo = "yolo"
     shapes = "shapes"
-    signs = "signs"
 
 
 # Of plugins, by name: called with the annotations and the folder of the images, they return a COCO
@@ -127,7 +126,7 @@ class DataConfig:
     """A data set and how it is read (keys ``data.*``)."""
 
     name: str  # name of the data set, used in messages and as the default folder below runs/
-    format: DataFormat | str  # annotation format; shapes, signs: a COCO set drawn on first use; text: of a plugin
+    format: DataFormat | str  # annotation format; shapes: a COCO set drawn on first use; text: of a plugin
     root: str  # folder of the data set; yolo: or its data.yaml or obj.data
     train: SplitConfig
     val: SplitConfig
@@ -151,7 +150,7 @@ class DataConfig:
     @property
     def is_drawn(self) -> bool:
         """Whether the project draws the set itself."""
-        return self.format in (DataFormat.shapes, DataFormat.signs)
+        return self.format == DataFormat.shapes
 
     def __post_init__(self) -> None:
         self._check_format()

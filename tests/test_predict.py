@@ -24,7 +24,7 @@ from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import PredictConfig
 from conf.sources.checkpoints import complete_from_checkpoint, model_or_checkpoint
 from data import DataFormat, Frame, InputFit, ShapesConfig, cut_at_edges, ensure_shapes
-from data.formats.drawn.shapes import CLASSES
+from data.formats.shapes import CLASSES
 from eval import evaluate
 from models import Darknet, save_darknet_weights
 from models.weights.darknet import head_layers

@@ -25,7 +25,7 @@ from conf.schema import EvalConfig, TrainConfig
 from conf.schema_inference import ExportConfig, PredictConfig
 from conf.sources.checkpoints import complete_detection, complete_from_checkpoint, model_or_checkpoint
 from data import ShapesConfig, ensure_shapes
-from data.formats.drawn.shapes import CLASSES, draw_image
+from data.formats.shapes import CLASSES, draw_image
 from eval import evaluate
 from export import export
 from predict import predict

@@ -11,8 +11,8 @@ from data.config import FORMATS, DataConfig, DataFormat, SplitConfig
 from data.errors import DataError
 from data.files.near_files import NearFiles
 from data.formats.coco import read_coco
-from data.formats.drawn.files import ensure_shapes
 from data.formats.set_files import find_set_file
+from data.formats.shapes import ensure_shapes
 from data.formats.voc import locate_voc
 from data.formats.yolo import locate_yolo
 from data.index.cache import stamp_files
@@ -61,7 +61,7 @@ def _root(config: DataConfig) -> Path:
     if not config.is_drawn:
         return root
     assert config.shapes is not None  # by DataConfig.__post_init__
-    return ensure_shapes(root, config.shapes, DataFormat(config.format))
+    return ensure_shapes(root, config.shapes)
 
 
 def _locate_added(config: DataConfig, path: Path, image_root: Path) -> Files:

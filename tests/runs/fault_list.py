@@ -99,7 +99,7 @@ def lose_numbers() -> None:
 
 def write_broken_json() -> None:
     """Damage the generated annotations as this process opens them."""
-    from data.formats.drawn.files import ensure_shapes
+    from data.formats.shapes import ensure_shapes
 
     def damaged(*arguments: Any) -> Path:
         folder = ensure_shapes(*arguments)

@@ -1,4 +1,4 @@
-"""The drawn data sets: the same bytes every time, and annotations that fit the files."""
+"""The drawn data set: the same bytes every time, and annotations that fit the files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import cv2
 import pytest
 
 from data import DataError, DataFormat, ShapesConfig, SplitConfig, ensure_shapes
-from data.formats.drawn import shapes, signs
+from data.formats.shapes import CLASSES
 
 SMALL = ShapesConfig(train_images=6, val_images=3, image_size=128, seed=0)
-DRAWN = {DataFormat.shapes: shapes.CLASSES, DataFormat.signs: signs.CLASSES}
 
 
 def digest(folder: Path) -> str:
@@ -25,31 +24,29 @@ def digest(folder: Path) -> str:
     ).hexdigest()
 
 
-@pytest.mark.parametrize("kind", DRAWN)
-def test_same_settings_give_the_same_bytes(kind: DataFormat, tmp_path: Path) -> None:
-    first, second = ensure_shapes(tmp_path / "a", SMALL, kind), ensure_shapes(tmp_path / "b", SMALL, kind)
+def test_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
+    first, second = ensure_shapes(tmp_path / "a", SMALL), ensure_shapes(tmp_path / "b", SMALL)
     assert first.name == second.name and digest(first) == digest(second)
     stamp = first.stat().st_mtime_ns
-    assert ensure_shapes(tmp_path / "a", SMALL, kind) == first and first.stat().st_mtime_ns == stamp, "drawn once"
-    other = ensure_shapes(tmp_path / "a", replace(SMALL, seed=1), kind)
+    assert ensure_shapes(tmp_path / "a", SMALL) == first and first.stat().st_mtime_ns == stamp, "drawn once"
+    other = ensure_shapes(tmp_path / "a", replace(SMALL, seed=1))
     assert other != first and digest(other) != digest(first) and len(list((tmp_path / "a").iterdir())) == 2
-    more = ensure_shapes(tmp_path / "a", replace(SMALL, train_images=7), kind)
+    more = ensure_shapes(tmp_path / "a", replace(SMALL, train_images=7))
     assert (more / "train" / "000003.jpg").read_bytes() == (first / "train" / "000003.jpg").read_bytes()
     assert (more / "train" / "000001.jpg").read_bytes() != (more / "val" / "000001.jpg").read_bytes()
 
 
-@pytest.mark.parametrize("kind", DRAWN)
-def test_annotations_match_the_files(kind: DataFormat, coco_set, tmp_path: Path) -> None:
-    folder = ensure_shapes(tmp_path, SMALL, kind)
+def test_annotations_match_the_files(coco_set, tmp_path: Path) -> None:
+    folder = ensure_shapes(tmp_path, SMALL)
     content = json.loads((folder / "annotations" / "instances_train.json").read_text())
-    assert [category["name"] for category in content["categories"]] == list(DRAWN[kind])
+    assert [category["name"] for category in content["categories"]] == list(CLASSES)
     for image in content["images"]:
         pixels = cv2.imread(str(folder / "train" / image["file_name"]))
         assert pixels.shape[:2] == (image["height"], image["width"])
     for item in content["annotations"]:
         assert 0 < item["area"] <= item["bbox"][2] * item["bbox"][3]
     part = SplitConfig("annotations/instances_train.json", "train")
-    annotations = coco_set.open(format=kind, root=str(tmp_path), train=part, shapes=SMALL)
+    annotations = coco_set.open(format=DataFormat.shapes, root=str(tmp_path), train=part, shapes=SMALL)
     assert len(annotations) == 6 and annotations.image_root == folder / "train"
 
 

@@ -6,9 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.formats.drawn import shapes
-from data.formats.drawn.files import visible_box
-from data.formats.drawn.shapes import CLASSES, LEAST_VISIBLE, draw_image
+from data.formats import shapes
+from data.formats.shapes import CLASSES, LEAST_VISIBLE, draw_image, visible_box
 
 
 def test_boxes_and_areas_are_those_of_the_visible_pixels() -> None:

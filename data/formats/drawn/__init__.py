@@ -1,1 +1,0 @@
-"""Data sets that the project draws."""
