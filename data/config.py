@@ -131,8 +131,7 @@ class DataConfig:
     train: SplitConfig
     val: SplitConfig
     split: float | None  # share of the training images, 0..1, held out for validation in place of
-    # data.val; null: use data.val
-    split_seed: int  # data.split holds out images by a hash of this seed and their file names
+    # data.val, by a hash of their file names; null: use data.val
     names: Any  # class names in order, or a file that lists them; null: all classes of the json
     # (by id) or of the data.yaml
     shapes: ShapesConfig | None

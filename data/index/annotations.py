@@ -119,7 +119,6 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
             config.exif,
             config.on_error,
             config.split,
-            config.split_seed,
         ]
         annotations, stamps = _open(config, split, files, index_dir, files.stamps, asked)
         if stamps and stamps != (now := _image_stamps(annotations)):
@@ -181,7 +180,7 @@ def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any],
     annotated = config.format in (DataFormat.coco, DataFormat.voc, *FORMATS)
     turn = rule_of(source, config.exif) if annotated else TurnRule(config.exif, unclear=True)
     if config.split is not None:
-        source = part_of(source, split, config.split, config.split_seed)
+        source = part_of(source, split, config.split)
     columns = check_source(source, split, config.on_error)
     names = list(source.categories.values())
     if config.single_class:

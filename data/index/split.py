@@ -15,30 +15,30 @@ from data.errors import DataError
 from data.index.source import Source
 
 
-def is_for_validation(file_names: Sequence[str], share: float, seed: int) -> NDArray[np.bool_]:
-    """Which images (N,) are for validation: about ``share``, by a hash of ``seed`` and name.
+def is_for_validation(file_names: Sequence[str], share: float) -> NDArray[np.bool_]:
+    """Which images (N,) are for validation: about ``share``, by a hash of the name.
 
     Names count without folder and suffix. So an image stays in its split when others come, go or
     move, and in any order or format of the list.
     """
     stems = (os.path.splitext(os.path.basename(name))[0] for name in file_names)
     # macOS composes accents differently.
-    texts = (f"{seed} {unicodedata.normalize('NFC', stem)}".encode("utf-8", "surrogateescape") for stem in stems)
+    texts = (f"0 {unicodedata.normalize('NFC', stem)}".encode("utf-8", "surrogateescape") for stem in stems)
     hashes = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) for text in texts]
     return np.array([value < share * 2**64 for value in hashes], dtype=bool)
 
 
-def part_of(source: Source, split: str, share: float, seed: int) -> Source:
+def part_of(source: Source, split: str, share: float) -> Source:
     """The ``train`` or ``val`` part of a source, with a note that counts the latter.
 
     Raises ``DataError`` where a part would be empty.
     """
-    for_val = is_for_validation(source.file_names, share, seed)
+    for_val = is_for_validation(source.file_names, share)
     total, count = len(for_val), int(for_val.sum())
     if total and count in (0, total):
         raise DataError(
-            f"data.split={share:g} with data.split_seed={seed} takes {count} of the {total} images of {source.path}"
-            " for validation. fix: another share or seed, or give files of different names (folders do not count)"
+            f"data.split={share:g} takes {count} of the {total} images of {source.path}"
+            " for validation. fix: another share, or give files of different names (folders do not count)"
         )
     kept = for_val if split == "val" else ~for_val
     elsewhere = np.isin(source.box_image_ids, source.image_ids[~kept])

@@ -30,7 +30,6 @@ ROLES = {
     "data.format": "place",
     "data.root": "resume restart",
     "data.split": "",
-    "data.split_seed": "",
     "data.names": "place",
     "data.single_class": "",
     "data.exif": "",

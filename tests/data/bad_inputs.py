@@ -56,7 +56,6 @@ def config_of(
         train=part,
         val=part,
         split=None,
-        split_seed=0,
         names=names,
         shapes=None,
         single_class=False,

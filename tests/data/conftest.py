@@ -80,7 +80,6 @@ class CocoSet:
             train=SplitConfig("instances.json", "images"),
             val=SplitConfig("instances.json", "images"),
             split=None,
-            split_seed=0,
             names=None,
             shapes=None,
             single_class=False,

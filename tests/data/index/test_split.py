@@ -28,16 +28,14 @@ from train_utils.run.same_training import WITHOUT_EFFECT, is_covered
 NAMES = [f"{number:05}.jpg" for number in range(10_000)]
 
 
-def side(names: list[str], seed: int = 0, share: float = 0.1) -> list[str]:
-    return [name for name, chosen in zip(names, is_for_validation(names, share, seed), strict=True) if chosen]
+def side(names: list[str], share: float = 0.1) -> list[str]:
+    return [name for name, chosen in zip(names, is_for_validation(names, share), strict=True) if chosen]
 
 
-def test_the_share_is_met_and_other_seeds_choose_others() -> None:
+def test_the_share_is_met() -> None:
     for share in (0.01, 0.1, 0.5, 0.9):
         spread = (share * (1 - share) / len(NAMES)) ** 0.5
-        assert abs(is_for_validation(NAMES, share, 0).mean() - share) < 4 * spread
-    overlap = len({*side(NAMES)} & {*side(NAMES, seed=1)}) / len(NAMES)
-    assert abs(overlap - 0.01) < 0.004, "independent of each other"
+        assert abs(is_for_validation(NAMES, share).mean() - share) < 4 * spread
     assert {*side(NAMES, share=0.1)} < {*side(NAMES, share=0.2)}, "a larger share keeps what it has"
 
 
@@ -111,7 +109,6 @@ def test_every_format(write: Callable[[Path], DataConfig], tmp_path: Path) -> No
         (note,) = part.notes
         told = "training images out of 30 that data.split=0.2 takes for validation by name, ignoring data.val"
         assert note.startswith(f"{told} ({len(val)}), first: ")
-    assert stems(open_annotations(replace(cut, split_seed=5), "val")) != stems(val)
     assert stems(open_annotations(config, "train")) == stems(whole), "an index of its own"
     checked, findings, _ = read_annotations(cut, "val")
     assert stems(checked) == stems(val) and not findings.counts
@@ -120,7 +117,7 @@ def test_every_format(write: Callable[[Path], DataConfig], tmp_path: Path) -> No
 def test_boxes_are_checked_on_their_own_side(coco_set: Any) -> None:
     def opened(split: str, on_error: OnError = OnError.stop) -> Annotations:
         coco_set.save()
-        return open_annotations(replace(coco_set.config, split=0.5, split_seed=1, on_error=on_error), split)
+        return open_annotations(replace(coco_set.config, split=0.5, on_error=on_error), split)
 
     train, val = opened("train"), opened("val")
     assert len(train) + len(val) == 7 and len(train) and len(val)
@@ -140,7 +137,7 @@ def test_a_side_without_images_is_refused(yolo_set: YoloSet) -> None:
                 yolo_set.root / folder / kind / f"same.{suffix}"
             )
     config = replace(yolo_set.config([f"{folder}/images" for folder in "abc"], names=["x", "y", "z"]), split=0.5)
-    with pytest.raises(DataError, match=r"data\.split=0\.5 .* takes (0|3) of the 3 images .* fix: another share"):
+    with pytest.raises(DataError, match=r"data\.split=0\.5 takes (0|3) of the 3 images .* fix: another share"):
         open_annotations(config, "train")
 
 
@@ -153,13 +150,11 @@ def test_shares_that_are_none(share: float, coco_set: Any) -> None:
 def test_a_run_keeps_its_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ckpt = tmp_path / "x.pt"
     ckpt.touch()
-    for key in ("data.split", "data.split_seed"):
-        assert not is_covered(key, WITHOUT_EFFECT), "another one is refused on resume"
+    assert not is_covered("data.split", WITHOUT_EFFECT), "another one is refused on resume"
     saved = to_dictionary(compose("train", TrainConfig, ["data.split=0.25"]))
     monkeypatch.setattr("conf.sources.checkpoints.config_of_checkpoint", lambda _: saved)
     assert compose("eval", EvalConfig, [f"ckpt={ckpt}"], complete_from_checkpoint).data.split == 0.25
-    for key in ("split", "split_seed"):
-        del saved["data"][key]  # a checkpoint of an earlier version
+    del saved["data"]["split"]  # a checkpoint of an earlier version
     assert compose("eval", EvalConfig, [f"ckpt={ckpt}"], complete_from_checkpoint).data.split is None
 
 
@@ -169,6 +164,6 @@ def test_sizes_from_the_image_files_stay_with_their_images(coco_set: Any) -> Non
         del record["width"]
     coco_set.save()
     for split in ("train", "val"):
-        found = open_annotations(replace(coco_set.config, split=0.5, split_seed=1), split)
+        found = open_annotations(replace(coco_set.config, split=0.5), split)
         rows = np.searchsorted(whole.image_ids, found.image_ids)
         assert np.array_equal(found.sizes, whole.sizes[rows])
