@@ -88,12 +88,10 @@ def evaluate(config: EvalConfig) -> Outcome:
 
 
 def score_file(path: Path, config: EvalConfig, annotations: Annotations, out: Path | None) -> dict[str, float]:
-    """Score a COCO results file with its numbers unrounded.
-
-    Raises TrainError if it cannot be read or holds no detections on these images.
-    """
-    detections, notes = read_results(path, annotations.image_ids, annotations.category_ids)
-    print("\n".join([f"{path}: {len(detections)} detections", *notes]))
+    """Score a COCO results file with its numbers unrounded. Raises TrainError if it is none."""
+    detections, ignored = read_results(path, annotations.image_ids, annotations.category_ids)
+    more = f", {ignored} of categories that the data does not have" if ignored else ""
+    print(f"{path}: {len(detections)} detections{more}")
     truth = ground_truth_of(annotations)
     scores = score(truth, detections, config.evaluate.backend)
     return report(Evaluation(scores, detections), config, annotations, out)

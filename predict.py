@@ -30,7 +30,7 @@ from conf.build.predictor import Predictor
 from conf.build.results import ResultWriter, counted
 from conf.failures import ConfigError
 from conf.schema_inference import PredictConfig
-from data import FrameBatches, find_media
+from data import find_media
 from train_utils.distributed import init_distributed_mode
 from train_utils.launch.environment import peek_world_size
 from train_utils.loop.stop_and_save import StopRequest
@@ -57,43 +57,33 @@ def predict(config: PredictConfig) -> Path:
     media = find_media(config.source)
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
     predictor = Predictor(config, detector, world.device)
+    frames = predictor.frames(media)
+    total = frames.count()
     out = Path(config.out) if config.out is not None else dated_folder("predict")
+    writer = ResultWriter(media, detector, out, config.draw, config.save_json, config.save_txt)
+    open_folder(world, out, "out")
+    print(f"{detector.note}; {detector.image_size} pixels on {world.device.type}", flush=True)
+    started = time.perf_counter()
     with StopRequest() as stop:
-        frames = predictor.frames(media)
-        total = frames.count()
-        writer = ResultWriter(
-            media, detector, out, config.workers,
-            draw=config.draw, save_json=config.save_json, save_txt=config.save_txt, save_crops=config.save_crops,
-            verbose=config.verbose,
-        )  # fmt: skip
-        open_folder(world, out, "out")
-        print(f"{detector.note}; {detector.image_size} pixels on {world.device.type}", flush=True)
-        started = time.perf_counter()
-        with Progress(total, "predict", enabled=not config.verbose) as progress, writer.drawn:
+        with Progress(total, "predict", enabled=True) as progress, writer.drawn:
             for frame, found in predictor.found(frames):
                 writer.add(frame, found)
                 progress.at(writer.num_images, lambda: {"found": str(writer.counts.total())})
                 if stop.signal is not None:
                     break
         writer.close()
-        print(summary(writer, frames, predictor, time.perf_counter() - started), flush=True)
         stopped_by = stop.signal
         if stopped_by == signal.SIGINT:
             stop.signal = None  # answered here
+    milliseconds = 1000 * (time.perf_counter() - started) / max(1, writer.num_images)
+    left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
+    print(counted(writer.counts) or "nothing found")
+    print(
+        f"{writer.num_images} images, {writer.counts.total()} detections{left_out}, in {out}; "
+        f"{milliseconds:.1f} ms per image",
+        flush=True,
+    )
     if stopped_by is not None:
         print(f"stopped by {stopped_by.name}: the rest of the source is not in there", file=sys.stderr)
         sys.exit(128 + stopped_by)
     return out
-
-
-def summary(writer: ResultWriter, frames: FrameBatches, predictor: Predictor, seconds: float) -> str:
-    """The last lines of output. Reading and network overlap: their times may exceed the total."""
-    count, found = writer.num_images, writer.counts.total()
-    total, reading, inference = (1000 * part / max(1, count) for part in (seconds, frames.seconds, predictor.seconds))
-    left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
-    turned = f", {writer.turned} turned upright by their EXIF tag" if writer.turned else ""
-    by_class = f"{counted(writer.counts)}\n" if found else ""
-    return (
-        f"{by_class}{count} images, {found} detections{left_out}{turned}, in {writer.out}; ms per image:"
-        f" {total:.1f} in total; in parallel threads {reading:.1f} reading, {inference:.1f} network and NMS"
-    )

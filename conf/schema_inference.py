@@ -31,7 +31,7 @@ class DetectConfig(PluggedConfig):
     multi_label: bool  # report a box once for each class above confidence
     device: Device  # auto: CUDA if there is a GPU
     precision: EvalPrecision  # of the forward pass, as evaluate.precision
-    workers: int  # threads that read, and the same number that draw and write
+    workers: int  # threads that read
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and self.model is not None:
@@ -43,20 +43,11 @@ class DetectConfig(PluggedConfig):
 
 
 @dataclass
-class PicturesConfig(DetectConfig):
-    """How a detector looks at pictures and reads their files."""
+class PredictConfig(DetectConfig):
+    """Everything that predict.py reads: ``ckpt``, or ``model`` with its weights and ``names``."""
 
     on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
     batch_size: int | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, 1, "batch_size")
-
-
-@dataclass
-class PredictConfig(PicturesConfig):
-    """Everything that predict.py reads: ``ckpt``, or ``model`` with its weights and ``names``."""
 
     source: str  # an image, a video, a folder, a quoted pattern, or a .txt that lists images and videos;
     # a camera by its number (0) or a stream (rtsp://..., http://...)
@@ -64,8 +55,10 @@ class PredictConfig(PicturesConfig):
     draw: bool  # write copies of the images and videos with boxes
     save_json: bool  # write detections.json (COCO results) and images.json
     save_txt: bool  # write labels/*.txt of images (YOLO)
-    save_crops: bool  # write what is inside each box: crops/<class>/*.jpg
-    verbose: bool  # print a line for each image or frame
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least(self, 1, "batch_size")
 
 
 @dataclass
@@ -74,9 +67,6 @@ class DemoConfig(DetectConfig):
 
     host: str  # the address to listen on; 0.0.0.0: also for other machines, with no password
     port: int | None  # null: the first free one from 7860
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
 
 
 class ExportFormat(StrEnum):

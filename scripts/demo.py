@@ -117,9 +117,8 @@ class Session:
         given = [Path(path) for path in paths or []]
         unique = len({path.name for path in given}) == len(given)
         media = [Medium(path, path.name if unique else f"{n} {path.name}") for n, path in enumerate(given, start=1)]
-        threads = self.config.workers
-        frames = FrameBatches(media, self.predictor.fit, 1, self.config.exif, OnBadFile.skip, threads)
-        writer = ResultWriter(media, self.detector, out, threads, video_suffix=".webm")
+        frames = FrameBatches(media, self.predictor.fit, 1, self.config.exif, OnBadFile.skip, self.config.workers)
+        writer = ResultWriter(media, self.detector, out, video_suffix=".webm")
         with writer.drawn:
             for frame, found in self.predictor.at(confidence, overlap).found(frames):
                 writer.add(frame, only(found, classes))

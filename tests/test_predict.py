@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +142,7 @@ def test_every_picture_has_its_own_files_and_they_agree(
     assert np.abs(np.sort(table[:, 3]) - np.sort(rows[:, 2] / 80)).max() < 1e-5
     assert np.abs(np.sort(table[:, 2]) - np.sort((rows[:, 1] + rows[:, 3] / 2) / 60)).max() < 1e-5
     said = capsys.readouterr().out.splitlines()
-    assert said[-1].startswith(f"5 images, {len(detections)} detections, in {out}; ms per image: ")
+    assert said[-1].startswith(f"5 images, {len(detections)} detections, in {out}; ")
     less = [f"ckpt={folder / 'random.pt'}", f"source={tmp_path / 'pictures'}", f"out={tmp_path / 'less'}"]
     less += ["save_json=false", "draw=false", "device=cpu"]
     predict(compose("predict", PredictConfig, less, model_or_checkpoint))
@@ -173,8 +172,7 @@ def test_tagged_pictures_give_what_the_same_pictures_saved_upright_give(
         drawn = {path.name: cv2.imread(str(path), cv2.IMREAD_UNCHANGED).tolist() for path in out.glob("*.png")}
         labels = {path.name: path.read_text() for path in (out / "labels").iterdir()}
         results[name, *more] = (images, detections, labels, drawn)
-        turned = name == "tagged" and not more
-        assert ("7 turned upright by their EXIF tag" in capsys.readouterr().out) == turned
+        capsys.readouterr()
     assert results["tagged",] == results["upright",]
     assert results["tagged", "exif=ignore"] == results["stored",]
     sizes = {image["id"]: (image["height"], image["width"]) for image in results["tagged",][0]["images"]}
@@ -261,7 +259,7 @@ def test_the_dog_of_darknet_as_users_start_it(shared_dir: Path, tmp_path: Path) 
     )  # fmt: skip
     assert done.code == 0, done.err
     (out,) = (tmp_path / "runs" / "predict").iterdir()
-    assert done.out.splitlines()[-1].startswith(f"1 images, 7 detections, in {out}; ms per image: ")
+    assert done.out.splitlines()[-1].startswith(f"1 images, 7 detections, in {out}; ")
     names = {c["id"]: c["name"] for c in json.loads((out / "images.json").read_text())["categories"]}
     rows = [(names[r["category_id"]], round(r["score"], 3)) for r in json.loads((out / "detections.json").read_text())]
     assert rows == [
@@ -304,28 +302,6 @@ def test_image_and_category_ids_are_coco_s_own(shared_dir: Path, tmp_path: Path)
         x, y, w, h = other["bbox"]
         corners = cut_at_edges(np.array([[x, y, x + w, y + h]]), sizes[mine["image_id"]])[0]
         assert np.abs(np.array(mine["bbox"]) - [*corners[:2], *(corners[2:] - corners[:2])]).max() < 0.05
-
-
-def test_crops_counts_and_a_line_for_each_picture(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture(tmp_path / "pictures" / "deep" / "a.png", 60, 80)
-    video(tmp_path / "pictures" / "clip.avi", 2, size=(96, 64))
-    more = ("save_crops=true", "verbose=true", "confidence=0.5", "draw=false")
-    out, images, detections = found(folder, tmp_path / "pictures", tmp_path / "out", *more)
-    names = {category["id"]: category["name"] for category in images["categories"]}
-    places = {1: "clip_1", 2: "clip_2", 3: "deep/a"}
-    expected = {f"{names[row['category_id']]}/{places[row['image_id']]}" for row in detections}
-    crops = list((out / "crops").rglob("*.jpg"))
-    assert {path.relative_to(out / "crops").as_posix().rpartition("_")[0] for path in crops} == expected
-    assert len(crops) == len(detections) > 0
-    said = capsys.readouterr().out.splitlines()
-    by_class = Counter(names[row["category_id"]] for row in detections)
-    assert said[-2] == ", ".join(
-        f"{name} {count}" for name, count in sorted(by_class.items(), key=lambda p: (-p[1], p))
-    )
-    lines = [line for line in said if line.startswith(("clip.avi frame 1, 96x64: ", "deep/a.png, 80x60: "))]
-    assert len(lines) == 2 and any(name in lines[1] for name in by_class)
 
 
 def test_ctrl_c_in_a_folder_keeps_what_was_found(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:

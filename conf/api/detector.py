@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -18,12 +17,10 @@ from conf.api.prediction import Prediction
 from conf.build.network import open_detector
 from conf.build.predictor import Predictor
 from conf.failures import ConfigError
-from conf.schema_inference import PicturesConfig, PredictConfig
 from data import DataError, Medium, OnBadFile, find_media
 from train_utils.launch.devices import device_alone
 
-# Options of predict.py about its source and the files that it writes.
-OF_FILES = {field.name for field in fields(PredictConfig)} - {field.name for field in fields(PicturesConfig)}
+OF_FILES = {"source", "out", "draw", "save_json", "save_txt"}  # options of predict.py that stand for nothing here
 
 
 class Detector:

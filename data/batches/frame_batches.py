@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, repeat, takewhile
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -42,6 +41,12 @@ class FrameBatch:
         return replace(self, images=self.images.to(device, non_blocking=non_blocking))
 
 
+class _Prepared(NamedTuple):
+    frame: Frame
+    canvas: Image
+    letterbox: Letterbox
+
+
 @dataclass(frozen=True)
 class InputFit:
     """How a frame becomes network input: the same as in an evaluation with these options."""
@@ -71,65 +76,41 @@ class FrameBatches:
     """
 
     def __init__(
-        self,
-        media: list[Medium],
-        fit: InputFit,
-        batch_size: int,
-        exif: Exif,
-        on_error: OnBadFile,
-        threads: int,
+        self, media: list[Medium], fit: InputFit, batch_size: int, exif: Exif, on_error: OnBadFile, threads: int
     ) -> None:
         self.media, self.batch_size, self.on_error, self.threads = media, batch_size, on_error, threads
         self.fit, self.exif = fit, exif
-        self._times: list[float] = []  # appending is thread-safe
         self.skipped: list[str] = []  # the files left out so far, and why
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent so far on reading and resizing, summed over threads."""
-        return sum(self._times)
 
     def count(self) -> int:
         """Count the frames as videos state them, else one for each; 0 for a camera or stream.
 
-        With ``on_error=stop`` an unreadable video raises DataError here, before any computation.
+        With ``on_error=stop`` a video that does not open raises DataError, before any computation.
         """
         total = 0
-        if self.media[0].address:
-            return total
         for medium in self.media:
             try:
                 total += max(1, Video(medium).num_frames) if medium.is_video else 1
             except DataError:
                 if self.on_error == OnBadFile.stop:
                     raise
-        return total
+        return 0 if self.media[0].address else total
 
     def __iter__(self) -> Iterator[FrameBatch]:
-        self._times, self.skipped = [], []
-        with ThreadPoolExecutor(self.threads) as pool, ThreadPoolExecutor(1) as in_order:
+        self.skipped = []
+        with ThreadPoolExecutor(self.threads) as pool:
             for is_video, group in groupby(self.media, key=lambda medium: medium.is_video):
-                if is_video:
-                    for medium in group:
-                        yield from _in_batches(self._frames_of(medium, in_order), self.batch_size)
-                else:
-                    reads = (partial(self._guarded, partial(read_picture, medium, self.exif)) for medium in group)
-                    jobs = (partial(self._prepare, read) for read in reads)
+                for part in [[medium] for medium in group] if is_video else [group]:
+                    jobs = (job for medium in part for job in self._jobs(medium))
                     yield from _in_batches(_ahead(pool, jobs, 2 * self.threads), self.batch_size)
 
-    def _frames_of(self, medium: Medium, in_order: ThreadPoolExecutor) -> Iterator[_Prepared | None]:
-        """Return the frames of a video, decoded by one thread."""
-        video = self._guarded(partial(Video, medium))
-        frames = iter(video) if video is not None else iter(())
-        prepared = _ahead(in_order, repeat(partial(self._prepare, partial(next, frames, None))), 2 * self.threads)
-        yield from takewhile(lambda one: one is not None, prepared)  # None follows the last frame
-
-    def _prepare(self, read: Callable[[], Frame | None]) -> _Prepared | None:
-        started = time.perf_counter()
-        frame = read()
-        prepared = self.fit.prepare(frame) if frame is not None else None
-        self._times.append(time.perf_counter() - started)
-        return prepared
+    def _jobs(self, medium: Medium) -> Iterator[Callable[[], _Prepared | None]]:
+        """What threads do: all for a picture, the resizing for the frames of a video."""
+        if not medium.is_video:
+            yield partial(self._guarded, lambda: self.fit.prepare(read_picture(medium, self.exif)))
+            return
+        for frame in self._guarded(partial(Video, medium)) or ():
+            yield partial(self.fit.prepare, frame)
 
     def _guarded(self, read: Callable[[], Result]) -> Result | None:
         """Return what ``read`` returns, or None if it fails and ``on_error`` is skip."""
@@ -141,12 +122,6 @@ class FrameBatches:
             logger.warning("left out: %s", error)
             self.skipped.append(str(error))
             return None
-
-
-class _Prepared(NamedTuple):
-    frame: Frame
-    canvas: Image
-    letterbox: Letterbox
 
 
 def _in_batches(prepared: Iterable[_Prepared | None], batch_size: int) -> Iterator[FrameBatch]:

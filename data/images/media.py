@@ -23,7 +23,6 @@ from data.images.source import check_complete, decode_stored, open_image
 logger = logging.getLogger(__name__)
 
 VIDEO_SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm")
-KNOWN_TYPES = " ".join([*sorted(IMAGE_SUFFIXES), *VIDEO_SUFFIXES])
 USUAL_RATE = 25.0  # frames per second of what does not state it
 _FIX = "fix: replace the file, or set on_error=skip to leave such files out"
 
@@ -50,7 +49,6 @@ class Frame:
     medium: Medium
     number: int  # counted from 1; a picture has 1
     image: Image  # (h, w, 3) RGB
-    turned: bool = False  # by its EXIF tag
     frames_per_second: float = 0.0  # as the video states; 0: a picture
 
     @property
@@ -66,7 +64,7 @@ def find_media(source: str) -> list[Medium]:
     a pattern such as ``pictures/**/*.jpg``, or a .txt file with one path per line. As in Darknet,
     those paths are relative to the working directory. Folders and patterns pass over files of other
     types. A number is a camera, and ``rtsp://...`` or the like a stream; its name is free of user,
-    password and query. Raises DataError if nothing is found or a named file is of another type.
+    password and query. Raises DataError if nothing is found.
     """
     if source.isdecimal() or "://" in source:
         where = f"camera{source}" if source.isdecimal() else source.rpartition("@")[2].partition("?")[0]
@@ -78,16 +76,12 @@ def find_media(source: str) -> list[Medium]:
     if path.is_dir():
         return _named(_in_folder(path), source, path)
     if path.is_file() and path.suffix.lower() == ".txt":
-        return _named(_in_list(path), source)
-    if path.is_file():
-        if not _is_known(path):
-            raise DataError(
-                f"source={source} is not of a known type. fix: one of {KNOWN_TYPES}, a folder, or a .txt list"
-            )
-        return _named([path], source)
+        return _named([Path(line.strip()) for line in path.read_text().splitlines() if line.strip()], source)
     if glob.has_magic(source):
         return _named([Path(found) for found in glob.glob(source, recursive=True) if _is_known(Path(found))], source)
-    raise DataError(f"source={source}: there is no such file or folder. fix: correct the path")
+    if not path.is_file():
+        raise DataError(f"source={source}: there is no such file or folder. fix: correct the path")
+    return _named([path], source)
 
 
 def _is_known(path: Path) -> bool:
@@ -102,24 +96,10 @@ def _in_folder(folder: Path) -> list[Path]:
     return [path for path in found if _is_known(path)]
 
 
-def _in_list(path: Path) -> list[Path]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read source={path} ({error}). fix: a text file with one path per line") from error
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            found.append(Path(line.strip()))
-            if not _is_known(found[-1]):
-                raise DataError(f"{path}:{number}: {line.strip()} is not of a known type. fix: one of {KNOWN_TYPES}")
-    return found
-
-
 def _named(paths: list[Path], source: str, base: Path | None = None) -> list[Medium]:
     """Name media relative to ``base``, or to the innermost folder that holds them all."""
     if not paths:
-        raise DataError(f"source={source} holds no picture or video. fix: use one of the types {KNOWN_TYPES}")
+        raise DataError(f"source={source} holds no picture or video. fix: name pictures or videos")
     whole = sorted({Path(os.path.abspath(path)) for path in paths})
     common = os.path.abspath(base) if base is not None else os.path.commonpath([path.parent for path in whole])
     return [Medium(path, path.relative_to(common).as_posix()) for path in whole]
@@ -137,7 +117,7 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
     check_complete(path, data, header, _FIX)
     image = decode_stored(path, data, header, _FIX)
     orientation = header.orientation if exif == Exif.apply else 1
-    return Frame(medium, 1, turn_decoded(image, header, orientation), orientation != 1)
+    return Frame(medium, 1, turn_decoded(image, header, orientation))
 
 
 class Video:
@@ -164,7 +144,7 @@ class Video:
                 break
             number += 1
             pixels = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
-            yield Frame(self.medium, number, pixels, frames_per_second=self.frames_per_second)
+            yield Frame(self.medium, number, pixels, self.frames_per_second)
         self._capture.release()
         if number < self.num_frames:
             logger.warning(

@@ -1,8 +1,7 @@
-"""Drawn pictures, videos and crops as files, written by threads."""
+"""Drawn pictures and videos as files, written by a thread."""
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,37 +17,34 @@ from train_utils.pictures.boxes import draw_boxes
 
 WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # suffixes of pictures that any OpenCV writes
 CODECS = {".mp4": "mp4v", ".webm": "VP80"}  # MPEG-4 part 2, and VP8, which browsers play
+MOST_WAITING = 8  # pictures in memory
 
 
 class DrawnFiles:
-    """Draws and writes pictures, videos and crops in threads while the network works on.
+    """Draws and writes pictures and videos in a thread while the network works on.
 
     Use it in a ``with`` statement: leaving it waits for the last file. ``picture``, ``frame`` or
     leaving raises TrainError if a file cannot be written. ``found`` are boxes (n, 4: x1, y1, x2, y2
     in pixels), classes (n,) and scores (n,).
     """
 
-    def __init__(self, names: Sequence[str], threads: int) -> None:
-        """``names`` are those of the classes; up to two pictures per thread wait in memory."""
-        self._names, self._threads = names, threads
-        self._pool, self._in_order = ThreadPoolExecutor(threads), ThreadPoolExecutor(1)
+    def __init__(self, names: Sequence[str]) -> None:
+        """``names`` are those of the classes."""
+        self._names = names
+        self._thread = ThreadPoolExecutor(1)
         self._running: deque[Future[None]] = deque()
         self._video: tuple[Path, cv2.VideoWriter, tuple[int, int]] | None = None
 
     def picture(self, path: Path, image: np.ndarray, *found: np.ndarray) -> None:
         """Write ``image`` (uint8 RGB) with its boxes."""
-        self._start(self._pool, self._write_picture, path, image, *found)
-
-    def crops(self, folder: Path, stem: str, image: np.ndarray, *found: np.ndarray) -> None:
-        """Write what is inside each box as ``folder/<class>/<stem>_<n>.jpg``; n counts from 1."""
-        self._start(self._pool, self._write_crops, folder, stem, image, *found)
+        self._start(lambda: write_image(path, self._draw(image, *found), "another out=, or draw=false"))
 
     def frame(self, path: Path, frames_per_second: float, image: np.ndarray, *found: np.ndarray) -> None:
         """Add a frame to the .mp4 or .webm at ``path``; a new path is a new video.
 
         The codecs have even sides only, so an odd side loses its last row or column.
         """
-        self._start(self._in_order, self._write_frame, path, frames_per_second, image, *found)
+        self._start(self._write_frame, path, frames_per_second, image, *found)
 
     def __enter__(self) -> DrawnFiles:
         return self
@@ -58,38 +54,27 @@ class DrawnFiles:
             if error is None:
                 self._wait(0)
         finally:
-            for pool in (self._pool, self._in_order):
-                pool.shutdown(cancel_futures=True)
+            self._thread.shutdown(cancel_futures=True)
             self._close_video()
 
-    def _start(self, pool: ThreadPoolExecutor, write: Callable[..., None], *arguments: Any) -> None:
-        self._wait(2 * self._threads)
-        self._running.append(pool.submit(write, *arguments))
+    def _start(self, write: Callable[..., None], *arguments: Any) -> None:
+        self._wait(MOST_WAITING)
+        self._running.append(self._thread.submit(write, *arguments))
 
     def _wait(self, number: int) -> None:
         """Wait until at most ``number`` files are pending."""
         while len(self._running) > number:
             self._running.popleft().result()
 
-    def _write_picture(self, path: Path, image: np.ndarray, *found: np.ndarray) -> None:
-        write_image(path, self._draw(image, *found), "another out=, or draw=false")
-
-    def _write_crops(
-        self, folder: Path, stem: str, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, _: np.ndarray
-    ) -> None:
-        for number, (box, index) in enumerate(zip(boxes, classes.tolist(), strict=True), start=1):
-            (left, top), (right, bottom) = np.floor(box[:2]).astype(int), np.ceil(box[2:]).astype(int)
-            name = re.sub(r"[^\w .+-]", "_", self._names[index]).strip(". ") or "_"
-            crop = cv2.cvtColor(image[top:bottom, left:right], cv2.COLOR_RGB2BGR)
-            write_image(folder / name / f"{stem}_{number}.jpg", crop, "another out=, or save_crops=false")
-
     def _write_frame(self, path: Path, frames_per_second: float, image: np.ndarray, *found: np.ndarray) -> None:
         size = (image.shape[1], image.shape[0])
         if self._video is None or self._video[0] != path:
             self._close_video()
-            self._video = (path, _open_video(path, frames_per_second, size), size)
-        if size != self._video[2]:  # OpenCV would drop the frame silently
-            raise TrainError(f"{path}: the frames of its video differ in size. fix: draw=false")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix])
+            self._video = (path, cv2.VideoWriter(str(path), codec, frames_per_second, size), size)
+        if not self._video[1].isOpened() or size != self._video[2]:  # OpenCV would drop the frame silently
+            raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
         self._video[1].write(self._draw(image, *found))
 
     def _draw(self, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -111,11 +96,3 @@ def write_image(path: Path, image: np.ndarray, fix: str) -> None:
         raise TrainError(f"cannot write {path} ({error.strerror}). fix: {fix}") from error
     if not written:
         raise TrainError(f"cannot write {path}. fix: free some space, {fix}")
-
-
-def _open_video(path: Path, frames_per_second: float, size: tuple[int, int]) -> cv2.VideoWriter:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*CODECS[path.suffix]), frames_per_second, size)
-    if not writer.isOpened():
-        raise TrainError(f"cannot write {path} ({size[0]} x {size[1]} pixels). fix: another out=, or draw=false")
-    return writer

@@ -14,10 +14,6 @@ import numpy as np
 from train_utils.errors import TrainError
 from train_utils.scores.detections import DETECTION_AS_READ, Detections, to_coco_json
 
-RESULT_KEYS = ("image_id", "category_id", "bbox", "score")
-RESULTS = "a list of {image_id, category_id, bbox: [left, top, width, height], score}, all finite numbers"
-LARGEST = 1e15  # pixels or score, so that areas stay finite
-
 
 @dataclass(frozen=True)
 class ImageResult:
@@ -64,59 +60,45 @@ def image_ids(results: Sequence[ImageResult]) -> list[int]:
     return list(range(1, len(results) + 1))
 
 
-def read_results(
-    path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray
-) -> tuple[Detections, list[str]]:
-    """Read a COCO results file: rows of dtype DETECTION_AS_READ, and notes for the user.
+def read_results(path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray) -> tuple[Detections, int]:
+    """Read a COCO results file: rows of dtype DETECTION_AS_READ, and how many do not count.
 
     ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data. Like
-    pycocotools, this skips rows of other categories and reads 5.0 as the id 5. Unlike it, this
-    accepts "5" and a file without rows. Raises TrainError if the file is unreadable, a row is
-    incomplete, or an image is not in the data.
+    pycocotools, this skips rows of other categories. Raises TrainError if the file is none, or if
+    an image is not in the data.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TrainError(f"cannot read detections={path} ({error.strerror}). fix: a COCO results file") from error
-    except (ValueError, RecursionError) as error:
-        raise TrainError(f"detections={path} is not JSON ({error}). fix: a COCO results file") from error
-    if not isinstance(content, list):
-        raise TrainError(f"detections={path} is not a list. fix: a COCO results file: {RESULTS}")
     images = set(image_ids.tolist())
     classes = {category: number for number, category in enumerate(np.asarray(category_ids).tolist())}
-    rows, unknown = [], Counter[int]()
-    for number, entry in enumerate(content):
-        image, category, score, box = _result(entry, f"detections={path}: entry {number}")
-        if image not in images:
+    try:
+        content = [
+            (row["image_id"], row["category_id"], row["score"], tuple(row["bbox"]))
+            for row in json.loads(path.read_text(encoding="utf-8"))
+        ]
+        if foreign := [image for image, *_ in content if image not in images]:
             raise TrainError(
-                f"detections={path}: entry {number} is for image {image}, which the data does not have. fix: the"
-                " annotations that these detections were made for"
+                f"detections={path} names image {foreign[0]}, which the data does not have. fix: the annotations that "
+                "these detections were made for"
             )
-        if category in classes:
-            rows.append((image, classes[category], score, box))
-        else:
-            unknown[category] += 1
-    ids = ", ".join(map(str, sorted(unknown)[:5])) + ", ..." * (len(unknown) > 5)
-    if unknown and not rows:
-        raise TrainError(
-            f"detections={path}: the data has none of its category ids ({ids}). fix: the ids of the annotation file"
-        )
-    notes = [f"{path} holds no detections"] if not rows else []
-    if unknown:
-        notes.append(f"{unknown.total()} of {len(content)} detections do not count: the data has no category {ids}")
-    return np.array(rows, dtype=DETECTION_AS_READ), notes
+        rows = [(image, classes[category], *found) for image, category, *found in content if category in classes]
+        detections = np.array(rows, dtype=DETECTION_AS_READ)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise TrainError(f"detections={path} cannot be read ({reason}). fix: a COCO results file") from error
+    if content and not rows:
+        raise TrainError(f"detections={path}: the data has none of its categories. fix: the ids of the annotation file")
+    return detections, len(content) - len(rows)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write plain data as one JSON file. Raises TrainError if that fails."""
-    _write(path, json.dumps(content) + "\n")
+    """Write plain data as one JSON file."""
+    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
 def write_yolo(path: Path, result: ImageResult) -> None:
     """Write a line ``class cx cy w h score`` per detection, best first.
 
     Boxes are fractions of the picture's sides; classes count from 0. A picture without detections
-    gets an empty file. Raises TrainError if the file cannot be written.
+    gets an empty file.
     """
     height, width = result.size
     boxes = result.detections["box_xywh"].astype(np.float64)
@@ -124,7 +106,8 @@ def write_yolo(path: Path, result: ImageResult) -> None:
     boxes /= [width, height, width, height]
     columns = zip(result.detections["class"].tolist(), boxes.tolist(), result.detections["score"].tolist(), strict=True)
     lines = [" ".join([str(cls), *(f"{value:.6f}" for value in (*box, score))]) + "\n" for cls, box, score in columns]
-    _write(path, "".join(lines))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def file_names(names: Sequence[str], suffix: str) -> dict[str, str]:
@@ -135,36 +118,3 @@ def file_names(names: Sequence[str], suffix: str) -> dict[str, str]:
     stems = {name: str(PurePosixPath(name).with_suffix("")) for name in names}
     counts = Counter([*stems.values(), *names])
     return {name: (stem if counts[stem] == 1 else name) + suffix for name, stem in stems.items()}
-
-
-def _result(entry: Any, place: str) -> tuple[int, int, float, tuple[float, ...]]:
-    """Image id, category id, score and box of one row. Raises TrainError."""
-    if not isinstance(entry, dict):
-        raise TrainError(f"{place} is not an object. fix: {RESULTS}")
-    for key in RESULT_KEYS:
-        if key not in entry:
-            raise TrainError(f"{place} has no {key}. fix: {RESULTS}")
-    image, category = (_whole(entry[key], f"{place} has {key}") for key in RESULT_KEYS[:2])
-    box, score = entry["bbox"], entry["score"]
-    numbers = [*box, score] if isinstance(box, list) else []
-    if len(numbers) != 5 or not all(type(value) in (int, float) and abs(value) < LARGEST for value in numbers):
-        raise TrainError(f"{place} has bbox={str(box)[:60]}, score={str(score)[:30]}. fix: {RESULTS}")
-    return image, category, score, tuple(box)
-
-
-def _whole(value: Any, place: str) -> int:
-    """Parse an id written as 5, 5.0 or "5"."""
-    try:
-        if type(value) in (int, float, str) and (number := int(value)) == (number if type(value) is str else value):
-            return number
-    except (ValueError, OverflowError):  # no number, infinite or NaN
-        pass
-    raise TrainError(f"{place}={str(value)[:30]!r}. fix: make it a whole number")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space, or another out=") from error

@@ -95,10 +95,7 @@ def test_a_folder_holds_every_type_that_trains(tmp_path: Path) -> None:
         ("nowhere", "source=nowhere: there is no such file or folder"),
         ("empty", "source=empty holds no picture or video"),
         ("pictures/*.tif", "holds no picture or video"),
-        ("pictures/notes.md", "notes.md is not of a known type. fix: one of .avif .bmp"),
-        ("list.txt", "list.txt:2: pictures/notes.md is not of a known type"),
         ("none.txt", "holds no picture"),
-        ("binary.txt", "cannot read source=binary.txt"),
     ],
 )
 def test_sources_that_hold_nothing(
@@ -106,9 +103,7 @@ def test_sources_that_hold_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
-    Path("list.txt").write_text("pictures/b.png\npictures/notes.md\n")
     Path("none.txt").write_text("\n")
-    Path("binary.txt").write_bytes(b"\xff\xfe\x80")
     with pytest.raises(DataError, match=said.replace(".", r"\.") + ".*"):
         find_media(source)
 
@@ -215,7 +210,7 @@ def test_videos_keep_their_order_among_pictures(folder: Path) -> None:
     seen = [frame for batch in frames for frame in batch.frames]
     for name, count in (("b.avi", 10), ("deep/clip.avi", 3)):
         assert [frame.number for frame in seen if frame.medium.name == name] == list(range(1, count + 1))
-    assert len(seen) == 17 and frames.seconds > 0 and not frames.skipped
+    assert len(seen) == 17 and not frames.skipped
 
 
 def test_many_shapes_do_not_fill_the_memory(tmp_path: Path) -> None:

@@ -8,12 +8,10 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
-from train_utils.errors import TrainError
 from train_utils.scores.detections import make_detections
 from train_utils.scores.result_files import ImageResult, coco_files, file_names, image_ids, write_json, write_yolo
 
@@ -88,9 +86,3 @@ def test_no_two_files_get_one_name(names: set[str]) -> None:
 def test_a_file_keeps_its_stem_unless_another_has_it_too() -> None:
     assert file_names(["a/b.jpg", "c/b.jpg"], ".txt") == {"a/b.jpg": "a/b.txt", "c/b.jpg": "c/b.txt"}
     assert file_names(["b.jpg", "b.png"], ".txt") == {"b.jpg": "b.jpg.txt", "b.png": "b.png.txt"}
-
-
-def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(TrainError, match=r"cannot write .*file/a.json"):
-        write_json(tmp_path / "file" / "a.json", [])
