@@ -24,10 +24,7 @@ class AugmentConfig:
     mosaic: float  # probability that a sample is a mosaic of four or nine images
     mosaic_nine: float  # share of the mosaics, 0..1, made of nine images; the others have four
     mixup: float  # probability that a sample is blended with a second one
-    mixup_beta: float  # blend weights are drawn from Beta(mixup_beta, mixup_beta)
-    close_mosaic_epochs: int  # number of final epochs without mosaic and mixup
-    close_mosaic_max_fraction: float  # upper limit of close_mosaic_epochs as a share of all epochs,
-    # 0..1
+    close_mosaic_epochs: int  # number of final epochs without mosaic and mixup, at most a quarter of all epochs
     tile_pool: int  # mosaics draw their other images from a block of this many neighbours in the
     # epoch's order, which saves decoding; 0: from all images
     degrees: float  # rotation in degrees, drawn from -degrees..degrees
@@ -51,7 +48,6 @@ class AugmentConfig:
             "mosaic",
             "mosaic_nine",
             "mixup",
-            "close_mosaic_max_fraction",
             "flip_horizontal",
             "flip_vertical",
         )
@@ -66,8 +62,6 @@ class AugmentConfig:
         for key in ("close_mosaic_epochs", "tile_pool"):
             if getattr(self, key) < 0:
                 raise ValueError(f"augment.{key} must be 0 or more, got {getattr(self, key)}")
-        if not self.mixup_beta > 0:
-            raise ValueError(f"augment.mixup_beta must be above 0, got {self.mixup_beta}")
         # The horizon of a tilted plane must stay outside the sample.
         if self.perspective * (1 + 2 * self.translate) > 0.5 * (1 - self.scale):
             largest = 0.5 * (1 - self.scale) / (1 + 2 * self.translate)
@@ -78,4 +72,4 @@ class AugmentConfig:
 
     def plain_epochs(self, epochs: int) -> int:
         """Return how many final epochs, out of ``epochs``, go without mosaics and mixup."""
-        return min(self.close_mosaic_epochs, int(self.close_mosaic_max_fraction * epochs))
+        return min(self.close_mosaic_epochs, int(0.25 * epochs))

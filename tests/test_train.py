@@ -124,7 +124,7 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tm
         assert text in str(refused.value)
     assert "timeout" not in str(refused.value), "that option has no say in the weights"
     smaller = replace(other.train, batch_size=4, micro_batch_size=4)
-    optim = replace(config.optim, lr=0.02, burn_in_max_fraction=0.0, decay=Decay.constant)
+    optim = replace(config.optim, lr=0.02, burn_in_epochs=0, burn_in_min_steps=0, decay=Decay.constant)
     train(replace(other, train=smaller, optim=optim, resume_force=True))
     state = load_last(run)[0]
     assert (state["epoch"], state["step"]) == (2, 8), "epochs of 2 steps, then of 4"

@@ -152,13 +152,10 @@ class OptimConfig:
     kept_heads_factor: float  # on all learning rates if no layer of model.weights was left out, and they saw 10 times
     # the images of this training: such heads are lost at the rate that suits fresh ones
     momentum: float  # of SGD with Nesterov momentum; beta1 of AdamW
-    beta2: float  # of AdamW: decay of its mean of squared gradients
     weight_decay: float  # on convolution weights only; each step of AdamW takes lr times this share of them away
     burn_in_epochs: float  # length of the burn-in in epochs
-    burn_in_min_steps: int  # lower limit of the burn-in in steps
-    burn_in_max_fraction: float  # upper limit of the burn-in as a share of the training; it wins
+    burn_in_min_steps: int  # lower limit of the burn-in in steps; it never takes more than a tenth of the training
     burn_in_bias_lr: float  # initial learning rate of biases, which falls to lr; that of other weights rises from 0
-    burn_in_momentum: float  # initial momentum
     clip_norm: float | None  # largest gradient norm; null: no clipping
     ema_decay: float  # largest decay of the weight average in a step; 0: no average
     ema_window: float  # the average covers about this share of the steps made, until ema_decay limits it
@@ -178,7 +175,7 @@ class OptimConfig:
         for key in ("weight_decay", "burn_in_epochs", "burn_in_min_steps", "burn_in_bias_lr"):
             if getattr(self, key) < 0:
                 raise ValueError(f"optim.{key} must be 0 or more, got {getattr(self, key)}")
-        for key in ("momentum", "beta2", "burn_in_momentum", "burn_in_max_fraction", "final_lr_ratio", "ema_decay"):
+        for key in ("momentum", "final_lr_ratio", "ema_decay"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"optim.{key} must lie in 0..1, got {getattr(self, key)}")
         flat = self.flat_fraction

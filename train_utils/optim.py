@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from train_utils.config import OPTIMISERS, Decay, OptimConfig, Optimizer
 from train_utils.errors import CheckpointError
 
+BURN_IN_MAX_SHARE = 0.1  # of the training, also where burn_in_min_steps is more
+BURN_IN_MOMENTUM = 0.9  # at its first step
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -68,7 +71,7 @@ class Schedule:
 
     def _warm_up(self, steps: int) -> int:
         wanted = max(self.config.burn_in_epochs * self.steps_per_epoch, self.config.burn_in_min_steps)
-        return min(round(wanted), round(self.config.burn_in_max_fraction * steps))
+        return min(round(wanted), round(BURN_IN_MAX_SHARE * steps))
 
     def _decayed(self, step: int, length: int) -> float:
         flat = self.config.flat_share(length)
@@ -90,9 +93,9 @@ class Schedule:
         return (1 - done) * self.config.burn_in_bias_lr / self.config.lr + done * self.lr_factor(step)
 
     def momentum(self, step: int) -> float:
-        """Momentum, or beta1; moves from ``burn_in_momentum`` to ``momentum`` during burn-in."""
+        """Momentum, or beta1; moves from 0.9 to ``momentum`` during burn-in."""
         done = self.burn_in(step)
-        return (1 - done) * self.config.burn_in_momentum + done * self.config.momentum
+        return (1 - done) * BURN_IN_MOMENTUM + done * self.config.momentum
 
     def weight_decay(self, step: int) -> float:
         """Weight decay of convolution weights; rises from 0 during burn-in."""
@@ -118,7 +121,7 @@ class Schedule:
             factor = self.bias_lr_factor if group["name"] == "bias" else self.weight_lr_factor
             group["lr"] = self.config.lr * factor(step)
             if "betas" in group:
-                group["betas"] = self.momentum(step), self.config.beta2
+                group["betas"] = self.momentum(step), group["betas"][1]
             elif "momentum" in group:
                 group["momentum"] = self.momentum(step)
             if "nesterov" in group:

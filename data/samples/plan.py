@@ -16,6 +16,8 @@ from data.augment_config import AugmentConfig
 from data.geometry import Matrix, Size, random_homography, snapped
 from data.samples.mosaic import Placed, alone, mosaic_of_four, mosaic_of_nine
 
+MIXUP_BETA = 32.0  # weights of blends are drawn from Beta(32, 32): near 1/2
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -73,7 +75,7 @@ def draw_plan(
     if mixes:
         (other,) = _draw_others(1, request, len(sizes), generator)
         pictures.append(_draw_picture(other, request, sizes, augment, generator, combine))
-        share = float(generator.beta(augment.mixup_beta, augment.mixup_beta))
+        share = float(generator.beta(MIXUP_BETA, MIXUP_BETA))
     return Plan((request.height, request.width), pictures, share, gains)
 
 

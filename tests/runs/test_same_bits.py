@@ -189,7 +189,7 @@ VALUES: dict[str, list[Any]] = {
     "train.epochs": [1, 2], "train.extended_after": [[], [1]],
     "train.batch_size": [6], "train.image_size": [64], "train.multi_scale": [[0.5, 1.5]],
     "train.seed": [3], "train.precision": [Precision.float64, Precision.bfloat16, Precision.float32],
-    "augment.mixup_beta": [2.0], "augment.close_mosaic_epochs": [0], "augment.tile_pool": [4, 2, 8],
+    "augment.close_mosaic_epochs": [0], "augment.tile_pool": [4, 2, 8],
     "augment.degrees": [20.0], "augment.shear": [8.0], "augment.perspective": [0.02], "augment.scale": [0.3],
     "augment.mosaic": [1.0, 0.0], "augment.mosaic_nine": [0.5, 0.0], "optim.lr": [0.02],
     "optim.burn_in_epochs": [0.0], "optim.burn_in_min_steps": [0], "optim.weight_decay": [0.01],

@@ -39,7 +39,7 @@ def test_three_groups_hold_every_trainable_parameter_once_and_only_kernels_decay
 
 def test_adamw_follows_its_formula_with_betas_of_the_schedule() -> None:
     """Loshchilov and Hutter 2019, algorithm 2, in float64."""
-    config = replace(CONFIG, name=Optimizer.adamw, lr=0.001, momentum=0.9, beta2=0.99, weight_decay=0.1)
+    config = replace(CONFIG, name=Optimizer.adamw, lr=0.001, momentum=0.9, weight_decay=0.1)
     model, schedule = small_model().double(), Schedule(config, 10, 100)
     optimizer = make_optimizer(model, config)
     kernel, first, second = model[0].weight, 0.0, 0.0
@@ -51,9 +51,9 @@ def test_adamw_follows_its_formula_with_betas_of_the_schedule() -> None:
         schedule.apply(optimizer, step)
         beta1, rate = schedule.momentum(step), config.lr * schedule.weight_lr_factor(step)
         first = beta1 * first + (1 - beta1) * math.sin(step)
-        second = 0.99 * second + 0.01 * math.sin(step) ** 2
+        second = 0.999 * second + 0.001 * math.sin(step) ** 2
         expected *= 1 - rate * schedule.weight_decay(step)
-        move = first / (1 - beta1 ** (step + 1)) / (math.sqrt(second / (1 - 0.99 ** (step + 1))) + 1e-8)
+        move = first / (1 - beta1 ** (step + 1)) / (math.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8)
         expected -= rate * move
         optimizer.step()
     torch.testing.assert_close(kernel.detach(), expected, rtol=1e-12, atol=0)
@@ -61,19 +61,19 @@ def test_adamw_follows_its_formula_with_betas_of_the_schedule() -> None:
 
 
 def test_rates_during_and_after_burn_in() -> None:
-    schedule = Schedule(CONFIG, steps_per_epoch=10, total_steps=100)
+    schedule = Schedule(CONFIG, steps_per_epoch=10, total_steps=400)
     assert schedule.burn_in_steps == 30
     optimizer = make_optimizer(small_model(), CONFIG)
-    for step in range(100):
+    for step in range(400):
         schedule.apply(optimizer, step)
-        cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / 99)) / 2
+        cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / 399)) / 2
         done = min(1, (step + 1) / 30)
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
         assert rates["convolution"] == rates["norm"] == pytest.approx(0.01 * cosine * done)
         assert rates["bias"] == pytest.approx(0.1 * (1 - done) + 0.01 * cosine * done)
         assert schedule.momentum(step) == pytest.approx(0.9 + 0.037 * done)
         assert schedule.weight_decay(step) == pytest.approx(5e-4 * done)
-    assert schedule.lr_factor(99) == pytest.approx(0.05)
+    assert schedule.lr_factor(399) == pytest.approx(0.05)
 
 
 def test_only_short_trainings_keep_their_rate_for_half_of_their_steps_by_default() -> None:
@@ -99,7 +99,7 @@ def test_decays_meet_their_ends(decay: Decay, halfway: float, flat: float) -> No
 @pytest.mark.parametrize("decay", list(Decay))
 def test_an_extension_joins_the_curve_of_a_training_of_its_length_without_a_jump(decay: Decay, flat: float) -> None:
     """Extended from 100 to 250 and then to 300 steps; burn-in keeps to the first 100."""
-    config = replace(CONFIG, decay=decay, flat_fraction=flat, burn_in_epochs=1, burn_in_max_fraction=0.1)
+    config = replace(CONFIG, decay=decay, flat_fraction=flat, burn_in_epochs=1)
     first, twice = Schedule(config, 10, 100), Schedule(config, 10, 300, ends=(100, 250))
     planned = [Schedule(config, 10, total) for total in (250, 300)]
     rates = [twice.weight_lr_factor(step) for step in range(300)]
@@ -117,7 +117,7 @@ def test_an_extension_joins_the_curve_of_a_training_of_its_length_without_a_jump
 
 
 def test_burn_in_never_swallows_a_short_training() -> None:
-    config = replace(CONFIG, burn_in_min_steps=500, burn_in_max_fraction=0.1)
+    config = replace(CONFIG, burn_in_min_steps=500)
     assert Schedule(config, 13, 520).burn_in_steps == 52
     assert Schedule(config, 1000, 300_000).burn_in_steps == 3000
 
@@ -166,7 +166,6 @@ def test_average_continues_where_it_was_saved() -> None:
         ({"flat_fraction": 1.0}, "optim.flat_fraction must be auto or lie in 0..1, below 1, got 1.0"),
         ({"flat_fraction": "half"}, "optim.flat_fraction must be auto or lie"),
         ({"flat_fraction": True}, "optim.flat_fraction must be auto or lie"),
-        ({"beta2": 2.0}, "optim.beta2 must lie in 0..1"),
     ],
 )
 def test_values_out_of_range_are_named(change: dict[str, float], message: str) -> None:

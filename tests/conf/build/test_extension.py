@@ -50,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("extension")
     ensure_shapes(folder / "shapes", SHAPES)
     more = ("train.batch_size=8", "train.epochs=1", "evaluate.every=1", "train.save_every_steps=1")
-    train(small_run(folder / "shapes", SHAPES, folder / "run", *more, "optim.burn_in_max_fraction=0.5"))
+    train(small_run(folder / "shapes", SHAPES, folder / "run", *more))
     return folder / "run"
 
 

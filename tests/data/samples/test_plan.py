@@ -129,5 +129,5 @@ def test_colour_on_the_device_is_that_of_the_cpu(coco_set: CocoSet) -> None:
 
 
 def test_short_trainings_keep_most_of_their_mosaics() -> None:
-    augment = replace(MOSAIC, close_mosaic_epochs=10, close_mosaic_max_fraction=0.25)
+    augment = replace(MOSAIC, close_mosaic_epochs=10)
     assert [augment.plain_epochs(epochs) for epochs in (300, 40, 10, 1)] == [10, 10, 2, 0]

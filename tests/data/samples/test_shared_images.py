@@ -31,7 +31,7 @@ from tests.data.conftest import NO_AUGMENT, CocoSet
 # What an option is set to besides its value in NO_AUGMENT; one that is not listed here gets a value
 # by its type.
 STRONG: dict[str, list[Any]] = {"degrees": [25.0], "shear": [12.0], "perspective": [0.1], "translate": [0.3]}
-STRONG |= {"close_mosaic_epochs": [0], "mixup_beta": [2.0], "tile_pool": [4], "scale": [0.6]}
+STRONG |= {"close_mosaic_epochs": [0], "tile_pool": [4], "scale": [0.6]}
 SIZES = ((64, 64), (96, 160))
 NUM_IMAGES, BATCH = 24, 12
 

@@ -73,16 +73,16 @@ def test_precision_names_its_dtype_and_refuses_what_a_cpu_cannot() -> None:
 # In burn-in, with active clipping and a ramping average, each option affects every step.
 SENSITIVE = replace(CONFIG, burn_in_epochs=2, clip_norm=0.5, ema_window=4.0)
 OTHERWISE: dict[str, Any] = {
-    "lr": 0.03, "final_lr_ratio": 0.5, "decay": Decay.linear, "flat_fraction": 0.5, "momentum": 0.0, "beta2": 0.5,
+    "lr": 0.03, "final_lr_ratio": 0.5, "decay": Decay.linear, "flat_fraction": 0.5, "momentum": 0.0,
     "weight_decay": 0.1,
-    "burn_in_epochs": 3, "burn_in_min_steps": 11, "burn_in_max_fraction": 0.4, "burn_in_bias_lr": 0.3,
-    "burn_in_momentum": 0.0, "clip_norm": None, "ema_decay": 0.5, "ema_window": 0.1,
+    "burn_in_epochs": 3, "burn_in_min_steps": 11, "burn_in_bias_lr": 0.3,
+    "clip_norm": None, "ema_decay": 0.5, "ema_window": 0.1,
 }  # fmt: skip
 
 
 def after_two_epochs(world: World, before: OptimConfig, after: OptimConfig, resumed: bool) -> list[torch.Tensor]:
     """Weights, statistics and average after an epoch of each, on one state or via a checkpoint."""
-    schedules = [Schedule(config, steps_per_epoch=3, total_steps=12) for config in (before, after)]
+    schedules = [Schedule(config, steps_per_epoch=3, total_steps=120) for config in (before, after)]
     state = new_state(network_with_norm(), schedules[0])
     train_epoch(world, state, schedules[0], batches(8, 24))
     state.end_epoch()
@@ -106,9 +106,8 @@ def after_two_epochs(world: World, before: OptimConfig, after: OptimConfig, resu
 @pytest.mark.parametrize("key", list(OTHERWISE))
 def test_every_changed_option_of_optim_takes_effect_after_a_forced_resume(world: World, key: str) -> None:
     """As if it had been changed within the running training; in both directions."""
-    sensitive = replace(SENSITIVE, name=Optimizer.adamw) if key == "beta2" else SENSITIVE
-    changed = replace(sensitive, **{key: OTHERWISE[key]})
-    for before, after in ((sensitive, changed), (changed, sensitive)):
+    changed = replace(SENSITIVE, **{key: OTHERWISE[key]})
+    for before, after in ((SENSITIVE, changed), (changed, SENSITIVE)):
         as_before, expected, found = (
             after_two_epochs(world, before, config, resumed)
             for config, resumed in ((before, True), (after, False), (after, True))
