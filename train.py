@@ -87,8 +87,8 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     config, loss_notes = fit_loss(config, world, saved, model, train_set)
     dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world)
     size = config.evaluate.image_size or options.image_size
-    lines, seconds = config.logger.lines_per_epoch, options.timeout_seconds
-    evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, lines, seconds)
+    seconds = options.timeout_seconds
+    evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, seconds)
 
     # Run folder and log. A job that restarts finds its folder by the options saved there.
     folder = folder or stack.enter_context(opening)

@@ -48,7 +48,7 @@ def check(config: CheckDataConfig) -> dict[str, Any]:
     with ExitStack() as stack:
 
         def progress(split: str, count: int) -> Callable[[int], None]:
-            return stack.enter_context(Progress(count, f"decoding {split}", enabled=True, lines=4)).advance
+            return stack.enter_context(Progress(count, f"decoding {split}", enabled=True)).advance
 
         checked = check_dataset(config.data, network, config.threads, progress)
     pictures = draw(config, checked, out) if config.pictures else []

@@ -60,7 +60,6 @@ class Evaluator:
         model: AnyNetwork,
         data: DataConfig,
         world: World,
-        lines: int = 5,
         timeout_seconds: float = 0.0,
     ) -> None:
         if (nearest := model.nearest_size(image_size, image_size)[0]) != image_size:
@@ -68,7 +67,7 @@ class Evaluator:
                 f"evaluate.image_size={image_size} is not a multiple of the network's largest stride "
                 f"{model.max_stride}. fix: evaluate.image_size={nearest}"
             )
-        self.annotations, self.world, self.lines, self.config = annotations, world, lines, config
+        self.annotations, self.world, self.config = annotations, world, config
         self.dtype = autocast_dtype(config.precision.value, world.device, "evaluate.precision")
         self.image_size, self.stride = image_size, model.max_stride
         assert len(annotations.names) <= MAX_CLASSES, "a packed detection has two bytes for its class"
@@ -97,7 +96,7 @@ class Evaluator:
 
     def __call__(self, model: torch.nn.Module) -> Evaluation | None:
         """Score ``model``; None on all ranks but 0."""
-        progress = Progress(self.num_images, "evaluate", self.world.is_main, self.lines)
+        progress = Progress(self.num_images, "evaluate", self.world.is_main)
         assert isinstance(model, AnyNetwork)
         network, tf32 = for_detection(model, self.world.device), self.config.precision is EvalPrecision.tf32
         place = self.to_original, self.world.device

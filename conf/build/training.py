@@ -125,8 +125,7 @@ class Training:
         steps_done = state.step - state.epoch * sampler.steps_per_epoch
         sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
         epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
-        title, lines = f"epoch {epoch}/{config.train.epochs}", config.logger.lines_per_epoch
-        progress = Progress(rest, title, self.world.is_main, lines, left=self.seconds_left)
+        progress = Progress(rest, f"epoch {epoch}/{config.train.epochs}", self.world.is_main, left=self.seconds_left)
         save = self.checkpoints.save
         result = train_one_epoch(self.step, self.loader, progress, save, self.log_step)
         self.time_left.trained(progress.seconds, progress.pace * self.images)

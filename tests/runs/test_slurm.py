@@ -20,7 +20,7 @@ from train_utils.scores.coco_eval import FIGURES
 
 SHAPES = ShapesConfig(train_images=384, val_images=6, image_size=64, seed=0)
 STEPS = 96  # of two epochs: signals take a second or two to arrive
-BEGUN = "epoch 1/2  24/384  "  # images: after the third step
+BEGUN = "epoch 1/2  40/384  "  # images: after the fifth step
 TWO_BY_TWO = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]  # the nodes' GPUs are stand-ins
 ONE = ["--nodes=1", "--gpus-per-node=0"]
 
@@ -46,7 +46,7 @@ def options(folder: Path, *more: str) -> list[str]:
         "data.index_dir=index", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64",
         "train.multi_scale=[0.5, 1.5]",
         "train.batch_size=8", "train.epochs=2", "train.device=cpu", "evaluate.every=0", "logger.pictures=false",
-        "logger.lines_per_epoch=16", *more,
+        *more,
     ]  # fmt: skip
 
 

@@ -10,18 +10,15 @@ from train_utils.errors import TrainError
 
 @dataclass
 class WandbConfig:
-    """A run in Weights & Biases (keys ``logger.wandb.*``)."""
+    """A run in Weights & Biases; WANDB_ENTITY, WANDB_MODE and so on hold, too."""
 
     project: str  # that the run belongs to
-    entity: str | None  # team or user; null: that of the login
-    offline: bool  # write into the run folder only; `wandb sync` uploads that later
 
 
 @dataclass
 class MlflowConfig:
-    """A run in MLflow (keys ``logger.mlflow.*``)."""
+    """A run in MLflow, in the store that MLFLOW_TRACKING_URI names."""
 
-    uri: str | None  # server or store; null: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here
     experiment: str  # that the run belongs to
 
 
@@ -29,7 +26,6 @@ class MlflowConfig:
 class LoggerConfig:
     """What a run shows, draws and logs, and to which services (keys ``logger.*``)."""
 
-    lines_per_epoch: int  # progress lines per epoch if the output is not a terminal
     pictures: bool  # draw the first training batch, the curves and detections into the run folder
     every_steps: int  # steps between two rows of steps.csv, and points of the services; 0: none
     tensorboard: bool  # write event files into tensorboard/ of the run folder

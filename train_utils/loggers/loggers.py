@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -30,66 +27,66 @@ SERVICES: dict[str, Callable[..., Logger]] = {
     "tensorboard": TensorBoardLogger, "wandb": WandbLogger, "mlflow": MlflowLogger,
 }  # fmt: skip
 LOGGERS: dict[str, Callable[[LoggedRun], Logger]] = {}  # of the plugins in use, by name
-START_SECONDS, END_SECONDS = 30.0, 20.0  # that the training waits for services in all
-MOST_WAITING = 10_000  # messages
+END_SECONDS = 20.0  # that the end of a training waits for each logger
 
 
 class LoggerThread:
-    """A logger in its own thread, which may fail or hang: it warns once, the training goes on.
+    """Calls a logger in a thread of its own: one that fails or hangs is a warning, once.
 
     No executor, because Python waits for the threads of those before it ends.
     """
 
-    def __init__(self, name: str, start: Callable[[], Logger], warn: Callable[[str], None]) -> None:
-        self.name, self.started = name, Future[None]()
-        self._start, self._warn, self._warned = start, warn, False
+    def __init__(self, name: str, logger: Logger, warn: Callable[[str], None]) -> None:
+        self._name, self._logger, self._warn, self._warned = name, logger, warn, False
         self._messages: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # a method and its arguments
         self._thread = Thread(target=self._work, name=f"logger-{name}", daemon=True)
         self._thread.start()
 
     def send(self, method: str, *content: Any) -> None:
         """Queue a call of the logger's ``method``; never waits."""
-        if self._messages.qsize() >= MOST_WAITING:
-            self.warn_once("is far behind")
-        elif self._thread.is_alive():  # else it could not start
-            self._messages.put((method, *content))
+        self._messages.put((method, *content))
 
-    def end(self, complete: bool) -> None:
-        """Ask the logger to close after what waits; never waits."""
-        self._messages.put(("close", complete))
+    def close(self, complete: bool) -> None:
+        """Let the logger take what waits and close, for END_SECONDS at most."""
+        self.send("close", complete)
         self._messages.put(None)
-
-    def join(self, deadline: float) -> None:
-        """Wait for that until ``deadline`` (time.monotonic)."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._thread.join(END_SECONDS)
         if self._thread.is_alive():
-            self.warn_once("does not answer")
-
-    def warn_once(self, what: str) -> None:
-        """Write the first warning about this logger."""
-        if not self._warned:
-            self._warned = True
-            self._warn(f"warning: logger={self.name} {what}: the training is whole, figures may be missing there")
+            self._warn_once("does not answer")
 
     def _work(self) -> None:
-        try:
-            logger = self._start()
-        except Exception as error:  # of somebody else's client: of any kind
-            return self.started.set_exception(error)
-        self.started.set_result(None)
         for method, *content in iter(self._messages.get, None):
             try:
-                getattr(logger, method)(*content)
-            except Exception as error:  # as above
-                self.warn_once(f"failed ({in_short(error)})")
+                getattr(self._logger, method)(*content)
+            except Exception as error:  # of somebody else's client: of any kind
+                self._warn_once(f"failed ({in_short(error)})")
+
+    def _warn_once(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(f"warning: logger={self._name} {what}: the training is whole, figures may be missing there")
 
 
 class Loggers:
     """Writes ``steps.csv`` and hands figures and pictures to the chosen services."""
 
-    def __init__(self, threads: Sequence[LoggerThread], folder: Path, steps: MetricsCsv) -> None:
-        self._threads, self._folder, self._steps = threads, folder, steps
+    def __init__(self, folder: Path, steps: MetricsCsv) -> None:
+        self._folder, self._steps = folder, steps
+        self._threads: list[LoggerThread] = []
         self._complete = False
+
+    def start(self, names: Sequence[str], run: LoggedRun, config: LoggerConfig, warn: Callable[[str], None]) -> None:
+        """Start loggers. If one cannot start, a new run raises TrainError, a resumed one warns."""
+        for name in names:
+            try:
+                logger = LOGGERS[name](run) if name in LOGGERS else SERVICES[name](run, getattr(config, name))
+            except Exception as error:  # of somebody else's client: of any kind
+                reason = f"logger={name} cannot start ({in_short(error)})"
+                if run.step == 0:
+                    raise TrainError(f"{reason}. fix: that, or leave {name} out") from error
+                warn(f"warning: {reason}: the training is whole, figures are missing there")
+            else:
+                self._threads.append(LoggerThread(name, logger, warn))
 
     def step(self, step: int, figures: Mapping[str, float]) -> None:
         """Log the learning rate and the losses of a step."""
@@ -116,26 +113,10 @@ class Loggers:
         self.pictures(step, "plots/*.[jp][pn]g")
         self._complete = True
 
-    def wait_for_start(self, must: bool) -> None:
-        """Wait for the services. Raises TrainError if one cannot start and ``must``, else warns."""
-        wait([thread.started for thread in self._threads], START_SECONDS)
-        for thread in self._threads:
-            if not thread.started.done():
-                thread.warn_once("does not answer")
-            elif (error := thread.started.exception()) is not None:
-                if must:
-                    fix = "that, or leave it out"
-                    text = f"logger={thread.name} cannot start ({in_short(error)}). fix: {fix}"
-                    raise TrainError(str(error) if isinstance(error, TrainError) else text) from error
-                thread.warn_once(f"cannot start ({in_short(error)})")
-
     def close(self) -> None:
-        """Let the services take what waits, for END_SECONDS at most."""
+        """Let the services take what waits."""
         for thread in self._threads:
-            thread.end(self._complete)
-        deadline = time.monotonic() + END_SECONDS
-        for thread in self._threads:
-            thread.join(deadline)
+            thread.close(self._complete)
 
     def _scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
         present = {name: figure for name, figure in figures.items() if figure != ABSENT}
@@ -162,15 +143,17 @@ def open_loggers(
     all ranks if a service cannot start in a new run. In a resumed run that is a warning: a job that
     is requeued at night must not end because a service is away.
     """
-    steps = MetricsCsv(folder / "steps.csv", ("step", "lr", *LOSS_NAMES), world.is_main, step, "step")
-    threads = []
-    for name in (*config.services, *LOGGERS) if world.is_main else ():
-        run = LoggedRun(folder, own_id(folder), step, options)
-        start = partial(LOGGERS[name], run) if name in LOGGERS else partial(SERVICES[name], run, getattr(config, name))
-        threads.append(LoggerThread(name, start, warn))
-    loggers = Loggers(threads, folder, steps)
+    loggers = Loggers(
+        folder, MetricsCsv(folder / "steps.csv", ("step", "lr", *LOSS_NAMES), world.is_main, step, "step")
+    )
+    names = [*config.services, *LOGGERS]
+
+    def start() -> None:
+        if names:
+            loggers.start(names, LoggedRun(folder, own_id(folder), step, options), config, warn)
+
     try:
-        on_main(world, lambda: loggers.wait_for_start(must=step == 0))
+        on_main(world, start)
         yield loggers
     finally:
         loggers.close()

@@ -25,7 +25,7 @@ class MlflowLogger:
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
 
-        self._client, self._metric = MlflowClient(tracking_uri=config.uri), Metric
+        self._client, self._metric = MlflowClient(), Metric
         known = self._client.get_experiment_by_name(config.experiment)
         experiment = known.experiment_id if known else self._client.create_experiment(config.experiment)
         found = self._client.search_runs([experiment], f"tags.own_id = '{run.run_id}'")

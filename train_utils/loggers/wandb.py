@@ -1,11 +1,10 @@
-"""Weights & Biases: online, or offline in ``wandb/`` of the run folder."""
+"""Weights & Biases: online, or with WANDB_MODE=offline in ``wandb/`` of the run folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from train_utils.errors import TrainError
 from train_utils.loggers.config import WandbConfig
 from train_utils.loggers.interface import Cell, LoggedRun
 
@@ -16,21 +15,19 @@ class WandbLogger:
     """Logs into one run of the service, which has the id of the run."""
 
     def __init__(self, run: LoggedRun, config: WandbConfig) -> None:
-        """Open the run. Raises TrainError without a login, wandb's errors without a connection."""
+        """Open the run. Raises wandb's errors without a login or a connection."""
         import wandb
 
-        if not config.offline and not wandb.login(prompt=False, verify=False):
-            raise TrainError("logger=wandb has no login here. fix: wandb login, or logger.wandb.offline=true")
+        if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False, verify=False):
+            raise wandb.errors.UsageError("no login here: wandb login, or WANDB_MODE=offline")
         self._wandb = wandb
         self._run = wandb.init(
             project=config.project,
-            entity=config.entity,
             name=run.folder.name,
             id=run.run_id,
             resume="allow",
             config=run.options,
             allow_val_change=True,
-            mode="offline" if config.offline else "online",
             dir=run.folder,
             reinit="create_new",  # a sweep trains several runs in one process
             settings=wandb.Settings(

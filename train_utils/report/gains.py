@@ -50,7 +50,7 @@ def gain(first: Group, second: Group, resamples: int, confidence: float, seed: i
     value, counts = second.mean() - first.mean(), (len(first.runs), len(second.runs))
     deltas = np.zeros(resamples)
     title = f"{second.letter} against {first.letter}"
-    with Progress(max(counts) * resamples, title, enabled=True, lines=4, unit="draw") as progress:
+    with Progress(max(counts) * resamples, title, enabled=True, unit="draw") as progress:
         for number in range(max(counts)):
             before, after = (group.best[number % len(group.best)] for group in (first, second))
             for draw, delta in enumerate(bootstrap(before, after, resamples, seed)):
