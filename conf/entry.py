@@ -101,11 +101,6 @@ def to_dictionary(config: Any) -> dict[str, Any]:
     return plain(OmegaConf.structured(config))
 
 
-def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
-    """The reverse of ``to_dictionary``. Raises ConfigError as ``to_plain``."""
-    return to_plain(OmegaConf.create(options), schema)
-
-
 def plain(tree: Any) -> dict[str, Any]:
     """An OmegaConf tree as nested dictionaries of numbers and strings; enums by name."""
     container = OmegaConf.to_container(tree, enum_to_str=True)

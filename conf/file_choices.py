@@ -3,11 +3,16 @@
 Hydra asks its sources for a choice one after another. FileChoices is the first of them and has the
 words with a slash or a suffix, if there is such a file or folder. Bare words are names of a group,
 whatever lies in the current folder.
+
+An experiment that a user names is the user's own words, with all that Hydra can do. A data set
+often comes from others: its file sets ``data.*`` and nothing else, and refers to nothing.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from conf import GROUPS_DIR
+from conf.answers.messages import is_path
+from conf.failures import ConfigError
+from data.config import DataConfig
+from data.errors import DataError
 from data.formats.recognise import recognise
 from data.formats.set_files import YAML_SUFFIXES, load_yaml
 
@@ -37,18 +46,14 @@ class FileChoices(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """The options of a choice. Raises DataError for a file that holds none."""
         group, _, word = config_path.partition("/")
-        path = Path(word).expanduser()
-        is_yaml, package = path.is_file() and path.suffix.lower() in YAML_SUFFIXES, None
-        content = load_yaml(path) if is_yaml else {}
-        if group == "data" and not OURS & content.keys():
-            known = recognise(path)
-            usual = yaml.safe_load((GROUPS_DIR / "data" / f"{known['format']}.yaml").read_text(encoding="utf-8"))
-            content = {**usual, **known}
+        path, package = Path(word).expanduser(), None
+        if group == "data":
+            content = _of_data(path)
         else:
-            given = self._get_header_dict(path.read_text(encoding="utf-8"))["package"]
-            package = given or ("_global_" if group == "experiment" else None)
-            # Hydra looks for plain names beside the file; they are those of the group.
-            content["defaults"] = [_in_group(entry, group) for entry in content.get("defaults", [])]
+            package = self._get_header_dict(path.read_text(encoding="utf-8"))["package"] or "_global_"
+            content = load_yaml(path, aliases=True)
+        # Hydra looks for plain names beside the file; they are those of the group.
+        content["defaults"] = [_in_group(entry, group) for entry in content.get("defaults", [])]
         config = OmegaConf.create(content)
         return ConfigResult(provider=self.provider, path=config_path, config=config, header={"package": package})
 
@@ -91,9 +96,35 @@ def register_file_choices() -> None:
     Plugins.instance().register(_OurPath)
 
 
-def is_path(word: str) -> bool:
-    """Whether a choice reads like a path."""
-    return "/" in word or bool(os.path.splitext(word)[1])
+def _of_data(path: Path) -> dict[str, Any]:
+    """The options ``data.*`` of a data set's place. Raises DataError for a file with others."""
+    is_yaml = path.is_file() and path.suffix.lower() in YAML_SUFFIXES
+    content = load_yaml(path) if is_yaml else {}
+    if OURS & content.keys():
+        keys, chosen = {"defaults", *(field.name for field in fields(DataConfig))}, content.get("defaults", [])
+        if other := next((key for key in content if key not in keys), None):
+            raise DataError(f"{path} has the key {other}, which is no option of data. fix: leave it out")
+        if not isinstance(chosen, list) or not all(
+            isinstance(one, str) and re.fullmatch(r"[\w-]+", one) for one in chosen
+        ):
+            raise DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
+    else:
+        known = recognise(path)
+        usual = yaml.safe_load((GROUPS_DIR / "data" / f"{known['format']}.yaml").read_text(encoding="utf-8"))
+        content = {**usual, **known}
+    check_values(content, str(path))
+    return content
+
+
+def check_values(values: Any, source: str) -> None:
+    """Raise ConfigError if what a file holds refers to something, as ``${oc.env:HOME}`` does."""
+    if isinstance(values, dict | list | tuple):
+        for value in [*values, *values.values()] if isinstance(values, dict) else values:
+            check_values(value, source)
+    elif isinstance(values, str) and "${" in values:
+        raise ConfigError(
+            f"{source} holds {values!r}, and only a command line may refer to values. fix: the value itself"
+        )
 
 
 def _in_group(entry: Any, group: str) -> Any:

@@ -152,6 +152,8 @@ class DataConfig:
         return self.format == DataFormat.shapes
 
     def __post_init__(self) -> None:
+        if "/" in self.name or self.name in ("", ".", ".."):  # a folder below runs/ has it
+            raise ValueError(f"data.name must be a name without /, got {self.name!r}. fix: another data.name")
         self._check_format()
         if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
             raise ValueError(f"data.workers must be 0 or more, or {AUTO}, got {self.workers}")

@@ -15,7 +15,6 @@ from hydra.errors import OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.answers.suggest import kinds_of, near_choice, near_value, option_of_file, suggest
-from conf.file_choices import is_path
 from data.formats.recognise import KINDS
 from train_utils.shell import option, quoted
 
@@ -76,6 +75,11 @@ def _no_choice(group: str, name: str, choices: Sequence[str], schema: Any) -> st
     near = near_choice(name, choices)
     hint = f"did you mean {group}={near}? " if near else ""
     return f"no choice {group}={name}; {hint}there are: {', '.join(choices)}"
+
+
+def is_path(word: str) -> bool:
+    """Whether a choice reads like a path."""
+    return "/" in word or bool(os.path.splitext(word)[1])
 
 
 def _wrong_kind(key: str | None, said: str) -> str | None:

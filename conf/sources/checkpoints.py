@@ -12,6 +12,7 @@ from conf import GROUPS_DIR
 from conf.answers.suggest import darknet_options
 from conf.entry import layered
 from conf.failures import ConfigError
+from conf.file_choices import check_values
 from conf.schema import EvalTask
 from models.export.metadata import Exported, read_exported
 from train_utils.errors import CheckpointError
@@ -61,6 +62,7 @@ def with_exported(given: dict[str, Any], prefix: str, exported: Exported, named:
     Raises ConfigError for what onnxruntime, or a file with a fixed image size, cannot do.
     """
     ckpt, section = given["ckpt"], given[prefix.rstrip(".")] if prefix else given
+    check_values(exported.detect, ckpt)
     if given["device"] not in ("auto", "cpu"):
         raise ConfigError(f"ckpt={ckpt} runs on the CPU, in onnxruntime. fix: device=cpu")
     if section["precision"] != "float32":
@@ -172,4 +174,6 @@ def config_of_checkpoint(path: str) -> dict[str, Any]:
     check_checkpoint(path)
     from train_utils.run.checkpoint import peek_config
 
-    return peek_config(Path(path))
+    config = peek_config(Path(path))
+    check_values(config, path)
+    return config

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
 from conf.entry import layered, plain
 from conf.failures import ConfigError
+from conf.file_choices import check_values
 from conf.schema import CHOICES
 from conf.sources.checkpoints import ask_for_plugins, config_of_checkpoint
+from data.errors import DataError
+from data.formats.set_files import load_yaml
 from models.weights.published import BACKBONE, COCO
 from train_utils.launch.environment import allowed_restarts, job_folder_name, read_job
 from train_utils.run.checkpoint_files import FOLDER
@@ -114,15 +115,13 @@ def _saved_options(folder: Path) -> dict[str, Any]:
             raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
         return config_of_checkpoint(str(there))
     try:
-        loaded = OmegaConf.load(path)
-        if isinstance(loaded, DictConfig) and "train" in loaded:
-            return plain(loaded)
-        problem = "it is empty or cut"
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
-        problem = str(error).splitlines()[0]
-    raise ConfigError(
-        f"{path} cannot be read ({problem}). fix: delete it, and the run's options are those of its last checkpoint"
-    )
+        if "train" in (saved := load_yaml(path)):
+            check_values(saved, str(path))
+            return saved
+        problem = f"{path} is cut"
+    except (DataError, OSError) as error:
+        problem = str(error).partition(". fix: ")[0]
+    raise ConfigError(f"{problem}. fix: delete it, and the run's options are those of its last checkpoint")
 
 
 def _has_options(folder: Path, given: Mapping[str, Any]) -> bool:

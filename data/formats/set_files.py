@@ -47,10 +47,19 @@ def _names_images(path: Path) -> bool:
         return False
 
 
-def load_yaml(path: Path) -> dict[str, Any]:
-    """Read the keys of a data.yaml. Raises ``DataError`` where it is none."""
+class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses aliases: a few lines of them are billions of values."""
+
+    def compose_node(self, *arguments: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"line {self.peek_event().start_mark.line + 1} holds an alias")
+        return super().compose_node(*arguments)
+
+
+def load_yaml(path: Path, aliases: bool = False) -> dict[str, Any]:
+    """Read the keys of a data.yaml, or another YAML file. Raises ``DataError`` where it is none."""
     try:
-        content = yaml.safe_load(path.read_bytes())
+        content = yaml.load(path.read_bytes(), yaml.SafeLoader if aliases else _WithoutAliases)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month
         raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error
     if not isinstance(content, dict):

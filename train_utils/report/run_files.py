@@ -46,7 +46,10 @@ def read_files(folder: Path) -> Run:
     if not path.is_file():
         raise TrainError(f"{folder} is not the folder of a run (no config.yaml). fix: runs/<name>/<date_time>")
     try:
-        options = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise ValueError("config.yaml has aliases, and a few of them are billions of values")
+        options = flat(yaml.safe_load(text))
         return Run(folder, options, _table(folder / "metrics.csv"), _table(folder / "times.csv"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise TrainError(f"cannot read {folder} ({error}). fix: restore its tables and config.yaml") from error

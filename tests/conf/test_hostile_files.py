@@ -1,0 +1,156 @@
+"""A file is never code: what others made imports nothing, runs nothing, refers to nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conf import REPOSITORY
+from conf.entry import compose
+from conf.failures import in_one_sentence
+from conf.programs import PROGRAMS
+from data import ShapesConfig
+from tests.small_run import small_run
+from train import train
+from train_utils.report.run_files import read_files
+from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
+
+SECRET = "xyzzy"
+CALL = "{_target_: evil.run}"
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
+DATA_FILES = {  # a data.yaml, and what the sentence says; "": it is read, and does nothing
+    "hydra": (f"defaults: [shapes]\nhydra: {{callbacks: {{x: {CALL}}}}}\n", "has the key hydra, which is no option"),
+    "package": ("# @package _global_\ndefaults: [shapes]\nplugins: [evil.py]\n", "has the key plugins, which is no"),
+    "package of hydra": (f"# @package hydra.callbacks\nformat: coco\nx: {CALL}\n", "has the key x, which is no option"),
+    "experiment": ("defaults: [shapes, /experiment/quickstart]\n", "has other defaults than names"),
+    "launcher": ("defaults: [{override /hydra/launcher: joblib}]\n", "has other defaults than names"),
+    "another file": ("defaults: [./other.yaml]\n", "has other defaults than names"),
+    "interpolation": ("defaults: [shapes]\nroot: ${oc.env:SECRET}\n", "holds '${oc.env:SECRET}', and only a command"),
+    "in a list": ("defaults: [shapes]\nnames: ['${hydra:runtime.cwd}']\n", "holds '${hydra:runtime.cwd}', and only"),
+    "name": ("defaults: [shapes]\nname: ../../x\n", "data.name must be a name without /, got '../../x'"),
+    "target": ("defaults: [shapes]\n_target_: evil.run\n", "has the key _target_, which is no option"),
+    "nested target": (f"defaults: [shapes]\nshapes: {CALL}\n", "data.shapes._target_"),
+    "bomb": (f"{BOMB}defaults: [shapes]\n", "holds an alias"),
+    "bomb of keys": ("defaults: [shapes]\nshapes: &a {seed: 1}\ntrain: {<<: [*a, *a]}\n", "holds an alias"),
+    "classes": (f"train: a\nval: a\n{BOMB}names: *a11\n", "holds an alias"),
+    "of another program": (
+        f"train: a\nval: a\nnames: [x]\ndownload: evil.run\nhydra: {CALL}\nplugins: [evil.py]\n",
+        "",
+    ),
+}
+SAVED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {  # changes of saved options, and the sentence
+    "plugin": (lambda saved: saved.update(plugins=["evil.py"]), "needs plugins=[evil.py]. fix: give their paths"),
+    "path": (lambda saved: saved.update(plugins=["../evil.py"]), "needs plugins=[evil.py]. fix: give their paths"),
+    "root": (lambda saved: saved["data"].update(root="${oc.env:SECRET}"), "holds '${oc.env:SECRET}', and only"),
+    "cfg": (lambda saved: saved["model"].update(cfg="${oc.env:SECRET}"), "holds '${oc.env:SECRET}', and only"),
+    "section": (lambda saved: saved.update(data="${oc.env:SECRET}"), "holds '${oc.env:SECRET}', and only"),
+    "target": (lambda saved: saved["data"].update(_target_="evil.run"), "_target_"),
+}  # fmt: skip
+READERS: dict[str, list[str]] = {  # programs that read a checkpoint, and what else they need
+    "eval": [], "predict": ["source=x"], "export": [], "demo": [], "convert": ["out=x.weights"], "train": [],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step."""
+    folder = tmp_path_factory.mktemp("run")
+    shapes = ShapesConfig(train_images=4, val_images=4, image_size=64, seed=0)
+    train(small_run(folder / "shapes", shapes, folder / "run", "train.epochs=1", "train.batch_size=4"))
+    return folder / "run"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a module that leaves a trace when it is imported or run."""
+    trace = "import pathlib\npathlib.Path(__file__).with_name('trace').touch()\ndef run(*_, **__): ...\n"
+    (tmp_path / "evil.py").write_text(trace)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("SECRET", SECRET)
+    return tmp_path
+
+
+def outcome(program: str, *words: str) -> str:
+    """The options that a program gets, or the sentence instead of them; neither tells a secret."""
+    known = PROGRAMS[program]
+    try:
+        shown = repr(compose(program, known.schema, list(words), known.complete))
+    except Exception as error:
+        sentence = in_one_sentence(error, known.schema, words)
+        assert sentence is not None, error
+        shown = f"error: {sentence}"
+    assert SECRET not in shown and "evil" not in sys.modules and not Path("trace").exists()
+    return shown
+
+
+@pytest.mark.parametrize("program", ["train", "eval", "check_data", "anchors"])
+@pytest.mark.parametrize("case", DATA_FILES)
+def test_a_data_file_sets_data_alone(case: str, program: str, place: Path) -> None:
+    text, said = DATA_FILES[case]
+    (place / "set.yaml").write_text(text)
+    more = ["model=yolov3-tiny", "model.weights=coco"] if program == "eval" else []
+    shown = outcome(program, "data=./set.yaml", *more)
+    assert said in shown and shown.startswith("error: ") == bool(said)
+
+
+@pytest.mark.parametrize("program", READERS)
+@pytest.mark.parametrize("case", SAVED)
+def test_a_checkpoint_imports_nothing_and_refers_to_nothing(case: str, program: str, run: Path, place: Path) -> None:
+    change, said = SAVED[case]
+    state = load_checkpoint(run)
+    change(state["config"])
+    save_checkpoint(place / "own" / "checkpoints" / "best.pt", state)
+    key = "resume" if program == "train" else "ckpt"
+    shown = outcome(program, f"{key}=own", *READERS[program])
+    assert case == "target" or said in shown  # only some programs read data.*
+    if "plugins" in said:
+        outcome(program, f"{key}=own", "plugins=[]", *READERS[program])
+
+
+@pytest.mark.parametrize("case", [*SAVED, "bomb", "hydra"])
+def test_a_run_folder_imports_nothing_and_refers_to_nothing(case: str, run: Path, place: Path) -> None:
+    shutil.copytree(run, place / "own")
+    path = place / "own" / "config.yaml"
+    saved = yaml.safe_load(path.read_text())
+    change, said = SAVED.get(case, (lambda _: None, {"bomb": "holds an alias", "hydra": "hydra"}.get(case, "")))
+    change(saved)
+    more = {"bomb": BOMB, "hydra": f"hydra: {{callbacks: {{x: {CALL}}}}}\n"}.get(case, "")
+    path.write_text(yaml.safe_dump(saved) + more)
+    shown = outcome("train", "resume=own")
+    assert shown.startswith("error: ") and said in shown
+
+
+def test_a_run_folder_s_tables_are_read_without_aliases(run: Path, place: Path) -> None:
+    shutil.copytree(run, place / "own")
+    with (place / "own" / "config.yaml").open("a") as file:
+        file.write(BOMB)
+    with pytest.raises(Exception, match="has aliases") as refused:
+        read_files(place / "own")
+    assert in_one_sentence(refused.value, PROGRAMS["compare"].schema, [])
+
+
+def test_programs_end_with_a_sentence(run: Path, place: Path) -> None:
+    """As processes, where Hydra itself would call what hydra.callbacks names."""
+    state = load_checkpoint(run)
+    state["config"]["plugins"] = ["evil.py"]
+    save_checkpoint(place / "own.pt", state)
+    (place / "set.yaml").write_text(DATA_FILES["hydra"][0])
+    for words, said in (
+        (["train.py", "data=./set.yaml"], "has the key hydra"),
+        (["predict.py", "ckpt=own.pt", "source=x"], "ckpt=own.pt needs plugins=[evil.py]"),
+    ):
+        ended = subprocess.run(
+            [sys.executable, str(REPOSITORY / words[0]), *words[1:]], cwd=place, text=True, capture_output=True,
+            env=os.environ | {"PYTHONPATH": str(place)}, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 2 and ended.stderr.startswith("error: ") and said in ended.stderr, ended.stderr
+        assert len(ended.stderr.splitlines()) == 1 and not (place / "trace").exists()
