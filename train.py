@@ -111,7 +111,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
         on_main(world, lambda: save_config(folder.path, given))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
         draw_first_batch(dataset, sampler, train_set.names, folder.path / "train_batch.jpg")
-    training = Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator, train_set)
+    training = Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator)
     return Outcome(training.run(), folder.path)
 
 

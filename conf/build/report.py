@@ -18,7 +18,6 @@ from conf.entry import defaults, to_yaml
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
 from data.audit.anchor_fit import Sizes
-from data.audit.hints import data_hints
 from models import Darknet, Head, LossConfig, count_flops, count_parameters
 from train_utils.distributed import World
 from train_utils.errors import TrainError
@@ -50,11 +49,6 @@ def min_iou_of(config: TrainConfig) -> float | None:
 def anchors_of(heads: Sequence[Head]) -> Sizes:
     """The different anchors (k, 2) of all heads in pixels, sorted."""
     return np.array(sorted({anchor for head in heads for anchor in head.anchors}))
-
-
-def about_data(config: TrainConfig, heads: Sequence[Head], train_set: Annotations) -> list[str]:
-    """What of the training set is likely to spoil this training."""
-    return data_hints(train_set, config.train.image_size, anchors_of(heads), min_iou_of(config))
 
 
 def announce(

@@ -9,18 +9,17 @@ from torch.utils.data import DataLoader
 
 from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
-from conf.build.report import about_data, close_run, finish, keep_evaluation, report_run, spare
+from conf.build.report import close_run, finish, keep_evaluation, report_run, spare
 from conf.entry import to_dictionary
 from conf.schema import TrainConfig
-from data import Annotations, Batch, TrainBatchSampler
+from data import Batch, TrainBatchSampler
 from models import Darknet
 from train_utils.distributed import World, broadcast_module, max_over_ranks
 from train_utils.loggers.loggers import open_loggers
-from train_utils.loop.early_look import EarlyLook
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import ask_for_requeue
 from train_utils.loop.train_epoch import EpochResult, train_one_epoch
-from train_utils.run.log import HINT, MetricsCsv, RunLog
+from train_utils.run.log import MetricsCsv, RunLog
 from train_utils.run.run_folder import RunFolder, on_main
 from train_utils.run.run_state import LOSS_NAMES
 from train_utils.scores.coco_eval import ABSENT, FIGURES
@@ -46,7 +45,6 @@ class Training:
     sampler: TrainBatchSampler
     loader: DataLoader[Batch]
     evaluator: Evaluator
-    train_set: Annotations
 
     def __post_init__(self) -> None:
         self.state, path, is_main = self.step.state, self.folder.path, self.world.is_main
@@ -61,10 +59,8 @@ class Training:
         evaluations = [epoch for epoch in range(1, epochs + 1) if self.config.evaluate.is_due(epoch, epochs)]
         self.time_left = TimeLeft(epochs, evaluations, len(self.evaluator.annotations) / self.images)
         self.table = EpochTable(self.log.line)
-        planned = [*self.config.train.extended_after, epochs][0]
-        self.look = EarlyLook(self.log.line, self.config.optim.lr, self.state.evaluated_epoch / planned)
         assert isinstance(self.state.model, Darknet)
-        self.heads_kept, self.start_ap = self.state.model.heads_kept, ABSENT
+        self.heads_kept = self.state.model.heads_kept
         self.started = time.monotonic()
 
     def run(self) -> dict[str, float]:
@@ -157,7 +153,6 @@ class Training:
         evaluation = self.score()
         figures = evaluation.scores.figures if evaluation is not None else {}
         if figures.get("AP", ABSENT) != ABSENT:
-            self.start_ap = figures["AP"]
             self.log.line(f"the initial weights score AP {figures['AP']:.4f}, AP50 {figures['AP50']:.4f}")
 
     def write_epoch(self, result: EpochResult, evaluation: Evaluation | None, started: float) -> None:
@@ -177,17 +172,6 @@ class Training:
         about = {"epoch": f"{state.epoch}/{self.config.train.epochs}", "memory": memory()}
         left = self.time_left.seconds(state.epoch + 1, 0.0)
         self.table.add({**row, **took, **about, "waiting": result.waiting, "left": left}, is_best)
-        if self.world.is_main:
-            spare(self.log.line, "the early look", lambda: self.look_early(result, evaluation))
-
-    def look_early(self, result: EpochResult, evaluation: Evaluation | None) -> None:
-        """Say what is likely wrong, on rank 0."""
-        state, config = self.state, self.config
-        heads = state.model.heads
-        self.look.trained(state.epoch, result.losses["loss"], lambda: about_data(config, heads, self.train_set))
-        if evaluation is not None:
-            done = state.epoch / config.train.epochs
-            self.look.scored(self.evaluator.ground_truth, evaluation.detections, done)
 
     def finish(self, evaluation: Evaluation | None) -> None:
         """Show the result of the training, after rank 0's last ``evaluation`` or a new one."""
@@ -196,11 +180,6 @@ class Training:
         if evaluation is not None:
             found = evaluation.scores, evaluation.detections
             finish(self.log, self.folder.path, self.config, self.state, self.evaluator.annotations, *found)
-            if self.start_ap > self.state.best:
-                self.log.line(
-                    f"{HINT}the initial weights score more, AP {self.start_ap:.4f}, than any epoch that was evaluated. "
-                    "fix: more images, a smaller optim.kept_heads_factor, or those weights as they are"
-                )
             spare(self.log.line, "report.html", lambda: report_run(self.folder.path))
             self.loggers.result(self.state.step, self.state.best_figures, evaluation.scores)
             close_run(self.log, self.folder.path, time.monotonic() - self.started)

@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from train_utils.errors import TrainError
-from train_utils.run.log import HINT
 from train_utils.run.same_training import flat
 from train_utils.scores.coco_eval import ABSENT
 
@@ -31,13 +30,6 @@ class Run:
         """The first epoch with the best AP; None if none was evaluated."""
         scored = [row for row in self.epochs if row.get("AP", ABSENT) != ABSENT]
         return max(scored, key=lambda row: row["AP"], default=None)
-
-    @property
-    def hints(self) -> list[str]:
-        """What train.log says is likely wrong, without repetitions."""
-        log = self.folder / "train.log"
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-        return list(dict.fromkeys(line.partition(HINT)[2] for line in lines if f" {HINT}" in line))
 
 
 def read_files(folder: Path) -> Run:

@@ -34,7 +34,6 @@ def write_report(run: Run, out: Path, defaults: Mapping[str, Any]) -> Path:
         title=f"{options['name']} · {run.folder.name}",
         folder=run.folder,
         facts=facts(run),
-        hints=run.hints,
         figure_names=FIGURES,
         figures=[figure(run.best[name]) for name in FIGURES] if run.best else [],
         class_titles=("class", "images", "boxes", *PER_CLASS),

@@ -15,8 +15,6 @@ from train_utils.errors import TrainError
 from train_utils.run.whole_files import whole_file
 from train_utils.terminal.screen import say, warn
 
-HINT = "hint: "  # begins a line about what is likely wrong
-
 
 class RunLog:
     """Writes lines to the terminal and, with ``run_dir``, to its ``train.log``; on rank 0 only."""

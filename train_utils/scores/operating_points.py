@@ -15,8 +15,6 @@ import numpy as np
 from train_utils.scores.detections import Detections, GroundTruth, canonical_order
 
 IOU = 0.5
-NEAR = 0.1  # a detection that overlaps every label by less lies on background, as in TIDE
-SAMPLED_BOXES = 10_000  # of overlooked_share
 MAX_DETECTIONS = 100  # of a class on an image
 LARGEST_AREA = 1e5**2  # larger boxes do not count, as in COCOeval's area range "all"
 
@@ -125,27 +123,6 @@ def overlaps_of(found_xywh: np.ndarray, boxes_xywh: np.ndarray, crowd: np.ndarra
     overlaps = np.zeros(len(shared))
     np.divide(shared, union, out=overlaps, where=shared > 0)
     return overlaps
-
-
-def overlooked_share(truth: GroundTruth, detections: Detections) -> float:
-    """Share of the boxes, crowds aside, that no detection of any class overlaps by at least NEAR.
-
-    0 without boxes. Of many boxes an evenly spread sample is looked at.
-    """
-    counted = np.flatnonzero(~truth.crowd.astype(bool))
-    if not len(counted):
-        return 0.0
-    boxes = counted[np.linspace(0, len(counted) - 1, min(len(counted), SAMPLED_BOXES)).astype(np.int64)]
-    found = detections[np.argsort(detections["image_id"], kind="stable")]
-    images = truth.image_ids[truth.image_of_box[boxes]]
-    first, last = (np.searchsorted(found["image_id"], images, side) for side in ("left", "right"))
-    # All pairs of a box and a detection of its image, box by box.
-    count = last - first
-    row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - last, count)
-    pair = np.repeat(np.arange(len(boxes)), count)
-    found_xywh = found["box_xywh"].astype(np.float64)[row]
-    overlaps = overlaps_of(found_xywh, truth.boxes_xywh[boxes[pair]], np.zeros(len(pair), bool))
-    return 1 - len(np.unique(pair[overlaps >= NEAR])) / len(boxes)
 
 
 def _choose(

@@ -51,8 +51,6 @@ def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None
     shown = page.inner_text("#options")
     assert re.search(r"train\.epochs\s+2\s+300", shown) and re.search(r"model\.width\s+0\.125\s+1\.0", shown)
     assert "optim.lr" not in shown.split("All other")[0], "a default is listed as changed"
-    said = re.search(r"hint: (\d of 5 classes have fewer than 20 boxes .*)", (run_folder / "train.log").read_text())
-    assert said is not None and page.inner_text("#hints li") == said[1]
     best = read_best(run_folder)
     assert f"{best.scores.figures['AP']:.3f}" in page.inner_text("#figures")
     shot = tmp_path / "shot.png"
@@ -72,7 +70,6 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
     assert compare(compose("compare", CompareConfig, [f"runs=[{tmp_path}]", f"out={tmp_path / 'again'}"])) == []
     text = (tmp_path / "again" / "report.html").read_text()
     assert "No epoch was evaluated" in text and "0 of 2" in text and "None were drawn" in text
-    assert "hints" not in text
     with pytest.raises(TrainError, match="fix: runs/"):
         compare(compose("compare", CompareConfig, [f"runs=[{tmp_path.parent}/nowhere]"]))
 
