@@ -141,7 +141,7 @@ def build_step(
         sizes, mode = sampler.sizes.largest - sampler.sizes.smallest + 1, options.compile.value
         loss, to_input = compile_step(state.model, loss, to_input, mode, sizes, log.line)
     step = OptimiserStep(
-        model=wrap_model(state.model, world, options.seed if options.deterministic else None),
+        model=wrap_model(state.model, world),
         loss=loss,
         state=state,
         schedule=schedule,

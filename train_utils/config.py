@@ -12,7 +12,6 @@ from typing import Any
 
 AUTO = "auto"  # of optim.flat_fraction
 SHORT_TRAINING = 2000  # steps (docs/decisions/0020-flat-rate.md)
-TORCH = "torch"  # of train.sync_bn
 
 
 class Device(StrEnum):
@@ -80,9 +79,9 @@ class TrainSection:
     channels_last: bool  # memory layout NHWC, which is faster on most hardware
     compile: Compile  # by torch.compile, each image size once; reduce-overhead: into CUDA graphs, for small networks on
     # one GPU; max-autotune-no-cudagraphs tries more kernels, for minutes a size
-    sync_bn: Any  # batch-norm statistics over all ranks; torch: by torch's slower SyncBatchNorm, on CUDA only
+    sync_bn: bool  # batch-norm statistics over all ranks
     cudnn_benchmark: bool  # let cuDNN time its algorithms; ignored with deterministic, rect or multi_scale
-    deterministic: bool  # same bits in every run; on CPUs at any number of ranks
+    deterministic: bool  # same bits in every run on as many ranks; slower on GPUs
     save_every_steps: int  # also write last.pt within an epoch, after this many steps; 0: not by steps
     save_every_minutes: float  # also write last.pt within an epoch, after this many minutes; 0: not by time
     max_nonfinite_steps: int  # steps in a row that may be skipped because loss or gradient is not finite; one more ends
@@ -104,8 +103,6 @@ class TrainSection:
         ):
             if getattr(self, key) < 0:
                 raise ValueError(f"train.{key} must be 0 or more, got {getattr(self, key)}")
-        if type(self.sync_bn) is not bool and self.sync_bn != TORCH:
-            raise ValueError(f"train.sync_bn must be true, false or {TORCH}, got {self.sync_bn}")
         if len(self.multi_scale) != 2 or not 0 < self.multi_scale[0] <= self.multi_scale[1]:
             raise ValueError(f"train.multi_scale must be [low, high] with 0 < low <= high, got {self.multi_scale}")
         if not 0 <= self.repeat_threshold <= 1:

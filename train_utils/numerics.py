@@ -108,22 +108,6 @@ def set_cuda_generator(state: Tensor) -> None:
         torch.cuda.set_rng_state(state)
 
 
-def check_same_bits(device: torch.device, deterministic: bool, sync_bn: bool) -> None:
-    """Raise TrainError for options that break ``deterministic`` on a CPU.
-
-    There it promises the same weights at any number of ranks. On a GPU it only promises that the
-    same GPUs repeat their own result, so nothing is checked.
-    """
-    if not deterministic or device.type != "cpu":
-        return
-    if not sync_bn:
-        raise TrainError(
-            "train.deterministic=true on a CPU promises the same weights with any number of processes, but with "
-            "train.sync_bn=false the batch statistics depend on that number. fix: train.sync_bn=true or "
-            "train.deterministic=false"
-        )
-
-
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory in this process and in loader workers forked from it.
 

@@ -19,12 +19,10 @@ from conf.schema import TrainConfig
 from data import Annotations, Colour, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
 from models import Darknet, Head
-from train_utils.config import AUTO, TORCH, OptimConfig, Precision
+from train_utils.config import AUTO, OptimConfig, Precision
 from train_utils.distributed import World, broadcast_module, broadcast_text, max_over_ranks
-from train_utils.errors import TrainError
 from train_utils.numerics import (
     allow_tf32,
-    check_same_bits,
     choose_benchmark,
     keep_freed_memory,
     seed_everything,
@@ -41,11 +39,8 @@ MANY_TIMES = 10  # the images of a training must weights have seen to be spared:
 def prepare_numerics(config: TrainConfig, world: World) -> str | None:
     """Set seeds, determinism, TF32 and cuDNN's benchmark; a line if the latter is overruled."""
     deterministic, sizes = config.train.deterministic, config.train.multi_scale
-    check_same_bits(world.device, deterministic, config.train.sync_bn)
-    if config.train.sync_bn == TORCH and world.device.type != "cuda":
-        raise TrainError("train.sync_bn=torch needs GPUs. fix: train.sync_bn=true")
     if (mode := config.train.compile.value) != "off":
-        check_compiling(mode, world, deterministic, config.train.rect)
+        check_compiling(mode, world, config.train.rect)
     sizes_change = config.train.rect or sizes[0] != sizes[1]
     benchmark, note = choose_benchmark(config.train.cudnn_benchmark, world.device, deterministic, sizes_change)
     seed_everything(config.train.seed, deterministic, benchmark)
@@ -146,8 +141,7 @@ def start_state(
     model = model.to(world.device, weights_dtype(config.train.precision.value)).to(memory_format=layout)
     broadcast_module(model)
     if config.train.sync_bn:
-        compiled = config.train.compile.value != "off"
-        convert_sync_batchnorm(model, world, of_torch=config.train.sync_bn == TORCH, compiled=compiled)
+        convert_sync_batchnorm(model, world)
     state = RunState(
         model=model,
         average=WeightAverage(model, schedule),

@@ -122,14 +122,14 @@ def new_step(
     return step
 
 
-def step_of(network: Darknet, world: World, dtype: torch.dtype | None, seed: int | None = None) -> OptimiserStep:
-    """The step of a network on its device; ``dtype`` is autocast's, ``seed`` that of wrap_model."""
+def step_of(network: Darknet, world: World, dtype: torch.dtype | None) -> OptimiserStep:
+    """The step of a network on its device; ``dtype`` is autocast's."""
     schedule = Schedule(options(OptimConfig, "optim/sgd.yaml"), STEPS // 100, STEPS)
     scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
     state = RunState(network, WeightAverage(network, schedule), make_optimizer(network, schedule.config), scaler, {})
     state.loss_sums = state.loss_sums.to(world.device)
     return OptimiserStep(
-        model=wrap_model(network, world, seed),
+        model=wrap_model(network, world),
         loss=new_loss(network),
         state=state,
         schedule=schedule,

@@ -70,7 +70,6 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("train.epochs=0", "train.epochs must be 1 or more, got 0"),
         ("loss.iou=riou", "loss.iou"),
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
-        ("train.sync_bn=other", "train.sync_bn must be true, false or torch"),
         ("optim.lr=-1", "optim.lr must be above 0"),
         ("--epochs=3", "--epochs is no option: options are key=value here. fix: train.epochs=3"),
         ("data.root=a=b", "quote a value"),

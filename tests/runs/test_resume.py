@@ -15,8 +15,9 @@ import torch
 import yaml
 
 from conf.programs import run
-from tests.runs.kill_resume import OPTIONS, PATIENCE, compare, differences, finish, start, start_and_wait
+from tests.runs.kill_resume import OPTIONS, PATIENCE, compare, finish, start, start_and_wait
 from tests.runs.process_group import fork_context
+from tests.runs.weights import largest_difference, parts_of
 from train_utils.run.checkpoint import load_last
 
 pytestmark = pytest.mark.slow
@@ -29,8 +30,7 @@ def test_three_processes_killed_at_random_end_as_if_nothing_had_been(tmp_path: P
 
 
 def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on_alone(tmp_path: Path) -> None:
-    more = ("train.precision=float32", "train.epochs=6", "train.save_every_steps=0", "evaluate.every=0")
-    more += ("train.deterministic=true",)
+    more = ("train.precision=float64", "train.epochs=6", "train.save_every_steps=0", "evaluate.every=0")
     assert finish(start(tmp_path / "whole", 1, *more), PATIENCE)
     run = tmp_path / "run"
     processes = start_and_wait(run, 2, *more)
@@ -43,8 +43,8 @@ def test_a_signal_to_one_rank_stops_all_and_one_process_goes_on_alone(tmp_path: 
     assert finish(start(run, 1, *more), PATIENCE), Path(f"{run}.txt").read_text()[-3000:]
     state = load_last(run)[0]
     assert state["step"] == whole["step"] and state["seen"] == whole["seen"]
-    for part in ("model", "ema", "optimizer"):
-        assert differences(whole[part], state[part]) == []
+    before, after = parts_of(whole), parts_of(state)
+    assert max(largest_difference(before[part], after[part]) for part in before) <= 1e-9
     torch.testing.assert_close(
         [float(cell) for row in rows(run) for cell in row],
         [float(cell) for row in rows(tmp_path / "whole") for cell in row],

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from train_utils.distributed import (
 )
 from train_utils.errors import DistributedError
 from train_utils.launch.environment import peek_rank, peek_world_size, strip_local_rank
-from train_utils.parallel.wrap import convert_sync_batchnorm, gradient_sync, wrap_model
+from train_utils.parallel.wrap import convert_sync_batchnorm, wrap_model
 from train_utils.processes import zero_first as guard
 from train_utils.processes.ending import should_report_error, shutdown
 from train_utils.scores.detections import make_detections
@@ -98,7 +99,8 @@ def train(world: World) -> list[list[float]]:
     inputs = torch.linspace(-1, 1, IMAGES * 3, dtype=torch.float64).reshape(MICRO_BATCHES, -1, 3)
     for _ in range(2):
         for number, micro_batch in enumerate(inputs):
-            with gradient_sync(wrapped, last=number == MICRO_BATCHES - 1):
+            last = number == MICRO_BATCHES - 1
+            with nullcontext() if last or wrapped is model else wrapped.no_sync():
                 wrapped(micro_batch[world.rank :: world.world_size]).square().mean().backward()
         with torch.no_grad():
             for parameter in model.parameters():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,6 @@ from train_utils.loop.interfaces import ImageBatch, Loss
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.stop_and_save import Decision, StepDecisions
 from train_utils.optim import Schedule
-from train_utils.parallel.image_sums import ImageSummed, ImagewiseLoss
-from train_utils.parallel.wrap import gradient_sync, loss_factor
 from train_utils.run.run_state import LOSS_NAMES, RunState
 
 
@@ -48,9 +46,6 @@ class OptimiserStep:
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
         self.sums = torch.zeros_like(self.state.loss_sums)
         self.losses: dict[str, float] = {}  # of the last step on this rank, by LOSS_NAMES
-        self.imagewise = isinstance(self.model, ImageSummed)
-        if self.imagewise:
-            self.loss = ImagewiseLoss(self.loss)
 
     @property
     def full(self) -> bool:
@@ -70,7 +65,8 @@ class OptimiserStep:
             self.schedule.apply(state.optimizer, state.step)
         batch = on_host.to(self.world.device, non_blocking=True)
         self.batches.append(batch)
-        sync = gradient_sync(self.model, self.full, state.step, on_host.indices.tolist())
+        ddp = self.model if isinstance(self.model, DistributedDataParallel) else None
+        sync = nullcontext() if ddp is None or self.full else ddp.no_sync()
         with explain_out_of_memory(len(batch.images), self.accumulate, self.world.world_size), sync:
             parts = self.loss(
                 self.forward(self.model, self.to_input(batch)),
@@ -79,7 +75,8 @@ class OptimiserStep:
                 sum_over_ranks=sum_over_ranks,
                 world_size=self.world.world_size,
             )
-            share = parts.total * (loss_factor(self.model, self.world) / self.accumulate)
+            # Each rank has its share of the loss, and DDP averages gradients over the ranks.
+            share = parts.total * (self.world.world_size / self.accumulate)
             state.scaler.scale(share).backward()
         # Times the number of ranks, so that the mean over ranks is the loss.
         self.sums += torch.stack([part.detach() for part in parts]).double() * self.world.world_size

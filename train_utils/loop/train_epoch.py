@@ -5,13 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from typing import Generic, NamedTuple, TypeVar
 
 from train_utils.distributed import sum_over_ranks
 from train_utils.loop.interfaces import ImageBatch
 from train_utils.loop.step import OptimiserStep
-from train_utils.numerics import one_thread_per_operator
 from train_utils.run.run_state import LOSS_NAMES, RunState
 from train_utils.terminal.progress import Progress
 
@@ -69,7 +67,7 @@ def train_one_epoch(
         share = waiting.seconds / (time.perf_counter() - started)
         return {"loss": f"{_means(state, 1)['loss']:.4g}", "wait": f"{share:.0%}"}
 
-    with progress, one_thread_per_operator() if step.imagewise else nullcontext():
+    with progress:
         for batch in waiting:
             step.add(batch)
             images_done += len(batch.indices) * world.world_size

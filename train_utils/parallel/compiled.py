@@ -29,13 +29,8 @@ TARGET_ROWS = 256  # targets are filled up to multiples of this, for few graphs 
 GRAPHS_OF_A_SIZE = 16  # at most: one for each multiple
 
 
-def check_compiling(mode: str, world: World, deterministic: bool, rect: bool) -> None:
+def check_compiling(mode: str, world: World, rect: bool) -> None:
     """Raise TrainError for options that train.compile cannot go with, and where it cannot work."""
-    if deterministic and world.device.type == "cpu":
-        raise TrainError(
-            "train.deterministic=true on a CPU computes image by image, which cannot be compiled. "
-            "fix: train.compile=off"
-        )
     if rect:
         raise TrainError(
             "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "

@@ -1,11 +1,9 @@
-"""Batch norm with statistics over all ranks, on CUDA: one exchange in each pass, no wait.
+"""Batch norm with statistics over all ranks, on CPUs, where torch's SyncBatchNorm does not exist.
 
-torch's SyncBatchNorm picks ranks by a boolean mask, so in each layer the host waits for the device,
-and torch.compile breaks its graph there. Here the device never reports to the host. Each rank
-computes its own mean and variance in one pass over the map; they are merged as sums of values and
-squares. Such sums lose digits in float32 where a mean is large. Subtracting a common value first
-would need one more exchange, as running means start at 0; float64 for 2 * channels numbers costs
-nothing. Formulas: Ioffe & Szegedy 2015.
+Each rank computes its own mean and variance; they are merged as sums of values and squares. Such
+sums lose digits in float32 where a mean is large. Subtracting a common value first would need one
+more exchange, as running means start at 0; float64 for 2 * channels numbers costs nothing.
+Formulas: Ioffe & Szegedy 2015.
 """
 
 from __future__ import annotations
@@ -16,49 +14,60 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from train_utils.loop.interfaces import SumOverRanks
-from train_utils.parallel.sync_batchnorm import POSITIONS, Statistics, SyncedBatchNorm2d
+from train_utils.distributed import sum_over_ranks
 
 
-class ReducedBatchNorm2d(SyncedBatchNorm2d):
-    """nn.BatchNorm2d with training statistics over all ranks, summed by ``sum_over_ranks``.
+class ReducedBatchNorm2d(nn.BatchNorm2d):
+    """nn.BatchNorm2d with training statistics over all ranks; in evaluation it is plain.
 
-    Ranks may have different numbers of images and sizes. Forward and backward each call
-    ``sum_over_ranks`` once, so all ranks must run both in the same order. Input is of any float
-    dtype, with parameters of float32 or more; its dtype and memory format are kept.
+    Takes over the parameters, statistics, mode and state dict of ``norm``. Ranks may have different
+    numbers of images and sizes. Forward and backward each exchange one tensor, so all ranks must
+    run both in the same order. Input is of any float dtype, with parameters of float32 or more; its
+    dtype and memory format are kept. Raises ValueError if all ranks together have a single value in
+    each channel.
     """
 
-    def __init__(self, norm: nn.BatchNorm2d, sum_over_ranks: SumOverRanks) -> None:
-        super().__init__(norm)
-        self.sum_over_ranks = sum_over_ranks
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        if not (norm.affine and norm.track_running_stats and norm.momentum is not None):
+            raise ValueError(f"this needs a batch norm with weights, running statistics and momentum, got {norm}")
+        super().__init__(norm.num_features, norm.eps, norm.momentum)
+        self.weight, self.bias = norm.weight, norm.bias
+        self.running_mean, self.running_var = norm.running_mean, norm.running_var
+        self.num_batches_tracked = norm.num_batches_tracked
+        self.training = norm.training
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (batch, channels, rows, columns); update running statistics as torch does."""
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        statistics = self._statistics(input.detach())
-        self._follow(statistics)
-        normalised: Tensor = _Normalise.apply(input, self.weight, self.bias, *statistics, self.eps, self.sum_over_ranks)
+        mean, variance, elements = _statistics(input.detach(), self.weight.dtype)
+        if not torch.compiler.is_compiling() and elements <= 1:
+            raise ValueError(f"batch norm needs more than one value for each channel, got {tuple(input.shape)}")
+        self._follow(mean, variance * (elements / (elements - 1)))
+        normalised: Tensor = _Normalise.apply(input, self.weight, self.bias, mean, variance, elements, self.eps)
         return normalised
 
     @torch.no_grad()
-    def _statistics(self, x: Tensor) -> Statistics:
-        """Statistics of all ranks; ``elements`` is a tensor, which the host need not know."""
-        mean, variance = (part.double() for part in _moments(x, self.weight.dtype))
-        values = torch.cat((mean, variance + mean.square(), mean.new_ones(1)))
-        total = self.sum_over_ranks(values * (x.numel() // x.shape[1]))
-        mean, square = (total[:-1] / total[-1]).chunk(2)
-        return Statistics(mean, (square - mean.square()).clamp(min=0), total[-1])
+    def _follow(self, mean: Tensor, unbiased_variance: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+        assert self.num_batches_tracked is not None
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
+            running.copy_(running.double().lerp(new, self.momentum))
+        self.num_batches_tracked.add_(1)
 
 
-def _moments(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel, (channels,) in ``dtype``."""
-    if x.is_cuda and not torch.compiler.is_compiling():  # reads bfloat16 without a float32 copy of the map
-        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
-    else:
-        variance, mean = torch.var_mean(x.to(dtype), (0, *POSITIONS), correction=0)
-    return mean, variance
+@torch.no_grad()
+def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance of each channel over all ranks, float64, and the values in each.
+
+    ``dtype`` is that of the parameters.
+    """
+    variance, mean = (part.double() for part in torch.var_mean(x.to(dtype), (0, 2, 3), correction=0))
+    values = torch.cat((mean, variance + mean.square(), mean.new_ones(1)))
+    total = sum_over_ranks(values * (x.numel() // x.shape[1]))
+    mean, square = (total[:-1] / total[-1]).chunk(2)
+    return mean, (square - mean.square()).clamp(min=0), total[-1]
 
 
 class _Normalise(torch.autograd.Function):
@@ -66,19 +75,11 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        mean: Tensor,
-        variance: Tensor,
-        elements: Tensor,
-        eps: float,
-        sum_over_ranks: SumOverRanks,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, elements: Tensor, eps: float
     ) -> Tensor:
         mean, variance = mean.to(weight.dtype), variance.to(weight.dtype)
         ctx.save_for_backward(x, weight, mean, variance, elements)
-        ctx.eps, ctx.sum_over_ranks = eps, sum_over_ranks
+        ctx.eps = eps
         return nn.functional.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
 
     @staticmethod
@@ -91,21 +92,11 @@ class _Normalise(torch.autograd.Function):
         _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
             grad, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
-        averages = ctx.sum_over_ranks(torch.cat((grad_weight, grad_bias))) / elements.to(weight.dtype)
-        of_weight, of_bias = averages.chunk(2)
-        grad_x = _grad_of_input(grad, x, weight, mean, (variance + ctx.eps).rsqrt(), of_weight, of_bias)
-        return grad_x, grad_weight, grad_bias, None, None, None, None, None
-
-
-def _grad_of_input(
-    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, of_weight: Tensor, of_bias: Tensor
-) -> Tensor:
-    """The gradient weight * scale * (grad - of_bias - (x - mean) * scale * of_weight)."""
-    if x.is_cuda and not torch.compiler.is_compiling():  # one kernel, which divides sums by their number: here 1
-        one = torch.ones(1, dtype=torch.int32, device=x.device)
-        found: Tensor = torch.batch_norm_backward_elemt(grad, x, mean, scale, weight, of_bias, of_weight / scale, one)
-        return found
-    mean, of_bias, slope, factor = (
-        vector.view(1, -1, 1, 1) for vector in (mean, of_bias, scale * of_weight, weight * scale)
-    )
-    return ((grad - of_bias - (x - mean) * slope) * factor).to(x.dtype)
+        of_weight, of_bias = (sum_over_ranks(torch.cat((grad_weight, grad_bias))) / elements.to(weight.dtype)).chunk(2)
+        scale = (variance + ctx.eps).rsqrt()
+        # d loss / dx = weight * scale * (grad - of_bias - (x - mean) * scale * of_weight)
+        mean, of_bias, slope, factor = (
+            vector.view(1, -1, 1, 1) for vector in (mean, of_bias, scale * of_weight, weight * scale)
+        )
+        grad_x = ((grad - of_bias - (x - mean) * slope) * factor).to(x.dtype)
+        return grad_x, grad_weight, grad_bias, None, None, None, None

@@ -62,7 +62,7 @@ def new_compiled_step(
     """A step with a simple loss; ``mode`` None compiles nothing."""
     torch._dynamo.reset()
     model = network_with_norm().to(world.device).train()
-    convert_sync_batchnorm(model, world, compiled=True)
+    convert_sync_batchnorm(model, world)
     schedule = Schedule(CONFIG, 1, 40)
     state = new_state(model, schedule, 8.0 if precision is torch.float16 else None)
     state.loss_sums = state.loss_sums.to(world.device)
@@ -153,19 +153,16 @@ def test_cuda_graphs_train_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "place", "deterministic", "rect", "sentence"),
+    ("mode", "place", "rect", "sentence"),
     [
-        ("default", {"device": torch.device("cpu")}, True, False, "train.deterministic=true on a CPU .*=off"),
-        ("default", {}, False, True, "train.rect=true gives hundreds .*=off or train.rect=false"),
-        (CUDA_GRAPHS, {"device": torch.device("cpu")}, False, False, "=reduce-overhead is for one GPU .*=default"),
-        (CUDA_GRAPHS, {"backend": "nccl", "world_size": 2}, False, False, "a launcher such as torchrun. .*=default"),
+        ("default", {}, True, "train.rect=true gives hundreds .*=off or train.rect=false"),
+        (CUDA_GRAPHS, {"device": torch.device("cpu")}, False, "=reduce-overhead is for one GPU .*=default"),
+        (CUDA_GRAPHS, {"backend": "nccl", "world_size": 2}, False, "a launcher such as torchrun. .*=default"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(
-    mode: str, place: dict[str, Any], deterministic: bool, rect: bool, sentence: str
-) -> None:
+def test_what_cannot_be_compiled_is_refused(mode: str, place: dict[str, Any], rect: bool, sentence: str) -> None:
     with pytest.raises(TrainError, match=sentence.replace(".*", r".*fix: train\.compile")):
-        check_compiling(mode, replace(GPU, **place), deterministic, rect)
+        check_compiling(mode, replace(GPU, **place), rect)
 
 
 def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
