@@ -2,7 +2,6 @@
 
     python export.py ckpt=runs/coco/... format=onnx nms=true
     python export.py ckpt=runs/coco/... format=torch dynamic_batch=true image_size=[384,640]
-    python export.py ckpt=runs/coco/... out=shipped    # a folder to ship: the model and a client
     python export.py model=yolov3-spp model.weights=yolov3-spp.weights names=coco.names
 
 The program runs the file and compares it with the network before it gives the file its name.
@@ -20,13 +19,9 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import importlib.util
 import json
 import os
-import shlex
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,11 +35,9 @@ from conf.schema_inference import SUFFIXES, ExportConfig, ExportFormat
 from data.formats.shapes import draw_image
 from data.samples.letterbox import letterbox
 from models import Darknet
-from models.export.check import Comparison, check_onnx, check_torch
-from models.export.files import add_metadata, describe_values, write_onnx, write_torch
+from models.export.check import check_onnx, check_torch
+from models.export.files import BOXES, DETECTIONS, write_onnx, write_torch
 from models.export.graph import DetectorGraph, FixedSuppression
-from models.export.metadata import MODEL_FILE
-from models.export.shipped import FILES, write_shipped
 from train_utils.run.checkpoint_files import FOLDER
 
 EXTRA = ("onnx", "onnxscript", "onnxruntime")
@@ -64,8 +57,6 @@ def export(config: ExportConfig) -> Path:
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size and max(sides))
     model = detector.model
     assert isinstance(model, Darknet), "conf/sources/checkpoints.py refuses exported files"
-    dynamic_size = config.ships if config.dynamic_size is None else config.dynamic_size
-    config = replace(config, dynamic_size=dynamic_size)
     height, width = size = image_size(sides, detector)
     print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
     suppression = None
@@ -75,39 +66,25 @@ def export(config: ExportConfig) -> Path:
     names = {0: "batch"} if config.dynamic_batch else {}
     dynamic = names | ({2: "height", 3: "width"} if config.dynamic_size else {})
     example = torch.zeros(config.batch_size, 3, height, width)
-    values = describe_values(graph, example, dynamic)
-    facts = described(config, detector, size, values)
-    details = {
-        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in facts.items()
-    }
+    details = metadata(config, detector, size, list(dynamic.values()))
     batches = trial_batches(config, size, model.max_stride)
 
-    file = out / MODEL_FILE if config.ships else out
-    started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as workplace:
-        partial = Path(workplace) / file.name
+        partial = Path(workplace) / out.name
         print(f"writing {out} ...", flush=True)
         if config.format == ExportFormat.onnx:
             write_onnx(graph, example, dynamic, config.opset, details, partial)
         else:
             write_torch(graph, example, dynamic, details, partial)
-        written = time.perf_counter()
         print("comparing it with the network ...", flush=True)
         check = check_onnx if config.format == ExportFormat.onnx else check_torch
-        comparison = check(partial, model, graph, batches, config.tolerance)
-        lost = {"boxes": comparison.boxes, "scores": comparison.scores}
-        if config.format == ExportFormat.onnx:
-            add_metadata(partial, {"lost": json.dumps(lost)})
-        if config.ships:
-            write_shipped(Path(workplace), {**facts, "lost": lost, "scored": detector.scored}, config.license)
-        file.parent.mkdir(exist_ok=True)
-        for written_file in Path(workplace).iterdir():
-            os.replace(written_file, file.parent / written_file.name)
-    seconds = f"{written - started:.0f} s to write, {time.perf_counter() - written:.0f} s to check"
-    print(f"wrote {out}: {file.stat().st_size / 1e6:.1f} MB, {seconds}")
-    print("\n".join(f"  {name:<11} {kind_and_shape}" for name, kind_and_shape in values.items()))
-    print(agreement(comparison, batches, config.nms))
-    print(usage(out, config, list(values), model.max_stride), flush=True)
+        boxes, scores = check(partial, model, graph, batches, config.tolerance)
+        os.replace(partial, out)
+    print(
+        f"wrote {out}: {out.stat().st_size / 1e6:.1f} MB; on drawn pictures, noise and black its boxes are within "
+        f"{boxes:.1e} of the image size and its scores within {scores:.1e} of the network's"
+    )
+    print(usage(out, config, model.max_stride), flush=True)
     return out
 
 
@@ -170,11 +147,7 @@ def output_path(config: ExportConfig) -> Path:
         out = (source / FOLDER / "best" if source.is_dir() else source).with_suffix(suffix)
     else:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
-    if config.ships and out.is_dir():
-        if others := sorted(path.name for path in out.iterdir() if path.name not in FILES):
-            raise ConfigError(f"out={out} holds other files ({', '.join(others[:3])}). fix: out=<a new folder>")
-        return out
-    if out.suffix != suffix and not config.ships:
+    if out.suffix != suffix:
         fix = f"out={out.with_suffix(suffix)}"
         raise ConfigError(f"out={out} does not end in {suffix}, as format={config.format} does. fix: {fix}")
     if out.is_dir() or not out.parent.is_dir() or not os.access(out.parent, os.W_OK):
@@ -182,66 +155,38 @@ def output_path(config: ExportConfig) -> Path:
     return out
 
 
-def described(
-    config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], values: dict[str, str]
-) -> dict[str, Any]:
-    """What the file says about itself, for models/export/metadata.py."""
-    known: dict[str, Any] = {
-        "made_by": own_version(),
-        "origin": detector.origin,
+def metadata(
+    config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], open_axes: list[str]
+) -> dict[str, str]:
+    """What the file says about itself, as JSON; models/export/metadata.py reads it."""
+    facts = {
         "names": detector.names,
         "category_ids": detector.category_ids,
         "image_size": size,  # height, width
-        "strides": [head.stride for head in detector.model.heads],
         "stride": detector.model.max_stride,  # image sides must be multiples of it
-        "open": [*["batch"] * config.dynamic_batch, *["height", "width"] * bool(config.dynamic_size)],
-        "detect": {
-            key: getattr(config, key) for key in ("resize", "confidence", "nms_iou", "merge_nms", "max_detections")
-        },
-        "values": values,
+        "open": open_axes,
     }
     if config.nms:
-        known["suppression"] = {**known["detect"], "candidates": config.candidates}
-    return known
+        limits = "confidence", "nms_iou", "max_detections", "candidates"
+        facts["suppression"] = {key: getattr(config, key) for key in limits}
+    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()}
+    return {"made_by": own_version(), "origin": detector.origin, **texts}
 
 
-def agreement(comparison: Comparison, batches: Sequence[Tensor], suppresses: bool) -> str:
-    """The result of the comparison in one line."""
-    shapes = ", ".join(dict.fromkeys("x".join(map(str, images.shape)) for images in batches))
-    line = (
-        f"agrees with the network on drawn pictures, noise and black ({shapes}): boxes within {comparison.boxes:.1e}"
-        f" of the image size, scores within {comparison.scores:.1e}"
-    )
-    if not suppresses:
-        return line
-    invented = f" and {comparison.invented} on invented boxes" if comparison.invented else ""
-    return f"{line}; all detections equal, {comparison.detections} on pictures{invented}"
-
-
-def usage(out: Path, config: ExportConfig, names: Sequence[str], stride: int) -> str:
-    """Lines of Python that run the file, or commands for a folder.
-
-    With a dynamic size they check that the sides are multiples of the stride: for others ONNX files
-    may output wrong boxes.
-    """
-    if config.ships:
-        needs, client = (shlex.quote(str(out / name)) for name in ("requirements.txt", "detector.py"))
-        return f"run it:\n  pip install -r {needs}\n  python {client} picture.jpg"
-    outputs = ", ".join(names[1:])
-    reading = "# images: cv2.imread(path, cv2.IMREAD_COLOR_RGB), which turns upright by EXIF tags; letterboxed, / 255"
+def usage(out: Path, config: ExportConfig, stride: int) -> str:
+    """Lines of Python that run the file."""
+    outputs = ", ".join(DETECTIONS if config.nms else BOXES)
+    images = "# images: float32 (batch, 3, height, width), RGB, 0..1, letterboxed"
     if config.dynamic_size:
-        multiple = f"height and width must be multiples of {stride}"
-        reading += f"\n  assert not any(side % {stride} for side in images.shape[2:]), {multiple!r}"
+        images += f"; height and width multiples of {stride}"  # for others ONNX files may output wrong boxes
     if config.format == ExportFormat.onnx:
         lines = [
-            "import onnxruntime",
-            f"session = onnxruntime.InferenceSession({str(out)!r})",
+            f"import onnxruntime; session = onnxruntime.InferenceSession({str(out)!r})",
             f'{outputs} = session.run(None, {{"images": images}})  # a numpy array',
         ]
     else:
         lines = [
-            "import torch, torchvision  # torchvision has the non-maximum suppression",
-            f"detector = torch.export.load({str(out)!r}).module()",
+            f"import torch, torchvision; detector = torch.export.load({str(out)!r}).module()",
             f"{outputs} = detector(images)  # a tensor",
         ]
-    return "\n".join(["run it:", *(f"  {line}" for line in [reading, *lines])])
+    return "\n".join(["run it:", *(f"  {line}" for line in [images, *lines])])

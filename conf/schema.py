@@ -132,7 +132,7 @@ class EvalTask(StrEnum):
 class EvalConfig(PluggedConfig):
     """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
-    ckpt: str | None  # a checkpoint file, a run folder (its best.pt), or an .onnx file of export.py or its folder
+    ckpt: str | None  # a checkpoint file, a run folder (its best.pt), or an .onnx file of export.py
     detections: str | None  # a COCO results file of any system, scored instead of a network
     task: EvalTask  # score: COCO's figures; speed: ms per image
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import PurePath
 from typing import Any
 
 from conf.schema import PluggedConfig, check_least, check_shares
@@ -17,7 +16,7 @@ from train_utils.config import Device, EvalPrecision
 class DetectConfig(PluggedConfig):
     """A detector, ``ckpt`` or ``model`` with its weights and ``names``, and what it reports."""
 
-    ckpt: str | None  # a checkpoint file, a run folder (its best.pt), or an .onnx file of export.py or its folder
+    ckpt: str | None  # a checkpoint file, a run folder (its best.pt), or an .onnx file of export.py
     model: ModelConfig | None
     names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
@@ -87,21 +86,17 @@ class ExportConfig(PluggedConfig):
     model: ModelConfig | None  # with model.weights, instead of ckpt
     names: str | None  # class names for Darknet weights: a text file with one per line
     format: ExportFormat  # onnx, or torch: the network as a .pt2 of torch.export
-    out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2. With format=onnx and
-    # no .onnx at its end: a folder to ship, with the model, a client in Python and a README
+    out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2
     image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
     batch_size: int  # images in one call of the exported network
     dynamic_batch: bool  # accept any batch size
-    dynamic_size: bool | None  # accept any multiples of the network's stride as height and width; null: in a folder
-    resize: Resize  # of pictures, as in predict.py: for a folder's client, and for ckpt=<.onnx file>
+    dynamic_size: bool  # accept any multiples of the network's stride as height and width
     opset: int  # version of the ONNX operators
     nms: bool  # output detections instead of all boxes and scores
-    confidence: float  # with nms, or in a folder: drop detections with this score or less
+    confidence: float  # with nms: drop detections with this score or less
     nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
-    merge_nms: bool  # in a folder: as evaluate.merge_nms
-    max_detections: int  # per image, with nms or in a folder
+    max_detections: int  # per image, with nms
     candidates: int  # boxes per image, the best-scored, that enter suppression
-    license: str | None  # of the weights, for the README of a folder; null: unknown
     tolerance: float  # largest allowed difference to the network: of scores, and of corners as a share of the image
 
     def __post_init__(self) -> None:
@@ -114,19 +109,8 @@ class ExportConfig(PluggedConfig):
         if self.opset not in OPSETS:
             raise ValueError(f"opset must lie in {OPSETS[0]}..{OPSETS[-1]}, which are tested, got {self.opset}")
         check_least(self, 1, "batch_size", "max_detections")
-        if self.ships and self.nms:
-            raise ValueError(f"in the folder out={self.out} detector.py suppresses boxes. fix: nms=false")
-        if self.merge_nms and not self.ships:
-            raise ValueError("merge_nms is a setting of a folder's detector.py. fix: out=<folder>, or merge_nms=false")
-        if self.ships and self.batch_size > 1 and not self.dynamic_batch:
-            raise ValueError(f"in the folder out={self.out} detector.py takes single pictures. fix: batch_size=1")
         if not self.tolerance > 0:
             raise ValueError(f"tolerance must be above 0, got {self.tolerance}")
         if self.candidates < self.max_detections:
             raise ValueError(f"candidates={self.candidates} must not be below max_detections={self.max_detections}")
         check_shares(self, "confidence", "nms_iou")
-
-    @property
-    def ships(self) -> bool:
-        """Whether ``out`` is a folder to ship."""
-        return self.format == ExportFormat.onnx and self.out is not None and PurePath(self.out).suffix not in SUFFIXES

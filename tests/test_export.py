@@ -107,7 +107,7 @@ def test_a_file_is_replaced_only_by_one_that_agrees(folder: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("file_format", ["torch", "onnx"])
-def test_the_printed_lines_refuse_a_side_that_is_no_multiple_of_the_stride(
+def test_the_printed_lines_run_a_file_of_any_size(
     file_format: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [*TINY, "names=three.names", f"format={file_format}", "image_size=64", "dynamic_size=true"]
@@ -115,13 +115,12 @@ def test_the_printed_lines_refuse_a_side_that_is_no_multiple_of_the_stride(
         compose("export", ExportConfig, [*options, f"out='my file.{'onnx' if file_format == 'onnx' else 'pt2'}'"])
     )
     lines = "\n".join(line.strip() for line in capsys.readouterr().out.split("run it:\n")[1].splitlines())
+    assert "height and width multiples of 32" in lines
     for height, width in ((64, 64), (96, 32)):
         images = torch.rand(1, 3, height, width)
         values = {"images": images if file_format == "torch" else images.numpy()}
         exec(lines, values)
         assert values["boxes_xyxy"].shape[2] == 4
-    with pytest.raises(AssertionError, match="height and width must be multiples of 32"):
-        exec(lines, {"images": torch.rand(1, 3, 64, 80)})
     if file_format == "onnx":
         known = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
     else:
@@ -148,13 +147,12 @@ def test_the_command_leaves_a_file_that_runs_as_it_says(tmp_path: Path) -> None:
 
     done = start(tmp_path, "export.py", "ckpt=run", "nms=true", "batch_size=2", "max_detections=50")
     assert done.code == 0 and not done.err, done.err
-    assert "agrees with the network on drawn pictures, noise and black (2x3x96x96)" in done.out
-    assert "boxes       float32 (2, 50, 4)" in done.out
+    assert "on drawn pictures, noise and black its boxes are within" in done.out
     path = tmp_path / "run" / "checkpoints" / "best.onnx"
     assert [file.name for file in path.parent.iterdir() if file.suffix != ".pt"] == [path.name]
     known = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map
     assert json.loads(known["names"]) == NAMES and json.loads(known["image_size"]) == [96, 96]
-    assert json.loads(known["strides"]) == [32, 16] and known["made_by"].startswith("hydra-yolov3-spp ")
+    assert json.loads(known["stride"]) == 32 and known["made_by"].startswith("hydra-yolov3-spp ")
 
     lines = done.out.split("run it:\n")[1].replace("run/checkpoints", str(path.parent))
     values = {"images": np.random.default_rng(0).random((2, 3, 96, 96), dtype=np.float32)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,6 @@ class TrainedNetwork:
     image_size: int
     note: str
     origin: str  # the same without folders of this machine, for files that others get
-    scored: dict[str, Any] = field(default_factory=dict)  # the data and figures of these weights, if they have any
 
 
 def open_detector(
@@ -208,6 +207,4 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
     ids = state.get("category_ids") or list(range(1, len(names) + 1))  # absent from checkpoints of earlier versions
-    known = state.get("figures") and state["best_epoch"] == state["epoch"]
-    scored = {"data": saved["data"]["name"], **state["figures"]} if known else {}
-    return TrainedNetwork(model.eval(), names, ids, size, f"{ckpt}: {origin}", origin, scored)
+    return TrainedNetwork(model.eval(), names, ids, size, f"{ckpt}: {origin}", origin)

@@ -69,8 +69,6 @@ def with_exported(given: dict[str, Any], prefix: str, exported: Exported, named:
         raise ConfigError(f"ckpt={ckpt} computes in float32. fix: {prefix}precision=float32")
     if section["image_size"] is None:
         section = {**section, "image_size": max(exported.image_size)}
-    if f"{prefix}resize" not in named:
-        section = {**section, "resize": exported.detect["resize"]}
     if not exported.any_size:
         section = _square_only(section, prefix, exported, named)
     return {**given, "device": "cpu", prefix.rstrip("."): section} if prefix else {**section, "device": "cpu"}

@@ -3,7 +3,7 @@
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,6 @@ BOXES = ("boxes_xyxy", "scores")
 DETECTIONS = ("boxes", "scores", "classes", "counts")
 CANDIDATES = ("all_boxes_xyxy", "all_scores")  # inside an ONNX file: the suppression's input
 METADATA_FILE = "metadata.json"  # inside a .pt2
-MEANING = {
-    "images": "RGB, 0..1, turned upright as EXIF tags say",
-    "boxes_xyxy": "x1, y1, x2, y2 in pixels of the input",
-    "boxes": "x1, y1, x2, y2 in pixels of the input; best first, zeros after the last",
-    "scores": "objectness times class probability",
-    "classes": "positions in the list of names",
-    "counts": "detections of each image",
-}
 
 
 def output_names(graph: DetectorGraph) -> tuple[str, ...]:
@@ -37,31 +29,13 @@ def output_names(graph: DetectorGraph) -> tuple[str, ...]:
     return (*names, *CANDIDATES) if graph.show_candidates else names
 
 
-def describe_values(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> dict[str, str]:
-    """The type, shape and meaning of the file's input and outputs, by name."""
-
-    def described(name: str, value: Tensor, axes: DynamicAxes) -> str:
-        shape = ", ".join(axes.get(axis, str(length)) for axis, length in enumerate(value.shape))
-        return f"{str(value.dtype).removeprefix('torch.')} ({shape})  {MEANING[name]}"
-
-    axes = {axis: name for axis, name in dynamic.items() if axis == 0}
-    if 2 in dynamic and graph.suppression is None:
-        axes[1] = "n"
-    outputs = {
-        name: described(name, value, axes)
-        for name, value in zip(output_names(graph), graph(example), strict=True)
-        if name in MEANING
-    }
-    return {"images": described("images", example, dynamic), **outputs}
-
-
 def write_onnx(
     graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes, opset: int, metadata: Mapping[str, str], path: Path
 ) -> None:
     """Write an ONNX file with one input, ``images``, and the graph's outputs under their names.
 
     The shapes are those of ``example`` except for the axes in ``dynamic``. Candidates that the
-    graph shows are not outputs of the file, but run_onnx_part finds them inside by name. Raises
+    graph shows are not outputs of the file, but run_onnx_with_candidates finds them inside. Raises
     ModelError if an exporter fails.
     """
     exported = _exported(graph, example, dynamic)
@@ -101,16 +75,6 @@ def write_torch(
         torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
 
 
-def add_metadata(path: Path, metadata: Mapping[str, str]) -> None:
-    """Append metadata to an ONNX file: Protocol Buffers merge what follows into what was before."""
-    import onnx
-
-    more = onnx.ModelProto()
-    onnx.helper.set_model_props(more, dict(metadata))
-    with path.open("ab") as file:
-        file.write(more.SerializeToString())
-
-
 def run_onnx(path: Path) -> Run:
     """A function that runs a file of write_onnx in onnxruntime, after ONNX's checker passed it."""
     import onnx
@@ -119,19 +83,16 @@ def run_onnx(path: Path) -> Run:
     return open_onnx(path)
 
 
-def run_onnx_part(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Callable[..., tuple[Tensor, ...]]:
-    """A function that runs an ONNX file from and to values of these names, CANDIDATES included.
-
-    The part of a file from the images and CANDIDATES to DETECTIONS is its suppression, in which
-    only the shape of the images matters.
-    """
+def run_onnx_with_candidates(path: Path) -> Run:
+    """A function that runs an ONNX file with suppression: images -> DETECTIONS and CANDIDATES."""
     import onnx
 
     proto = onnx.load(path)
     # The extractor needs the types of the values at which it cuts.
     types = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in CANDIDATES)
     proto.graph.value_info.extend(types)
-    return open_onnx(onnx.utils.Extractor(proto).extract_model([*inputs], [*outputs]).SerializeToString())
+    part = onnx.utils.Extractor(proto).extract_model(["images"], [*DETECTIONS, *CANDIDATES])
+    return open_onnx(part.SerializeToString())
 
 
 def run_torch(path: Path) -> Run:
@@ -171,8 +132,8 @@ def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> to
     return exported
 
 
-def open_onnx(model: Path | bytes, threads: int = 0) -> Callable[..., tuple[Tensor, ...]]:
-    """A function that runs an ONNX file, or its bytes: inputs in the file's order -> outputs.
+def open_onnx(model: Path | bytes, threads: int = 0) -> Run:
+    """A function that runs an ONNX file, or its bytes.
 
     It runs on the CPU with that many threads; 0: as many as there are cores.
     """
@@ -182,12 +143,10 @@ def open_onnx(model: Path | bytes, threads: int = 0) -> Callable[..., tuple[Tens
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_inputs()]
 
-    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        given = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
-        with _running(inputs[0]):
-            return tuple(torch.from_numpy(output) for output in session.run(None, given))
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        with _running(images):
+            return tuple(torch.from_numpy(output) for output in session.run(None, {"images": images.numpy()}))
 
     return run
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from models.errors import ModelError
 
-MODEL_FILE = "model.onnx"  # in a folder to ship
-NEEDED = ("made_by", "names", "category_ids", "image_size", "stride", "open", "detect", "origin", "lost")
+NEEDED = ("made_by", "names", "category_ids", "image_size", "stride", "open", "origin")
 
 
 @dataclass(frozen=True)
@@ -25,20 +22,15 @@ class Exported:
     stride: int
     batch_size: int | None  # None: any
     any_size: bool  # whether height and width may be other multiples of the stride
-    detect: dict[str, Any]  # options of predict.py for which it was exported
-    note: str  # where it is from, and how far it is from the network there
+    note: str  # where it is from
 
 
 def read_exported(ckpt: str | None) -> Exported | None:
-    """The ONNX file that ``ckpt`` names, itself or by the folder to ship; None if it names none.
+    """The ONNX file that ``ckpt`` names; None if it names none.
 
     Raises ModelError if it cannot be read, has no such metadata, or detects with limits of its own.
     """
-    if ckpt is None:
-        return None
-    inside = Path(ckpt) / MODEL_FILE
-    path = inside if inside.is_file() else Path(ckpt)
-    if path.suffix != ".onnx":
+    if ckpt is None or (path := Path(ckpt)).suffix != ".onnx":
         return None
     try:
         import onnxruntime
@@ -65,17 +57,12 @@ def read_exported(ckpt: str | None) -> Exported | None:
             f"{path} was exported with nms=true: it suppresses boxes with limits of its own."
             " fix: export it with nms=false"
         )
-    facts = {key: json.loads(texts[key]) for key in ("names", "category_ids", "image_size", "stride", "detect")}
-    batch, lost = session.get_inputs()[0].shape[0], difference(json.loads(texts["lost"]))
+    facts = {key: json.loads(texts[key]) for key in ("names", "category_ids", "image_size", "stride")}
+    batch = session.get_inputs()[0].shape[0]
     return Exported(
         path=path,
         batch_size=batch if isinstance(batch, int) else None,
         any_size="height" in json.loads(texts["open"]),
-        note=f"exported by {texts['made_by']} from {texts['origin']}; {lost}",
+        note=f"exported by {texts['made_by']} from {texts['origin']}",
         **facts,
     )
-
-
-def difference(lost: Mapping[str, float]) -> str:
-    """How far a file was from its network, measured by export.py, in a few words."""
-    return f"boxes within {lost['boxes']:.1e} of the image size and scores within {lost['scores']:.1e} of the network's"

@@ -200,8 +200,7 @@ def assert_detects_as_network(written: Written, images: Tensor) -> None:
     The check also covers the boxes before suppression. Against Postprocess a few detections may
     differ, where an overlap is within rounding of the threshold or two scores are equal.
     """
-    comparison = check_onnx(written.path, written.model, written.graph, [images], 1e-4)
-    assert comparison.boxes < 1e-5 and comparison.scores < 1e-5 and comparison.invented > 20 * len(images)
+    assert max(check_onnx(written.path, written.model, written.graph, [images], 1e-4)) < 1e-5
     with torch.no_grad():
         expected = postprocess(written.model.heads, written.model(images))
     boxes, scores, classes, counts = written(images)
@@ -250,8 +249,7 @@ def test_torch_archive_equals_the_network(small: Darknet, tmp_path: Path) -> Non
     images = torch.rand(3, 3, 16, 24)
     graph = DetectorGraph(small, suppression())
     write_torch(graph, torch.rand(1, 3, 16, 24), {0: "batch"}, METADATA, path)
-    comparison = check_torch(path, small, graph, [images, images[:1]], 1e-4)
-    assert comparison.boxes < 1e-5 and comparison.scores < 1e-5 and comparison.detections > 50
+    assert max(check_torch(path, small, graph, [images, images[:1]], 1e-4)) < 1e-5
     with torch.no_grad():
         assert_same_detections(run_torch(path)(images), postprocess(small.heads, graph.network(images)))
     extra = {METADATA_FILE: ""}
