@@ -19,7 +19,6 @@ import numpy as np
 
 from data.errors import DataError, shown
 from data.files.headers import IMAGE_SUFFIXES
-from data.files.near_files import NearFiles
 from data.files.reading import in_chunks
 from data.files.text import read_lines
 from data.index.cache import stamp_files
@@ -197,7 +196,7 @@ def _where(xml: str, number: int) -> str:
 def _parse(item: _Listed) -> _Annotation | str:
     """Return the content of an xml file, or a sentence on why it is unusable."""
     if not item.found:
-        return f"an image list names {item.stem}, but there is no {item.xml}{NearFiles().hint(item.xml, False)}"
+        return f"an image list names {item.stem}, but there is no {item.xml}"
     parser = ElementTree.XMLParser(target=_NoDoctype())
     try:
         with open(item.xml, "rb") as file:

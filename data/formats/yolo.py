@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from data.config import Exif
 from data.errors import DataError, shown
 from data.files.headers import KNOWN_TYPES, read_header_of
-from data.files.near_files import NearFiles
 from data.files.reading import in_chunks, read_file
 from data.formats.yolo_files import find_images, find_labels, no_labels
 from data.images.orientation import IGNORED, TURNED
@@ -77,7 +76,7 @@ def locate_yolo(
     first = listed[0].image[:300]
     if not any(item.image_is_file for item in listed):
         raise DataError(
-            f"none of the {len(listed)} images of {path} is there (first: {first}{NearFiles().hint(first)}). "
+            f"none of the {len(listed)} images of {path} is there (first: {first}). "
             f"fix: set data.root or data.{split}.images to the folder that relative paths start from"
         )
     if not any(item.label_exists for item in listed):
@@ -109,7 +108,6 @@ def read_yolo(
             findings.add(kind, [sentence])
         parts.append(part)
         start += len(part.sizes)
-    findings.add("label files of another case than their image's name", _labels_of_another_case(listed))
     sizes = np.concatenate([part.sizes for part in parts])
     rows = np.concatenate([part.rows for part in parts])
 
@@ -153,15 +151,6 @@ def read_yolo(
         findings=findings,
         notes=notes,
     )
-
-
-def _labels_of_another_case(listed: list[_Listed]) -> list[str]:
-    """Sentences about label files that would be missed, so their images would count as empty."""
-    near, sentences = NearFiles(), []
-    for item in listed:
-        if item.image_is_file and not item.label_exists and (there := near.other_case(item.label)) is not None:
-            sentences.append(f"{item.image} has the label file {there}, which is to be called {item.label}")
-    return sentences
 
 
 def _in_pixels(boxes: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from data.config import FORMATS, DataConfig, DataFormat, SplitConfig
 from data.errors import DataError
-from data.files.near_files import NearFiles
 from data.formats.coco import read_coco
 from data.formats.set_files import find_set_file
 from data.formats.shapes import ensure_shapes
@@ -37,8 +36,7 @@ def locate(config: DataConfig, split: str) -> Files:
     if part.annotations is None and set_file is not None:
         pairs = [(set_file, root)]
     elif part.annotations is None:
-        there = NearFiles().hint(str(root), any_suffix=False)
-        raise DataError(f"data.root: there is no {root}{there}. fix: name the folder of the set, or its data.yaml")
+        raise DataError(f"data.root: there is no {root}. fix: name the folder of the set, or its data.yaml")
     else:
         pairs = [(root / annotations, root / images) for annotations, images in part.pairs()]
     for path, images in pairs:
@@ -86,7 +84,7 @@ def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) 
         if not place.exists():
             fix = f"fix: set data.root to the folder of the data set, or {key}"
             more = ", or data.split=0.1 to take a tenth of the training images" if split == "val" else ""
-            raise DataError(f"{key}: there is no {place}{NearFiles().hint(str(place), any_suffix=False)}. {fix}{more}")
+            raise DataError(f"{key}: there is no {place}. {fix}{more}")
     if not (path.is_file() or (may_be_folder and path.is_dir())):
         raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
     if not image_root.is_dir():

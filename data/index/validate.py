@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from data.config import OnError
 from data.errors import DataError
 from data.files.headers import MAX_PIXELS
-from data.files.near_files import NearFiles
 from data.index.source import Source
 
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
@@ -58,10 +57,6 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     # Each side alone first: the product of two absurd ones may overflow.
     readable = (source.sizes <= MAX_PIXELS).all(axis=1) & (source.sizes.prod(axis=1) <= MAX_PIXELS)
     exists = existing(source.image_root, source.file_names)
-    near = NearFiles()
-
-    def hint(row: int) -> str:
-        return near.hint(os.path.join(source.image_root, source.file_names[row]))
 
     def with_size(row: int) -> str:
         name, (height, width) = source.file_names[row], source.sizes[row].tolist()
@@ -80,7 +75,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     report(
         "missing image files",
         first & ~exists,
-        lambda row: f"{source.path} names {source.file_names[row]}, which is not in {source.image_root}{hint(row)}",
+        lambda row: f"{source.path} names {source.file_names[row]}, which is not in {source.image_root}",
     )
     report("images without size", first & exists & ~has_size, with_size)
     report(
@@ -90,9 +85,8 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     )
     kept: NDArray[np.bool_] = first & exists & has_size & readable
     if count and not exists.any():  # a wrong folder, which skipping would hide
-        example = f"first: {source.file_names[0]}{hint(0)}"
         raise DataError(
-            f"none of the {count} images of {source.path} is in {source.image_root} ({example}). "
+            f"none of the {count} images of {source.path} is in {source.image_root} (first: {source.file_names[0]}). "
             f"fix: set data.root or data.{split}.images to the folder that the file names start from"
         )
     return kept
