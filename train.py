@@ -67,7 +67,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     if options.deterministic:
         fix_cublas_workspace()
     world = init_distributed_mode(options.device.value, options.timeout_seconds)
-    numerics_note = prepare_numerics(config, world)
+    prepare_numerics(config, world)
     dtype = autocast_dtype(options.precision.value, world.device)
 
     # Data and network: whatever is wrong with them shows before a run folder is made. An existing
@@ -100,7 +100,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     train_pixels = sampler.images_per_rank * sampler.sizes.most_pixels(1, 1)
     pixels = max(train_pixels, config.evaluate.batch_size * size**2)
     memory_note = shared_memory_note(loader, pixels, world.local_world_size, MEMORY_FILES)
-    for note in (saved_note, anchors_note, *loss_notes, weights_note, numerics_note, memory_note):
+    for note in (saved_note, anchors_note, *loss_notes, weights_note, memory_note):
         log.line(note)
 
     step, checkpoints = build_step(config, world, model, train_set, sampler, dtype, folder, log, stop, saved)

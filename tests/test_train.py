@@ -323,7 +323,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     config = options(
         shapes, tmp_path / "run", "data.single_class=true", "data.cache=ram", "model.freeze=4",
         "train.multi_scale=[0.5,1.5]", "evaluate.every=0", "evaluate.rect=false", "train.precision=float32",
-        "train.deterministic=true", "train.channels_last=false", "loss.iou=ciou",
+        "train.deterministic=true", "loss.iou=ciou",
         "optim.clip_norm=10", "optim.decay=linear",
         "augment.degrees=10", "augment.shear=2", "augment.flip_vertical=0.5", "train.seed=7",
     )  # fmt: skip

@@ -76,12 +76,10 @@ class TrainSection:
     device: Device  # auto: CUDA if there is a GPU
     precision: Precision  # of the forward pass; auto: bfloat16 if the hardware has it, else float32. tf32: float32
     # with factors of 11 bits, on GPUs that have it
-    channels_last: bool  # memory layout NHWC, which is faster on most hardware
     compile: Compile  # by torch.compile, each image size once; reduce-overhead: into CUDA graphs, for small networks on
     # one GPU; max-autotune-no-cudagraphs tries more kernels, for minutes a size
     sync_bn: bool  # batch-norm statistics over all ranks
-    cudnn_benchmark: bool  # let cuDNN time its algorithms; ignored with deterministic, rect or multi_scale
-    deterministic: bool  # same bits in every run on as many ranks; slower on GPUs
+    deterministic: bool  # same bits in every run on as many ranks, by torch's deterministic algorithms
     save_every_steps: int  # also write last.pt within an epoch, after this many steps; 0: not by steps
     save_every_minutes: float  # also write last.pt within an epoch, after this many minutes; 0: not by time
     max_nonfinite_steps: int  # steps in a row that may be skipped because loss or gradient is not finite; one more ends

@@ -70,20 +70,6 @@ def has_native_bfloat16(device: torch.device) -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(listed)
 
 
-def choose_benchmark(
-    wanted: bool, device: torch.device, deterministic: bool, sizes_change: bool
-) -> tuple[bool, str | None]:
-    """Whether cuDNN times its algorithms, and a line for the log if ``wanted`` is overruled."""
-    if not wanted or not (deterministic or sizes_change):
-        return wanted, None
-    reason = (
-        "train.deterministic=true, and it picks by speed"
-        if deterministic
-        else "the image size changes (train.rect, train.multi_scale), and it times each size anew"
-    )
-    return False, f"train.cudnn_benchmark is off here: {reason}" if device.type == "cuda" else None
-
-
 def seed_everything(seed: int, deterministic: bool, cudnn_benchmark: bool) -> None:
     """Seed all generators with the same seed on every rank and set how cuDNN picks algorithms.
 

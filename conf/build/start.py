@@ -23,7 +23,6 @@ from train_utils.config import AUTO, OptimConfig, Precision
 from train_utils.distributed import World, broadcast_module, broadcast_text, max_over_ranks
 from train_utils.numerics import (
     allow_tf32,
-    choose_benchmark,
     keep_freed_memory,
     seed_everything,
     weights_dtype,
@@ -36,17 +35,16 @@ from train_utils.run.run_state import RunState
 MANY_TIMES = 10  # the images of a training must weights have seen to be spared: docs/decisions/0021
 
 
-def prepare_numerics(config: TrainConfig, world: World) -> str | None:
-    """Set seeds, determinism, TF32 and cuDNN's benchmark; a line if the latter is overruled."""
+def prepare_numerics(config: TrainConfig, world: World) -> None:
+    """Set seeds, determinism, TF32 and cuDNN's benchmark."""
     deterministic, sizes = config.train.deterministic, config.train.multi_scale
     if (mode := config.train.compile.value) != "off":
         check_compiling(mode, world, config.train.rect)
-    sizes_change = config.train.rect or sizes[0] != sizes[1]
-    benchmark, note = choose_benchmark(config.train.cudnn_benchmark, world.device, deterministic, sizes_change)
+    # The benchmark picks algorithms by speed, and times them anew for each image size.
+    benchmark = not (deterministic or config.train.rect or sizes[0] != sizes[1])
     seed_everything(config.train.seed, deterministic, benchmark)
     allow_tf32(config.train.precision is Precision.tf32)
     keep_freed_memory()
-    return note
 
 
 def resolve(config: TrainConfig, world: World, saved: dict[str, Any] | None) -> TrainConfig:
@@ -137,8 +135,7 @@ def start_state(
     ``dtype`` is that of autocast. Optimiser, average and checkpoints hold the plain model; only the
     loop sees the wrapper.
     """
-    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    model = model.to(world.device, weights_dtype(config.train.precision.value)).to(memory_format=layout)
+    model = model.to(world.device, weights_dtype(config.train.precision.value)).to(memory_format=torch.channels_last)
     broadcast_module(model)
     if config.train.sync_bn:
         convert_sync_batchnorm(model, world)

@@ -39,12 +39,33 @@ def test_tf32_is_allowed_or_not_whatever_torch_prefers() -> None:
 
 def test_a_training_allows_tf32_only_by_its_name() -> None:
     world = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
-    fixed = {"deterministic": False, "multi_scale": [1, 1], "sync_bn": True}
-    fixed["compile"] = Compile.off
+    fixed = {"deterministic": False, "multi_scale": [1, 1], "compile": Compile.off}
     for precision in Precision:
-        section = SimpleNamespace(**fixed, precision=precision, rect=False, cudnn_benchmark=False, seed=0)
+        section = SimpleNamespace(**fixed, precision=precision, rect=False, seed=0)
         prepare_numerics(SimpleNamespace(train=section), world)
         assert is_allowed() == ((precision == "tf32"),) * 2
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "rect", "multi_scale", "chosen"),
+    [
+        (False, False, [1, 1], True),
+        (True, False, [1, 1], False),
+        (False, True, [1, 1], False),
+        (False, False, [0.5, 1], False),
+    ],
+)
+def test_cudnn_times_its_algorithms_where_that_helps(
+    deterministic: bool, rect: bool, multi_scale: list[float], chosen: bool
+) -> None:
+    world = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
+    section = SimpleNamespace(
+        deterministic=deterministic, rect=rect, multi_scale=multi_scale, precision=Precision.float32, seed=0,
+        compile=Compile.off,
+    )  # fmt: skip
+    prepare_numerics(SimpleNamespace(train=section), world)
+    torch.use_deterministic_algorithms(False)
+    assert torch.backends.cudnn.benchmark == chosen
 
 
 def test_detections_of_a_training_in_tf32_are_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:

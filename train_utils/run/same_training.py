@@ -15,7 +15,7 @@ WITHOUT_EFFECT = (
     "evaluate", "data.name", "data.root", "data.val", "data.workers", "data.cache", "data.index_dir",
     "model.cfg", "model.weights", "model.fresh_heads", "train.device", "train.timeout_seconds",
     "train.save_every_steps", "train.save_every_minutes", "train.max_nonfinite_steps",
-    "train.patience", "train.deterministic", "train.cudnn_benchmark",
+    "train.patience", "train.deterministic",
 )  # fmt: skip
 # Where the training set is; irrelevant if its content is the same.
 PLACES = ("data.format", "data.train", "data.names", "data.shapes")

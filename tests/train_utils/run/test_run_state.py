@@ -13,7 +13,7 @@ from tests.train_utils.small_training import CONFIG, batches, network_with_norm,
 from train_utils.config import Decay, OptimConfig, Optimizer
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import CheckpointError, TrainError
-from train_utils.numerics import autocast_dtype, choose_benchmark
+from train_utils.numerics import autocast_dtype
 from train_utils.optim import Schedule
 from train_utils.run.plain_data import to_plain
 from train_utils.run.run_state import RunState
@@ -47,16 +47,6 @@ def test_a_run_of_an_earlier_version_does_not_go_on_with_another_loss(tmp_path: 
     with pytest.raises(CheckpointError, match=r"loss\.balance: equal -> pooled"):
         check_same_training(before, other, tmp_path, force=False)
     check_same_training(before, other, tmp_path, force=True)
-
-
-@pytest.mark.parametrize("wanted", [False, True])
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("sizes_change", [False, True])
-def test_cudnn_times_its_algorithms_where_that_helps(wanted: bool, deterministic: bool, sizes_change: bool) -> None:
-    for device in ("cpu", "cuda"):
-        chosen, line = choose_benchmark(wanted, torch.device(device), deterministic, sizes_change)
-        assert chosen == (wanted and not deterministic and not sizes_change)
-        assert (line is not None) == (wanted != chosen and device == "cuda")
 
 
 def test_precision_names_its_dtype_and_refuses_what_a_cpu_cannot() -> None:
