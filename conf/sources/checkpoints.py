@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from conf import GROUPS_DIR
 from conf.answers.suggest import darknet_options
 from conf.entry import layered
 from conf.failures import ConfigError
@@ -126,9 +123,6 @@ def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
     for section in sections:
         if section not in saved and section not in given:
             raise ConfigError(f"ckpt={given['ckpt']} was converted and names no {section}. fix: add {section}=...")
-    if "data" in saved:  # keys that an older version lacked have today's defaults
-        today = yaml.safe_load((GROUPS_DIR / "data" / "coco.yaml").read_text(encoding="utf-8"))
-        saved["data"] = layered(today, saved["data"])
     return layered({section: saved[section] for section in sections if section in saved}, given)
 
 
@@ -150,16 +144,6 @@ def complete_conversion(given: dict[str, Any], named: Sequence[str]) -> dict[str
     return {**given, "model": {"cfg": "", **given["model"]}}
 
 
-def check_checkpoint(path: str) -> None:
-    """Raise CheckpointError for a wrong path before torch is imported."""
-    if Path(path).suffix in (".weights", ".cfg"):
-        raise CheckpointError(
-            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, Darknet's are two files. "
-            f"fix: {darknet_options(path)} instead of ckpt="
-        )
-    find_checkpoint(Path(path), "best")
-
-
 def ask_for_plugins(saved: dict[str, Any], source: str, named: Sequence[str]) -> None:
     """Raise ConfigError if the ``saved`` options have plugins and the command line names none."""
     if saved.get("plugins") and "plugins" not in named:
@@ -168,8 +152,13 @@ def ask_for_plugins(saved: dict[str, Any], source: str, named: Sequence[str]) ->
 
 
 def config_of_checkpoint(path: str) -> dict[str, Any]:
-    """The configuration in a checkpoint file or run folder."""
-    check_checkpoint(path)
+    """The options in a checkpoint file or run folder. Raises CheckpointError for a wrong path."""
+    if Path(path).suffix in (".weights", ".cfg"):
+        raise CheckpointError(
+            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, Darknet's are two files. "
+            f"fix: {darknet_options(path)} instead of ckpt="
+        )
+    find_checkpoint(Path(path), "best")  # before torch is imported
     from train_utils.run.checkpoint import peek_config
 
     config = peek_config(Path(path))

@@ -8,15 +8,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
 from conf import REPOSITORY
 from conf.entry import compose
-from conf.failures import in_one_sentence
+from conf.failures import ConfigError, in_one_sentence
 from conf.programs import PROGRAMS
+from conf.sources.checkpoints import with_exported
 from data import ShapesConfig
 from tests.small_run import small_run
 from train import train
@@ -127,6 +129,12 @@ def test_a_run_folder_imports_nothing_and_refers_to_nothing(case: str, run: Path
     path.write_text(yaml.safe_dump(saved) + more)
     shown = outcome("train", "resume=own")
     assert shown.startswith("error: ") and said in shown
+
+
+def test_an_exported_file_refers_to_nothing() -> None:
+    given = {"ckpt": "own.onnx", "device": "cpu", "precision": "float32", "image_size": None}
+    with pytest.raises(ConfigError, match=r"own.onnx holds '\$\{oc.env:SECRET\}', and only"):
+        with_exported(given, "", cast(Any, SimpleNamespace(detect={"resize": "${oc.env:SECRET}"})), [])
 
 
 def test_a_run_folder_s_tables_are_read_without_aliases(run: Path, place: Path) -> None:
