@@ -33,6 +33,7 @@ from conf.build.report import announce, draw_first_batch, save_config
 from conf.build.start import fit_anchors, prepare_numerics, resolve, spare_heads, start_state
 from conf.build.training import Training
 from conf.schema import TrainConfig
+from conf.sources.resume import check_options
 from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
 from models import Darknet
 from models.config import AUTO
@@ -75,16 +76,18 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     opening = open_run_folder(world, config.name, config.run_dir, config.resume)
     folder = stack.enter_context(opening) if config.resume is not None else None
     saved, saved_note = continue_from(config.resume)
+    if saved is not None:
+        check_options(config)
     config = extend_run(config, saved)
     given, config = config, resolve(config, world, saved)
     train_set, val_set = open_sets(config, world)
-    config, anchors_note = fit_anchors(config, world, saved, train_set)
-    model, weights_note = (
-        build_model(config.model, len(train_set.names), world=world, fitted=given.model.anchors == AUTO)
-        if saved is None
-        else build_resumed_model(config.model, len(train_set.names), saved)
-    )
-    config, loss_notes = fit_loss(config, world, saved, model, train_set)
+    config, anchors_note = fit_anchors(config, world, train_set)
+    if saved is None:
+        fitted = given.model.anchors == AUTO
+        model, weights_note = build_model(config.model, len(train_set.names), world=world, fitted=fitted)
+    else:
+        model, weights_note = build_resumed_model(config.model, len(train_set.names), saved), None
+    config, loss_notes = fit_loss(config, world, model, train_set)
     dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world)
     size = config.evaluate.image_size or options.image_size
     seconds = options.timeout_seconds
@@ -106,7 +109,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     step, checkpoints = build_step(config, world, model, train_set, sampler, dtype, folder, log, stop, saved)
     if saved is not None:
         step.rehearse(2 * model.max_stride)
-        log.line(step.state.resume(saved, folder.path, world, config.resume_force))
+        log.line(step.state.resume(saved, folder.path, world))
         del saved
         on_main(world, lambda: save_config(folder.path, given))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:

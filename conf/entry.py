@@ -76,12 +76,17 @@ def to_plain(
         completed = complete(given, named) if complete is not None else given
         if "plugins" in completed:  # a file is imported because a user names it, never because another file does
             completed = {**completed, "plugins": [Path(file).name for file in plugins]}
-        # In a fresh schema, a key that Hydra accepted as `+section.key=1` is an error.
-        whole = OmegaConf.to_object(OmegaConf.merge(_structured(schema, completed), completed))
+        return from_dictionary(completed, schema)
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, schema)) from error
     except ValueError as error:  # of a section's __post_init__; it names the key
         raise ConfigError(str(error)) from error
+
+
+def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
+    """The reverse of ``to_dictionary``; imports no plugins."""
+    # In a fresh schema, a key that Hydra accepted as `+section.key=1` is an error.
+    whole = OmegaConf.to_object(OmegaConf.merge(_structured(schema, options), options))
     assert isinstance(whole, schema)
     return whole
 

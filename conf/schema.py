@@ -90,7 +90,6 @@ class TrainConfig(PluggedConfig):
     name: str  # folder below runs/
     run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
     resume: str | None  # run folder to continue; auto: run_dir, else this job's (SLURM, torchrun), else the newest
-    resume_force: bool  # continue even if other options or data make it another training
     extend: int | None  # epochs more for the finished run that resume names
     devices: Any  # start processes, one for each GPU: a number, or auto (all); null: this one alone
     data: DataConfig

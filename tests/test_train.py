@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from conf.build import start
 from conf.build.network import model_from_checkpoint, open_detector
 from conf.entry import compose, layered
+from conf.failures import ConfigError
 from conf.schema import EvalConfig, TrainConfig
 from conf.sources.checkpoints import complete_from_checkpoint
 from conf.sources.resume import complete_training
@@ -27,7 +28,6 @@ from models import Darknet, ModelError, zoo_cfg
 from models.weights.darknet import weight_tensors
 from tests.small_run import small_run
 from train import train
-from train_utils.config import Decay
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.loop.stop_and_save import StepDecisions
 from train_utils.run import checkpoint_writer
@@ -118,21 +118,13 @@ def test_a_resume_that_would_train_otherwise_is_refused_by_name(shapes: Path, tm
     config = options(shapes, run, "train.epochs=1", "logger.pictures=false")
     train(config)
     other = resumed(config, run, train=replace(config.train, epochs=2, micro_batch_size=8, seed=3, timeout_seconds=9))
-    with pytest.raises(CheckpointError) as refused:
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError) as refused:
         train(other)
-    for text in ("train.epochs: 1 -> 2", "train.seed: 0 -> 3", "train.micro_batch_size: 4 -> 8", "fix:"):
+    for text in ("train.epochs: 1 -> 2", "train.seed: 0 -> 3", "train.micro_batch_size: 4 -> 8", "fix:", "extend="):
         assert text in str(refused.value)
-    assert "timeout" not in str(refused.value), "that option has no say in the weights"
-    smaller = replace(other.train, batch_size=4, micro_batch_size=4)
-    optim = replace(config.optim, lr=0.02, burn_in_epochs=0, burn_in_min_steps=0, decay=Decay.constant)
-    train(replace(other, train=smaller, optim=optim, resume_force=True))
-    state = load_last(run)[0]
-    assert (state["epoch"], state["step"]) == (2, 8), "epochs of 2 steps, then of 4"
-    assert [group["lr"] for group in state["optimizer"]["param_groups"]] == [0.02] * 3
-    assert [float(row["lr"]) for row in rows(run)][1] == 0.02
-    log = (run / "train.log").read_text()
-    assert "changed: train.timeout_seconds: 1800.0 -> 9" in log and "changed: train.epochs: 1 -> 2" in log
-    assert "after epoch 1, step 4;" in log and "steps done: 2 -> 4" in log
+    assert "timeout" not in str(refused.value), "that option may change"
+    assert (run / "config.yaml").read_bytes() == before, "a refused resume changed the folder"
 
 
 def test_wrong_options_leave_no_folder(shapes: Path, tmp_path: Path) -> None:
@@ -239,10 +231,6 @@ def test_a_run_folder_is_not_trained_into_twice(shapes: Path, tmp_path: Path) ->
     train(config)
     with pytest.raises(TrainError, match=r"already holds a run\. fix: resume="):
         train(config)
-    with pytest.raises(CheckpointError, match="network differs"):
-        other = options(shapes, tmp_path / "run", "model.width=0.25")
-        train(resumed(other, tmp_path / "run"))
-    assert "width: 0.125" in (tmp_path / "run" / "config.yaml").read_text(), "a refused resume changed the folder"
 
 
 def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
@@ -274,7 +262,6 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
         run(f"resume={second}/run")
     places = [f"data.root={second}/data", f"data.index_dir={second}/index"]
     run(f"resume={second}/run", *places)
-    assert f"there is no {first}/own.cfg any more" in (second / "run" / "train.log").read_text()
     expected, found = load_last(tmp_path / "whole")[0], load_last(second / "run")[0]
     for part in ("model", "ema", "optimizer", "step", "seen"):
         assert_same(found[part], expected[part], part)
@@ -287,13 +274,10 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
         content["annotations"][0]["bbox"][2] += 1 if changed else -1
         (annotations / "elsewhere.json").write_text(json.dumps(content))
         if changed:
-            with pytest.raises(CheckpointError, match=r"the training would change \(.*training set: "):
+            with pytest.raises(CheckpointError, match=r"the training set would change "):
                 run(f"resume={second}/other", *places, elsewhere)
         else:
-            run(f"resume={second}/other", *places, elsewhere, f"model.cfg={second}/own.cfg")
-    (second / "own.cfg").write_text((second / "own.cfg").read_text().replace("filters=512", "filters=256"))
-    with pytest.raises(CheckpointError, match="its network differs"):
-        run(f"resume={second}/other", *places, elsewhere, f"model.cfg={second}/own.cfg")
+            run(f"resume={second}/other", *places, elsewhere)
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_folder(
@@ -340,7 +324,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     table = rows(tmp_path / "run")
     assert [row["AP"] != "" for row in table] == [False, False, True], "evaluated after the last epoch only"
     assert len({shape[-2:] for shape in seen}) > 1 and seen[0][-2:] == (96, 96), "largest size first"
-    longer = resumed(config, tmp_path / "run", train=replace(config.train, epochs=4), resume_force=True)
+    longer = resumed(config, tmp_path / "run", extend=1)
     train(replace(longer, logger=replace(config.logger, pictures=False)))
     torch.use_deterministic_algorithms(False)
     assert [row["epoch"] for row in rows(tmp_path / "run")] == ["1", "2", "3", "4"]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from train_utils.config import OPTIMISERS, Decay, OptimConfig, Optimizer
-from train_utils.errors import CheckpointError
 
 BURN_IN_MAX_SHARE = 0.1  # of the training, also where burn_in_min_steps is more
 BURN_IN_MOMENTUM = 0.9  # at its first step
@@ -144,8 +143,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
                 kind = "bias" if name == "bias" else "convolution" if isinstance(module, nn.Conv2d) else "norm"
                 groups[kind][f"{path}.{name}"] = parameter
     rows: list[dict[str, Any]] = [
-        {"params": list(named.values()), "names": list(named), "name": kind, "weight_decay": 0.0}
-        for kind, named in groups.items()
+        {"params": list(named.values()), "name": kind, "weight_decay": 0.0} for kind, named in groups.items()
     ]
     if config.name == Optimizer.adamw:
         return torch.optim.AdamW(rows, lr=config.lr, fused=True)  # the plain one reads its count of steps
@@ -156,42 +154,8 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load the momentum, or the means of AdamW, from a saved state of ``make_optimizer``.
-
-    Parameters are matched by name, so other layers may be frozen now; one that was frozen starts
-    without momentum. Each value gets the memory layout of its parameter. Raises CheckpointError if
-    the state is another optimiser's, or has no names (earlier versions) and a different number of
-    parameters.
-    """
-    own = optimizer.state_dict()["param_groups"]
-    before = saved["param_groups"]
-    if ("betas" in before[0]) != ("betas" in own[0]):
-        was, now = (Optimizer.adamw if "betas" in groups[0] else Optimizer.sgd for groups in (before, own))
-        raise CheckpointError(
-            f"optim={now} cannot continue with the state of optim={was} in the checkpoint. "
-            f"fix: optim={was}, or start a new run with model.weights=<the .pt file>"
-        )
-    if not all("names" in group for group in before):
-        if [len(group["params"]) for group in own] != [len(group["params"]) for group in before]:
-            raise CheckpointError(
-                "an earlier version of this program wrote the checkpoint; it does not say which layers were frozen. "
-                "fix: model.freeze as it was"
-            )
-        before = [group | {"names": names["names"]} for group, names in zip(before, own, strict=True)]
-    momentum = {
-        name: saved["state"][number]
-        for group in before
-        for name, number in zip(group["names"], group["params"], strict=True)
-        if number in saved["state"]
-    }
-    state = {
-        number: momentum[name]
-        for group in own
-        for name, number in zip(group["names"], group["params"], strict=True)
-        if name in momentum
-    }
-    groups = [group | {key: mine[key] for key in ("params", "names")} for group, mine in zip(before, own, strict=True)]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    """Load a saved state of ``make_optimizer``; each value gets its parameter's memory layout."""
+    optimizer.load_state_dict(saved)
     for parameter, values in optimizer.state.items():
         for key, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:  # files hold row-major tensors

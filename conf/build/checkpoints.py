@@ -31,7 +31,7 @@ class Checkpoints:
         self._state.save(self.writer, self._folder.path, is_best)
 
 
-def describe(config: TrainConfig, model: Darknet, train_set: Annotations, steps_per_epoch: int) -> dict[str, Any]:
+def describe(config: TrainConfig, model: Darknet, train_set: Annotations) -> dict[str, Any]:
     """Everything that a checkpoint needs, besides its values, to be used on its own."""
     return {
         "network": describe_network(model, config.model),
@@ -40,7 +40,6 @@ def describe(config: TrainConfig, model: Darknet, train_set: Annotations, steps_
         "config": to_dictionary(config),
         "weights_version": list(WEIGHTS_VERSION),
         "heads_kept": model.heads_kept,
-        "steps_per_epoch": steps_per_epoch,
         "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
     }
 

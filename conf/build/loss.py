@@ -14,7 +14,6 @@ from models.cfg.edit import with_scale_x_y
 from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
 from models.loss.base import HeadLoss
 from train_utils.distributed import World, max_over_ranks
-from train_utils.run.same_training import with_earlier
 
 # What auto becomes where the training images hold few large objects. There the published values
 # leave classes unlearnt; where objects are smaller this weight costs boxes their place
@@ -30,17 +29,17 @@ LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": YoloLoss, "darknet": Dar
 
 
 def fit_loss(
-    config: TrainConfig, world: World, saved: dict[str, Any] | None, model: Darknet, train_set: Annotations
+    config: TrainConfig, world: World, model: Darknet, train_set: Annotations
 ) -> tuple[TrainConfig, list[str]]:
     """Replace each ``auto`` of ``loss``, and say how in sentences for the log.
 
-    ``saved`` is the checkpoint of a resumed run, which keeps what it chose. The reach of box
-    centres is set in ``model``, too. All ranks call this together and get the same: the weights of
-    rank 0, which all get, decide.
+    The reach of box centres is set in ``model``, too. All ranks call this together and get the
+    same: the weights of rank 0, which all get, decide. The options of a resumed run hold no
+    ``auto``.
     """
     kept = bool(max_over_ranks([model.heads_kept and world.is_main])[0])
     reach = min(head.scale_x_y for head in model.heads) if kept else None
-    config, note = suit_loss(config, train_set, reach) if saved is None else (as_saved(config, saved), None)
+    config, note = suit_loss(config, train_set, reach)
     if config.model.scale_x_y is not None:
         model.cfg = with_scale_x_y(model.cfg, config.model.scale_x_y)
         model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
@@ -74,22 +73,6 @@ def suit_loss(
     text = " ".join([f"loss.{key}={value}" for key, value in values.items()] + changes)
     note = f"auto chose {text} instead of the published values, because {few_large}" if few_large and text else None
     return replace(config, model=model, loss=replace(loss, **values)), note
-
-
-def as_saved(config: TrainConfig, saved: dict[str, Any]) -> TrainConfig:
-    """Replace each ``auto`` of ``loss`` by what the run of a checkpoint has."""
-    loss, model, options = config.loss, config.model, with_earlier(saved["config"])
-    before, positives = options["loss"], options["loss"].get("positives")
-    if not isinstance(loss, LossConfig) or before["name"] != loss.name:
-        return config
-    values = {key: before[key] for key in ("classification", "class_weights") if getattr(loss, key) == AUTO}
-    if loss.balance == Balance.auto:
-        values["balance"] = Balance(before["balance"])
-    if loss.positives_by == PositivesBy.auto and loss.positives in (None, positives):
-        values |= {"positives": positives, "positives_by": PositivesBy(before["positives_by"])}
-        if model.scale_x_y is None:
-            model = replace(model, scale_x_y=options["model"].get("scale_x_y"))
-    return replace(config, model=model, loss=replace(loss, **values))
 
 
 def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:

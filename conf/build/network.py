@@ -11,7 +11,6 @@ from conf.failures import ConfigError
 from conf.sources.weights import weights_path
 from data import read_names
 from models import (
-    WEIGHTS_VERSION,
     AnyNetwork,
     Cfg,
     Darknet,
@@ -36,7 +35,6 @@ from train_utils.distributed import World
 from train_utils.run.checkpoint import FORMAT as CHECKPOINT_FORMAT
 from train_utils.run.checkpoint import load_checkpoint
 from train_utils.run.checkpoint_files import find_checkpoint
-from train_utils.run.run_state import images_seen
 
 
 def load_network(config: ModelConfig) -> Cfg:
@@ -85,21 +83,14 @@ def build_model(
     return model, str(report)
 
 
-def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[str, Any]) -> tuple[Darknet, str | None]:
+def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[str, Any]) -> Darknet:
     """Build the network of a checkpoint's run, to which the caller loads the checkpoint's weights.
 
-    If its .cfg has gone, as after a move, it is built from the text in the checkpoint, and the
-    second value says so in one sentence. Initial weights are not read.
+    It is built from the text in the checkpoint. Neither the .cfg nor initial weights are read.
     """
-    path, note = Path(config.cfg), None
-    if path.suffix and not path.exists():
-        note = f"model.cfg: there is no {path} any more, so the network is built from the text in the checkpoint"
-        cfg = parse_cfg(saved["network"]["cfg"], config.cfg)
-    else:
-        cfg = load_network(config)
-    model = _frozen(cfg, num_classes, config)
-    model.heads_kept = bool(saved.get("heads_kept"))  # absent from checkpoints of earlier versions
-    return model, note
+    model = _frozen(parse_cfg(saved["network"]["cfg"], saved["network"]["source"]), num_classes, config)
+    model.heads_kept = saved["heads_kept"]
+    return model
 
 
 def _frozen(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:
@@ -126,7 +117,7 @@ def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> Weigh
         return load_foreign_state_dict(model, content, path, fresh_heads)
     state = load_checkpoint(path)  # which also verifies its digest
     report = load_weights_of_checkpoint(model, state["ema"], path, fresh_heads, state["network"])
-    model.seen = images_seen(state)
+    model.seen = state["seen"]
     return report
 
 
@@ -145,8 +136,8 @@ def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
     options = dict(state["network"])
     model = Darknet(parse_cfg(options.pop("cfg"), options.pop("source")), **options)
     model.load_state_dict(state["ema"])
-    model.seen = images_seen(state)
-    major, minor, revision = state.get("weights_version", WEIGHTS_VERSION)
+    model.seen = state["seen"]
+    major, minor, revision = state["weights_version"]
     model.weights_version = (major, minor, revision)
     return model, list(state["names"])
 
@@ -206,5 +197,4 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     saved = state["config"]
     size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
-    ids = state.get("category_ids") or list(range(1, len(names) + 1))  # absent from checkpoints of earlier versions
-    return TrainedNetwork(model.eval(), names, ids, size, f"{ckpt}: {origin}", origin)
+    return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)

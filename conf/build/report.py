@@ -28,8 +28,8 @@ from train_utils.report.best import Best, keep_best, read_best
 from train_utils.report.run_files import read_files
 from train_utils.report.run_report import write_report
 from train_utils.run.log import RunLog
+from train_utils.run.options import flat
 from train_utils.run.run_state import RunState
-from train_utils.run.same_training import flat
 from train_utils.run.whole_files import keep_copy, whole_file
 from train_utils.scores.coco_eval import CocoResult, format_table
 from train_utils.scores.detections import Detections, GroundTruth
@@ -128,7 +128,7 @@ def finish(
     """Log the figures of the best epoch by class; draw the plots of the run."""
     shown, of_epoch = scores, state.epoch
     if state.best_epoch != state.epoch:
-        with suppress(TrainError):  # of an earlier version, which did not keep them
+        with suppress(TrainError):  # they may not have been written, as to a full disk
             shown, of_epoch = read_best(folder).scores, state.best_epoch
     log.line(f"figures of epoch {of_epoch}:")
     log.line(format_table(shown))

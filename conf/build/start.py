@@ -16,6 +16,7 @@ from conf.build.network import load_network
 from conf.build.report import min_iou_of
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
+from conf.sources.resume import resumed_options
 from data import Annotations, Colour, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
 from models import Darknet, Head
@@ -48,16 +49,15 @@ def prepare_numerics(config: TrainConfig, world: World) -> None:
 
 
 def resolve(config: TrainConfig, world: World, saved: dict[str, Any] | None) -> TrainConfig:
-    """Replace ``auto`` of ``augment.colour``.
+    """The options with ``auto`` of ``augment.colour`` replaced; a resumed run's are in ``saved``.
 
-    ``saved`` is the checkpoint of a resumed run. It keeps the place where colours change, because
-    the results of the two differ by rounding.
+    That is its checkpoint, whose options hold no ``auto``.
     """
+    if saved is not None:
+        return resumed_options(config, saved)
     augment = config.augment
     if augment.colour == Colour.auto:
-        before = saved["config"]["augment"].get("colour") if saved is not None else None
-        here = Colour.device if world.device.type == "cuda" else Colour.cpu
-        augment = replace(augment, colour=Colour(before or here))
+        augment = replace(augment, colour=Colour.device if world.device.type == "cuda" else Colour.cpu)
     return replace(config, augment=augment)
 
 
@@ -83,18 +83,13 @@ def spare_heads(config: TrainConfig, world: World, model: Darknet, images: int) 
     return optim, "; ".join(notes) or None
 
 
-def fit_anchors(
-    config: TrainConfig, world: World, saved: dict[str, Any] | None, train_set: Annotations
-) -> tuple[TrainConfig, str | None]:
+def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tuple[TrainConfig, str | None]:
     """Replace ``auto`` of ``model.anchors`` by what rank 0 finds, and say why in one sentence.
 
-    All ranks call this together. A resumed run keeps the anchors of ``saved``, its checkpoint.
-    Raises ConfigError if the [yolo] sections list different anchors.
+    All ranks call this together. Raises ConfigError if the [yolo] sections list different anchors.
     """
     if config.model.anchors != AUTO:
         return config, None
-    if saved is not None:
-        return replace(config, model=replace(config.model, anchors=saved["config"]["model"]["anchors"])), None
     network = replace(config.model, anchors=None)
     with torch.device("meta"):  # neither memory nor random numbers
         heads = Darknet(load_network(network), len(train_set.names), config.model.width).heads
@@ -144,7 +139,7 @@ def start_state(
         average=WeightAverage(model, schedule),
         optimizer=make_optimizer(model, config.optim),
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
-        description=describe(config, model, train_set, sampler.steps_per_epoch),
+        description=describe(config, model, train_set),
         seen=model.seen,
     )
     state.loss_sums = state.loss_sums.to(world.device)

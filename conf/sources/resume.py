@@ -1,4 +1,4 @@
-"""The options of a resumed run: which run it is, and what the command line changes in it."""
+"""The options of a resumed run: which run it is, and what may be changed in it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,18 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from conf.entry import layered, plain
+from conf.entry import from_dictionary, layered, plain, to_dictionary
 from conf.failures import ConfigError
 from conf.file_choices import check_values
-from conf.schema import CHOICES
-from conf.sources.checkpoints import ask_for_plugins, config_of_checkpoint
+from conf.schema import TrainConfig
+from conf.sources.checkpoints import ask_for_plugins
 from data.errors import DataError
 from data.formats.set_files import load_yaml
 from models.weights.published import BACKBONE, COCO
 from train_utils.launch.environment import allowed_restarts, job_folder_name, read_job
-from train_utils.run.checkpoint_files import FOLDER
-from train_utils.run.same_training import changed_values, is_covered, with_earlier
+from train_utils.run.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 
-# Options that may differ when a job is requeued, for example to another node.
-OF_THE_MACHINE = (
-    "debug", "devices", "data.root", "data.index_dir", "data.workers", "data.cache", "logger",
-    "train.device", "train.timeout_seconds",
-)  # fmt: skip
-# Options that only earlier versions had: a checkpoint with them is of another training.
-REMOVED = {"optim": ("ema_ramp_steps", "ema_max_fraction"), "loss": ("pooled",)}
+OF_AN_EXTENSION = ("train.epochs", "train.extended_after")  # extend_run changes them
 
 
 def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -34,22 +27,22 @@ def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, 
 
     Folders and files become absolute, so that the saved options hold in another working folder.
     """
-    whole = continue_run(given, named)
     places: dict[str, dict[str, str]] = {"data": {}, "model": {}}
     for section, key in (("data", "root"), ("data", "index_dir"), ("model", "cfg"), ("model", "weights")):
-        place = whole.get(section, {}).get(key)
+        place = given.get(section, {}).get(key)
         known = {"weights": place in (COCO, BACKBONE), "cfg": not {"/", "."} & set(place or "")}  # names, no files
         if place is not None and not known.get(key):
             places[section][key] = str(Path(place).absolute())
-    return layered(whole, places)
+    return continue_run(layered(given, places), named)
 
 
 def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """With ``resume`` the options of that run, except what the command line names; else ``given``.
 
     ``resume=auto`` means the folder ``run_dir``, or that of this SLURM job or torchrun run with
-    these options, or the newest run of this name. If there is none, a new run starts. Raises
-    ConfigError if the folder holds no run.
+    these options, or the newest run of this name. If there is none, a new run starts.
+    ``check_options`` refuses what must not change, once the run folder is held. Raises ConfigError
+    if the folder holds no run.
     """
     if given.get("extend") is not None and (given.get("resume") == "auto" or "train.epochs" in named):
         raise ConfigError(
@@ -67,7 +60,7 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
             return given
     if given.get("resume") is None or "experiment" in named or "run_dir" in named:
         return given  # the schema refuses resume with run_dir
-    options = with_missing(read_config(Path(given["resume"])), given)
+    options = read_config(Path(given["resume"]))
     ask_for_plugins(options, f"resume={given['resume']}", named)
     saved = OmegaConf.create(options)
     for key in named:
@@ -77,43 +70,31 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     return plain(saved)
 
 
-def with_missing(saved: dict[str, Any], today: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an earlier run, with today's values of what it lacked, without REMOVED."""
-    saved, known = without_removed(saved), {}
-    for key, value in today.items():
-        before = saved.get(key)
-        if key not in CHOICES or before is None or before.get("name", value["name"]) == value["name"]:
-            known[key] = value  # else another choice was made in this section
-    return layered(known, saved)
+def check_options(config: TrainConfig) -> None:
+    """Raise ConfigError if a resumed run would change options that are not of MAY_CHANGE."""
+    folder = Path(str(config.resume))
+    changed = changed_values(read_config(folder), to_dictionary(config))
+    if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
+        epochs = "; extend=<epochs> adds some to a finished run" if "train.epochs" in changed else ""
+        raise ConfigError(
+            f"resume={folder}: the training would change ({'; '.join(refused)}). fix: leave these options as they "
+            f"were, or start a new run with model.weights={folder}{epochs}"
+        )
 
 
-def without_removed(saved: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the options of an earlier run without those that today's version lacks."""
-    kept = {
-        section: {key: value for key, value in saved[section].items() if key not in keys}
-        for section, keys in REMOVED.items()
-        if section in saved
-    }
-    return saved | kept
+def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
+    """The options of a checkpoint, without ``auto``, with those of ``config`` that may change."""
+    options, now = OmegaConf.create(saved["config"]), OmegaConf.create(to_dictionary(config))
+    for key in (*MAY_CHANGE, *OF_AN_EXTENSION):
+        OmegaConf.update(options, key, OmegaConf.select(now, key), merge=False)
+    return from_dictionary(plain(options), TrainConfig)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The options of a run folder, with what earlier versions did that lacked some.
-
-    Raises ConfigError if the folder has none, or if the file is damaged.
-    """
-    return with_earlier(_saved_options(folder))
-
-
-def _saved_options(folder: Path) -> dict[str, Any]:
-    """The options of a run folder; without a config.yaml, those of its checkpoint."""
+    """The options in a run folder's config.yaml. Raises ConfigError if there are none."""
     path = folder / "config.yaml"
     if not path.exists():
-        checkpoints = [folder / FOLDER / f"{name}.pt" for name in ("last", "last.previous", "best")]
-        there = next((checkpoint for checkpoint in checkpoints if checkpoint.is_file()), None)
-        if there is None:
-            raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
-        return config_of_checkpoint(str(there))
+        raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
     try:
         if "train" in (saved := load_yaml(path)):
             check_values(saved, str(path))
@@ -121,15 +102,12 @@ def _saved_options(folder: Path) -> dict[str, Any]:
         problem = f"{path} is cut"
     except (DataError, OSError) as error:
         problem = str(error).partition(". fix: ")[0]
-    raise ConfigError(f"{problem}. fix: delete it, and the run's options are those of its last checkpoint")
+    raise ConfigError(f"{problem}. fix: a copy of it, or a new run")
 
 
 def _has_options(folder: Path, given: Mapping[str, Any]) -> bool:
-    """Whether the run in ``folder`` has these options, as far as it knew them.
-
-    Those of the machine may differ.
-    """
-    changed = changed_values(without_removed(_saved_options(folder)), plain(OmegaConf.create(dict(given))))
+    """Whether the run in ``folder`` has these options; those of the machine may differ."""
+    changed = changed_values(read_config(folder), plain(OmegaConf.create(dict(given))))
     return all(is_covered(key, OF_THE_MACHINE) for key in changed)
 
 

@@ -20,6 +20,7 @@ from conf.programs import run
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_tools import ConvertConfig
 from conf.sources.checkpoints import complete_from_checkpoint
+from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
@@ -302,7 +303,7 @@ def test_training_and_evaluation_with_converted_weights(command: Command, tmp_pa
         train(replace(config, resume="next0"))
     state = load_checkpoint(tmp_path / "next1" / "checkpoints" / "last.pt")
     assert model_from_checkpoint(state)[0].seen == 32
-    train(replace(config, resume="next1", resume_force=True, train=replace(config.train, epochs=2)))
+    train(compose("train", TrainConfig, ["resume=next1", "extend=1"], complete_training))
     assert load_checkpoint(tmp_path / "next1" / "checkpoints" / "last.pt")["seen"] == 48, (
         "a resumed run goes on counting"
     )

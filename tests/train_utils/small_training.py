@@ -88,7 +88,7 @@ def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = N
         average=WeightAverage(model, schedule),
         optimizer=make_optimizer(model, schedule.config),
         scaler=torch.amp.GradScaler("cpu", init_scale=loss_scale or 1.0, enabled=loss_scale is not None),
-        description={"network": {}, "names": [], "config": {"optim": options}, "steps_per_epoch": 3},
+        description={"network": {}, "names": [], "data": {}, "config": {"optim": options}},
     )
 
 

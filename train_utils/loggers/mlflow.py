@@ -11,7 +11,7 @@ from pathlib import Path
 
 from train_utils.loggers.config import MlflowConfig
 from train_utils.loggers.interface import Cell, LoggedRun
-from train_utils.run.same_training import flat
+from train_utils.run.options import flat
 
 LONGEST_PARAM = 6000  # characters, the service's limit
 

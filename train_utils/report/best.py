@@ -46,7 +46,7 @@ def read_best(folder: Path) -> Best:
     path = folder / FILE
     again = f"fix: python eval.py {option('ckpt', folder)} {option('out', folder)}"
     if not path.is_file():
-        raise TrainError(f"{folder} holds no {FILE}: not evaluated yet, or by an earlier version. {again}")
+        raise TrainError(f"{folder} holds no {FILE}: not evaluated yet. {again}")
     try:
         with np.load(path) as file:
             arrays = dict(file)

@@ -14,13 +14,12 @@ import numpy as np
 from train_utils.errors import TrainError
 from train_utils.report.best import Best, read_best
 from train_utils.report.run_files import Run, read_files
-from train_utils.run.same_training import WITHOUT_EFFECT, is_covered
+from train_utils.run.options import MAY_CHANGE, is_covered
 from train_utils.scores.detections import GroundTruth
 
 SEED = "train.seed"
-# Without effect on the steps of a training, but not on its result or its figures.
-COUNTS = {"evaluate", "model.cfg", "model.weights", "model.fresh_heads", "train.patience"}
-IGNORED = (SEED, *(option for option in WITHOUT_EFFECT if option not in COUNTS))
+COUNTS = {"data.train", "data.val", "evaluate.every", "train.patience"}  # what may change in a run, but counts here
+IGNORED = (SEED, "name", *(option for option in MAY_CHANGE if option not in COUNTS))
 
 
 @dataclass(frozen=True)

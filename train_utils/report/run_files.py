@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from train_utils.errors import TrainError
-from train_utils.run.same_training import flat
+from train_utils.run.options import flat
 from train_utils.scores.coco_eval import ABSENT
 
 Row = dict[str, float]

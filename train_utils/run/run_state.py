@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from train_utils.optim import WeightAverage, restore_optimizer
 from train_utils.run.checkpoint import load_last
 from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.checkpoint_writer import CheckpointWriter
-from train_utils.run.same_training import changed_values, check_same_training
+from train_utils.run.options import changed_values
 from train_utils.scores.coco_eval import ABSENT
 
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
@@ -114,51 +113,34 @@ class RunState:
         if state is not None:
             writer.write(state, targets | {folder / FOLDER / "last.pt": True})
 
-    def resume(self, state: dict[str, Any], folder: Path, world: World, force: bool) -> str:
+    def resume(self, state: dict[str, Any], folder: Path, world: World) -> str:
         """Resume from the content of a checkpoint; return a text with the place and what changed.
 
         The same number of ranks continues the run exactly, another number up to rounding. Raises
-        CheckpointError if the network differs or, without ``force``, if a changed option would
-        change the result.
+        CheckpointError if the training set is another one.
         """
-        check_same_training(state, self.description, folder, force)
-        self.restore_weights(state)
-        self.epoch, self.step, self.seen = state["epoch"], self._same_place(state, folder), images_seen(state)
-        self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
-        self.evaluated_epoch = state.get("evaluated_epoch", 0)  # absent in earlier versions
-        self.loss_steps = state.get("loss_steps", 0)
-        sums = state.get("loss_sums", torch.zeros(1, len(LOSS_NAMES), dtype=torch.float64))
-        same_ranks = state["world_size"] == world.world_size
-        self.loss_sums = (sums[world.rank] if same_ranks and len(sums) > 1 else sums.mean(0)).to(world.device)
-        if same_ranks:
-            torch.set_rng_state(state["rng"][world.rank])
-            if "cuda_rng" in state:  # absent in earlier versions
-                set_cuda_generator(state["cuda_rng"][world.rank])
-        changed = changed_values(state["config"], self.description["config"])
-        if self.step != state["step"]:
-            changed["steps done"] = f"{state['step']} -> {self.step}, the same place in the data"
-        first = f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"
-        return "\n".join([first, *(f"changed: {key}: {change}" for key, change in changed.items())])
-
-    def _same_place(self, state: dict[str, Any], folder: Path) -> int:
-        """Convert a checkpoint's step to today's epoch length, which a forced resume may change."""
-        now = self.description["steps_per_epoch"]
-        before = state.get("steps_per_epoch", now)  # absent in earlier versions
-        done = state["step"] - state["epoch"] * before
-        if not 0 <= done <= before:
-            raise CheckpointError(
-                f"resume={folder}: its checkpoint, of an earlier version of this program, does not say how many steps "
-                "an epoch had. fix: train.batch_size and data as in that run"
-            )
-        return int(state["epoch"] * now + done * now // before)
-
-    def restore_weights(self, state: dict[str, Any]) -> None:
-        """Restore weights, average, optimiser and scaler of a checkpoint, but no counters."""
+        for key in ("names", "data"):
+            if state[key] != self.description[key]:
+                raise CheckpointError(
+                    f"resume={folder}: the training set would change ({state[key]} -> {self.description[key]}). fix: "
+                    f"data.root=<where its data lie>, or start a new run with model.weights={folder}"
+                )
         self.model.load_state_dict(state["model"])
         self.average.load(state["ema"], state["ema_updates"])
         restore_optimizer(self.optimizer, state["optimizer"])
         if state["scaler"]:  # empty if the precision was another one
             self.scaler.load_state_dict(state["scaler"])
+        self.epoch, self.step, self.seen = state["epoch"], state["step"], state["seen"]
+        self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
+        self.evaluated_epoch, self.loss_steps = state["evaluated_epoch"], state["loss_steps"]
+        same_ranks, sums = state["world_size"] == world.world_size, state["loss_sums"]
+        self.loss_sums = (sums[world.rank] if same_ranks else sums.mean(0)).to(world.device)
+        if same_ranks:
+            torch.set_rng_state(state["rng"][world.rank])
+            set_cuda_generator(state["cuda_rng"][world.rank])
+        changed = changed_values(state["config"], self.description["config"])
+        first = f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"
+        return "\n".join([first, *(f"changed: {key}: {change}" for key, change in changed.items())])
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
@@ -186,8 +168,3 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
     if (folder / "config.yaml").is_file() and not any((folder / FOLDER).glob("*.pt")):
         return None, f"{folder} holds no checkpoint yet: its run starts over"
     return read_run(folder)
-
-
-def images_seen(state: Mapping[str, Any]) -> int:
-    """Number of images a checkpoint was trained on, including those of its initial weights."""
-    return int(state.get("seen", state["network"].get("seen", 0)))  # earlier versions

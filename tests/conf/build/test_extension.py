@@ -22,10 +22,11 @@ from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
 from tests.small_run import small_run
 from train import train
-from train_utils.errors import CheckpointError, TrainError
+from train_utils.errors import TrainError
 from train_utils.loop.stop_and_save import StepDecisions
 from train_utils.optim import Schedule
 from train_utils.run.checkpoint import load_last
+from train_utils.run.run_state import RunState
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)  # 2 steps in an epoch
 RESUMED = ("model", "ema", "optimizer", "rng", "step", "seen", "best", "best_epoch", "figures")
@@ -115,7 +116,14 @@ def test_an_extension_is_the_same_wherever_it_is_cut_and_may_be_extended(
     assert "changed: train.epochs: 3 -> 4" in log_of(whole)
 
 
-def test_only_a_finished_run_that_is_named_is_extended(finished: Path, tmp_path: Path) -> None:
+def no_better(self: RunState, figures: dict[str, float]) -> bool:
+    self.evaluated_epoch = self.epoch
+    return False
+
+
+def test_only_a_finished_run_that_is_named_is_extended(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for given, said in (
         (["extend=5"], "extend=5 .* fix: resume=<its folder>"),
         ([f"resume={finished}", "extend=0"], "extend=0 must be 1 or more"),
@@ -125,10 +133,12 @@ def test_only_a_finished_run_that_is_named_is_extended(finished: Path, tmp_path:
         with pytest.raises(ConfigError, match=said):
             compose("train", TrainConfig, given, complete_training)
     run = copy_of(finished, tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"train.epochs: 1 -> 3"):
+    with pytest.raises(ConfigError, match=r"train.epochs: 1 -> 3.*extend="):
         go_on(run, "train.epochs=3")
     before = (run / "config.yaml").read_bytes()
-    go_on(run, "extend=2", "train.patience=1", "optim.lr=1e-9", "resume_force=true")  # it does not get better
+    with monkeypatch.context() as patch:
+        patch.setattr(RunState, "record", no_better)
+        go_on(run, "extend=2", "train.patience=1")
     assert len(rows(run)) == 2 and (run / "config.yaml").read_bytes() != before
     assert list(run.glob("config_until_*.yaml")), "the options of the finished run are gone"
     table = (run / "metrics.csv").read_bytes()

@@ -18,10 +18,10 @@ from conf.entry import compose, layered, to_dictionary, to_plain, to_yaml
 from conf.failures import ConfigError
 from conf.schema import CHOICES, EvalConfig, TrainConfig
 from conf.sources.checkpoints import complete_from_checkpoint
-from conf.sources.resume import continue_run
+from conf.sources.resume import complete_training, continue_run
 from data import OnError
 from eval import evaluate
-from models import DarknetLoss, DarknetLossConfig, Head, LossConfig, YoloLoss
+from models import DarknetLoss, Head, LossConfig, YoloLoss
 from models.config import Balance
 from train import train
 
@@ -95,14 +95,6 @@ def test_a_resumed_run_keeps_its_loss(tmp_path: Path) -> None:
     assert isinstance(other.loss, LossConfig) and other.loss.box == 2 and other.train.epochs == 5
 
 
-def test_runs_from_before_there_was_a_choice_go_on(tmp_path: Path) -> None:
-    saved = to_dictionary(composed("loss.box=1.5"))
-    del saved["loss"]["name"]
-    config = resumed(tmp_path, [], [], saved)
-    assert isinstance(config.loss, LossConfig) and config.loss.box == 1.5
-    assert isinstance(resumed(tmp_path, ["loss=darknet"], ["loss"], saved).loss, DarknetLossConfig)
-
-
 def test_a_saved_name_that_no_longer_exists_is_named(tmp_path: Path) -> None:
     saved = layered(to_dictionary(composed()), {"loss": {"name": "yolov9"}})
     with pytest.raises(ConfigError, match=r"loss\.name=yolov9 is none of yolov3, darknet"):
@@ -121,14 +113,7 @@ def test_a_run_with_darknets_loss_trains_resumes_and_is_evaluated(tmp_path: Path
     train(composed(*options, "train.epochs=1", f"run_dir={run_dir}"))
     saved = OmegaConf.load(run_dir / "config.yaml")
     assert saved.loss.name == "darknet"
-    train(
-        resumed(
-            run_dir,
-            ["train.epochs=2", "resume_force=true"],
-            ["train.epochs", "resume_force"],
-            (run_dir / "config.yaml").read_text(),
-        )
-    )
+    train(compose("train", TrainConfig, [f"resume={run_dir}", "extend=1"], complete_training))
     with (run_dir / "metrics.csv").open(newline="") as file:
         epochs = list(csv.DictReader(file))
     assert [row["epoch"] for row in epochs] == ["1", "2"] and all(float(row["loss_box"]) > 0 for row in epochs)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conf.build import loss
-from conf.entry import compose, to_dictionary
+from conf.entry import compose
 from conf.schema import TrainConfig
 from models import Darknet, LossConfig, parse_cfg
 from tests.models.cfg_writer import cfg, conv, head
@@ -99,7 +99,7 @@ def test_fresh_heads_reach_their_neighbours_and_kept_ones_stay(
 ) -> None:
     """The network, its .cfg's text and the options agree, and a resumed run keeps all of it."""
     model = network(scale, kept)
-    found, lines = loss.fit_loss(configured(*given), CPU, None, model, images_with(2))
+    found, lines = loss.fit_loss(configured(*given), CPU, model, images_with(2))
     assert getattr(found.loss, "positives_by", None) == decided
     assert [head.scale_x_y for head in model.heads] == [reach]
     assert [head.scale_x_y for head in Darknet(model.cfg).heads] == [reach]
@@ -107,25 +107,10 @@ def test_fresh_heads_reach_their_neighbours_and_kept_ones_stay(
     assert any("loss.positives_by=cost" in line for line in lines) == (decided == "cost")
 
     # Later the set may have other figures, as after a change of it, and the heads be unknown.
-    saved, again = {"config": to_dictionary(found)}, network(scale)
-    resumed, lines = loss.fit_loss(configured(*given), CPU, saved, again, images_with(9, 9))
+    again = network(scale)
+    resumed, lines = loss.fit_loss(found, CPU, again, images_with(9, 9))
     assert (resumed, lines) == (found, [])
     assert again.heads == model.heads and again.cfg.text == model.cfg.text
-
-
-def test_a_run_of_an_earlier_version_keeps_its_loss() -> None:
-    """It knew neither of the options nor of another reach."""
-    found, _ = loss.fit_loss(configured(), CPU, None, network(), images_with(9, 9))
-    options = to_dictionary(found)
-    for key in ("balance", "positives", "positives_by", "class_weights"):
-        del options["loss"][key]
-    del options["model"]["scale_x_y"]
-    model = network()
-    kept, lines = loss.fit_loss(configured("loss.class_weights=auto"), CPU, {"config": options}, model, images_with(2))
-    assert kept == found and lines == [] and model.heads[0].scale_x_y == 1
-    options["loss"]["positives"] = 5
-    kept, _ = loss.fit_loss(configured("loss.positives=5"), CPU, {"config": options}, model, images_with(2))
-    assert isinstance(kept.loss, LossConfig) and (kept.loss.positives, kept.loss.positives_by) == (5, "overlap")
 
 
 def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from conf.build import batches, start
 from conf.build.batches import cores_of_rank, loader_workers
 from conf.build.network import build_model, load_network
-from conf.entry import compose
+from conf.entry import compose, to_dictionary
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from data import Colour
@@ -32,8 +32,8 @@ PAIR = replace(GPU, world_size=4, local_world_size=2, num_nodes=2, node_rank=1)
 
 def resolved(world: World, *options: str, saved: str | None = None) -> Colour:
     config = compose("train", TrainConfig, list(options))
-    state = None if saved is None else {"config": {"augment": {"colour": saved}}}
-    found = start.resolve(config, world, state)
+    before = None if saved is None else {"config": to_dictionary(compose("train", TrainConfig, [saved]))}
+    found = start.resolve(config, world, before)
     assert config == compose("train", TrainConfig, list(options)), "the options as given, for config.yaml, changed"
     return found.augment.colour
 
@@ -45,9 +45,8 @@ def test_colours_change_where_the_device_is() -> None:
 
 
 def test_a_resumed_run_changes_colours_where_it_did() -> None:
-    assert resolved(GPU, saved="cpu") is Colour.cpu and resolved(CPU, saved="device") is Colour.device
-    # Another place is another training, and refused as such.
-    assert resolved(CPU, "augment.colour=cpu", saved="device") is Colour.cpu
+    assert resolved(GPU, saved="augment.colour=cpu") is Colour.cpu
+    assert resolved(CPU, saved="augment.colour=device") is Colour.device
 
 
 def has_cores(patch: pytest.MonkeyPatch, own: set[int], others: dict[int, set[int]], quota: float = math.inf) -> None:
@@ -132,7 +131,7 @@ def with_auto(path: Path, *more: str) -> TrainConfig:
 def test_finer_heads_get_smaller_anchors(tmp_path: Path, name: str) -> None:
     config = with_auto(network(tmp_path / "a.cfg", HEADS[name]))
     state = torch.get_rng_state()
-    fitted, note = start.fit_anchors(config, CPU, None, boxes(300))
+    fitted, note = start.fit_anchors(config, CPU, boxes(300))
     assert torch.equal(torch.get_rng_state(), state), "the initial weights would be others"
     assert note is not None and note.startswith("model.anchors=auto: recall at IoU 0.5 is 0."), note
     heads = Darknet(load_network(fitted.model)).heads
@@ -147,7 +146,7 @@ def test_what_varies_the_image_size_does_not_change_the_fit(tmp_path: Path) -> N
     path = network(tmp_path / "a.cfg", HEADS["two"])
 
     def fitted(*more: str) -> tuple[Any, str | None]:
-        config, note = start.fit_anchors(with_auto(path, *more), CPU, None, boxes(300))
+        config, note = start.fit_anchors(with_auto(path, *more), CPU, boxes(300))
         return config.model.anchors, note
 
     expected = fitted()
@@ -160,12 +159,9 @@ def test_what_varies_the_image_size_does_not_change_the_fit(tmp_path: Path) -> N
     assert fitted("loss=darknet") == expected
 
 
-def test_a_resumed_run_keeps_its_anchors_and_other_programs_refuse_auto(tmp_path: Path) -> None:
+def test_without_boxes_the_anchors_stay_and_other_programs_refuse_auto(tmp_path: Path) -> None:
     config = with_auto(network(tmp_path / "a.cfg", HEADS["two"]))
-    for kept in (None, [[3, 4]] * 8):
-        saved = {"config": {"model": {"anchors": kept}}}
-        assert start.fit_anchors(config, CPU, saved, boxes(0))[0].model.anchors == kept
-    fitted, note = start.fit_anchors(config, CPU, None, boxes(0))
+    fitted, note = start.fit_anchors(config, CPU, boxes(0))
     assert fitted.model.anchors is None and note == (
         "model.anchors=auto: there are no boxes to fit to, so the anchors of the .cfg stay"
     )
@@ -176,7 +172,7 @@ def test_a_resumed_run_keeps_its_anchors_and_other_programs_refuse_auto(tmp_path
     with pytest.raises(
         ConfigError, match=r"model\.anchors=auto needs a \.cfg whose \[yolo\] sections all list the same"
     ):
-        start.fit_anchors(with_auto(tmp_path / "b.cfg"), CPU, None, boxes(9))
+        start.fit_anchors(with_auto(tmp_path / "b.cfg"), CPU, boxes(9))
 
 
 def test_heads_that_learnt_with_another_decoding_are_refused_unless_left_out(tmp_path: Path) -> None:

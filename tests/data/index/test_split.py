@@ -23,7 +23,7 @@ from tests.data.bad_inputs import config_of
 from tests.data.bad_labels import voc_text
 from tests.data.drawn_set import picture
 from tests.data.yolo_set import YoloSet
-from train_utils.run.same_training import WITHOUT_EFFECT, is_covered
+from train_utils.run.options import MAY_CHANGE, is_covered
 
 NAMES = [f"{number:05}.jpg" for number in range(10_000)]
 
@@ -150,7 +150,7 @@ def test_shares_that_are_none(share: float, coco_set: Any) -> None:
 def test_a_run_keeps_its_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ckpt = tmp_path / "x.pt"
     ckpt.touch()
-    assert not is_covered("data.split", WITHOUT_EFFECT), "another one is refused on resume"
+    assert not is_covered("data.split", MAY_CHANGE), "another one is refused on resume"
     saved = to_dictionary(compose("train", TrainConfig, ["data.split=0.25"]))
     monkeypatch.setattr("conf.sources.checkpoints.config_of_checkpoint", lambda _: saved)
     assert compose("eval", EvalConfig, [f"ckpt={ckpt}"], complete_from_checkpoint).data.split == 0.25

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from conf.build.report import save_config
 from conf.entry import compose
@@ -152,16 +151,6 @@ def test_a_job_goes_on_only_where_it_was_requeued_or_asked_to(job: Job) -> None:
     assert job.start(srun("41", 0, restarts=1), B, *machine, ends=True) == ("slurm-41-3", True)
     for other in ("model.weights=a.weights", "evaluate.nms_iou=0.5", "train.seed=1", "train.batch_size=16"):
         assert job.start(srun("41", 0, restarts=1), B, other, ends=True)[1] is False, other
-
-
-def test_a_requeued_job_finds_the_run_of_an_earlier_version(job: Job) -> None:
-    """Whose config.yaml lacks options of today."""
-    assert job.start(srun("41", 0), A, ends=True) == ("slurm-41", False)
-    (path,) = job.folder.rglob("config.yaml")
-    options = OmegaConf.load(path)
-    del options.loss.balance, options.optim.flat_fraction, options.train.micro_batch_size
-    OmegaConf.save(options, path)
-    assert job.start(srun("41", 0, restarts=1), A, ends=True) == ("slurm-41", True)
 
 
 def test_torchrun_finds_its_folder_again_and_gives_another_setting_its_own(job: Job) -> None:
