@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from conf.schema import PluggedConfig, check_least
-from data.augment_config import AugmentConfig
 from data.config import DataConfig
 from models.config import ModelConfig
 from models.weights.published import PUBLISHED
@@ -18,18 +17,15 @@ class CheckDataConfig(PluggedConfig):
 
     image_size: int  # side of the network's input in training, in pixels
     min_iou: float  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
-    threads: int | None  # number of threads that decode images; null: one per core
-    pictures: int  # images on each contact sheet; 0: draw nothing
-    seed: int  # of the choice of images on the sheets
+    pictures: int  # images of each set on the contact sheet; 0: draw nothing
     out: str | None  # folder for the report; null: runs/check_data/<name>_<date_time>
     data: DataConfig
     model: ModelConfig
-    augment: AugmentConfig
 
     def __post_init__(self) -> None:
         self.data.check_two_sets()
-        check_least(self, 1, "image_size", "threads")
-        check_least(self, 0, "pictures", "seed")
+        check_least(self, 1, "image_size")
+        check_least(self, 0, "pictures")
         if not 0 <= self.min_iou < 1:
             raise ValueError(f"min_iou must be 0 or more and below 1, got {self.min_iou}")
 

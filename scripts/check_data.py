@@ -3,8 +3,8 @@
     python -m scripts.check_data data=bccd model=yolov3-tiny image_size=320
     python -m scripts.check_data --config-dir ~/mine data=cats out=report
 
-Prints the report and writes it to a folder: report.html (one page with all pictures), report.json,
-report.txt. Exit code 0: no problems, 1: some, 2: no such data set or option.
+Prints a report and writes it to a folder, as report.txt and labels.jpg, some images with their
+boxes. Exit code 0: no problems, 1: some, 2: no such data set or option.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("check_data")
     raise SystemExit
 
-import json
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,85 +25,38 @@ import torch
 from conf.build.network import load_network
 from conf.failures import ConfigError
 from conf.schema_tools import CheckDataConfig
-from data import ImageSource, OnError, Request, TrainDataset
-from data.audit.check import CheckedSet, Network, check_dataset
-from data.audit.report import html_report, text_report, verdict
+from data import ImageSource, OnError
+from data.audit.check import CheckedSet, check_dataset, text_report
 from models import Darknet
-from train_utils.pictures.sheets import Cell, Group, draw_targets, save_sheet
-from train_utils.terminal.progress import Progress
+from train_utils.pictures.sheets import Cell, Group, save_sheet
 
-COLUMNS = 4  # of a sheet
-PAIRS = 8  # of duplicate or similar images on their sheet
+COLUMNS = 4  # of the sheet
 
 
-def check(config: CheckDataConfig) -> dict[str, Any]:
-    """Print the report, write it with its pictures, and return what report.json holds."""
-    network = network_of(config)
-    out = open_out(config)
-
-    with ExitStack() as stack:
-
-        def progress(split: str, count: int) -> Callable[[int], None]:
-            return stack.enter_context(Progress(count, f"decoding {split}", enabled=True)).advance
-
-        checked = check_dataset(config.data, network, config.threads, progress)
-    pictures = draw(config, checked, out) if config.pictures else []
-    lines = text_report(checked.report)
-    print("\n".join(lines[:-1]))
-    text = json.dumps(checked.report, indent=1, allow_nan=False)
-    (out / "report.json").write_text(text + "\n", encoding="utf-8")
-    (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (out / "report.html").write_text(html_report(checked.report, pictures), encoding="utf-8")
-    print(f"{verdict(checked.report)}, report: {out / 'report.html'}")
-    return checked.report
-
-
-def network_of(config: CheckDataConfig) -> Network:
-    """Strides and anchors of the network. Raises ModelError."""
+def check(config: CheckDataConfig) -> CheckedSet:
+    """Check the set, print the report and write it with the sheet."""
     with torch.device("meta"):  # neither memory nor random numbers
         model = Darknet(load_network(config.model), width=config.model.width)
-    strides = sorted({head.stride for head in model.heads})
-    name = Path(config.model.cfg).stem
-    anchors = sorted({anchor for head in model.heads for anchor in head.anchors})  # those in use: some .cfg have more
-    return Network(name, config.image_size, strides, np.array(anchors), config.min_iou)
-
-
-def open_out(config: CheckDataConfig) -> Path:
-    """Create the folder for the report before anything is read. Raises ConfigError."""
+    anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))  # some .cfg have more
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     out = Path(config.out) if config.out is not None else Path("runs", "check_data", f"{config.data.name}_{stamp}")
-    try:
+    try:  # before anything is read
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"out={out} cannot be created ({error.strerror}). fix: name another folder") from error
-    return out
-
-
-def draw(config: CheckDataConfig, checked: CheckedSet, out: Path) -> list[tuple[str, Path]]:
-    """Draw all pictures into ``out``; return captions and files."""
-    found = []
-    generator = np.random.default_rng(config.seed)
-    chosen = {split: pick(checked.readable[split], config.pictures, generator) for split in checked.splits}
-    for split, indices in chosen.items():
-        if indices:
-            path = out / f"labels_{split}.jpg"
-            save_sheet([Group([labelled(checked, split, i)]) for i in indices], COLUMNS, path)
-            found.append((f"Labels of {split}, {len(indices)} images at random", path))
-    if chosen["train"]:
-        path = out / "train_batch.jpg"
-        draw_augmented(config, checked, chosen["train"], path)
-        found.append((f"A training batch, augmented, at {config.image_size} pixels", path))
-    if checked.pairs:
-        path = out / "pairs.jpg"
-        pairs = [Group([labelled(checked, *place) for place in pair]) for pair in checked.pairs[:PAIRS]]
-        save_sheet(pairs, COLUMNS // 2, path)
-        found.append(("Duplicate or similar images, in pairs", path))
-    return found
-
-
-def pick(positions: list[int], count: int, generator: np.random.Generator) -> list[int]:
-    """Choose up to ``count`` positions at random; return them in ascending order."""
-    return sorted(generator.choice(positions, min(count, len(positions)), replace=False).tolist() if positions else [])
+    checked = check_dataset(config.data, config.image_size, anchors, config.min_iou)
+    cells = [
+        labelled(checked, split, index)
+        for split, readable in checked.readable.items()
+        for index in readable[:: max(1, len(readable) // max(1, config.pictures))][: config.pictures]
+    ]
+    if cells:
+        save_sheet([Group([cell]) for cell in cells], COLUMNS, out / "labels.jpg")
+    lines = [f"{config.data.name}: {config.data.root}", *text_report(checked)]
+    (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines[:-1]))
+    print(f"{lines[-1]}, report: {out / 'report.txt'}")
+    return checked
 
 
 def labelled(checked: CheckedSet, split: str, index: int) -> Cell:
@@ -119,19 +68,7 @@ def labelled(checked: CheckedSet, split: str, index: int) -> Cell:
     return Cell(image, boxes, classes, annotations.names, None, f"{split}: {annotations.file_name(index)}", "no box")
 
 
-def draw_augmented(config: CheckDataConfig, checked: CheckedSet, indices: list[int], out: Path) -> None:
-    """Save training samples of these images, as ``augment`` makes them."""
-    annotations = checked.splits["train"]
-    # Mosaics take their other images from a pool of readable ones: unreadable ones leave holes.
-    pool = tuple(pick(checked.readable["train"], 100, np.random.default_rng(config.seed)))
-    dataset = TrainDataset(annotations, config.augment, config.seed, 10**6, ImageSource(annotations, OnError.stop))
-    side = config.image_size
-    batch = dataset.__getitems__([Request(index, side, side, 0, pool=pool) for index in indices])
-    images = (batch.network_input() * 255).round().byte()
-    draw_targets(images.numpy(), batch.targets.numpy(), annotations.names, out, count=len(indices))
-
-
 def main(config: CheckDataConfig) -> None:
     """Check the data set; exit with code 1 if there are problems."""
-    if check(config)["num_problems"]:
+    if check(config).num_problems:
         sys.exit(1)

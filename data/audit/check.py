@@ -1,186 +1,204 @@
 """Check a whole data set: labels, every image, and train against val. Writes nothing.
 
-*Problems* are wrong entries. *Notes* may be intended but are worth a look: empty images, images
-that look alike, classes without boxes, boxes or anchors that do not suit the network.
+*Problems* are wrong entries. *Notes* may be intended but are worth a look: empty images, classes
+without boxes, anchors that do not fit the boxes.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data.audit.anchor_fit import Sizes
-from data.audit.boxes import box_name, boxes_given_twice, statistics
-from data.audit.duplicates import alike, same_pixels
-from data.audit.images import ImageFacts, check_images
+from data.audit.anchor_fit import Sizes, network_sizes, recall
 from data.audit.summary import LOW_RECALL, fix_of_anchors, objects_per_image
-from data.config import DataConfig
+from data.config import DataConfig, OnError
 from data.errors import DataError, printable
+from data.files.bars import counted
+from data.files.reading import usable_cores
+from data.images.source import ImageSource
 from data.index.annotations import Annotations, check_same_classes, read_annotations
-from data.index.source import REPORTED_FINDINGS, Findings
+from data.index.source import REPORTED_FINDINGS
 from data.index.validate import CUT, SCORED_EMPTY, SCORED_OUTSIDE
 
 SPLITS = ("train", "val")
 BOTH = "train and val"
-SMALL_SHARE = 0.01  # of boxes below the smallest stride; more are worth a note
+COLUMNS = 100  # of a terminal
+SHOWN_CLASSES = 80
 
 
 @dataclass(frozen=True)
-class Network:
-    """What the check needs to know about the network."""
+class Issue:
+    """Entries of one kind, with sentences for the first ones."""
 
-    name: str
-    image_size: int  # side in pixels in training
-    strides: list[int]
-    anchors: Sizes  # (k, 2) width, height in pixels
-    min_iou: float  # an anchor learns the boxes that overlap it by more
+    split: str  # train, val, or train and val
+    kind: str
+    count: int
+    examples: list[str]
 
 
 @dataclass(frozen=True)
 class CheckedSet:
-    """The result of a check; ``report`` is plain data with fixed keys."""
+    """The result of a check."""
 
-    report: dict[str, Any]
     splits: dict[str, Annotations]
     readable: dict[str, list[int]]  # positions of usable images
-    pairs: list[tuple[tuple[str, int], tuple[str, int]]]  # split and position of some equal or similar images
+    problems: list[Issue]
+    notes: list[Issue]
+    recall: dict[str, float]  # share of the boxes that an anchor fits; NaN without boxes
+
+    @property
+    def num_problems(self) -> int:
+        """The number of wrong entries."""
+        return sum(issue.count for issue in self.problems)
 
 
-class _Issues:
-    """Entries counted by kind, with sentences for the first ones."""
-
-    def __init__(self) -> None:
-        self.entries: list[dict[str, Any]] = []
-
-    def add(self, split: str, kind: str, sentences: Sequence[str], count: int | None = None) -> None:
-        count = len(sentences) if count is None else count
-        if count:
-            examples = [printable(sentence) for sentence in sentences[:REPORTED_FINDINGS]]
-            self.entries.append({"split": split, "kind": kind, "count": count, "examples": examples})
-
-
-def check_dataset(
-    config: DataConfig, network: Network, threads: int | None, progress: Callable[[str, int], Callable[[int], None]]
-) -> CheckedSet:
+def check_dataset(config: DataConfig, image_size: int, anchors: Sizes, min_iou: float) -> CheckedSet:
     """Read all labels and decode all images of both sets.
 
-    ``progress(split, images)`` is called once for each set; the function that it returns is called
-    with the number of images just done. Raises ``DataError`` where a set as a whole is missing or
+    ``anchors`` (k, 2) are those of the network at ``image_size`` pixels, which learn the boxes that
+    overlap one by more than ``min_iou``. Raises ``DataError`` where a set as a whole is missing or
     broken.
     """
-    problems, notes = _Issues(), _Issues()
+    problems: list[Issue] = []
+    notes: list[Issue] = []
     splits: dict[str, Annotations] = {}
-    facts: list[ImageFacts] = []
+    recalls: dict[str, float] = {}
     for split in SPLITS:
         annotations, findings, taken = read_annotations(config, split)
         splits[split] = annotations
         for kind, count in taken.counts.items():
-            issues = problems if kind in (CUT, SCORED_OUTSIDE, SCORED_EMPTY) else notes
-            issues.add(split, kind, taken.by_kind[kind], count)
-        _check_labels(split, annotations, findings, problems, notes)
-    for split, annotations in splits.items():
-        facts.append(check_images(annotations, threads, progress(split, len(annotations))))
-        by_kind: defaultdict[str, list[str]] = defaultdict(list)
-        for _, kind, sentence in facts[-1].problems:
-            by_kind[kind].append(sentence)
-        for kind, sentences in by_kind.items():
-            problems.add(split, kind, sentences)
+            is_wrong = kind in (CUT, SCORED_OUTSIDE, SCORED_EMPTY)
+            _add(problems if is_wrong else notes, split, kind, taken.by_kind[kind], count)
+        for kind, count in findings.counts.items():
+            _add(problems, split, kind, findings.by_kind[kind], count)
+        twice = boxes_given_twice(annotations)
+        examples = [_box_name(annotations, row) for row in twice[:REPORTED_FINDINGS].tolist()]
+        _add(problems, split, "boxes given twice", examples, len(twice))
+        empty = np.flatnonzero(objects_per_image(annotations) == 0)
+        examples = [annotations.path(index) for index in empty[:REPORTED_FINDINGS].tolist()]
+        _add(notes, split, "images without boxes", examples, len(empty))
+        absent = np.flatnonzero(np.bincount(annotations.classes, minlength=len(annotations.names)) == 0)
+        _add(notes, split, "classes without boxes", [annotations.names[number] for number in absent])
+        sizes = network_sizes(annotations, image_size)
+        reached = recalls[split] = recall(sizes, anchors, min_iou)
+        if reached < LOW_RECALL:
+            sentence = f"{1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g}. Try "
+            example = sentence + fix_of_anchors(reached, min_iou)
+            _add(notes, split, "boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
     try:
         check_same_classes(splits["train"], splits["val"])
     except DataError as error:
-        problems.add(BOTH, "classes that differ", [str(error).partition(" fix: ")[0].rstrip(".")])
-    pairs = _compare_images(splits, _joined(facts), problems, notes)
-    figures = {split: _statistics(split, annotations, network, notes) for split, annotations in splits.items()}
-    report = {
-        "data": config.name,
-        "root": config.root,
-        "network": {
-            "name": network.name,
-            "image_size": network.image_size,
-            "strides": network.strides,
-            "anchors": network.anchors.tolist(),
-            "min_iou": network.min_iou,
-        },
-        "num_images": sum(map(len, splits.values())),
-        "num_problems": sum(entry["count"] for entry in problems.entries),
-        "problems": problems.entries,
-        "notes": notes.entries,
-        "splits": figures,
-    }
-    readable = {split: np.flatnonzero(part.readable).tolist() for split, part in zip(splits, facts, strict=True)}
-    return CheckedSet(report, splits, readable, pairs)
+        _add(problems, BOTH, "classes that differ", [_without_fix(error)])
+    readable = _check_images(splits, problems)
+    return CheckedSet(splits, readable, problems, notes, recalls)
 
 
-def _check_labels(split: str, annotations: Annotations, findings: Findings, problems: _Issues, notes: _Issues) -> None:
-    for kind, count in findings.counts.items():
-        problems.add(split, kind, findings.by_kind[kind], count)
-    twice = boxes_given_twice(annotations)
-    examples = [box_name(annotations, row) for row in twice[:REPORTED_FINDINGS].tolist()]
-    problems.add(split, "boxes given twice", examples, len(twice))
-    empty = np.flatnonzero(objects_per_image(annotations) == 0)
-    examples = [annotations.path(index) for index in empty[:REPORTED_FINDINGS].tolist()]
-    notes.add(split, "images without boxes", examples, len(empty))
-    absent = np.flatnonzero(np.bincount(annotations.classes, minlength=len(annotations.names)) == 0)
-    notes.add(split, "classes without boxes", [annotations.names[number] for number in absent])
+def _add(issues: list[Issue], split: str, kind: str, sentences: Sequence[str], count: int | None = None) -> None:
+    count = len(sentences) if count is None else count
+    if count:
+        issues.append(Issue(split, kind, count, [printable(sentence) for sentence in sentences[:REPORTED_FINDINGS]]))
 
 
-def _statistics(split: str, annotations: Annotations, network: Network, notes: _Issues) -> dict[str, Any]:
-    figures = statistics(annotations, network.image_size, network.strides, network.anchors, network.min_iou)
-    smallest = min(network.strides)
-    small = figures["longer_side_below_stride"][str(smallest)]
-    if small is not None and small > SMALL_SHARE:
-        sentence = f"{small:.1%} of the boxes are smaller than {smallest} pixels, the smallest stride, in images of "
-        sentence += f"{network.image_size}. A larger image_size helps"
-        notes.add(split, "small boxes", [sentence], round(small * figures["boxes"]))
-    recall = figures["recall"]
-    if recall is not None and recall < LOW_RECALL:
-        sentence = f"{1 - recall:.1%} of the boxes overlap no anchor of {network.name} by more than "
-        sentence += f"{network.min_iou:g}. Try {fix_of_anchors(recall, network.min_iou)}"
-        notes.add(split, "boxes that no anchor fits", [sentence], round((1 - recall) * figures["boxes"]))
-    return figures
+def _without_fix(error: DataError) -> str:
+    return str(error).partition(" fix: ")[0].rstrip(".")
 
 
-def _compare_images(
-    splits: dict[str, Annotations], facts: ImageFacts, problems: _Issues, notes: _Issues
-) -> list[tuple[tuple[str, int], tuple[str, int]]]:
-    """Report equal and similar images, within and across the sets; return some pairs of them."""
-    first_of_val = len(splits["train"])
-
-    def place(position: int) -> tuple[str, int]:
-        in_val = position >= first_of_val
-        return SPLITS[in_val], position - first_of_val * in_val
-
-    twice: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for group in same_pixels(facts):
-        parts = ([i for i in group if i < first_of_val], [i for i in group if i >= first_of_val])
-        for split, part in zip(SPLITS, parts, strict=True):
-            twice[split] += [(part[0], other) for other in part[1:]]
-        if all(parts):
-            twice[BOTH] += [(parts[0][0], other) for other in parts[1]]
-    near: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for first, second in alike(facts).tolist():
-        crosses = first < first_of_val <= second
-        near[BOTH if crosses else place(first)[0]].append((first, second))
-    pairs = []
-    for issues, kind, found in ((problems, "images given twice", twice), (notes, "images that look alike", near)):
-        for split in (*SPLITS, BOTH):
-            shown = [(place(first), place(second)) for first, second in found[split][:REPORTED_FINDINGS]]
-            name = f"{kind}, once in each set" if split == BOTH else kind
-            sentences = [" and ".join(splits[part].path(index) for part, index in pair) for pair in shown]
-            issues.add(split, name, sentences, len(found[split]))
-            pairs += shown
-    return pairs
+def _check_images(splits: dict[str, Annotations], problems: list[Issue]) -> dict[str, list[int]]:
+    """Decode all images, report those that fail or have the same pixels; return the usable ones."""
+    readable: dict[str, list[int]] = {}
+    first: dict[bytes, tuple[str, int]] = {}  # by the hash of its pixels
+    twice: defaultdict[str, list[str]] = defaultdict(list)
+    for split, part in splits.items():
+        readable[split], failed = [], []
+        look_at = partial(_look_at, ImageSource(part, OnError.stop))
+        with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
+            seen = pool.map(look_at, range(len(part)))
+            for index, found in enumerate(counted(seen, f"decoding {split}", len(part))):
+                if isinstance(found, str):
+                    failed.append(found)
+                    continue
+                readable[split].append(index)
+                other, number = first.setdefault(found, (split, index))
+                if (other, number) != (split, index):
+                    pair = f"{splits[other].path(number)} and {part.path(index)}"
+                    twice[split if other == split else BOTH].append(pair)
+        _add(problems, split, "images that cannot be read", failed)
+    for where, pairs in twice.items():
+        kind = "images given twice, once in each set" if where == BOTH else "images given twice"
+        _add(problems, where, kind, pairs)
+    return readable
 
 
-def _joined(facts: Iterable[ImageFacts]) -> ImageFacts:
-    """Concatenate the facts of all sets."""
-    parts = list(facts)
-    arrays = {
-        key: np.concatenate([getattr(part, key) for part in parts])
-        for key in ("readable", "pixel_hash", "look", "colour")
-    }
-    return ImageFacts(**arrays, problems=[])
+def _look_at(source: ImageSource, index: int) -> bytes | str:
+    """The hash of an image's size and pixels, or a sentence on why it cannot be read."""
+    try:
+        image = source.read(index)
+    except DataError as error:
+        return _without_fix(error)
+    assert image is not None  # with stop it raises
+    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16, key=b"%d x %d" % image.shape[:2]).digest()
+
+
+def boxes_given_twice(annotations: Annotations) -> NDArray[np.int64]:
+    """The rows (n,) that repeat an earlier one: same image, class, box and crowd flag."""
+    images = np.repeat(np.arange(len(annotations)), np.diff(annotations.offsets))
+    keys = (images, annotations.classes, annotations.crowd, *annotations.boxes_xywh.T)
+    order = np.lexsort(keys)  # stable: of equal rows the earlier first
+    same = np.ones(max(0, len(order) - 1), dtype=bool)
+    for key in keys:
+        same &= key[order[1:]] == key[order[:-1]]
+    return np.sort(order[1:][same])
+
+
+def _box_name(annotations: Annotations, row: int) -> str:
+    """The name of a box in messages: its image, class and numbers."""
+    image = int(np.searchsorted(annotations.offsets, row, side="right")) - 1
+    numbers = ", ".join(f"{number:g}" for number in annotations.boxes_xywh[row])
+    return f"{annotations.path(image)}: {annotations.names[annotations.classes[row]]} [{numbers}] (x, y, w, h)"
+
+
+def text_report(checked: CheckedSet) -> list[str]:
+    """Lines of a report: figures, classes, notes and problems; the last line is the verdict."""
+    lines: list[str] = []
+    for split, part in checked.splits.items():
+        lines.append(
+            f"{split}: {len(part):,} images, {len(part.classes):,} boxes, recall of the anchors "
+            f"{checked.recall[split]:.4f}"
+        )
+    lines += ["", *_class_table(checked.splits)]
+    for title, issues in (("notes", checked.notes), ("problems", checked.problems)):
+        lines += ["", f"{title}:"] if issues else []
+        for issue in issues:
+            lines.append(f"  {issue.split}: {issue.kind} ({issue.count:,})")
+            lines += [f"    {example}" for example in issue.examples]
+            if len(issue.examples) == REPORTED_FINDINGS < issue.count:
+                lines.append(f"    ... and {issue.count - REPORTED_FINDINGS:,} more")
+    count = checked.num_problems
+    images = sum(map(len, checked.splits.values()))
+    return [*lines, "", f"{count:,} problem{'' if count == 1 else 's'} in {images:,} images"]
+
+
+def _class_table(splits: dict[str, Annotations]) -> list[str]:
+    """The boxes of each class in each set, most boxes first."""
+    counts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    for split, part in splits.items():
+        boxes = np.bincount(part.classes, minlength=len(part.names)).tolist()
+        for name, number in zip(part.names, boxes, strict=True):
+            counts[name][split] = number
+    width = min(max(map(len, ["class", *counts])), COLUMNS - 12 * len(splits))
+    rows = sorted(counts.items(), key=lambda row: -sum(row[1].values()))
+    lines = ["class".ljust(width) + "".join(f"{split + ' boxes':>12s}" for split in splits)]
+    for name, row in rows[:SHOWN_CLASSES]:
+        cells = (f"{row[split]:,}" if split in row else "-" for split in splits)
+        lines.append(name[:width].ljust(width) + "".join(f"{cell:>12s}" for cell in cells))
+    if len(rows) > SHOWN_CLASSES:
+        lines.append(f"... and {len(rows) - SHOWN_CLASSES} more classes")
+    return lines

@@ -26,10 +26,6 @@ AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; only TI
 _FIX = "fix: replace the file, or set data.on_error=skip to leave such images out"
 
 
-class WrongSizeError(DataError):
-    """An image does not have the size that its annotations give."""
-
-
 class Encoded(NamedTuple):
     """An image file ready to decode: complete, and of the annotated size."""
 
@@ -137,7 +133,7 @@ class ImageSource:
             raise self._wrong_size(index, header._replace(height=image.shape[0], width=image.shape[1]))
         return turned
 
-    def _wrong_size(self, index: int, header: Header) -> WrongSizeError:
+    def _wrong_size(self, index: int, header: Header) -> DataError:
         height, width = self.annotations.sizes[index].tolist()
         found, fix = f"{header.width:,} x {header.height:,} pixels", _FIX
         if header.orientation != 1:
@@ -146,4 +142,4 @@ class ImageSource:
             if (shown_height, shown_width) == (height, width):  # as data.exif=ignore forbids
                 fix = "fix: data.exif=apply"
         path, meant = self.annotations.path(index), f"its annotations are for {width:,} x {height:,}"
-        return WrongSizeError(f"{path} has {found}, {meant}. {fix}")
+        return DataError(f"{path} has {found}, {meant}. {fix}")

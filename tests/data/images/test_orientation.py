@@ -27,7 +27,7 @@ from data import (
     kept_cache_name,
     open_annotations,
 )
-from data.audit.check import Network, check_dataset
+from data.audit.check import check_dataset
 from data.batches.samplers import input_shape
 from data.files import jpeg as jpeg_module
 from data.files.headers import HEAD_BYTES, read_header, read_header_of
@@ -36,7 +36,7 @@ from data.samples.plan import Request
 from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT
 from tests.data.tagged import BRIGHT, FORMATS, HEIGHT, WIDTH, WRITERS, stored_picture, upright, write_set
 
-NETWORK = Network("none", 64, [8], np.array([[10.0, 10.0]]), 0.2)
+NETWORK = (64, np.array([[10.0, 10.0]]), 0.2)
 DECODED = [(kind, "opencv") for kind in WRITERS] + [(kind, "simplejpeg") for kind in WRITERS if "jpeg" in kind]
 NOISE = 12  # of a JPEG beside an edge
 
@@ -98,9 +98,9 @@ def test_pixels_and_boxes_are_in_one_frame_in_every_program(
         # As a client reads it; imread fails at TIFF tags from 5 on, and passes over AVIF's turns.
         if frame == "upright" and "tiff" not in kind and kind != "avif":
             assert np.array_equal(cv2.imread(str(path), cv2.IMREAD_COLOR_RGB), image)
-    report = check_dataset(config, NETWORK, 1, lambda split, count: lambda done: None).report
-    assert {entry["kind"].partition(",")[0] for entry in report["problems"]} == {"images given twice"}
-    assert {note.partition(" (7)")[0]} <= {entry["kind"] for entry in report["notes"] if entry["count"] == 7}
+    report = check_dataset(config, *NETWORK)
+    assert {entry.kind.partition(",")[0] for entry in report.problems} == {"images given twice"}
+    assert {note.partition(" (7)")[0]} <= {entry.kind for entry in report.notes if entry.count == 7}
 
 
 def test_mosaics_are_those_of_the_same_pictures_saved_upright(tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_a_size_that_fits_neither_is_named_and_checked(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{said}\\. fix: "):
         source.read(5)
     assert any("neither" in note and "(2), first: 3.jpg" in note for note in annotations.notes)
-    report = check_dataset(config, NETWORK, 1, lambda split, count: lambda done: None).report
-    found = {(entry["split"], entry["kind"]): entry["count"] for entry in report["problems"]}
+    report = check_dataset(config, *NETWORK)
+    found = {(entry.split, entry.kind): entry.count for entry in report.problems}
     assert found["train", "images of another size than annotated"] == 2
     ignoring = open_annotations(replace(config, exif=Exif.ignore), "train")
     with pytest.raises(

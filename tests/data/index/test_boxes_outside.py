@@ -12,7 +12,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from data import DataConfig, DataError, DataFormat, ImageSource, OnError, TrainDataset, open_annotations
-from data.audit.check import Network, check_dataset
+from data.audit.check import check_dataset
 from data.samples.plan import Request
 from tests.data.bad_inputs import HEIGHT, NAMES, PICTURE, WIDTH, coco_content, config_of
 from tests.data.bad_labels import CORNERS, OBJECT, voc_set, voc_text
@@ -138,9 +138,9 @@ def test_validation_keeps_every_box_that_pycocotools_counts(
 
 def test_the_check_of_a_set_calls_them_problems(tmp_path: Path) -> None:
     config = write_set(tmp_path / "set", DataFormat.coco, [*BOXES, *OUTSIDE, *NO_AREA])
-    network = Network("none", 64, [8], np.array([[10.0, 10.0]]), 0.2)
-    report = check_dataset(config, network, 1, lambda split, count: lambda done: None).report
-    found = {(entry["split"], entry["kind"]): entry["count"] for entry in report["problems"]}
+    network = (64, np.array([[10.0, 10.0]]), 0.2)
+    report = check_dataset(config, *network)
+    found = {(entry.split, entry.kind): entry.count for entry in report.problems}
     assert found["train", "boxes that reach out of their image and are cut there"] == 13
     assert found["train", "boxes outside their image"] == 4 and found["train", "boxes without area"] == 2
     assert found["val", "boxes that reach out of their image and are scored unchanged"] == 13 + 3
