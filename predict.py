@@ -35,7 +35,7 @@ from train_utils.distributed import init_distributed_mode
 from train_utils.launch.environment import peek_world_size
 from train_utils.loop.stop_and_save import StopRequest
 from train_utils.run.run_folder import dated_folder, open_folder
-from train_utils.terminal.progress import Progress
+from train_utils.terminal import Progress
 
 __all__ = ["Detector", "predict"]
 

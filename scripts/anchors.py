@@ -35,7 +35,7 @@ from data.audit.anchor_fit import (
 )
 from models import Darknet
 from train_utils.shell import option
-from train_utils.terminal.progress import Progress
+from train_utils.terminal import Progress
 
 
 def find_anchors(config: AnchorsConfig) -> Sizes:

@@ -29,7 +29,7 @@ from train_utils.loop.detect import detect
 from train_utils.numerics import autocast_dtype
 from train_utils.scores.coco_eval import CocoResult, score
 from train_utils.scores.detections import MAX_CLASSES, Detections, GroundTruth, pack, unpack
-from train_utils.terminal.progress import Progress
+from train_utils.terminal import Progress
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from train_utils.run.whole_files import keep_copy, whole_file
 from train_utils.scores.coco_eval import CocoResult, format_table
 from train_utils.scores.detections import Detections, GroundTruth
 from train_utils.shell import option
-from train_utils.terminal.progress import duration
+from train_utils.terminal import duration
 
 # The first to look at.
 LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.csv", "plots")

@@ -24,9 +24,7 @@ from train_utils.run.run_folder import RunFolder, on_main
 from train_utils.run.run_state import LOSS_NAMES
 from train_utils.scores.coco_eval import ABSENT, FIGURES
 from train_utils.shell import option
-from train_utils.terminal.epochs import EpochTable
-from train_utils.terminal.progress import Progress, memory
-from train_utils.terminal.time_left import TimeLeft
+from train_utils.terminal import Progress, epoch_row, epoch_titles, memory
 
 COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: equal in every repetition of a run
 TIME_COLUMNS = ("epoch", "seconds", "images_per_second", "waiting")  # of times.csv
@@ -55,13 +53,10 @@ class Training:
             epochs_done, self.ended_after, self.folder.ended_after = self.state.epoch, 0, 0
         self.metrics = MetricsCsv(path / "metrics.csv", COLUMNS, is_main, epochs_done)
         self.times = MetricsCsv(path / "times.csv", TIME_COLUMNS, is_main, epochs_done)
-        epochs, self.images = self.config.train.epochs, self.sampler.steps_per_epoch * self.config.train.batch_size
-        evaluations = [epoch for epoch in range(1, epochs + 1) if self.config.evaluate.is_due(epoch, epochs)]
-        self.time_left = TimeLeft(epochs, evaluations, len(self.evaluator.annotations) / self.images)
-        self.table = EpochTable(self.log.line)
+        self.images = self.sampler.steps_per_epoch * self.config.train.batch_size
         assert isinstance(self.state.model, Darknet)
         self.heads_kept = self.state.model.heads_kept
-        self.started = time.monotonic()
+        self.started, self.first_epoch = time.monotonic(), self.state.epoch
 
     def run(self) -> dict[str, float]:
         """Train the remaining epochs; return the best epoch's figures on rank 0, {} elsewhere."""
@@ -121,16 +116,10 @@ class Training:
         steps_done = state.step - state.epoch * sampler.steps_per_epoch
         sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
         epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
-        progress = Progress(rest, f"epoch {epoch}/{config.train.epochs}", self.world.is_main, left=self.seconds_left)
+        progress = Progress(rest, f"epoch {epoch}/{config.train.epochs}", self.world.is_main)
         save = self.checkpoints.save
         result = train_one_epoch(self.step, self.loader, progress, save, self.log_step)
-        self.time_left.trained(progress.seconds, progress.pace * self.images)
         return result
-
-    def seconds_left(self, progress: Progress) -> float:
-        """Seconds until the end of the training, with some images of an epoch still to come."""
-        share = 1 - (progress.total - progress.done) / self.images
-        return self.time_left.seconds(self.state.epoch + 1, share, progress.pace * self.images)
 
     def log_step(self) -> None:
         """Log the losses of the step just made, if it is one of each ``logger.every_steps``."""
@@ -140,11 +129,9 @@ class Training:
 
     def score(self) -> Evaluation | None:
         """Score the averaged weights; None off rank 0."""
-        started, average = time.monotonic(), self.state.average.module
+        average = self.state.average.module
         broadcast_module(average)  # without SyncBatchNorm each rank averaged its own statistics
-        evaluation = self.evaluator(average)
-        self.time_left.evaluated(time.monotonic() - started)
-        return evaluation
+        return self.evaluator(average)
 
     def score_start(self) -> None:
         """Say what initial weights score whose heads are kept: the training has to beat it."""
@@ -169,9 +156,12 @@ class Training:
             keep_evaluation(self.folder.path, self.evaluator.ground_truth, evaluation, self.log.line)
         self.checkpoints.save(is_best)
         self.step.decisions.saved()
-        about = {"epoch": f"{state.epoch}/{self.config.train.epochs}", "memory": memory()}
-        left = self.time_left.seconds(state.epoch + 1, 0.0)
-        self.table.add({**row, **took, **about, "waiting": result.waiting, "left": left}, is_best)
+        epochs = self.config.train.epochs
+        pace = (time.monotonic() - self.started) / (state.epoch - self.first_epoch)  # evaluations included
+        about = {"epoch": f"{state.epoch}/{epochs}", "memory": memory(), "left": pace * (epochs - state.epoch)}
+        if state.epoch == self.first_epoch + 1:
+            self.log.line(epoch_titles())
+        self.log.line(epoch_row(row | took | about, is_best))
 
     def finish(self, evaluation: Evaluation | None) -> None:
         """Show the result of the training, after rank 0's last ``evaluation`` or a new one."""

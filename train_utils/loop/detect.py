@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from train_utils.loop.interfaces import ImageBatch, NetworkInput
 from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
 from train_utils.scores.detections import Detections, make_detections
-from train_utils.terminal.progress import Progress
+from train_utils.terminal import Progress
 
 BatchType = TypeVar("BatchType", bound=ImageBatch)
 InputType = TypeVar("InputType", bound=NetworkInput)

@@ -13,7 +13,6 @@ from train_utils.report.groups import SEED, Group, differences
 from train_utils.report.page import data_url, figure, shown, write_page
 from train_utils.report.run_files import Run
 from train_utils.scores.coco_eval import ABSENT, FIGURES
-from train_utils.terminal.screen import say, say_table
 
 TITLES = ("setting", "runs", "AP mean", "spread", "AP50", "AP75", "best epochs")
 FOLDER_TITLES = ("setting", "seed", "folder")
@@ -65,9 +64,11 @@ def print_comparison(found: dict[str, Any]) -> None:
     tables = (TITLES, found["settings"]), (found["option_titles"], found["options"]), (FOLDER_TITLES, found["folders"])
     for titles, rows in tables:
         if rows:
-            say_table(titles, rows)
+            widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+            for row in (titles, *rows):
+                print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
             print()
-    say("\n\n".join([*(sentence for sentence, _ in found["verdicts"]), *found["notes"]]))
+    print("\n\n".join([*(sentence for sentence, _ in found["verdicts"]), *found["notes"]]))
 
 
 def write_comparison(out: Path, groups: Sequence[Group], found: dict[str, Any]) -> None:

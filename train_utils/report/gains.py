@@ -12,7 +12,7 @@ import numpy as np
 from train_utils.report.best import Best
 from train_utils.report.groups import Group
 from train_utils.scores.coco_backends import columns, hotcoco_evaluation
-from train_utils.terminal.progress import Progress
+from train_utils.terminal import Progress
 
 DRAWS = 200_000  # for the quantiles of a sum of errors
 

@@ -12,7 +12,7 @@ from train_utils.report.best import FILE, read_best
 from train_utils.report.page import data_url, figure, shown, write_page
 from train_utils.report.run_files import Run
 from train_utils.scores.coco_eval import FIGURES, PER_CLASS
-from train_utils.terminal.progress import duration
+from train_utils.terminal import duration
 
 TRAIN_BATCH = "The first training batch, as the network gets it, with its boxes"
 

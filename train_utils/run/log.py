@@ -13,7 +13,7 @@ from typing import Any
 
 from train_utils.errors import TrainError
 from train_utils.run.whole_files import whole_file
-from train_utils.terminal.screen import say, warn
+from train_utils.terminal import say, warn
 
 
 class RunLog:
@@ -24,15 +24,14 @@ class RunLog:
         self._path = run_dir / "train.log" if run_dir is not None else None
         self._failed = False
 
-    def line(self, text: str | None, on_screen: str | None = None, style: str = "") -> None:
+    def line(self, text: str | None) -> None:
         """Write ``text``, in the file with a timestamp on each line; skip None and empty text.
 
-        A terminal shows ``on_screen`` if it is given, in a ``style`` of rich.
         If the file cannot be written, as on a full disk, warn once on the terminal and continue.
         """
         if not self._is_main or not text:
             return
-        say(on_screen or text, style)
+        say(text)
         if self._path is None:
             return
         try:

@@ -29,7 +29,7 @@ from train_utils.loop.detect import detect
 from train_utils.loop.train_epoch import Waiting
 from train_utils.optim import Schedule
 from train_utils.run.run_state import RunState
-from train_utils.terminal.progress import Progress
+from train_utils.terminal import Progress
 
 
 @pytest.fixture(scope="module")

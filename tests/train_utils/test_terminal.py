@@ -1,0 +1,72 @@
+"""What a person sees of a training: lines on stderr, a live line on a terminal, rows of a table."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from train_utils.terminal import LINES, Progress, epoch_row, epoch_titles
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SESSION = """
+from train_utils import terminal
+terminal.SECONDS_BETWEEN_UPDATES = -1.0
+with terminal.Progress(40, "epoch 1/3", True) as progress:
+    progress.at(20, lambda: {"loss": "12.35"})
+    terminal.say("a note in the middle of an epoch")
+    progress.at(40)
+"""
+
+
+@pytest.mark.parametrize("total", [100, 7, 1, 11])
+def test_progress_lines(total: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(total, "evaluate", enabled=True) as progress:
+        for done in range(1, total + 1):
+            progress.at(done, lambda: {"loss": "1.235"})
+    said = capsys.readouterr()
+    shown = said.err.splitlines()
+    assert len(shown) == min(total, LINES) and said.out == "", "stdout is for results"
+    assert re.fullmatch(rf"evaluate  {total}/{total}  loss 1\.235  \S+ img/s  0:00:00 left", shown[-1])
+
+
+@pytest.mark.parametrize(("total", "enabled"), [(4, False), (0, True)])
+def test_silent_progress_computes_no_figures(total: int, enabled: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    with Progress(total, "x", enabled) as progress:
+        for done in range(1, 5):
+            progress.at(done, lambda: pytest.fail("a loss is read, which waits for the device"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_terminal_shows_a_live_line_below_the_others() -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SESSION], stdin=theirs, stdout=theirs, stderr=theirs, cwd=REPOSITORY,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # the process has ended
+            break
+        seen += piece
+    os.close(ours)
+    assert process.wait() == 0 and b"\x1b[?25l" not in seen, "a killed process would leave no cursor"
+    text = re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", seen).decode()
+    assert "20/40  loss 12.35" in text and "a note in the middle of an epoch\r\n" in text
+
+
+def test_rows_stand_under_their_titles() -> None:
+    losses = {"loss": 12.3456, "loss_box": 0.00123456, "loss_objectness": 123456.7, "loss_classification": 4.5}
+    row = {"epoch": "1/3", **losses, "images_per_second": 214.4, "memory": "1.2G", "seconds": 5.0, "left": 9.0}
+    titles, plain, best = epoch_titles(), epoch_row(row, False), epoch_row(row | {"AP": 0.25, "AP50": 0.5}, True)
+    assert len(titles) == len(plain) == len(best) - 2 <= 80 and best.endswith("0:00:09 *")
+    at = titles.index(" AP ") + 3
+    assert (plain[:at].split()[-1], best[:at].split()[-1]) == ("-", "0.250")

@@ -1,0 +1,158 @@
+"""What a person sees of a run: lines, progress, and the table of epochs.
+
+Progress goes to stderr: on a terminal as a live line, otherwise as whole lines.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+from rich import progress as bars
+from rich.console import Console
+
+from train_utils.memory import device_peak
+
+SECONDS_BETWEEN_UPDATES = 0.5  # of a live line: reading a loss waits for the device
+LINES = 10  # of a piece of work where no line can be rewritten
+
+
+class _Screen(Console):
+    def show_cursor(self, show: bool = True) -> bool:
+        """Leave the cursor on: a process that is killed could not bring it back."""
+        return False
+
+
+SCREEN = _Screen(stderr=True, markup=False, emoji=False, highlight=False)
+
+
+def is_live() -> bool:
+    """Whether stdout and stderr are a terminal where a line can be rewritten."""
+    return sys.stdout.isatty() and sys.stderr.isatty() and SCREEN.is_terminal and not SCREEN.is_dumb_terminal
+
+
+def say(text: str) -> None:
+    """Print lines, on a terminal clear of a live line."""
+    if is_live():
+        SCREEN.print(text, soft_wrap=True)
+    else:
+        print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning to stderr."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Progress through ``total`` units of work, 0 if that is unknown; silent unless enabled.
+
+    On a terminal it is a live line, otherwise at most LINES lines, or none without a total::
+
+        with Progress(len(images), "evaluate", enabled=True) as progress:
+            ...
+            progress.at(done, lambda: {"loss": f"{loss.item():.4g}"})
+    """
+
+    def __init__(self, total: int, title: str, enabled: bool, unit: str = "img") -> None:
+        self.total, self.title, self._unit = total, title, unit
+        self.done, self._shown = 0, 0  # units, and those of the last line
+        self._started = self._last = time.monotonic()
+        self._enabled = enabled
+        self._bar = _start_bar(title, total) if enabled and is_live() else None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._close()
+
+    def advance(self, units: int) -> None:
+        """Count ``units`` more as finished."""
+        self.at(self.done + units)
+
+    def at(self, done: int, figures: Callable[[], Mapping[str, str]] = dict) -> None:
+        """Tell that ``done`` units are finished; the live line goes after the last.
+
+        ``figures`` are asked for only when they are shown: they may cost a wait for the device.
+        """
+        self.done = done
+        if self._is_due():
+            self._show(figures)
+        if done == self.total:
+            self._close()
+
+    def _show(self, figures: Callable[[], Mapping[str, str]]) -> None:
+        done = self.done
+        self._shown, self._last = done, time.monotonic()
+        seconds = max(self._last - self._started, 1e-9)
+        left = [f"{duration(seconds / done * (self.total - done))} left"] if self.total and done else []
+        parts = [*(f"{name} {text}" for name, text in figures().items()), f"{done / seconds:.3g} {self._unit}/s"]
+        text = "  ".join([f"{done}/{self.total}" if self.total else str(done), *parts, *left])
+        if self._bar is None:
+            print(f"{self.title}  {text}", file=sys.stderr, flush=True)
+        else:
+            self._bar.update(bars.TaskID(0), completed=done, text=text, refresh=True)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _is_due(self) -> bool:
+        if self._bar is not None:
+            return time.monotonic() - self._last > SECONDS_BETWEEN_UPDATES
+        return self._enabled and self.total > 0 and self.done * LINES // self.total > self._shown * LINES // self.total
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, as in 1:02:03."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+def memory() -> str:
+    """Peak memory so far, of the GPU if one is in use, else of this process; "-" if unknown."""
+    peak = device_peak()
+    return "-" if peak is None else f"{peak / 1e9:.1f}G"
+
+
+def _start_bar(title: str, total: int) -> bars.Progress:
+    """A live line without a thread: it would be alive while data workers are forked."""
+    label, text = (bars.TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
+    columns = label, bars.BarColumn(bar_width=None), text
+    bar = bars.Progress(*columns, console=SCREEN, auto_refresh=False, transient=True, expand=True)
+    bar.add_task(title, total=total or None, text="")
+    bar.start()
+    return bar
+
+
+EPOCH_COLUMNS = {  # title and width by the keys of a row
+    "epoch": ("epoch", 7), "loss": ("loss", 7), "loss_box": ("box", 7), "loss_objectness": ("obj", 7),
+    "loss_classification": ("cls", 7), "AP": ("AP", 5), "AP50": ("AP50", 5), "images_per_second": ("img/s", 5),
+    "memory": ("mem", 5), "seconds": ("time", 7), "left": ("left", 8),
+}  # fmt: skip
+
+
+def epoch_titles() -> str:
+    """The titles of the table of epochs."""
+    return " ".join(f"{title:>{width}}" for title, width in EPOCH_COLUMNS.values())
+
+
+def epoch_row(values: Mapping[str, Any], is_best: bool) -> str:
+    """A row of the table, with "-" where there is no value and "*" at the best epoch so far."""
+    cells = []
+    for key, (_, width) in EPOCH_COLUMNS.items():
+        value = values.get(key, -1.0)
+        if isinstance(value, str):
+            text = value
+        elif key in ("seconds", "left"):
+            text = duration(value)
+        elif key in ("AP", "AP50"):
+            text = "-" if value < 0 else f"{value:.3f}"
+        else:
+            text = f"{value:.4g}" if len(f"{value:.4g}") <= width else f"{value:.1e}"
+        cells.append(f"{text:>{width}}")
+    return " ".join(cells) + " *" * is_best
