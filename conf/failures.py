@@ -8,11 +8,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+import omegaconf.omegaconf
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.answers.messages import explain, null_sections, sentence
-from conf.answers.suggest import suggest_path
+from conf.answers.messages import explain
 from data.errors import DataError
 from models.errors import ModelError
 from train_utils.errors import CheckpointError, DistributedError, TrainError
@@ -26,8 +26,8 @@ class ConfigError(ValueError):
     """The command line or a YAML file asks for something that does not exist or does not fit."""
 
 
-# A path without rights, or no space; another OSError is a bug until some check names it.
-NO_RIGHT, NO_SPACE = (errno.EACCES, errno.EPERM, errno.EROFS), (errno.ENOSPC, errno.EDQUOT)
+# Another OSError is a bug until some check names it.
+NO_RIGHT_OR_SPACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
 
 
@@ -62,15 +62,17 @@ def _print_once(text: str | None, traced: BaseException | None) -> None:
 
 def in_one_sentence(error: BaseException, schema: type, arguments: Sequence[str]) -> str | None:
     """The sentence for a user's error; None for a bug. ``arguments``: the options as given."""
-    said: str | None
     if isinstance(error, USER_ERRORS):
-        said = sentence(error)
-    elif isinstance(error, HydraException | OmegaConfBaseException):
-        said = explain(error, schema)
-    elif isinstance(error, OSError) and error.errno in NO_SPACE:  # a write does not know its path
-        said = f"{error.filename or 'a file'} cannot be written ({error.strerror}). fix: free some space there"
-    elif isinstance(error, OSError) and error.errno in NO_RIGHT and error.filename:
-        said = f"{error.filename} cannot be used ({error.strerror}). fix: name a place that you may read and write"
-    else:
-        said = null_sections(error, arguments, schema)
-    return said if said is None or "did you mean" in said else said + suggest_path(said, arguments, schema)
+        text = str(error)
+        if "in DataLoader worker process" in text:  # without the traceback that torch adds
+            text = text[text.rindex(f"{type(error).__name__}: ") :].partition(": ")[2].strip()
+        return text
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return explain(error, schema)
+    if isinstance(error, OSError) and error.errno in NO_RIGHT_OR_SPACE:  # a write does not know its path
+        return f"{error.filename or 'a file'} cannot be used ({error.strerror}). fix: name another place, or free space"
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, AssertionError) and frames and frames[-1].filename == omegaconf.omegaconf.__file__:
+        options = " ".join(word for word in arguments if "." in word.partition("=")[0])
+        return f"{options}: the section is null here. fix: choose what has it, as model=yolov3 or logger=[csv,wandb]"
+    return None

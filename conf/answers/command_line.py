@@ -31,13 +31,12 @@ def refusal_of_flags(arguments: Sequence[str], schema: Any) -> str | None:
             nowhere.append(flag)
     fix = " ".join(dict.fromkeys(options))
     if nowhere:
-        notes.append(f"nothing here is like {_listed(nowhere)}")
+        notes.append(f"nothing here is like {', '.join(nowhere)}")
     if "device=cuda" in fix:
         notes.append("the environment variable CUDA_VISIBLE_DEVICES chooses among GPUs, torchrun uses several")
     fix = (fix or "--help lists all options") + (f" ({'; '.join(notes)})" if notes else "")
-    if len(found) == 1:
-        return f"{_listed(list(found))} is no option: options are key=value here. fix: {fix}"
-    return f"{_listed(list(found))} are no options: options are key=value here. fix: {fix}"
+    said = "is no option" if len(found) == 1 else "are no options"
+    return f"{', '.join(found)} {said}: options are key=value here. fix: {fix}"
 
 
 def _foreign(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
@@ -49,7 +48,3 @@ def _foreign(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         of_hydra = flag in HYDRA_FLAGS and (flag != "--cfg" or value in ("job", "hydra", "all"))
         if re.match(r"--?[A-Za-z]", flag) and not of_hydra:
             yield flag, value if equals or not re.match(r"-|[\w.]+=", value) else None
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

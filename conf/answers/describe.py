@@ -36,15 +36,6 @@ def options_of(schema: type, prefix: str = "") -> list[Option]:
     ]
 
 
-def meanings_of(schema: type, prefix: str = "") -> dict[str, str]:
-    """What the comments say of every option, by its full key, with those of all choices."""
-    found = {option.key: option.meaning for option in options_of(schema, prefix)}
-    for name, kind in get_type_hints(schema).items():
-        for section in CHOICES[name].values() if name in CHOICES else sections_in(kind):
-            found |= meanings_of(section, f"{prefix}{name}.")
-    return found
-
-
 def sections_in(kind: Any) -> list[type]:
     """The option dataclasses that a type hint names."""
     return [part for part in (kind, *get_args(kind)) if is_dataclass(part) and isinstance(part, type)]

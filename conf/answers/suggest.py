@@ -1,4 +1,4 @@
-"""Which option, choice, value or file was meant: by what others call it, by letters, by meaning."""
+"""Which option, choice or value was meant: by what others call it, or by letters."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from conf import GROUPS_DIR
-from conf.answers.describe import meanings_of
 from conf.answers.names import FILES, KEYS, VALUES
 from conf.schema import CHOICES
 from train_utils.shell import option
-
-GROUPS = ("data", "model")  # that people give files instead of names
 
 
 def kinds_of(schema: Any, prefix: str = "") -> dict[str, Any]:
@@ -93,21 +89,10 @@ def darknet_options(path: str, key: str = "model.weights") -> str:
 def suggest(key: str, value: str | None, schema: Any) -> str:
     """A sentence with the keys that may be meant, or with the way to list all."""
     kinds = kinds_of(schema)
-    near = meant(key, value, kinds) or _about(key, schema)
-    said = " or ".join((known if value is None else written(known, value, kinds)) + _where(known) for known in near)
-    return f"did you mean {said}?" if near else "--help lists all options."
-
-
-def _about(key: str, schema: Any) -> list[str]:
-    """Up to three keys whose meanings have all words of one that is no name of another program."""
-    name = key.rpartition(".")[2].lower()
-    words = re.findall(r"[a-z]{4,}", name)
-    found = [
-        known
-        for known, meaning in meanings_of(schema).items()
-        if words and all(re.search(rf"(\b|_){word}", f"{known} {meaning}".lower()) for word in words)
-    ]
-    return found if len(found) <= 3 and name not in KEYS else []
+    near = " or ".join(
+        (known if value is None else written(known, value, kinds)) + _where(known) for known in meant(key, value, kinds)
+    )
+    return f"did you mean {near}?" if near else "--help lists all options."
 
 
 def _where(key: str) -> str:
@@ -121,9 +106,8 @@ def _where(key: str) -> str:
 def near_choice(name: str, choices: Sequence[str]) -> str | None:
     """The choice of a group that ``name`` may mean; another number is another network or set."""
     spelt = os.path.splitext(name)[0].lower().replace("_", "-")
-    digits = set(re.findall(r"\d", spelt))
-    alike = [choice for choice in choices if not digits or set(re.findall(r"\d", choice)) <= digits]
-    near = get_close_matches(spelt, alike, n=1) or [choice for choice in alike if spelt in choice]
+    digits = re.findall(r"\d", spelt)
+    near = get_close_matches(spelt, [choice for choice in choices if re.findall(r"\d", choice) == digits], n=1)
     return near[0] if near else None
 
 
@@ -131,33 +115,6 @@ def near_value(key: str, value: str, choices: Sequence[str]) -> str | None:
     """The one of ``choices`` that ``value`` may mean, by our word for it or by letters."""
     near = get_close_matches(_translated(key, value), choices, n=1)
     return near[0] if near else None
-
-
-def suggest_path(said: str, arguments: Sequence[str], schema: Any) -> str:
-    """What to add to a sentence that names the missing file or folder of an argument."""
-    kinds = kinds_of(schema)
-    for key, _, value in (argument.partition("=") for argument in arguments):
-        takes_text = key in GROUPS or {str, list[str]} & {kinds.get(key), *get_args(kinds.get(key))}
-        for path in re.split(r"[][,'\"]+", value) if takes_text else ():
-            if path and os.path.expanduser(path) in said and (near := near_path(path)):
-                return f"; did you mean {written(key, near, kinds) if path == value else near}?"
-    return ""
-
-
-def near_path(path: str) -> str | None:
-    """What there is with a name like the missing ``path``, of which several parts may be wrong."""
-    found = Path()
-    for part in Path(path).expanduser().parts:
-        near = [part]
-        if not (found / part).exists():
-            try:
-                near = get_close_matches(part, os.listdir(found), n=1, cutoff=0.7)
-            except OSError:  # it is no folder, or not for us
-                near = []
-        if not near:
-            return None
-        found /= near[0]
-    return None if found == Path(path).expanduser() else str(found)
 
 
 def _translated(key: str, value: str) -> str:

@@ -28,7 +28,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "devices=0": "devices must be a number of processes",
         "train.epochs=0": "train.epochs must be 1 or more, got 0",
         "train.epochs=many": "train.epochs: Value 'many'",
-        "data.shapes.seed=1": "data.shapes.seed lies in data.shapes, which is null here",
+        "data.shapes.seed=1": "data.shapes.seed=1: the section is null here",
         "evaluate.backend=coco": "evaluate.backend",
         "--epochs=3": "--epochs is no option",
         "resume=nowhere": "resume=nowhere holds no config.yaml",
@@ -119,24 +119,3 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     program.stdout.close()
     assert (program.stderr.read(), program.wait()) == (b"", -signal.SIGPIPE)
     program.stderr.close()
-
-
-def test_tab_completes_behind_every_launcher() -> None:
-    """As bash does it; uv is a stand-in that starts what follows ``run``."""
-    lines = {
-        "uv run --no-sync eval.py evaluate=ult": "evaluate=ultralytics-archive",
-        "torchrun --nproc-per-node=2 train.py data=shapes optim.weight_d": "optim.weight_decay=",
-        "python -m scripts.check_data data=bccd_": "data=bccd_voc",
-        "python train.py data.root=docs/start/own-d": "data.root=docs/start/own-data.md",
-        "python eval.py an": "",  # conf/answers is no group
-        "python other.py data=co": "",
-    }
-    script = 'source scripts/complete.bash; uv() { shift; "$@"; }\n'
-    script += "".join(
-        f"COMP_LINE='{line}' COMPREPLY=(); _complete_hydra_yolov3; echo ${{COMPREPLY[*]}}\n" for line in lines
-    )
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert (done.stdout.splitlines(), done.stderr) == (list(lines.values()), "")

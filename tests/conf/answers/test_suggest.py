@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from hydra.errors import HydraException
@@ -11,12 +10,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf.answers.command_line import refusal_of_flags
 from conf.answers.messages import explain
-from conf.answers.suggest import kinds_of, suggest_path
+from conf.answers.suggest import kinds_of
 from conf.entry import compose
 from conf.failures import ConfigError
 from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig
-from conf.schema_tools import CompareConfig
 from train_utils.errors import CheckpointError
 
 GPUS = " (the environment variable CUDA_VISIBLE_DEVICES chooses among GPUs, torchrun uses several)"
@@ -75,33 +73,7 @@ def test_options_of_other_programs_are_answered_with_those_of_this_one(program: 
 def test_several_flags_are_answered_at_once() -> None:
     typed = "train.seed=1 --img=640 --half --resume --optim.momentum 0.9 --nothing-such --cfg=job"
     assert refusal_of_flags(typed.split(), TrainConfig) == (
-        "--img, --half, --resume, --optim.momentum and --nothing-such are no options: options are key=value here. "
+        "--img, --half, --resume, --optim.momentum, --nothing-such are no options: options are key=value here. "
         "fix: train.image_size=640 train.precision=float16 resume=auto optim.momentum=0.9 "
         "(nothing here is like --nothing-such)"
     )
-
-
-@pytest.mark.parametrize(
-    ("typed", "said", "more"),
-    [
-        ("model={0}/my.cgf", "no choice model={0}/my.cgf", "; did you mean model.cfg={0}/my.cfg?"),
-        ("data.root={0}/data-set", "{0}/data-set/a.json is missing", "; did you mean data.root={0}/dataset?"),
-        ("resume={0}/runs/nw/1", "{0}/runs/nw/1 has no config.yaml", "; did you mean resume={0}/runs/new/1?"),
-        ("data.root={0}/another", "there is no {0}/another", ""),
-        ("data.root={0}/dataset", "{0}/dataset/a.json is missing", ""),
-        ("data.root={0}/my.cfg/a", "there is no {0}/my.cfg/a", ""),
-        ("data.root={0}/data-set", "train.epochs must be 1 or more", ""),
-    ],
-)
-def test_a_file_that_is_not_there_is_answered_with_the_nearest_one(
-    typed: str, said: str, more: str, tmp_path: Path
-) -> None:
-    (tmp_path / "my.cfg").touch()
-    (tmp_path / "dataset").mkdir()
-    (tmp_path / "runs" / "new" / "1").mkdir(parents=True)
-    arguments = ["train.seed=1", typed.format(tmp_path)]
-    assert suggest_path(said.format(tmp_path), arguments, TrainConfig) == more.format(tmp_path)
-    many = suggest_path(
-        f"{tmp_path}/rums is no folder", [f"runs=['{tmp_path}/dataset','{tmp_path}/rums']"], CompareConfig
-    )
-    assert many == f"; did you mean {tmp_path}/runs?"
