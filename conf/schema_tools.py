@@ -55,9 +55,7 @@ class CompareConfig:
 
     runs: list[str]  # folders of runs; the others are compared with the setting of the first; one: its report
     resamples: int  # of the validation images, by which intervals are found
-    confidence: float  # of the intervals, as a share
     seed: int  # of the resamples
-    out: str | None  # folder for compare.html; null: runs/compare/<date_time>; of report.html: that of the run
     debug: bool  # show tracebacks of user errors, too
 
     def __post_init__(self) -> None:
@@ -65,8 +63,6 @@ class CompareConfig:
         check_least(self, 0, "seed")
         if not self.runs:
             raise ValueError("runs is empty. fix: the folders of runs, or of one for its report")
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence must lie between 0 and 1, got {self.confidence}")
 
 
 @dataclass

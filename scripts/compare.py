@@ -1,11 +1,10 @@
-"""Compare runs: options, curves, mean and spread over seeds, and whether a gain is real.
+"""Compare runs: options, mean and spread over seeds, and whether a gain is real.
 
     python -m scripts.compare runs/a                 # of one run the report.html, as far as it is
     python -m scripts.compare runs/a runs/b
-    python -m scripts.compare runs/base-0 runs/base-1 runs/wide-0 runs/wide-1 out=wide
+    python -m scripts.compare runs/base-0 runs/base-1 runs/wide-0 runs/wide-1
 
 Runs that differ in train.seed only are one setting; the others are compared with the first one.
-Prints the comparison and writes compare.html.
 """
 
 from __future__ import annotations
@@ -16,31 +15,49 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("compare")
     raise SystemExit
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.build.report import report_run
 from conf.schema_tools import CompareConfig
-from train_utils.report.comparison import contents, print_comparison, write_comparison
-from train_utils.report.gains import Gain, gain
-from train_utils.report.groups import read_groups
-from train_utils.run.run_folder import dated_folder
+from train_utils.report.comparison import Gain, differences, gain, read_groups
+from train_utils.scores.coco_eval import format_figure
+
+FIGURES = ("AP", "AP50", "AP75")
 
 
 def compare(config: CompareConfig) -> list[Gain]:
-    """Print and write the comparison; return the gain of each setting over the first.
+    """Print the comparison; return the gain of each setting over the first.
 
-    Of one run write the report. Raises TrainError if runs cannot be read or compared, or if the
-    page cannot be written.
+    Of one run write the report. Raises TrainError if runs cannot be read or compared.
     """
-    folders, out = [Path(run) for run in config.runs], None if config.out is None else Path(config.out)
+    folders = [Path(run) for run in config.runs]
     if len(folders) == 1:
-        print(f"page: {report_run(folders[0], out)}")
+        print(f"page: {report_run(folders[0])}")
         return []
-    first, *others = groups = read_groups(folders)
-    gains = [gain(first, other, config.resamples, config.confidence, config.seed) for other in others]
-    found = contents(groups, gains, config.resamples)
-    print_comparison(found)
-    page = (out or dated_folder("compare")) / "compare.html"
-    write_comparison(page, groups, found)
-    print(f"\npage: {page}")
+    groups = read_groups(folders)
+    print_table(
+        ("setting", "runs", *FIGURES, "spread of AP"),
+        [
+            (group.letter, str(len(group.runs)), *map(format_figure, [*map(group.mean, FIGURES), group.spread()]))
+            for group in groups
+        ],
+    )
+    options = [(key, *map(str, values)) for key, values in differences(groups)]
+    print_table(("option", *(group.letter for group in groups)), options)
+    print_table(("setting", "folder"), [(group.letter, str(run.folder)) for group in groups for run in group.runs])
+    first, *others = groups
+    gains = [gain(first, other, config.resamples, config.seed) for other in others]
+    for other, found in zip(others, gains, strict=True):
+        print(f"{other.letter} against {first.letter}: {found.sentence()}.")
+    if any(len(group.runs) == 1 for group in groups):
+        print("A setting with one run only may be lucky in its seed: repeat it with train.seed=1,2 (train.py -m).")
     return gains
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows below their titles."""
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    for row in (titles, *rows):
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    print()

@@ -159,12 +159,11 @@ def keep_evaluation(folder: Path, truth: GroundTruth, evaluation: Evaluation, sa
     spare(say, "best_detections.npz", lambda: keep_best(folder, best))
 
 
-def report_run(folder: Path, out: Path | None = None) -> Path:
-    """Write the report of a run into ``out``, or its folder; return the file. Raises TrainError."""
+def report_run(folder: Path) -> Path:
+    """Write the report of a run into its folder; return the file. Raises TrainError."""
     run = read_files(folder)
     # Of the defaults, only the name stands for another option.
-    by_default = _defaults() | {"name": run.options["data.name"]}
-    return write_report(run, (out or folder) / "report.html", by_default)
+    return write_report(run, _defaults() | {"name": run.options["data.name"]})
 
 
 @cache  # for the jobs of a sweep

@@ -16,8 +16,7 @@ from conf.schema_tools import CompareConfig
 from scripts.compare import compare
 from train_utils.errors import TrainError
 from train_utils.report.best import FILE, Best, keep_best, read_best
-from train_utils.report.gains import bootstrap, gain
-from train_utils.report.groups import Group, differences, read_groups
+from train_utils.report.comparison import Group, bootstrap, differences, gain, read_groups
 from train_utils.scores.coco_eval import score
 from train_utils.scores.detections import DETECTION, GroundTruth
 
@@ -63,24 +62,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def test_the_page_and_the_text(
-    runs: dict[str, Path], tmp_path: Path, page, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_text(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     names = [str(runs[name]) for name in ("a0", "b0", "a1", "b1", "c")]
-    monkeypatch.setattr(sys, "argv", ["compare", *names, f"out={tmp_path}", "resamples=200"])
+    monkeypatch.setattr(sys, "argv", ["compare", *names, "resamples=200"])
     run("compare")
-    printed = capsys.readouterr().out
-    said = " ".join(printed.split("\n"))
+    said = capsys.readouterr().out
     assert "B against A: the gain of 0." in said and "AP is real: 95% interval +0." in said
     assert "C against A: the " in said and "AP is unproven: 95% interval -0." in said
-    assert "over images and seeds. C against A" in " ".join(said.split()) and "may be lucky in its seed" in said
-    assert "optim.lr  0.01  0.02  0.03" in printed and "data.workers" not in said and "run_dir" not in said
-    assert all(len(line) <= 100 for line in printed.splitlines() if str(tmp_path.parent) not in line)
-    page.goto((tmp_path / "compare.html").as_uri())
-    assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 500)")
-    shown = page.inner_text("main")
-    assert all(name in shown for name in names) and "is real" in shown and "is unproven" in shown
-    assert len(page.screenshot(full_page=True)) > 20_000
+    assert "over images and seeds.\nC against A" in said and "may be lucky in its seed" in said
+    assert "optim.lr  0.01  0.02  0.03" in said and "data.workers" not in said and "run_dir" not in said
+    assert all(name in said for name in names)
 
 
 def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:
@@ -92,7 +83,7 @@ def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:
     values = [read_best(runs[name]).scores.figures["AP"] for name in ("a0", "a1")]
     assert groups[0].mean() == pytest.approx(np.mean(values))
     assert groups[0].spread() == pytest.approx(np.std(values, ddof=1))
-    (gain,) = compare(CompareConfig([str(runs[n]) for n in ("a0", "b0", "a1", "b1")], 200, 0.95, 0, None, False))
+    (gain,) = compare(CompareConfig([str(runs[n]) for n in ("a0", "b0", "a1", "b1")], 200, 0, False))
     assert gain.value == pytest.approx(groups[1].mean() - groups[0].mean())
     assert gain.is_real and gain.source == "images and seeds" and gain.low < gain.value < gain.high
 
@@ -102,7 +93,7 @@ def test_the_interval_is_that_of_a_bootstrap_over_images(runs: dict[str, Path]) 
     sides = before, after = [read_best(runs[name]) for name in ("a0", "c")]
     assert list(bootstrap(before, after, 9, 0)) == [-delta for delta in bootstrap(after, before, 9, 0)]
     first, second = read_groups([runs["a0"], runs["c"]])
-    found = gain(first, second, 400, 0.95, 0)
+    found = gain(first, second, 400, 0)
     deltas, draw = [], np.random.default_rng(1)
     for _ in range(150):
         chosen = draw.integers(0, IMAGES, IMAGES)
@@ -120,8 +111,8 @@ def test_the_error_of_a_mean_is_its_standard_error(runs: dict[str, Path], monkey
         for _ in range(resamples):
             yield of_image[np.unique(draw.integers(0, IMAGES, IMAGES))].mean()
 
-    monkeypatch.setattr("train_utils.report.gains.bootstrap", means)
-    found = gain(group, group, 4000, 0.95, 0)
+    monkeypatch.setattr("train_utils.report.comparison.bootstrap", means)
+    found = gain(group, group, 4000, 0)
     assert found.high - found.low == pytest.approx(2 * 1.96 * of_image.std(ddof=1) / IMAGES**0.5, rel=0.05)
 
 
@@ -142,14 +133,14 @@ def test_seeds_widen_the_interval_as_students_t(runs: dict[str, Path]) -> None:
     (group,) = read_groups([runs["a0"], runs["a1"]])
     spread = group.spread()
     assert spread is not None
-    found = gain(group, group, 10, 0.95, 0)
+    found = gain(group, group, 10, 0)
     assert found.value == 0 and found.high == pytest.approx(4.303 * spread, rel=0.02)  # 2 degrees of freedom
     single = Group("A", {}, group.runs[:1], group.best[:1])
-    assert gain(single, single, 10, 0.95, 0).high == 0
+    assert gain(single, single, 10, 0).high == 0
 
 
 def test_runs_that_cannot_be_compared_are_named(runs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(TrainError, match=r"small was .* \(9 images with 36 .*\) than .* \(40 images"):
+    with pytest.raises(TrainError, match="small was scored on another validation set"):
         read_groups([runs["a0"], runs["small"]])
     with pytest.raises(TrainError, match="names a folder twice"):
         read_groups([runs["a0"], runs["a0"]])

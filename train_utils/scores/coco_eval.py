@@ -55,20 +55,21 @@ def summarise(precision: np.ndarray, recall: np.ndarray) -> list[float]:
 def format_table(result: CocoResult) -> str:
     """Format the 12 figures, a row per class and the backend; "-" means no ground truth."""
     lines = [" ".join(f"{name:>5}" for name in FIGURES)]
-    lines.append(" ".join(f"{_cell(result.figures[name]):>5}" for name in FIGURES))  # fits into 80 columns
+    lines.append(" ".join(f"{format_figure(result.figures[name]):>5}" for name in FIGURES))  # fits into 80 columns
     width = max(len(name) for name in ("class", *result.per_class))
     columns = PER_CLASS + OPERATING_POINT * any("f1" in row for row in result.per_class.values())
     titles = "  ".join(f"{name:>5}" for name in columns)
     lines += ["", f"{'class':<{width}}  {'images':>7}  {'boxes':>7}  {titles}"]
     for name, row in result.per_class.items():
         counts = f"{row['images']:>7.0f}  {row['boxes']:>7.0f}"
-        cells = "  ".join(f"{_cell(row[column]):>{max(5, len(column))}}" for column in columns)
+        cells = "  ".join(f"{format_figure(row[column]):>{max(5, len(column))}}" for column in columns)
         lines.append(f"{name:<{width}}  {counts}  {cells}")
     return "\n".join([*lines, "", f"scored by {result.backend}"])
 
 
-def _cell(figure: float) -> str:
-    return "-" if figure == ABSENT else f"{figure:.3f}"
+def format_figure(figure: float | None) -> str:
+    """A figure of 0 to 1 with three places; a dash where there is none."""
+    return "-" if figure is None or figure == ABSENT else f"{figure:.3f}"
 
 
 def _per_class(truth: GroundTruth, precision: np.ndarray) -> dict[str, dict[str, float]]:
