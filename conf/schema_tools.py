@@ -110,15 +110,8 @@ class GetDataConfig:
     name: str  # a key of sets
     root: str | None  # folder to unpack into; null: that of the set
     keep_archives: bool  # keep the downloaded files
-    attempts: int  # give up after this many in a row without a new byte
-    timeout_seconds: float  # an attempt ends after this long without a byte
     debug: bool  # show tracebacks of user errors, too
     sets: dict[str, PublicSetConfig]
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "attempts")
-        if not self.timeout_seconds > 0:
-            raise ValueError(f"timeout_seconds must be above 0, got {self.timeout_seconds}")
 
 
 @dataclass

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.failures import ConfigError
-from data.files.bars import bar
-from data.formats.download import Expected, UnwritableError, download
+from data.formats.download import download
 from models.config import ModelConfig
 from models.weights.published import Published
 
 if TYPE_CHECKING:
     from train_utils.distributed import World
-
-ATTEMPTS, TIMEOUT_SECONDS = 5, 60.0  # as conf/programs/get_data.yaml
 
 
 def weights_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -29,17 +26,13 @@ def weights_folder(environment: Mapping[str, str] = os.environ) -> Path:
 def fetch_weights(entry: Published) -> Path:
     """The file of published weights, fetched unless it is there, and verified in any case.
 
-    Raises the errors of ``download``: UnreachableError says where to put the file by hand.
-    ConfigError names YOLO_HOME where the file, or its folder, is not the user's.
+    Raises the DataError of ``download``, which says where to put the file by hand, and ConfigError
+    where the file is not the user's.
     """
-    path, expected = weights_folder() / entry.file_name, Expected(entry.sha1, "sha1", entry.size)
+    path = weights_folder() / entry.file_name
     if not is_here(entry):
         print(f"{entry.url} ({entry.size / 1e6:.0f} MB) -> {path}", flush=True)
-    try:
-        with bar(entry.file_name) as report:
-            download(entry.url, path, expected, ATTEMPTS, TIMEOUT_SECONDS, report)
-    except UnwritableError as error:
-        raise ConfigError(f"{error}, as YOLO_HOME=<folder>") from error
+    download(entry.url, path, f"sha1:{entry.sha1}" if entry.sha1 else None, entry.size)
     return path
 
 

@@ -112,7 +112,8 @@ def draw_image(image_size: int, generator: np.random.Generator) -> Drawing:
     side = image_size * math.sqrt(generator.uniform(*AREAS))
     height, width = round(side * math.sqrt(aspect)), round(side / math.sqrt(aspect))
     coarse = generator.uniform(40, 216) + generator.uniform(-40, 40, (4, 4, 3))  # a smooth random texture
-    image = np.asarray(cv2.resize(coarse.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC))
+    smooth = cv2.resize(coarse.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC)
+    image = np.asarray(smooth, dtype=np.float32)
     classes: list[int] = []
     masks: list[NDArray[np.bool_]] = []
     full_areas: list[int] = []
