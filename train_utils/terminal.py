@@ -8,14 +8,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
 from rich import progress as bars
 from rich.console import Console
-
-from train_utils.memory import device_peak
 
 SECONDS_BETWEEN_UPDATES = 0.5  # of a live line: reading a loss waits for the device
 LINES = 10  # of a piece of work where no line can be rewritten
@@ -115,8 +114,15 @@ def duration(seconds: float) -> str:
 
 def memory() -> str:
     """Peak memory so far, of the GPU if one is in use, else of this process; "-" if unknown."""
-    peak = device_peak()
-    return "-" if peak is None else f"{peak / 1e9:.1f}G"
+    torch = sys.modules.get("torch")  # without it no GPU is in use
+    if torch is not None and torch.cuda.is_initialized():
+        return f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G"
+    with suppress(ImportError):
+        import resource  # Unix only
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.1f}G"
+    return "-"
 
 
 def _start_bar(title: str, total: int) -> bars.Progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class OptimiserStep:
     to_input: Callable[[Any], Tensor]
     guard: NonFiniteGuard
     decisions: StepDecisions
-    batches: list[ImageBatch] = field(default_factory=list)  # of the step under way, on the device
+    passes: int = 0  # micro-batches so far, of the step under way
 
     def __post_init__(self) -> None:
         self.parameters = [p for group in self.state.optimizer.param_groups for p in group["params"]]
@@ -50,7 +50,7 @@ class OptimiserStep:
     @property
     def full(self) -> bool:
         """Whether all micro-batches of the step are here."""
-        return len(self.batches) == self.accumulate
+        return self.passes == self.accumulate
 
     @property
     def lr(self) -> float:
@@ -60,11 +60,11 @@ class OptimiserStep:
     def add(self, on_host: ImageBatch) -> None:
         """Forward and backward pass of one micro-batch; the last one of a step syncs gradients."""
         state = self.state
-        if not self.batches:
+        if self.passes == 0:
             self.guard.begin_step(state.model)
             self.schedule.apply(state.optimizer, state.step)
         batch = on_host.to(self.world.device, non_blocking=True)
-        self.batches.append(batch)
+        self.passes += 1
         ddp = self.model if isinstance(self.model, DistributedDataParallel) else None
         sync = nullcontext() if ddp is None or self.full else ddp.no_sync()
         with explain_out_of_memory(len(batch.images), self.accumulate, self.world.world_size), sync:
@@ -78,6 +78,7 @@ class OptimiserStep:
             # Each rank has its share of the loss, and DDP averages gradients over the ranks.
             share = parts.total * (self.world.world_size / self.accumulate)
             state.scaler.scale(share).backward()
+        state.seen += self.world.world_size * len(batch.images)
         # Times the number of ranks, so that the mean over ranks is the loss.
         self.sums += torch.stack([part.detach() for part in parts]).double() * self.world.world_size
 
@@ -110,9 +111,8 @@ class OptimiserStep:
             state.loss_steps += 1
         state.optimizer.zero_grad(set_to_none=True)
         state.step += 1
-        state.seen += self.world.world_size * sum(len(batch.indices) for batch in self.batches)
         self.sums.zero_()
-        self.batches.clear()
+        self.passes = 0
         return decision
 
     def rehearse(self, side: int) -> None:

@@ -197,7 +197,7 @@ def test_generated_code_trains_alike_and_resumes_to_the_bit(world: World, tmp_pa
     saved = copy.deepcopy(compiled.state.to_plain())
     resumed = new_compiled_step(world, "default", accumulate=2, precision=torch.float16)
     assert saved is not None
-    resumed.state.resume(saved, tmp_path, world, force=False)
+    resumed.state.resume(saved, tmp_path, world)
     assert losses_of(resumed, sides) == losses_of(compiled, sides)
     assert_same_weights(resumed, compiled, rtol=0, atol=0)
 
