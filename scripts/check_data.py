@@ -28,7 +28,7 @@ from conf.schema_tools import CheckDataConfig
 from data import ImageSource, OnError
 from data.audit.check import CheckedSet, check_dataset, text_report
 from models import Darknet
-from train_utils.pictures.sheets import Cell, Group, save_sheet
+from train_utils.pictures.sheets import Cell, save_sheet
 
 COLUMNS = 4  # of the sheet
 
@@ -51,7 +51,7 @@ def check(config: CheckDataConfig) -> CheckedSet:
         for index in readable[:: max(1, len(readable) // max(1, config.pictures))][: config.pictures]
     ]
     if cells:
-        save_sheet([Group([cell]) for cell in cells], COLUMNS, out / "labels.jpg")
+        save_sheet(cells, COLUMNS, out / "labels.jpg")
     lines = [f"{config.data.name}: {config.data.root}", *text_report(checked)]
     (out / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines[:-1]))
@@ -65,7 +65,7 @@ def labelled(checked: CheckedSet, split: str, index: int) -> Cell:
     image = ImageSource(annotations, OnError.stop).read(index)
     assert image is not None  # with stop it raises
     classes, boxes = annotations.training_boxes(index)
-    return Cell(image, boxes, classes, annotations.names, None, f"{split}: {annotations.file_name(index)}", "no box")
+    return Cell(image, boxes, classes, annotations.names, None, f"{split}: {annotations.file_name(index)}")
 
 
 def main(config: CheckDataConfig) -> None:
