@@ -99,7 +99,8 @@ def run(name: str) -> None:
             resolve_name(program.function)(config)
         except (Exception, SystemExit) as error:
             if is_job_of_multirun():
-                report(error, program.schema, debug)
+                if isinstance(error, Exception):
+                    report(error, program.schema, debug)
                 raise  # Hydra goes on with the other jobs, then raises the first of these errors again
             failures.append(name_lost_peers(error))  # reported below: Hydra would add a line of its own
 

@@ -59,7 +59,7 @@ def with_exported(given: dict[str, Any], prefix: str, exported: Exported, named:
     Raises ConfigError for what onnxruntime, or a file with a fixed image size, cannot do.
     """
     ckpt, section = given["ckpt"], given[prefix.rstrip(".")] if prefix else given
-    check_values(exported.detect, ckpt)
+    check_values(exported.image_size, ckpt)
     if given["device"] not in ("auto", "cpu"):
         raise ConfigError(f"ckpt={ckpt} runs on the CPU, in onnxruntime. fix: device=cpu")
     if section["precision"] != "float32":

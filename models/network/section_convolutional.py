@@ -31,7 +31,7 @@ def convolutional(graph: Graph, section: Section) -> Node:
             f"groups={groups} must divide the {shape.channels} input channels and the {filters} filters", "groups"
         )
     size = section.integer("size", 1, minimum=1)
-    stride = read_strides(section, default=1)
+    stride = read_strides(section)
     dilation = section.integer("dilation", 1, minimum=1) if size > 1 else 1
     padding = size // 2 if section.integer("pad", 0) else section.integer("padding", 0, minimum=0)
     blur = read_blur(section, stride)

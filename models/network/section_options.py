@@ -7,9 +7,9 @@ from models.network.graph import Shape
 MAX_WINDOW = 128  # rows of a kernel, dilation included, or of a pool; published networks have up to 16
 
 
-def read_strides(section: Section, default: int) -> tuple[int, int]:
+def read_strides(section: Section) -> tuple[int, int]:
     """Strides of (rows, columns): stride_y and stride_x if given, else stride."""
-    stride = section.integer("stride", default, minimum=1)
+    stride = section.integer("stride", 1, minimum=1)
     return section.integer("stride_y", stride, minimum=1), section.integer("stride_x", stride, minimum=1)
 
 

@@ -85,7 +85,7 @@ def maxpool(graph: Graph, section: Section) -> Node:
         if shape.channels % out_channels:
             raise section.error(f"out_channels must divide the {shape.channels} input channels", "out_channels")
         return Node(ChannelMaxPool(out_channels), (source,), shape.scaled(out_channels, 1))
-    stride = read_strides(section, default=1)
+    stride = read_strides(section)
     size = section.integer("size", stride[0], minimum=1)
     padding = section.integer("padding", size - 1, minimum=0)
     blur = read_blur(section, stride)

@@ -134,7 +134,7 @@ def test_a_run_folder_imports_nothing_and_refers_to_nothing(case: str, run: Path
 def test_an_exported_file_refers_to_nothing() -> None:
     given = {"ckpt": "own.onnx", "device": "cpu", "precision": "float32", "image_size": None}
     with pytest.raises(ConfigError, match=r"own.onnx holds '\$\{oc.env:SECRET\}', and only"):
-        with_exported(given, "", cast(Any, SimpleNamespace(detect={"resize": "${oc.env:SECRET}"})), [])
+        with_exported(given, "", cast(Any, SimpleNamespace(image_size=["${oc.env:SECRET}"])), [])
 
 
 def test_a_run_folder_s_tables_are_read_without_aliases(run: Path, place: Path) -> None:
