@@ -32,7 +32,7 @@ from conf.failures import ConfigError
 from conf.schema_inference import PredictConfig
 from data import find_media
 from train_utils.distributed import init_distributed_mode
-from train_utils.launch.environment import peek_world_size
+from train_utils.launch import read_launch
 from train_utils.loop.stop_and_save import StopRequest
 from train_utils.run.run_folder import dated_folder, open_folder
 from train_utils.terminal import Progress
@@ -48,9 +48,9 @@ def predict(config: PredictConfig) -> Path:
     source, weights that do not fit and unreadable files. After a signal that ends it early, what
     was found is written; then it exits with 128 + signal.
     """
-    if peek_world_size() > 1:
+    if (processes := read_launch().world_size) > 1:
         raise ConfigError(
-            f"predict.py runs in one process, but {peek_world_size()} were started. fix: start it without a launcher; "
+            f"predict.py runs in one process, but {processes} were started. fix: start it without a launcher; "
             "for several GPUs start it once per GPU, each with a part of the source"
         )
     world = init_distributed_mode(config.device.value, timeout_seconds=60)

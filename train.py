@@ -38,7 +38,7 @@ from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
 from models import Darknet
 from models.config import AUTO
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.launch.environment import fix_cublas_workspace
+from train_utils.launch import fix_cublas_workspace
 from train_utils.loop.interfaces import Loss
 from train_utils.loop.nonfinite import NonFiniteGuard
 from train_utils.loop.step import OptimiserStep

@@ -42,8 +42,7 @@ from conf.sources.checkpoints import (
     model_or_checkpoint,
 )
 from conf.sources.resume import complete_training
-from train_utils.launch.environment import has_agent, peek_world_size, prefer_expandable_segments, strip_local_rank
-from train_utils.processes.ending import name_lost_peers, shutdown
+from train_utils.launch import explain_lost_peer, prefer_expandable_segments, read_launch, shutdown, strip_local_rank
 from train_utils.shell import quoted
 
 
@@ -102,7 +101,7 @@ def run(name: str) -> None:
                 if isinstance(error, Exception):
                     report(error, program.schema, debug)
                 raise  # Hydra goes on with the other jobs, then raises the first of these errors again
-            failures.append(name_lost_peers(error))  # reported below: Hydra would add a line of its own
+            failures.append(explain_lost_peer(error))  # reported below: Hydra would add a line of its own
 
     try:
         sys.argv[1:] = prepare_arguments(sys.argv[1:], program)
@@ -145,7 +144,7 @@ def ranks_to_start(config: Any) -> int:
     Raises ConfigError for more than there are GPUs, if any.
     """
     devices = config.devices if isinstance(config, TrainConfig | EvalConfig) else None
-    if devices in (None, 1) or has_agent() or peek_world_size() > 1:
+    if devices in (None, 1) or read_launch().launcher != "none":
         return 1
     import torch
 
@@ -190,7 +189,7 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     if "--" in arguments:
         at = arguments.index("--")
         arguments = [*arguments[:at], f"options=[{','.join(map(quoted, arguments[at + 1 :]))}]"]
-    if {"-m", "--multirun"} & set(arguments) and peek_world_size() > 1:
+    if {"-m", "--multirun"} & set(arguments) and read_launch().world_size > 1:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
         )

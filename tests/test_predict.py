@@ -234,6 +234,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     said = error_of(monkeypatch, capsys, "ckpt=random.pt", "source=b")
     assert "predict.py runs in one process, but 2 were started" in said
 

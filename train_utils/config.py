@@ -85,7 +85,7 @@ class TrainSection:
     max_nonfinite_steps: int  # steps in a row that may be skipped because loss or gradient is not finite; one more ends
     # the training
     patience: int  # stop after this many epochs without a better AP; 0: never
-    timeout_seconds: float  # limit within which a rank notices lost peers, reports them and exits
+    timeout_seconds: float  # the longest that a rank waits for the others in an exchange, and for a batch
 
     def __post_init__(self) -> None:
         for key in ("epochs", "batch_size", "image_size"):

@@ -1,76 +1,181 @@
-"""The functions for multi-process training: how ranks meet, wait, share numbers and end together.
+"""The ranks of a run: how they meet, who builds first, and what they exchange.
 
-It fronts launch/ and processes/; parallel/ builds on it. In a single process each function does
-nothing or returns its input, so callers need no second path. What must answer before torch is
-imported is in launch/environment.py (launcher and job) and processes/ending.py (who reports an
-error).
+In a single process each function does nothing or returns its input, so callers need no second path.
+What must answer before torch is imported is in launch.py.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
-from pathlib import Path
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from train_utils.launch.environment import read_launch, watched_parent
-from train_utils.launch.orphans import watch_parent
-from train_utils.processes.ending import ending
-from train_utils.processes.process_group import Group, launch_of_group
-from train_utils.processes.shared_disks import find_builders
-from train_utils.processes.world import World
-from train_utils.processes.zero_first import leaders_first
+from train_utils.errors import DistributedError, first_line
+from train_utils.launch import Launch, claim_report, read_launch
 
-__all__ = [
-    "World", "barrier", "broadcast_module", "broadcast_text", "gather_arrays", "init_distributed_mode",
-    "max_over_ranks", "stack_over_ranks", "sum_over_ranks", "torch_distributed_zero_first",
-]  # fmt: skip
+PAUSE_SECONDS = 0.1  # between looks at the store
+_groups = itertools.count()  # that this process opened
 
-_group = Group()
+
+@dataclass(frozen=True)
+class World:
+    """Rank and device of this process; ``local``: on the same node."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    num_nodes: int
+    device: torch.device
+    launcher: str  # "torchrun", "srun" or "none"
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank prints and writes files."""
+        return self.rank == 0
+
+    @property
+    def is_local_main(self) -> bool:
+        """Whether this rank prepares data for its node."""
+        return self.local_rank == 0
 
 
 def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     """Find out how this process was launched, choose its device and join its peers.
 
-    An existing process group, e.g. of Ray Train, is used as it is. ``device`` is "auto" (CUDA if
-    there is a GPU), "cpu" or "cuda". ``timeout_seconds`` bounds the start if it is below
-    JOIN_SECONDS, and later the time to notice lost ranks, report them and exit. Raises
-    DistributedError, with the same sentence on all ranks, if one has no device of its own.
+    ``device`` is "auto" (CUDA if there is a GPU), "cpu" or "cuda". ``timeout_seconds`` bounds the
+    wait for peers, here and in each later exchange. Raises DistributedError if they are not found,
+    or if a rank has no device of its own.
     """
-    ending.leave(keep=True)  # of an earlier training in this process
-    ending.joining = True
-    if (parent := watched_parent()) is not None:
-        watch_parent(parent)
-    foreign = dist.is_initialized() and ending.destroy_group is None
-    launch = launch_of_group() if foreign else read_launch()
-    return _group.enter(launch, device, timeout_seconds)
+    launch = read_launch()
+    chosen, num_nodes = choose_device(device, launch.local_rank), 1
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if launch.world_size > 1:
+        if not dist.is_initialized():
+            _open_group(launch, chosen, timeout_seconds)
+        num_nodes, on_gpus = sum_over_ranks(
+            torch.tensor([launch.local_rank == 0, chosen.type == "cuda"]).long()
+        ).tolist()
+        if on_gpus not in (0, launch.world_size):
+            raise DistributedError(
+                f"{on_gpus} of {launch.world_size} ranks have a GPU. fix: train.device=cpu, or GPUs on all nodes"
+            )
+        _check_own_gpu(launch, chosen)
+    return World(
+        launch.rank,
+        launch.local_rank,
+        launch.world_size,
+        launch.local_world_size,
+        num_nodes,
+        chosen,
+        launch.launcher,
+    )
 
 
-def torch_distributed_zero_first(world: World, *folders: Path) -> AbstractContextManager[None]:
-    """Run the body on one rank per disk first, then on the others: one builds, the rest open.
+def choose_device(requested: str, local_rank: int | None = None) -> torch.device:
+    """The device of this rank; without ``local_rank`` the current one.
 
-    The leader is local rank 0 of each node. With ``folders``, where the body writes, nodes that see
-    the same folders share one leader; probe files tell. The others wait on the store, not in a
-    collective, so a leader may take hours. No rank leaves before all leaders are done. If a leader
-    raises, every other rank raises DistributedError with its sentence. They also raise it if a
-    leader is silent for zero_first.DEAD_SECONDS or the store is lost. All ranks must enter in the
-    same order.
+    ``requested``: "auto", "cpu" or "cuda". Raises DistributedError if there is none.
+    """
+    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise DistributedError(
+            f"a CUDA device was asked for, but torch {torch.__version__} finds none. "
+            "fix: train.device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
+    if local_rank is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    # Tasks that see only their own GPU (srun --gpus-per-task=1) all number it 0.
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def _open_group(launch: Launch, device: torch.device, timeout_seconds: float) -> None:
+    """Open the process group. Raises DistributedError if the peers are not found."""
+    timeout, url = timedelta(seconds=timeout_seconds), "env://"
+    if launch.launcher == "srun":
+        url = f"tcp://{launch.address}:{launch.port}"
+    try:
+        reached, rank, world_size = next(dist.rendezvous(url, launch.rank, launch.world_size, timeout=timeout))
+        # torchrun's store may hold the keys of dead processes and of an earlier training here.
+        store = dist.PrefixStore(f"{launch.attempt}/{next(_groups)}", reached)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise DistributedError(
+            f"rank {launch.rank} did not meet its peers at {launch.address}:{launch.port} ({first_line(error)}). "
+            "fix: look for the first error in the output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how"
+        ) from error
+
+
+def _check_own_gpu(launch: Launch, device: torch.device) -> None:
+    """Raise DistributedError if another rank has this GPU: NCCL would hang or fail obscurely."""
+    if device.type != "cuda":
+        return
+    rank, key = str(launch.rank), f"gpu/{torch.cuda.get_device_properties(device).uuid}"
+    if _store().compare_set(key, "", rank).decode() != rank:
+        raise DistributedError(
+            f"rank {launch.rank} would share {device} with another process: {launch.local_world_size} processes see "
+            f"{torch.cuda.device_count()} GPU(s) there. fix: start one process for each GPU, or train.device=cpu"
+        )
+
+
+def _store() -> dist.Store:
+    assert dist.group.WORLD is not None
+    store: dist.Store = dist.group.WORLD.get_group_store()
+    return store
+
+
+@contextmanager
+def torch_distributed_zero_first(world: World) -> Iterator[None]:
+    """Run the body on rank 0, then on the first rank of each other node, then on all others.
+
+    One builds, the others open what it built, whether or not the nodes share a disk. They wait on
+    the store, not in a collective with its time-out, so that building may take hours. No rank
+    leaves before all builders are done. If one raises, those that wait for it raise
+    DistributedError with its sentence. All ranks must enter in the same order.
     """
     if world.world_size == 1:
-        return nullcontext()
-    store = _group.shared_store()
-    return leaders_first(store, world, find_builders(store, world, folders))
+        yield
+        return
+    store = _store()
+    section = f"zero_first/{store.add(f'zero_first/entered/{world.rank}', 1)}"  # every rank counts its own entries
+    _wait_for_builders(section, 0 if world.is_main else 1 if world.is_local_main else world.num_nodes)
+    try:
+        yield
+    except BaseException as error:  # Ctrl-C too: peers must not wait for a builder that ends
+        claim_report()  # before its peers wake: this rank has the traceback
+        store.compare_set(f"{section}/failure", "", f"{error} ({type(error).__name__} on rank {world.rank})")
+        raise
+    if world.is_local_main:
+        store.add(f"{section}/done", 1)
+    _wait_for_builders(section, world.num_nodes)
+
+
+def _wait_for_builders(section: str, builders: int) -> None:
+    """Wait until so many builders are done. Raises DistributedError if one failed."""
+    store = _store()
+    while store.add(f"{section}/done", 0) < builders:
+        if store.check([f"{section}/failure"]):
+            raise DistributedError(store.get(f"{section}/failure").decode())
+        time.sleep(PAUSE_SECONDS)
 
 
 def barrier() -> None:
     """Wait until every rank is here, at most for the group's time-out."""
     if dist.is_initialized():
         here = torch.zeros(1)
-        dist.all_reduce(here, group=_group.of(here))  # on gloo, so the device's queue is left alone
+        dist.all_reduce(here)  # on gloo, so the device's queue is left alone
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
@@ -78,7 +183,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     if not dist.is_initialized():
         return tensor
     total = tensor.detach().clone()
-    dist.all_reduce(total, group=_group.of(total))
+    dist.all_reduce(total)
     return total
 
 
@@ -87,17 +192,8 @@ def max_over_ranks(values: list[int]) -> list[int]:
     if not dist.is_initialized():
         return [int(value) for value in values]
     largest = torch.tensor(values, dtype=torch.int64)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=_group.of(largest))
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
     return [int(value) for value in largest]
-
-
-def stack_over_ranks(tensor: Tensor) -> Tensor:
-    """Stack ``tensor`` (same shape and dtype everywhere) in rank order: (ranks, *shape)."""
-    if not dist.is_initialized():
-        return tensor[None]
-    stacked = tensor.new_empty(dist.get_world_size() * tensor.numel())  # gloo wants a flat output
-    dist.all_gather_into_tensor(stacked, tensor.flatten(), group=_group.of(tensor))
-    return stacked.view(-1, *tensor.shape)
 
 
 def broadcast_text(text: str | None) -> str:
@@ -107,18 +203,18 @@ def broadcast_text(text: str | None) -> str:
         return text
     content = np.frombuffer((text or "").encode(), dtype=np.uint8)
     length = torch.tensor([content.size])
-    dist.broadcast(length, src=0, group=_group.of(length))
+    dist.broadcast(length, src=0)
     received = torch.from_numpy(content.copy()) if dist.get_rank() == 0 else torch.empty(int(length), dtype=torch.uint8)
     if length > 0:
-        dist.broadcast(received, src=0, group=_group.of(received))
+        dist.broadcast(received, src=0)
     return received.numpy().tobytes().decode()
 
 
 def broadcast_module(module: nn.Module) -> None:
     """Overwrite parameters and buffers with rank 0's, so all ranks score the same model."""
     if dist.is_initialized():
-        for tensor in chain(module.parameters(), module.buffers()):
-            dist.broadcast(tensor.detach(), src=0, group=_group.of(tensor))
+        for tensor in itertools.chain(module.parameters(), module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
 
 
 def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:
@@ -131,15 +227,15 @@ def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:
         return [array]
     payload = torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([payload.numel()]), group=_group.of(payload))
+    dist.all_gather(sizes, torch.tensor([payload.numel()]))
     if dist.get_rank() != 0:
         if payload.numel() > 0:
-            dist.send(payload, dst=0, group=_group.of(payload))
+            dist.send(payload, dst=0)
         return None
     gathered = [array]
     for rank, size in enumerate(sizes[1:], start=1):
         received = torch.empty(int(size), dtype=torch.uint8)
         if received.numel() > 0:
-            dist.recv(received, src=rank, group=_group.of(received))
+            dist.recv(received, src=rank)
         gathered.append(received.numpy().view(array.dtype).reshape(-1, *array.shape[1:]))
     return gathered

@@ -13,10 +13,6 @@ class DistributedError(RuntimeError):
     """The ranks did not find or lost each other, or one failed and ends the others."""
 
 
-class SharedError(DistributedError):
-    """An error that every rank knows, so any of them may report it."""
-
-
 class CheckpointError(ValueError):
     """A checkpoint cannot be written, or a file is not an intact checkpoint of this project."""
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from conf.entry import compose, with_search_path
 from conf.failures import USER_ERRORS, ConfigError, in_one_sentence
 from conf.programs import PROGRAMS, prepare_arguments, ranks_to_start
-from train_utils.processes.ending import name_lost_peers, shutdown
+from train_utils.launch import explain_lost_peer, shutdown
 from train_utils.shell import quoted
 
 Config = TypeVar("Config")
@@ -98,7 +98,7 @@ def plain_errors(name: str, overrides: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except Exception as caught:
-        error = name_lost_peers(caught)
+        error = explain_lost_peer(caught)
         said = in_one_sentence(error, PROGRAMS[name].schema, overrides)
         if said is None:
             raise

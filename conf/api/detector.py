@@ -18,7 +18,7 @@ from conf.build.network import open_detector
 from conf.build.predictor import Predictor
 from conf.failures import ConfigError
 from data import DataError, Medium, OnBadFile, find_media
-from train_utils.launch.devices import device_alone
+from train_utils.distributed import choose_device
 
 OF_FILES = {"source", "out", "draw", "save_json", "save_txt"}  # options of predict.py that stand for nothing here
 
@@ -43,7 +43,7 @@ class Detector:
         with self._plain_errors():
             config = options_of("predict", [*self._overrides, "source=''"])
             self.network = open_detector(config.ckpt, config.model, config.names, config.image_size)
-            self.predictor = Predictor(config, self.network, device_alone(config.device.value))
+            self.predictor = Predictor(config, self.network, choose_device(config.device.value))
         self.names = list(self.network.names)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a copy, in this process or another, opens the same files

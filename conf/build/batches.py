@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import torch
 from torch.utils.data import DataLoader
 
 from conf.schema import TrainConfig
@@ -32,39 +31,23 @@ from data import (
 from data.batches.changed import AUGMENTATIONS, ChangedDataset
 from data.files.reading import usable_cores
 from train_utils.config import AUTO
-from train_utils.distributed import World, barrier, broadcast_text, stack_over_ranks, torch_distributed_zero_first
-from train_utils.launch.limits import core_quota
+from train_utils.distributed import World, barrier, broadcast_text, torch_distributed_zero_first
 
 MEMORY_FILES = Path("/dev/shm")
-MOST_CORES = 8192  # of a node: the limit of Linux on x86
 MOST_WORKERS = 16  # of a rank, by data.workers=auto; each holds batches that it has made ahead
 CPU_WORKERS = 2
 
 
 def loader_workers(wanted: int | str, world: World) -> int:
-    """Loader processes of this rank for ``data.workers``; all ranks call this together.
+    """Loader processes of this rank for ``data.workers``.
 
-    ``auto`` leaves a core of a GPU's rank to the training process. Training on a CPU is slow enough
-    for two processes to feed it.
+    ``auto`` shares the cores among the ranks of the node, which srun has done, and leaves one of a
+    GPU's rank to the training process. Training on a CPU is slow enough for two to feed it.
     """
-    cores = cores_of_rank(world)  # asked for in any case: only some ranks may have ``auto``
     if wanted != AUTO:
         return int(wanted)
+    cores = max(1, len(usable_cores()) // (1 if world.launcher == "srun" else world.local_world_size))
     return max(1, min(cores - 1, MOST_WORKERS) if world.device.type == "cuda" else min(cores, CPU_WORKERS))
-
-
-def cores_of_rank(world: World) -> int:
-    """An even share of the node's cores, at least 1; all ranks call this together.
-
-    srun and mpirun bind each rank to cores of its own, and torchrun lets all ranks use all of them.
-    Hence the ranks of a node share the cores that any of them may use, up to its CPU quota.
-    """
-    row = torch.zeros(1 + MOST_CORES, dtype=torch.int32)
-    row[0] = world.node_rank
-    row[[1 + core for core in usable_cores()]] = 1
-    rows = stack_over_ranks(row)
-    cores = int(rows[rows[:, 0] == world.node_rank, 1:].any(dim=0).sum())
-    return max(1, int(min(cores, core_quota()) / world.local_world_size))
 
 
 def resolved_options(config: TrainConfig, world: World) -> str:
@@ -73,12 +56,11 @@ def resolved_options(config: TrainConfig, world: World) -> str:
 
 
 def open_split(config: DataConfig, split: str, world: World) -> Annotations:
-    """Open the index of a split; if it is missing, one rank for each disk builds it.
+    """Open the index of a split; if it is missing, one rank of a node builds it.
 
     The other ranks wait and map the same file.
     """
-    written = [Path(config.index_dir)] + ([Path(config.root)] if config.is_drawn else [])
-    with torch_distributed_zero_first(world, *written):
+    with torch_distributed_zero_first(world):
         return open_annotations(config, split)
 
 
@@ -110,7 +92,7 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     else:
         path = MEMORY_FILES / f"hydra-yolov3-spp-{broadcast_text(uuid.uuid4().hex)}"
     try:
-        with torch_distributed_zero_first(world, path.parent):
+        with torch_distributed_zero_first(world):
             build_image_cache(images, path, config.cache)
             cache = CachedImages(path, annotations)
         barrier()

@@ -81,7 +81,7 @@ def announce(
     if config.plugins:
         log.line(f"plugins: {', '.join(config.plugins)}")
     log.line(
-        f"{world.world_size} process(es) on {world.device.type} ({world.launcher}, {world.backend}), forward pass in "
+        f"{world.world_size} process(es) on {world.device.type} ({world.launcher}), forward pass in "
         f"{precision_name(config.train.precision.value, world.device)}"
     )
     log.line(

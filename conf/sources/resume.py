@@ -16,7 +16,7 @@ from conf.sources.checkpoints import ask_for_plugins
 from data.errors import DataError
 from data.formats.set_files import load_yaml
 from models.weights.published import BACKBONE, COCO
-from train_utils.launch.environment import allowed_restarts, job_folder_name, read_job
+from train_utils.launch import allowed_restarts, job_folder_name, read_job
 from train_utils.run.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 
 OF_AN_EXTENSION = ("train.epochs", "train.extended_after")  # extend_run changes them

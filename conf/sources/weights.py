@@ -52,13 +52,13 @@ def is_here(entry: Published) -> bool:
 def weights_path(config: ModelConfig, world: World | None = None) -> Path | None:
     """The file of ``model.weights``; None if the network starts from random values.
 
-    All ranks of ``world`` call this together; one on each disk fetches published weights.
+    All ranks of ``world`` call this together; one of a node fetches published weights.
     """
     from train_utils.distributed import max_over_ranks, torch_distributed_zero_first  # imports torch
 
     entry = config.published()
     if world is not None and max_over_ranks([entry is not None])[0]:  # ranks may have other weights
-        with torch_distributed_zero_first(world, weights_folder()):
+        with torch_distributed_zero_first(world):
             return fetch_weights(entry) if entry is not None else _named(config)
     return fetch_weights(entry) if entry is not None else _named(config)
 

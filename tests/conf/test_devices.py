@@ -55,8 +55,8 @@ def test_anything_but_a_number_is_refused(devices: str) -> None:
 
 
 def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
     assert ranks_to_start(config_of("devices=2")) == 1
 
 

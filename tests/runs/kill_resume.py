@@ -24,7 +24,7 @@ from conf.schema import TrainConfig
 from conf.sources.resume import complete_training
 from tests.runs.process_group import fork_context, free_port
 from train import train
-from train_utils.processes.ending import shutdown
+from train_utils.launch import shutdown
 from train_utils.run.checkpoint import load_last
 
 EPOCHS = 12

@@ -63,7 +63,7 @@ def run_group(function: Callable[..., Any], world_size: int, *arguments: Any) ->
 def _run_one(
     rank: int, world_size: int, port: int, results: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    from train_utils.processes.ending import shutdown
+    from train_utils.launch import shutdown
 
     for key in [key for key in os.environ if key.startswith("SLURM")]:
         del os.environ[key]

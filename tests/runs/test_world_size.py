@@ -17,8 +17,7 @@ from data import Batch, ShapesConfig, ensure_shapes
 from tests.runs.process_group import run_group
 from tests.runs.weights import largest_difference, parts_of
 from train import train
-from train_utils.distributed import init_distributed_mode
-from train_utils.processes.world import World
+from train_utils.distributed import World, init_distributed_mode
 from train_utils.run.checkpoint import load_checkpoint
 
 SHAPES = {"train_images": 27, "val_images": 2, "image_size": 64, "seed": 0}  # three steps of 8, and 3 that fill none
@@ -105,7 +104,7 @@ def micro_batches(folder: Path, world_size: int, workers: int) -> list[list[tupl
     annotations = open_split(config.data, "train", init_distributed_mode("cpu", 60))
     epochs = []
     for rank in range(world_size):
-        place = World(rank, rank, world_size, world_size, 0, 1, torch.device("cpu"), "none", "none")
+        place = World(rank, rank, world_size, world_size, 1, torch.device("cpu"), "none")
         _, sampler, loader = make_train_loader(resolve(config, place, None), annotations, 32, place)
         batches: list[Batch] = []
         for epoch in range(2):

@@ -112,7 +112,7 @@ def test_a_training_says_what_its_sets_are_like(
     config = compose("train", TrainConfig, [*data, "train.image_size=128", *options])
     train_set, val_set = (open_annotations(config.data, split) for split in ("train", "val"))
     model = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125)
-    world = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
+    world = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
     sampler = SimpleNamespace(steps_per_epoch=1, images_per_rank=5, accumulate=1)
     announce(RunLog(None, True), tmp_path, config, world, train_set, val_set, sampler, model)
     about, *lines = capsys.readouterr().out.splitlines()

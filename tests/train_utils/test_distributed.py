@@ -11,25 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
-from tests.runs.process_group import fork_context, free_port, run_group
+from tests.runs.process_group import fork_context, free_port
 from tests.train_utils.worker import run_in
 from train_utils.distributed import (
     World,
-    broadcast_text,
-    gather_arrays,
     init_distributed_mode,
-    max_over_ranks,
-    stack_over_ranks,
-    sum_over_ranks,
-    torch_distributed_zero_first,
 )
 from train_utils.errors import DistributedError
-from train_utils.processes.ending import should_report_error, shutdown
+from train_utils.launch import claim_report
 
 WORKER = Path(__file__).with_name("worker.py")
 REPOSITORY = WORKER.parents[2]
@@ -76,10 +68,12 @@ def read_reports(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def by_hand(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:
-    """The four standard variables, on one node unless ``more`` changes that."""
+    """torch's variables set by hand, on one node unless ``more`` changes that."""
     values = {
         "RANK": rank,
         "WORLD_SIZE": world_size,
+        "LOCAL_RANK": rank,
+        "LOCAL_WORLD_SIZE": world_size,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
@@ -97,10 +91,9 @@ def check_exchange(reports: dict[int, dict[str, Any]], launcher: str) -> None:
     size = len(reports)
     for rank, report in reports.items():
         assert report["rank"] == rank
-        assert report["environment"] == [rank, size]
-        assert report["place"] == [rank, size, 0, 1]
+        assert report["place"] == [size, rank, size, 1]
         assert report["main"] == [rank == 0, rank == 0]
-        assert (report["launcher"], report["backend"], report["device"]) == (launcher, "gloo", "cpu")
+        assert (report["launcher"], report["device"]) == (launcher, "cpu")
         began, finished = report["built"]
         assert rank == 0 or began >= finished
         assert report["sum"] == [size, size * (size - 1) / 2]
@@ -121,7 +114,7 @@ def check_failure(failures: dict[int, list[Any]]) -> None:
 
 
 def test_one_process_needs_no_group(alone: dict[str, Any]) -> None:
-    assert (alone["launcher"], alone["backend"], alone["environment"]) == ("none", "none", [0, 1])
+    assert (alone["launcher"], alone["place"]) == ("none", [1, 0, 1, 1])
     assert alone["sum"] == [1.0, 0.0]
     assert alone["text"] == ["", "h\u00e9llo", "x" * 100_000]
     assert alone["gathered"] == [[[]], [[]], [[]]]
@@ -151,28 +144,34 @@ def test_exchange_under_slurm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_nodes_and_a_killed_leader(tmp_path: Path) -> None:
-    nodes = [{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}]
-    nodes += [{"LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"} for local in range(2)]
+def test_the_first_rank_of_a_node_builds_after_rank_0(tmp_path: Path) -> None:
+    """Nodes may share a disk: rank 0 builds there, and the other node finds it built."""
+    nodes = [(0, 1), (0, 2), (1, 2)]
     port = free_port()
-    environments = [by_hand(rank, 3, port, **node) for rank, node in enumerate(nodes)]
-    reports = run_together("killed_leader", tmp_path, environments)
-    assert list(reports) == [0, 2]
-    for report in reports.values():
-        assert "local rank 0 of node 1 gave no sign of life" in report["error"]
-        assert report["seconds"] < 30  # about 4, more on a busy machine
-    assert len({report["error"] for report in reports.values()}) == 1
+    reports = run_together(
+        "exchange",
+        tmp_path,
+        [
+            by_hand(rank, 3, port, LOCAL_RANK=str(local), LOCAL_WORLD_SIZE=str(size))
+            for rank, (local, size) in enumerate(nodes)
+        ],
+    )
+    assert [report["place"] for report in reports.values()] == [[3, *node, 2] for node in nodes]
+    begun, finished = [report["built"][0] for report in reports.values()], reports[0]["built"][1]
+    assert begun[0] < finished <= begun[1] <= begun[2]
 
 
 @pytest.mark.slow
-def test_a_killed_holder_of_the_store_ends_all_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scenario", "survivors"), [("killed_builder", [1, 2]), ("killed_peer", [0, 2])])
+def test_a_killed_rank_ends_all_at_once_with_one_sentence(tmp_path: Path, scenario: str, survivors: list[int]) -> None:
     port = free_port()
-    reports = run_together("killed_holder", tmp_path, [by_hand(rank, 2, port) for rank in range(2)])
-    assert list(reports) == [1]
+    reports = run_together(scenario, tmp_path, [by_hand(rank, 3, port) for rank in range(3)])
+    assert list(reports) == survivors
     for report in reports.values():
-        assert report["error"].startswith("lost the other processes")
-        assert report["seconds"] < 20  # about 0.5; without the broken connection DEAD_SECONDS
-        assert report["reports"] is True, "it was killed and could not say why"
+        assert report["error"].startswith("lost another rank (") and "resume=" in report["error"]
+        assert report.get("seconds", 0) < 20
+    told = [report["reports"] for report in reports.values()]
+    assert told == [True, True] if scenario == "killed_builder" else sum(told) == 1, "rank 0 holds the store"
 
 
 @pytest.mark.slow
@@ -187,40 +186,7 @@ def test_a_missing_process_is_told_soon(tmp_path: Path) -> None:
     started, port = time.monotonic(), free_port()
     reports = run_together("missing", tmp_path, [by_hand(0, 2, port)])
     assert time.monotonic() - started < 60
-    assert "rank 1 of 2 did not come within 2 s" in reports[0]["error"]
-    assert reports[0]["reports"] is True
-
-
-def embedded(backend: str, port: int) -> list[Any]:
-    """Use a group that the caller opened, twice; return what remains of it."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
-        del os.environ[name]  # only the group knows the ranks
-    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
-    group, found = dist.group.WORLD, []
-    for _ in range(2):
-        world = init_distributed_mode("cpu", 30)
-        place = [world.rank, world.local_rank, world.local_world_size, world.num_nodes, world.launcher, world.backend]
-        with torch_distributed_zero_first(world):
-            pass
-        texts = gather_arrays(np.frombuffer(broadcast_text("abc").encode(), np.uint8))
-        gathered = None if texts is None else [text.tobytes() for text in texts]
-        numbers = [float(sum_over_ranks(torch.ones(1))), *max_over_ranks([rank]), stack_over_ranks(torch.ones(1)).sum()]
-        found += [place, [float(number) for number in numbers], gathered]
-        shutdown()
-        assert dist.is_initialized() and dist.group.WORLD is group
-    dist.destroy_process_group()
-    return [*found, should_report_error()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "cuda:gloo"])
-def test_a_group_that_is_there_is_used_and_left_as_it_is(backend: str) -> None:
-    """As in Ray Train or a notebook; the second group takes no CPU tensors, like NCCL alone."""
-    for rank, (place, numbers, gathered, *again, reports) in enumerate(run_group(embedded, 2, backend, free_port())):
-        assert place == [rank, rank, 2, 1, "group", "gloo"] and numbers == [2, 1, 2]
-        assert gathered == ([b"abc"] * 2 if rank == 0 else None)
-        assert again == [place, numbers, gathered] and reports
+    assert "rank 0 did not meet its peers at 127.0.0.1:" in reports[0]["error"] and reports[0]["reports"]
 
 
 def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,5 +197,5 @@ def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
         init_distributed_mode("cuda", 10)
     world = init_distributed_mode("auto", 10)
     cpu = torch.device("cpu")
-    assert world == World(0, 0, 1, 1, node_rank=0, num_nodes=1, device=cpu, launcher="none", backend="none")
-    assert should_report_error()
+    assert world == World(0, 0, 1, 1, num_nodes=1, device=cpu, launcher="none")
+    assert claim_report()

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -31,10 +30,8 @@ from train_utils.distributed import (
     torch_distributed_zero_first,
 )
 from train_utils.errors import DistributedError
-from train_utils.launch.environment import peek_rank, peek_world_size, strip_local_rank
+from train_utils.launch import claim_report, explain_lost_peer, read_launch, shutdown, strip_local_rank
 from train_utils.parallel.wrap import convert_sync_batchnorm, wrap_model
-from train_utils.processes import zero_first as guard
-from train_utils.processes.ending import should_report_error, shutdown
 from train_utils.scores.detections import make_detections
 
 IMAGES, MICRO_BATCHES = 12, 2
@@ -49,11 +46,9 @@ def exchange(world: World, folder: Path) -> dict[str, Any]:
     """This rank's world, and what the ranks exchange."""
     return {
         "rank": world.rank,
-        "environment": [peek_rank(), peek_world_size()],
-        "place": [world.local_rank, world.local_world_size, world.node_rank, world.num_nodes],
+        "place": [world.world_size, world.local_rank, world.local_world_size, world.num_nodes],
         "main": [world.is_main, world.is_local_main],
         "launcher": world.launcher,
-        "backend": world.backend,
         "device": str(world.device),
         "built": zero_first(world, folder),
         "sum": sum_over_ranks(torch.tensor([1.0, world.rank])).tolist(),
@@ -66,8 +61,8 @@ def exchange(world: World, folder: Path) -> dict[str, Any]:
 def zero_first(world: World, folder: Path) -> list[float]:
     """When the body began and what it found: the leader builds slowly, peers read."""
     with torch_distributed_zero_first(world):
-        began, file = time.time(), folder / f"built_on_{world.node_rank}"
-        if world.is_local_main:
+        began, file = time.time(), folder / "built"
+        if world.is_main:
             time.sleep(0.5)
             file.write_text(str(time.time()))
         return [began, float(file.read_text())]
@@ -116,35 +111,33 @@ def failure(world: World) -> list[Any]:
         with torch_distributed_zero_first(world):
             raise ValueError("data.root=/x is missing. fix: set data.root")
     except (ValueError, DistributedError) as error:
-        report = should_report_error()
+        report = claim_report()
         barrier()
-        return [type(error).__name__, str(error), report, should_report_error()]
+        return [type(error).__name__, str(error), report, claim_report()]
 
 
-def killed_leader(world: World, folder: Path) -> dict[str, Any]:
-    """Rank 1, leader of node 1, is killed in its section; rank 0 holds the store."""
-    guard.DEAD_SECONDS, guard.BEAT_SECONDS = 4.0, 0.2
-    started = time.monotonic()
-    try:
-        with torch_distributed_zero_first(world):
-            if world.rank == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-    except DistributedError as error:
-        return {"error": str(error), "seconds": time.monotonic() - started}
-    return {"error": ""}
-
-
-def killed_holder(world: World, folder: Path) -> dict[str, Any]:
-    """Rank 0, leader and holder of the store, is killed."""
-    tempfile.tempdir = str(folder)  # where survivors without a store choose who reports
+def killed_builder(world: World, folder: Path) -> dict[str, Any]:
+    """Rank 0, which builds and holds the store, is killed."""
     started = time.monotonic()
     try:
         with torch_distributed_zero_first(world):
             if world.rank == 0:
                 time.sleep(0.5)
                 os.kill(os.getpid(), signal.SIGKILL)
-    except DistributedError as error:
-        return {"error": str(error), "seconds": time.monotonic() - started, "reports": should_report_error()}
+    except RuntimeError as error:
+        explained = explain_lost_peer(error)
+        return {"error": str(explained), "seconds": time.monotonic() - started, "reports": claim_report()}
+    return {"error": ""}
+
+
+def killed_peer(world: World, folder: Path) -> dict[str, Any]:
+    """Rank 1 is killed while the others wait for it in a collective."""
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        barrier()
+    except RuntimeError as error:
+        return {"error": str(explain_lost_peer(error)), "reports": claim_report()}
     return {"error": ""}
 
 
@@ -159,7 +152,7 @@ def restarted(world: World, folder: Path) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[World, Path], dict[str, Any]]] = {
-    function.__name__: function for function in (everything, exchange, killed_leader, killed_holder, restarted)
+    function.__name__: function for function in (everything, exchange, killed_builder, killed_peer, restarted)
 }
 
 
@@ -180,8 +173,8 @@ def main() -> None:
         world = init_distributed_mode("cpu", timeout_seconds=60 if scenario != "missing" else 2)
         report = SCENARIOS[scenario](world, Path(folder))
     except DistributedError as error:
-        report = {"error": str(error), "reports": should_report_error()}
-    Path(folder, f"{peek_rank()}.json").write_text(json.dumps(report))
+        report = {"error": str(error), "reports": claim_report()}
+    Path(folder, f"{read_launch().rank}.json").write_text(json.dumps(report))
     shutdown()
 
 

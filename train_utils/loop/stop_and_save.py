@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from train_utils.distributed import World, max_over_ranks
-from train_utils.launch.environment import requeue_file
+from train_utils.launch import requeue_file
 
 NAMES = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGHUP", "SIGINT")
 STOP_SIGNALS = tuple(signal.Signals[name] for name in NAMES if hasattr(signal, name))

@@ -36,7 +36,7 @@ def check_compiling(mode: str, world: World, rect: bool) -> None:
             "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
             "fix: train.compile=off or train.rect=false"
         )
-    if mode == CUDA_GRAPHS and (world.device.type == "cpu" or world.backend != "none"):
+    if mode == CUDA_GRAPHS and (world.device.type == "cpu" or world.world_size > 1):
         raise TrainError(
             f"train.compile={mode} is for one GPU and a process without a launcher such as torchrun. "
             "fix: train.compile=default"

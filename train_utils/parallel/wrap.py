@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from train_utils.distributed import World
 from train_utils.parallel.reduced_batchnorm import ReducedBatchNorm2d
-from train_utils.processes.world import World
 
 
 def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from train_utils.errors import TrainError
-from train_utils.launch.environment import Job
+from train_utils.launch import Job
 from train_utils.run.whole_files import whole_file
 
 BEAT_SECONDS = 5.0  # between two touches of a claim

@@ -12,7 +12,7 @@ from typing import Any
 
 from train_utils.distributed import World, broadcast_text
 from train_utils.errors import CheckpointError, TrainError
-from train_utils.launch.environment import Job, job_folder_name, read_job
+from train_utils.launch import Job, job_folder_name, read_job
 from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.run_claim import Claim, claim_folder, newest_claim
 from train_utils.run.whole_files import keep_copy

@@ -25,7 +25,7 @@ from train import train
 from train_utils.distributed import World
 from train_utils.run.checkpoint import load_checkpoint
 
-CPU = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
+CPU = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
 GIVEN = ["experiment=finetune", "model=base", "optim.kept_heads_factor=0.1"]
 
 

@@ -16,7 +16,7 @@ from models import Darknet, LossConfig, parse_cfg
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils.distributed import World
 
-CPU = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
+CPU = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
 
 
 def images_with(count: int, side: float = 200) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from conf.build import batches, start
-from conf.build.batches import cores_of_rank, loader_workers
+from conf.build.batches import loader_workers
 from conf.build.network import build_model, load_network
 from conf.entry import compose, to_dictionary
 from conf.failures import ConfigError
@@ -25,9 +23,9 @@ from models import Darknet, ModelError, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils.distributed import World
 
-CPU = World(0, 0, 1, 1, 0, 1, torch.device("cpu"), "none", "none")
+CPU = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
 GPU = replace(CPU, device=torch.device("cuda", 0))
-PAIR = replace(GPU, world_size=4, local_world_size=2, num_nodes=2, node_rank=1)
+PAIR = replace(GPU, world_size=4, local_world_size=2, num_nodes=2)
 
 
 def resolved(world: World, *options: str, saved: str | None = None) -> Colour:
@@ -49,47 +47,17 @@ def test_a_resumed_run_changes_colours_where_it_did() -> None:
     assert resolved(CPU, saved="augment.colour=device") is Colour.device
 
 
-def has_cores(patch: pytest.MonkeyPatch, own: set[int], others: dict[int, set[int]], quota: float = math.inf) -> None:
-    """Let this rank use the cores ``own`` and others, by node, theirs."""
-
-    def stacked(row: Tensor) -> Tensor:
-        rows = [row]
-        for node, cores in others.items():
-            rows.append(torch.zeros_like(row).index_fill(0, torch.tensor([1 + core for core in cores]), 1))
-            rows[-1][0] = node
-        return torch.stack(rows)
-
-    patch.setattr(batches, "usable_cores", lambda: own)
-    patch.setattr(batches, "core_quota", lambda: quota)
-    patch.setattr(batches, "stack_over_ranks", stacked)
-
-
 def test_ranks_share_the_cores_of_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    everything, elsewhere = set(range(16)), set(range(100, 164))
-    has_cores(monkeypatch, everything, {1: everything, 0: elsewhere})  # as torchrun starts them
-    assert cores_of_rank(PAIR) == 8
-    has_cores(monkeypatch, set(range(8)), {1: set(range(8, 16)), 0: elsewhere})  # as srun binds them
-    assert cores_of_rank(PAIR) == 8
-    has_cores(monkeypatch, everything, {1: everything, 0: elsewhere}, quota=5.5)
-    assert cores_of_rank(PAIR) == 2
-    has_cores(monkeypatch, everything, {}, quota=0.5)
-    assert cores_of_rank(CPU) == 1
+    monkeypatch.setattr(batches, "usable_cores", lambda: set(range(16)))
+    assert loader_workers("auto", PAIR) == 7 and loader_workers("auto", GPU) == 15
+    assert loader_workers("auto", replace(PAIR, launcher="srun")) == 15, "srun binds each rank to its own"
 
 
 @pytest.mark.parametrize(("cores", "on_gpu", "on_cpu"), [(1, 1, 1), (2, 1, 2), (8, 7, 2), (16, 15, 2), (128, 16, 2)])
 def test_loader_processes_by_cores(monkeypatch: pytest.MonkeyPatch, cores: int, on_gpu: int, on_cpu: int) -> None:
-    has_cores(monkeypatch, set(range(cores)), {})
+    monkeypatch.setattr(batches, "usable_cores", lambda: set(range(cores)))
     assert loader_workers("auto", GPU) == on_gpu and loader_workers("auto", CPU) == on_cpu
     assert loader_workers(0, GPU) == 0 and loader_workers(99, CPU) == 99
-
-
-def test_a_rank_with_a_number_of_its_own_answers_those_with_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes may differ in data.workers, and an exchange that some ranks leave out never ends."""
-    asked: list[Tensor] = []
-    monkeypatch.setattr(batches, "stack_over_ranks", lambda row: (asked.append(row), row[None])[1])
-    for wanted in (3, "auto"):
-        loader_workers(wanted, CPU)
-    assert len(asked) == 2
 
 
 PAIRS = "10,10, 20,20, 30,30, 40,40, 50,50, 60,60, 70,70, 80,80"

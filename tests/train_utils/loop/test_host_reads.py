@@ -90,7 +90,7 @@ def test_a_step_of_yolov3_spp_starts_few_kernels(world: World, loss: tuple[str, 
 def test_on_a_real_gpu_torch_finds_no_other_wait() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    world = World(0, 0, 1, 1, 0, 1, torch.device("cuda", 0), "none", "none")
+    world = World(0, 0, 1, 1, 1, torch.device("cuda", 0), "none")
     step = step_on_cuda(world, Darknet(zoo_cfg("yolov3-spp"), 80, width=0.25), LOSSES[0], "bfloat16")
     for _ in range(2):
         step.add(batch())

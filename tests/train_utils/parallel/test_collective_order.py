@@ -52,7 +52,7 @@ class Collectives(TorchDispatchMode):
 def as_rank(rank: int) -> Iterator[World]:
     dist.init_process_group("fake", rank=rank, world_size=WORLD_SIZE, store=FakeStore())
     try:
-        yield World(rank, rank, WORLD_SIZE, WORLD_SIZE, 0, 1, torch.device("cpu"), "torchrun", "gloo")
+        yield World(rank, rank, WORLD_SIZE, WORLD_SIZE, 1, torch.device("cpu"), "torchrun")
     finally:
         dist.destroy_process_group()
 

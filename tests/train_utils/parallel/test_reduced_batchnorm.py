@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from models import Darknet, zoo_cfg
 from tests.runs.process_group import run_group
-from train_utils.distributed import init_distributed_mode
+from train_utils.distributed import World, init_distributed_mode
 from train_utils.parallel import reduced_batchnorm
 from train_utils.parallel.reduced_batchnorm import ReducedBatchNorm2d
 from train_utils.parallel.wrap import convert_sync_batchnorm
-from train_utils.processes.world import World
 
 CHANNELS = 7
 SHAPES = [(2, CHANNELS, 6, 4), (2, CHANNELS, 5, 5), (1, CHANNELS, 1, 1)]  # of the three ranks
@@ -171,7 +170,7 @@ def test_a_converted_network_keeps_names_tensors_and_frozen_layers(device: str, 
     model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=2, width=0.125)
     model.freeze(3)
     before = dict(model.state_dict(keep_vars=True))
-    world = World(0, 0, world_size, world_size, 0, 1, torch.device(device), "none", "none")
+    world = World(0, 0, world_size, world_size, 1, torch.device(device), "none")
     assert convert_sync_batchnorm(model, world) is model
     after = model.state_dict(keep_vars=True)
     assert list(after) == list(before) and all(after[name] is before[name] for name in before)

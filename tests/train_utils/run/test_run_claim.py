@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from train_utils.errors import TrainError
-from train_utils.launch.environment import Job
+from train_utils.launch import Job
 from train_utils.run import run_claim
 from train_utils.run.run_claim import Claim, claim_folder, newest_claim
 
@@ -24,7 +24,7 @@ ALONE = Job("", "", 0, "", 0)
 HOLDER = """
 import sys, time
 from pathlib import Path
-from train_utils.launch.environment import Job
+from train_utils.launch import Job
 from train_utils.run.run_claim import claim_folder
 while time.time() < float(sys.argv[2]):
     pass

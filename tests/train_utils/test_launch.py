@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 
 import pytest
 
 from train_utils.errors import DistributedError
-from train_utils.launch.environment import (
-    agent_holds_store,
+from train_utils.launch import (
+    Launch,
     allowed_restarts,
-    has_agent,
+    first_host,
     job_folder_name,
-    peek_rank,
-    peek_world_size,
     prefer_expandable_segments,
     read_launch,
     requeue_file,
     slurm_job_name,
     strip_local_rank,
-    watched_parent,
+    tasks_on_node,
 )
-from train_utils.launch.launch import ALONE
-from train_utils.launch.slurm import first_host
 
+ALONE = Launch("none", rank=0, world_size=1, local_rank=0, local_world_size=1, address="", port=0)
 TORCHRUN = {
     "RANK": "5",
     "WORLD_SIZE": "8",
@@ -59,71 +55,32 @@ SBATCH_SHELL = {name: SRUN[name] for name in ("SLURM_JOB_ID", "SLURM_NTASKS", "S
 
 
 def test_nothing_launched() -> None:
-    assert read_launch({}) == ALONE
-    assert (peek_rank({}), peek_world_size({}), slurm_job_name({})) == (0, 1, None)
+    assert read_launch({}) == ALONE and slurm_job_name({}) is None
 
 
 def test_torchrun() -> None:
     launch = read_launch(TORCHRUN)
     assert (launch.rank, launch.world_size, launch.local_rank, launch.local_world_size) == (5, 8, 1, 4)
-    assert (launch.launcher, launch.node_rank, launch.address, launch.port) == ("torchrun", 1, "node1", 1234)
-    assert (peek_rank(TORCHRUN), peek_world_size(TORCHRUN)) == (5, 8)
+    assert (launch.launcher, launch.address, launch.port) == ("torchrun", "node1", 1234)
 
 
 def test_torchrun_inside_srun_wins() -> None:
     assert read_launch(SRUN | TORCHRUN) == read_launch(TORCHRUN)
-    assert (peek_rank(SRUN | TORCHRUN), peek_world_size(SRUN | TORCHRUN)) == (5, 8)
 
 
-FOUR = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "first", "MASTER_PORT": "1234"}
-VALUES: dict[str, tuple[str | None, ...]] = {  # values to try; the first is right, None: absent
-    "RANK": ("1", None, "", "x", "-1", "2", "\u0662"),
-    "WORLD_SIZE": ("2", None, "x", "0", "1"),
-    "LOCAL_RANK": ("1", None, "x", "2"),
-    "LOCAL_WORLD_SIZE": ("2", None, "x", "1", "3"),
-    "GROUP_RANK": ("0", None, "x"),
-    "MASTER_ADDR": ("first", None, ""),
-    "MASTER_PORT": ("1234", None, "x", "0", "65536"),
-}
-
-
-@pytest.mark.parametrize("local", [*itertools.product((True, False), repeat=3)])
-def test_the_four_standard_variables_are_enough(local: tuple[bool, bool, bool]) -> None:
-    """Node variables are optional; missing ones follow at rendezvous."""
-    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-    given = {name: VALUES[name][0] or "" for name, there in zip(names, local, strict=True) if there}
-    launch = read_launch(FOUR | given)
-    assert (launch.rank, launch.world_size, launch.address, launch.port) == (1, 2, "first", 1234)
-    found = (launch.local_rank, launch.local_world_size, launch.node_rank)
-    assert found == tuple(value if there else None for value, there in zip((1, 2, 0), local, strict=True))
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, all_ in VALUES.items() for value in all_[1:]])
-def test_every_wrong_or_missing_variable_is_refused_by_name(name: str, value: str | None) -> None:
-    """All other variables are right. Node variables may be missing; see the test above."""
-    environment = {key: values[0] for key, values in VALUES.items()} | {name: value}
-    given = {key: value for key, value in environment.items() if value is not None}
-    if value is None and name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
-        return
-    number = "rank 2 of 2" if (name, value) == ("RANK", "2") else name
-    contradiction = "contradict" if value in ("0", "1", "2", "3") and name != "MASTER_PORT" else number
-    with pytest.raises(DistributedError, match=rf"({number}|{contradiction}).*fix: "):
-        read_launch(given)
-
-
-def test_one_process_needs_no_rendezvous() -> None:
-    launch = read_launch({"RANK": "0", "WORLD_SIZE": "1"})
-    assert (launch.world_size, launch.local_rank, launch.local_world_size, launch.node_rank) == (1, 0, 1, 0)
-    with pytest.raises(DistributedError, match="contradict"):
-        read_launch({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "1"})
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+def test_a_missing_variable_is_named(name: str) -> None:
+    with pytest.raises(DistributedError, match=rf"{name} is missing .*fix: "):
+        read_launch({key: value for key, value in TORCHRUN.items() if key != name})
+    with pytest.raises(DistributedError, match=rf"{name} is 'x', not a number.*fix: "):
+        read_launch(TORCHRUN | {name: "x"})
 
 
 def test_srun_reads_the_step_not_the_job() -> None:
     launch = read_launch(SRUN)
     assert (launch.launcher, launch.rank, launch.world_size) == ("srun", 2, 3)
-    assert (launch.local_rank, launch.local_world_size, launch.node_rank) == (0, None, 1), "known at rendezvous"
+    assert (launch.local_rank, launch.local_world_size) == (0, 1)
     assert (launch.address, launch.port) == ("gpu08", 20000 + 123456 % 10000)
-    assert (peek_rank(SRUN), peek_world_size(SRUN)) == (2, 3)
 
 
 def test_srun_given_address_and_port_win() -> None:
@@ -146,7 +103,8 @@ def test_srun_with_a_world_size_exported_by_the_script() -> None:
 
 def test_minimal_slurm_variables() -> None:
     names = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NODELIST")
-    launch = read_launch(dict(zip(names, ("7", "2", "1", "1", "0", "localhost"), strict=True)))
+    given = dict(zip(names, ("7", "2", "1", "1", "0", "localhost"), strict=True))
+    launch = read_launch(given | {"SLURM_TASKS_PER_NODE": "2"})
     assert (launch.rank, launch.world_size, launch.local_world_size) == (1, 2, 2)
     assert (launch.address, launch.port) == ("localhost", 20007)
 
@@ -156,7 +114,6 @@ def test_minimal_slurm_variables() -> None:
     [
         SBATCH_SHELL,
         {name: value for name, value in SBATCH_SHELL.items() if name != "SLURM_PROCID"},  # a shell of salloc
-        {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"},
     ],
 )
 def test_a_plain_process_in_a_job_of_many_tasks_is_refused(environment: dict[str, str]) -> None:
@@ -165,7 +122,7 @@ def test_a_plain_process_in_a_job_of_many_tasks_is_refused(environment: dict[str
 
 
 def test_a_plain_process_in_a_job_of_one_task_is_alone() -> None:
-    one = SBATCH_SHELL | {"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}
+    one = SBATCH_SHELL | {"SLURM_NTASKS": "1"}
     assert read_launch(one) == ALONE
     assert read_launch({name: value for name, value in one.items() if name != "SLURM_NTASKS"}) == ALONE
 
@@ -173,27 +130,21 @@ def test_a_plain_process_in_a_job_of_one_task_is_alone() -> None:
 @pytest.mark.parametrize(
     ("environment", "named"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE is missing"),
-        ({"WORLD_SIZE": "2"}, "RANK is missing"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is missing"),
-        ({"LOCAL_RANK": "1"}, "RANK is missing"),
-        (TORCHRUN | {"RANK": "five"}, "RANK is 'five', not a number"),
-        (TORCHRUN | {"RANK": "8"}, "contradict"),
-        (TORCHRUN | {"LOCAL_RANK": "4"}, "contradict"),
-        (SRUN | {"SLURM_PROCID": "3"}, "contradict"),
+        (SRUN | {"SLURM_PROCID": "-1"}, "SLURM_PROCID is '-1', not a number"),
         (SRUN | {"SLURM_STEP_NODELIST": "a[1-"}, "node list"),
-        ({name: v for name, v in SRUN.items() if "NODELIST" not in name}, "SLURM_STEP_NODELIST"),
+        ({name: v for name, v in SRUN.items() if "NODELIST" not in name}, "node list"),
     ],
 )
-def test_incomplete_or_contradicting_variables(environment: dict[str, str], named: str) -> None:
+def test_incomplete_variables_of_slurm(environment: dict[str, str], named: str) -> None:
     with pytest.raises(DistributedError, match=rf"{named}.*fix: "):
         read_launch(environment)
 
 
-def test_peeking_never_fails() -> None:
-    assert peek_rank({"RANK": "x"}) == 0
-    assert peek_world_size({"WORLD_SIZE": "x"}) == 1
-    assert peek_rank({"SLURM_PROCID": "-1", "SLURM_LOCALID": "0"}) == 0
+@pytest.mark.parametrize(
+    ("tasks", "expected"), [("2,1", [2, 1]), ("4(x2),1", [4, 4, 1]), ("3", [3]), ("2(x3)", [2] * 3)]
+)
+def test_tasks_on_each_node(tasks: str, expected: list[int]) -> None:
+    assert [tasks_on_node(tasks, node) for node in range(len(expected))] == expected
 
 
 @pytest.mark.parametrize(
@@ -231,8 +182,6 @@ def test_a_run_that_is_started_again_keeps_its_folder() -> None:
     assert job_folder_name(elastic | {"TORCHELASTIC_MAX_RESTARTS": "0"}) is None, "it is not started again"
     assert job_folder_name(elastic | {"TORCHELASTIC_RUN_ID": "none"}) is None, "torchrun's word for no id"
     assert (allowed_restarts(elastic), allowed_restarts(TORCHRUN), allowed_restarts({})) == (3, 0, 0)
-    assert agent_holds_store({"TORCHELASTIC_USE_AGENT_STORE": "True"}) and not agent_holds_store({})
-    assert has_agent(elastic) and not has_agent(TORCHRUN), "variables set by hand"
 
 
 def test_strip_local_rank() -> None:
@@ -247,11 +196,6 @@ def test_strip_local_rank() -> None:
 def test_requeue_file_is_there_only_where_the_job_script_names_one() -> None:
     assert requeue_file(SRUN) is None and requeue_file(SRUN | {"REQUEUE_FILE": ""}) is None
     assert requeue_file(SRUN | {"REQUEUE_FILE": "/a b/x"}) == Path("/a b/x")
-
-
-def test_the_process_without_which_a_training_must_end() -> None:
-    assert watched_parent({}) is None
-    assert watched_parent({"TORCHELASTIC_RUN_ID": "x"}) == os.getppid()
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
