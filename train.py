@@ -25,7 +25,7 @@ from torch import Tensor
 
 from conf.api.calls import Outcome, callable_from_python
 from conf.build.batches import MEMORY_FILES, make_train_loader, open_sets
-from conf.build.checkpoints import Checkpoints, extend_run, tell_extension
+from conf.build.checkpoints import extend_run, tell_extension
 from conf.build.evaluator import Evaluator
 from conf.build.loss import fit_loss, make_loss
 from conf.build.network import build_model, build_resumed_model
@@ -47,8 +47,9 @@ from train_utils.numerics import autocast_dtype
 from train_utils.optim import Schedule
 from train_utils.parallel.compiled import compile_step
 from train_utils.parallel.wrap import wrap_model
+from train_utils.run.checkpoint_writer import CheckpointWriter
 from train_utils.run.log import RunLog, log_warnings
-from train_utils.run.run_folder import RunFolder, on_main, open_run_folder
+from train_utils.run.run_folder import on_main, open_run_folder
 from train_utils.run.run_state import continue_from
 
 
@@ -72,7 +73,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     dtype = autocast_dtype(options.precision.value, world.device)
 
     # Data and network: whatever is wrong with them shows before a run folder is made. An existing
-    # folder is claimed before its checkpoint is read: another run could still write a later one.
+    # folder is locked before its checkpoint is read: another run could still write a later one.
     opening = open_run_folder(world, config.name, config.run_dir, config.resume)
     folder = stack.enter_context(opening) if config.resume is not None else None
     saved, saved_note = continue_from(config.resume)
@@ -95,27 +96,27 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
 
     # Run folder and log. A job that restarts finds its folder by the options saved there.
     folder = folder or stack.enter_context(opening)
-    log = RunLog(folder.path, world.is_main)
+    log = RunLog(folder, world.is_main)
     if saved is None:
-        on_main(world, lambda: save_config(folder.path, given))
+        on_main(world, lambda: save_config(folder, given))
     log_warnings(log, "deterministic")  # torch names each operator that is not deterministic
-    announce(log, folder.path, config, world, train_set, val_set, sampler, model)
+    announce(log, folder, config, world, train_set, val_set, sampler, model)
     train_pixels = sampler.images_per_rank * sampler.sizes.most_pixels(1, 1)
     pixels = max(train_pixels, config.evaluate.batch_size * size**2)
     memory_note = shared_memory_note(loader, pixels, world.local_world_size, MEMORY_FILES)
     for note in (saved_note, anchors_note, *loss_notes, weights_note, memory_note):
         log.line(note)
 
-    step, checkpoints = build_step(config, world, model, train_set, sampler, dtype, folder, log, stop, saved)
+    step, writer = build_step(config, world, model, train_set, sampler, dtype, log, stop, saved)
     if saved is not None:
         step.rehearse(2 * model.max_stride)
-        log.line(step.state.resume(saved, folder.path, world))
+        log.line(step.state.resume(saved, folder, world))
         del saved
-        on_main(world, lambda: save_config(folder.path, given))  # not before: a refused resume changes nothing
+        on_main(world, lambda: save_config(folder, given))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
-        draw_first_batch(dataset, sampler, train_set.names, folder.path / "train_batch.jpg")
-    training = Training(config, world, folder, log, step, checkpoints, sampler, loader, evaluator)
-    return Outcome(training.run(), folder.path)
+        draw_first_batch(dataset, sampler, train_set.names, folder / "train_batch.jpg")
+    training = Training(config, world, folder, log, step, writer, sampler, loader, evaluator)
+    return Outcome(training.run(), folder)
 
 
 def build_step(
@@ -125,11 +126,10 @@ def build_step(
     train_set: Annotations,
     sampler: TrainBatchSampler,
     dtype: torch.dtype | None,
-    folder: RunFolder,
     log: RunLog,
     stop: StopRequest,
     saved: dict[str, Any] | None,
-) -> tuple[OptimiserStep, Checkpoints]:
+) -> tuple[OptimiserStep, CheckpointWriter]:
     """The optimiser, the schedule, the weight average, and the step that joins them."""
     options, steps = config.train, sampler.steps_per_epoch
     optim, rates_note = spare_heads(config, world, model, options.epochs * len(train_set))
@@ -137,7 +137,7 @@ def build_step(
     log.line(rates_note)
     log.line(tell_extension(config, schedule, saved))
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
-    checkpoints = Checkpoints(folder, state, log.line)
+    writer = CheckpointWriter(log.line)
     loss: Loss = make_loss(model.heads, config.loss)
     to_input: Callable[[Any], Tensor] = Batch.network_input
     if options.compile.value != "off":
@@ -157,7 +157,7 @@ def build_step(
             stop,
             options.save_every_steps,
             options.save_every_minutes,
-            checkpoints.writer.failed,
+            writer.failed,
         ),
     )
-    return step, checkpoints
+    return step, writer

@@ -1,8 +1,7 @@
-"""The checkpoints of a training: what they hold, saving, going on."""
+"""What a checkpoint says about its training, and the extension of a finished run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,22 +12,6 @@ from conf.schema import TrainConfig
 from data import Annotations
 from models import WEIGHTS_VERSION, Darknet
 from train_utils.optim import Schedule
-from train_utils.run.checkpoint_writer import CheckpointWriter
-from train_utils.run.run_folder import RunFolder
-from train_utils.run.run_state import RunState
-
-
-class Checkpoints:
-    """The checkpoints of ``state`` in ``folder``; ``say`` gets lines about failed writes."""
-
-    def __init__(self, folder: RunFolder, state: RunState, say: Callable[[str], None]) -> None:
-        self.writer = CheckpointWriter(say)
-        self._folder, self._state = folder, state
-
-    def save(self, is_best: bool = False) -> None:
-        """Queue checkpoints for writing; raise TrainError if another run took the folder over."""
-        self._folder.check()
-        self._state.save(self.writer, self._folder.path, is_best)
 
 
 def describe(config: TrainConfig, model: Darknet, train_set: Annotations) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from conf.build.checkpoints import Checkpoints
 from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.report import close_run, finish, keep_evaluation, report_run, spare
 from conf.entry import to_dictionary
@@ -19,8 +20,9 @@ from train_utils.loggers.loggers import open_loggers
 from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import ask_for_requeue
 from train_utils.loop.train_epoch import EpochResult, train_one_epoch
+from train_utils.run.checkpoint_writer import CheckpointWriter
 from train_utils.run.log import MetricsCsv, RunLog
-from train_utils.run.run_folder import RunFolder, on_main
+from train_utils.run.run_folder import on_main
 from train_utils.run.run_state import LOSS_NAMES
 from train_utils.scores.coco_eval import ABSENT, FIGURES
 from train_utils.shell import option
@@ -36,23 +38,18 @@ class Training:
 
     config: TrainConfig
     world: World
-    folder: RunFolder
+    folder: Path
     log: RunLog
     step: OptimiserStep
-    checkpoints: Checkpoints
+    writer: CheckpointWriter
     sampler: TrainBatchSampler
     loader: DataLoader[Batch]
     evaluator: Evaluator
 
     def __post_init__(self) -> None:
-        self.state, path, is_main = self.step.state, self.folder.path, self.world.is_main
-        self.ended_after = max_over_ranks([self.folder.ended_after])[0]  # only rank 0 knows it
-        epochs_done = max(self.state.epoch, self.ended_after)
-        self.over = self.why_over(epochs_done)
-        if self.over is None:
-            epochs_done, self.ended_after, self.folder.ended_after = self.state.epoch, 0, 0
-        self.metrics = MetricsCsv(path / "metrics.csv", COLUMNS, is_main, epochs_done)
-        self.times = MetricsCsv(path / "times.csv", TIME_COLUMNS, is_main, epochs_done)
+        self.state, is_main = self.step.state, self.world.is_main
+        self.metrics = MetricsCsv(self.folder / "metrics.csv", COLUMNS, is_main, self.state.epoch)
+        self.times = MetricsCsv(self.folder / "times.csv", TIME_COLUMNS, is_main, self.state.epoch)
         self.images = self.sampler.steps_per_epoch * self.config.train.batch_size
         assert isinstance(self.state.model, Darknet)
         self.heads_kept = self.state.model.heads_kept
@@ -60,9 +57,7 @@ class Training:
 
     def run(self) -> dict[str, float]:
         """Train the remaining epochs; return the best epoch's figures on rank 0, {} elsewhere."""
-        if self.ended_after > 0:
-            return self.run_epochs()  # nothing to do, and nothing to log
-        run = self.folder.path, self.state.step, to_dictionary(self.config)
+        run = self.folder, self.state.step, to_dictionary(self.config)
         with open_loggers(self.config.logger, self.world, *run, self.log.line) as self.loggers:
             self.loggers.pictures(self.state.step, "train_batch.jpg")
             self.score_start()
@@ -70,10 +65,11 @@ class Training:
 
     def run_epochs(self) -> dict[str, float]:
         """Train the remaining epochs and show the result, or say why the training stopped."""
-        state, over = self.state, self.over
+        state = self.state
+        over = self.why_over()
         evaluation = stopped_by = None
         if over is not None:
-            self.log.line(f"nothing to do: {over}" if self.ended_after else f"{over}, but the figures were not shown")
+            self.log.line(f"nothing to train: {over}")
         while over is None and stopped_by is None:
             started = time.perf_counter()
             result = self.train_epoch()
@@ -84,27 +80,27 @@ class Training:
             evaluation = self.score() if self.config.evaluate.is_due(state.epoch, self.config.train.epochs) else None
             self.write_epoch(result, evaluation, started)
             stopped_by = stopped_by or self.step.decisions.decide(True, state.step).stop
-            over = self.why_over(state.epoch)
+            over = self.why_over()
             if over is not None and state.epoch < self.config.train.epochs:
                 self.log.line(f"the training ends here: {over}")
-        on_main(self.world, self.checkpoints.writer.close)  # all ranks fail if the last checkpoint was not written
+        on_main(self.world, self.writer.close)  # all ranks fail if the last checkpoint was not written
         if stopped_by is not None and over is None:
             self.log.line(
-                f"stopped at step {state.step} by {stopped_by.name}; {option('resume', self.folder.path)} continues"
+                f"stopped at step {state.step} by {stopped_by.name}; {option('resume', self.folder)} continues"
                 " from there"
             )
             ask_for_requeue(self.world, stopped_by)
-        elif self.ended_after == 0:
+        else:
             self.finish(evaluation)
         return state.best_figures
 
-    def why_over(self, epochs_done: int) -> str | None:
-        """Why training is over after this many epochs, the same on all ranks; None if it is not."""
+    def why_over(self) -> str | None:
+        """Why training is over, the same on all ranks; None if it is not."""
         config, state = self.config.train, self.state
-        if epochs_done >= config.epochs:
+        if state.epoch >= config.epochs:
             return f"all {config.epochs} epochs are done"
         since = max(state.best_epoch, *config.extended_after, 0)  # an extension has its own patience
-        waited = epochs_done - since if state.evaluated_epoch == state.epoch else 0
+        waited = state.epoch - since if state.evaluated_epoch == state.epoch else 0
         # Only rank 0 has the figures.
         if max_over_ranks([self.world.is_main and 0 < config.patience <= waited])[0]:
             return f"no better AP in {config.patience} epochs (train.patience)"
@@ -117,7 +113,7 @@ class Training:
         sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
         epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
         progress = Progress(rest, f"epoch {epoch}/{config.train.epochs}", self.world.is_main)
-        save = self.checkpoints.save
+        save = partial(self.state.save, self.writer, self.folder)
         result = train_one_epoch(self.step, self.loader, progress, save, self.log_step)
         return result
 
@@ -153,8 +149,8 @@ class Training:
         self.times.write({"epoch": state.epoch, **took, "waiting": result.waiting})
         self.loggers.epoch(state.step, row, took | {"waiting": result.waiting})
         if is_best and evaluation is not None:
-            keep_evaluation(self.folder.path, self.evaluator.ground_truth, evaluation, self.log.line)
-        self.checkpoints.save(is_best)
+            keep_evaluation(self.folder, self.evaluator.ground_truth, evaluation, self.log.line)
+        self.state.save(self.writer, self.folder, is_best)
         self.step.decisions.saved()
         epochs = self.config.train.epochs
         pace = (time.monotonic() - self.started) / (state.epoch - self.first_epoch)  # evaluations included
@@ -169,8 +165,7 @@ class Training:
             evaluation = self.score()
         if evaluation is not None:
             found = evaluation.scores, evaluation.detections
-            finish(self.log, self.folder.path, self.config, self.state, self.evaluator.annotations, *found)
-            spare(self.log.line, "report.html", lambda: report_run(self.folder.path))
+            finish(self.log, self.folder, self.config, self.state, self.evaluator.annotations, *found)
+            spare(self.log.line, "report.html", lambda: report_run(self.folder))
             self.loggers.result(self.state.step, self.state.best_figures, evaluation.scores)
-            close_run(self.log, self.folder.path, time.monotonic() - self.started)
-        self.folder.ended_after = self.state.epoch
+            close_run(self.log, self.folder, time.monotonic() - self.started)

@@ -1,12 +1,16 @@
-"""The folder of a run: rank 0 chooses, creates and claims it, and every rank knows it."""
+"""The folder of a run: rank 0 chooses, creates and locks it, and every rank knows it."""
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import json
+import os
+import platform
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,74 +18,50 @@ from train_utils.distributed import World, broadcast_text
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.launch import Job, job_folder_name, read_job
 from train_utils.run.checkpoint_files import FOLDER
-from train_utils.run.run_claim import Claim, claim_folder, newest_claim
 from train_utils.run.whole_files import keep_copy
 from train_utils.shell import option
 
-
-class RunFolder:
-    """The folder of a run and, on rank 0, the claim on it."""
-
-    def __init__(self, path: Path, claim: Claim | None) -> None:
-        self.path, self._claim = path, claim
-
-    @property
-    def ended_after(self) -> int:
-        """Epochs at which the run was complete, figures shown; 0 before that and off rank 0."""
-        return self._claim.ended_after if self._claim is not None else 0
-
-    @ended_after.setter
-    def ended_after(self, epochs: int) -> None:
-        if self._claim is not None:
-            self._claim.ended_after = epochs
-
-    def check(self) -> None:
-        """Raise TrainError, on rank 0, if another run took the folder over."""
-        if self._claim is not None:
-            self._claim.check()
+LOCK = ".lock"
 
 
 @contextmanager
-def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | None) -> Iterator[RunFolder]:
-    """Create and hold the run's folder while the body runs; it is the same on every rank.
+def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | None) -> Iterator[Path]:
+    """Create and lock the run's folder while the body runs; it is the same on every rank.
 
-    The folder is ``resume``, else ``run_dir``, else ``runs/<name>/slurm-<job id>`` under SLURM,
-    ``runs/<name>/torchrun-<run id>`` if torchrun may restart the run, and
-    ``runs/<name>/<date_time>`` elsewhere. The last three get a number if they already hold a run.
-    ``checkpoints/`` is created inside, and other runs are kept out.
+    The folder is ``resume``, else ``run_dir``, else a new one: ``runs/<name>/slurm-<job id>`` under
+    SLURM, ``runs/<name>/torchrun-<run id>`` if torchrun may restart the run, and
+    ``runs/<name>/<date_time>`` elsewhere, with a number if it exists. ``checkpoints/`` is created
+    inside, and other runs are kept out.
 
     Raises TrainError on every rank if the folder is not writable, holds another run or is in use.
     """
-    claim: Claim | None = None
+    folder: Path | None = None
 
     def choose() -> None:
-        nonlocal claim
+        nonlocal folder
         if resume is not None:
-            folder = Path(resume).resolve()
-            if not folder.is_dir():
-                raise TrainError(f"resume={folder} is not a folder. fix: give the folder of a run")
-            claim = _claim_named(folder, "resume")
-            if not _checkpoints(folder) and _holds_run(folder):
-                keep_copy(folder / "metrics.csv")  # the run starts over
+            path = Path(resume).resolve()
+            if not path.is_dir():
+                raise TrainError(f"resume={path} is not a folder. fix: give the folder of a run")
+            folder = _locked(path, "resume")
+            if not _checkpoints(path) and _holds_run(path):
+                keep_copy(path / "metrics.csv")  # the run starts over
         elif run_dir is not None:
-            folder = Path(run_dir).resolve()
-            taken = _claim_named(folder, "run_dir")
-            if _holds_run(folder):
-                taken.release(used=False)
+            folder = _locked(path := Path(run_dir).resolve(), "run_dir")
+            if _holds_run(path):
                 raise TrainError(
-                    f"run_dir={folder} already holds a run. fix: {option('resume', folder)} to continue it"
+                    f"run_dir={path} already holds a run. fix: {option('resume', path)} to continue it"
                     " (resume=auto finds it), or another run_dir"
                 )
-            claim = taken
         else:
-            claim = _claim_first_free(_job_folder(name) or _dated(name))
+            folder = _locked(_new_folder(_job_folder(name) or _dated(name)), "run_dir")
 
     try:
         on_main(world, choose)
-        yield RunFolder(Path(broadcast_text(str(claim.folder) if claim is not None else "")), claim)
+        yield Path(broadcast_text(str(folder or "")))
     finally:
-        if claim is not None:
-            claim.release()
+        if folder is not None:
+            _write_lock(folder / LOCK, read_job(), pid=0)
 
 
 def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) -> Path | None:
@@ -100,13 +80,10 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
         return max(runs, key=lambda run: _config(run).stat().st_mtime, default=None)
     ours = [run for run in base.parent.glob(f"{base.name}*/") if re.fullmatch(r"(-\d+)?", run.name[len(base.name) :])]
     same = [run for run in ours if _config(run).is_file() and is_same(run)]
-    found = [(run, *newest_claim(run, place)) for run in sorted(same, key=lambda run: (len(run.name), run.name))]
-    # The same start may have moved to another machine, which cannot tell at once that the holder is
-    # dead.
-    moved = [run for run, claim, held in found if _is_of(claim, place, 3) and not held]
-    of_step = [run for run, claim, held in found if _is_of(claim, place, 2) and held is False]
-    free = [run for run, _, held in found if held is False]
-    return next(iter(moved + of_step + free), None)
+    locks = [(run, _read_lock(run / LOCK)) for run in sorted(same, key=lambda run: (len(run.name), run.name))]
+    free = [(run, lock) for run, lock in locks if not _is_held(lock, place)]
+    of_step = [run for run, lock in free if (lock.get("job"), lock.get("step")) == (place.job, place.step)]
+    return next(iter([*of_step, *(run for run, _ in free)]), None)
 
 
 def dated_folder(name: str) -> Path:
@@ -133,37 +110,80 @@ def on_main(world: World, function: Callable[[], object]) -> None:
         raise TrainError(error)
 
 
-def _claim_named(folder: Path, key: str) -> Claim:
-    """Claim the folder that the option ``key`` names. Raises TrainError if a run holds it."""
-    claim = _claim(folder, key, patient=True)
-    if isinstance(claim, Claim):
-        return claim
-    raise TrainError(f"{key}={folder} is in use by {claim}. fix: wait for its end or stop it, or give another run_dir")
+def _locked(folder: Path, key: str) -> Path:
+    """Create a folder if needed and lock it for this process.
 
-
-def _claim_first_free(base: Path) -> Claim:
-    """Claim the first of ``base``, ``base-2``, ... that holds no run and is not in use."""
-    for folder in _numbered(base):
-        if not _holds_run(folder) and isinstance(claim := _claim(folder, "run_dir", patient=False), Claim):
-            if not _holds_run(folder):
-                return claim
-            claim.release(used=False)  # another run came and went between the two checks
-    raise AssertionError("numbers do not end")
-
-
-def _claim(folder: Path, key: str, patient: bool) -> Claim | str:
-    """Create a folder if needed and claim it, or return a description of its holder."""
+    A lock is held while its process lives. On another host only a restart of the same job may take
+    it over. Raises TrainError, naming ``key``, if another run holds it or it is not writable.
+    """
     _check_writable(folder / FOLDER, key)
-    try:
-        return claim_folder(folder, read_job(), patient)
-    except OSError as error:
-        raise _not_writable(folder, key, error) from error
+    path, job = folder / LOCK, read_job()
+    with path.open("a") as guard:
+        with suppress(OSError):  # some network disks know no such locks
+            fcntl.flock(guard, fcntl.LOCK_EX)  # of two processes that find a dead holder, one goes first
+        lock = _read_lock(path)
+        if not _is_held(lock, job):
+            _write_lock(path, job, os.getpid())
+            return folder
+    gone = f"; if it is gone, remove {path}" if lock["host"] != platform.node() else ""
+    where = [f"host {lock['host']}", f"SLURM job {lock['job']}" if lock["job"] else ""]
+    where += [f"step {lock['step']}" if lock["step"] else "", f"since {lock['since']}"]
+    holder = f"process {lock['pid']} ({', '.join(filter(None, where))})"
+    raise TrainError(
+        f"{key}={folder} is in use by {holder}. fix: wait for its end or stop it{gone}, or give another run_dir"
+    )
 
 
-def _is_of(claim: dict[str, Any], place: Job, count: int) -> bool:
-    """Whether this job and step made the claim and, if ``count`` is 3, this torchrun run."""
-    own = (place.job, place.step, place.run)
-    return (claim.get("job"), claim.get("step"), claim.get("run"))[:count] == own[:count]
+def _is_held(lock: dict[str, Any], job: Job) -> bool:
+    if not lock.get("pid"):
+        return False
+    if lock["host"] == platform.node():
+        return bool(lock["born"] == _born(lock["pid"]))
+    # SLURM and torchrun end a job before they restart it.
+    requeued = job.job and lock["job"] == job.job and lock["restarts"] < job.restarts
+    return not (requeued or (job.run and lock["run"] == job.run))
+
+
+def _read_lock(path: Path) -> dict[str, Any]:
+    """Content of a lock file; {} if there is none, or one cut by a crash."""
+    with suppress(FileNotFoundError, ValueError):
+        lock = json.loads(path.read_text(encoding="utf-8"))
+        return lock if isinstance(lock, dict) else {}
+    return {}
+
+
+def _write_lock(path: Path, job: Job, pid: int) -> None:
+    """Lock for the process ``pid`` of this host; 0 frees it, and the file says whose it was."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    lock = {"host": platform.node(), "pid": pid, "born": _born(pid), "since": since, **job._asdict()}
+    with suppress(OSError):  # a full disk must not end a run; the end of this process frees the folder
+        path.write_text(json.dumps(lock), encoding="utf-8")
+
+
+def _born(pid: int) -> str | None:
+    """Start of a process of this host in clock ticks; "" if hidden, None if it ended."""
+    if Path("/proc/self/stat").exists():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            return None if fields[0] in "ZX" else fields[19]
+        return None
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return ""
+    return None
+
+
+def _new_folder(base: Path) -> Path:
+    """Make the first of ``base``, ``base-2``, ... that does not exist."""
+    for folder in _numbered(base):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _not_writable(folder, "run_dir", error) from error
+        return folder
+    raise AssertionError("numbers do not end")
 
 
 def _job_folder(name: str) -> Path | None:

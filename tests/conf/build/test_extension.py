@@ -158,8 +158,12 @@ def test_an_interrupted_extension_goes_on() -> None:
 def test_an_extension_has_its_own_patience(finished: Path) -> None:
     """The best epoch of a run of 10 epochs was its third, and it was extended to 30."""
     config = compose("train", TrainConfig, ["train.epochs=30", "train.extended_after=[10]", "train.patience=5"])
-    state = SimpleNamespace(best_epoch=3, evaluated_epoch=10, epoch=10)
-    training = SimpleNamespace(config=config, state=state, world=SimpleNamespace(is_main=True))
-    ends = [Training.why_over(cast(Training, training), epoch) for epoch in (10, 14, 15, 30)]
+
+    def why_over(epoch: int) -> str | None:
+        state = SimpleNamespace(best_epoch=3, evaluated_epoch=epoch, epoch=epoch)
+        training = SimpleNamespace(config=config, state=state, world=SimpleNamespace(is_main=True))
+        return Training.why_over(cast(Training, training))
+
+    ends = [why_over(epoch) for epoch in (10, 14, 15, 30)]
     late = "no better AP in 5 epochs (train.patience)"
     assert ends == [None, None, late, "all 30 epochs are done"]

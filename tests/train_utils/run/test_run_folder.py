@@ -17,7 +17,6 @@ from conf.schema import TrainConfig
 from conf.sources.resume import complete_training
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
-from train_utils.run import run_claim
 from train_utils.run.run_folder import open_run_folder
 
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM", "TORCHELASTIC")
@@ -62,7 +61,7 @@ class Job:
                 patch.setenv(name, value)
             config = compose("train", TrainConfig, ["experiment=quickstart", "name=n", *options], complete_training)
             stack = ExitStack()
-            folder = stack.enter_context(open_run_folder(self.world, config.name, config.run_dir, config.resume)).path
+            folder = stack.enter_context(open_run_folder(self.world, config.name, config.run_dir, config.resume))
         save_config(folder, config)
         goes_on = config.resume is not None and any((folder / "checkpoints").glob("*.pt"))
         if checkpoint:
@@ -75,11 +74,11 @@ class Job:
 
     def kill(self) -> None:
         """Kill all trainings as by kill -9."""
-        claims = [next(folder.glob(".claim-*")) for folder in self.open]
-        contents = [json.dumps(json.loads(claim.read_text()) | {"born": "0"}) for claim in claims]
+        locks = [folder / ".lock" for folder in self.open]
+        contents = [json.dumps(json.loads(lock.read_text()) | {"born": "0"}) for lock in locks]
         self.end()
-        for claim, content in zip(claims, contents, strict=True):
-            claim.write_text(content)
+        for lock, content in zip(locks, contents, strict=True):
+            lock.write_text(content)
 
     def end(self) -> None:
         """End all trainings."""
@@ -162,14 +161,25 @@ def test_torchrun_finds_its_folder_again_and_gives_another_setting_its_own(job: 
     assert job.start(torchrun("other"), A) == ("torchrun-other", False)
 
 
-def test_a_restart_by_torchrun_waits_for_its_holder_on_a_lost_machine(job: Job) -> None:
-    """The count of restarts may still be 0 on the machine that rank 0 moved to."""
-    job.patch.setattr(run_claim, "SILENT_SECONDS", 0.3)
-    assert job.start(torchrun("id"), A) == ("torchrun-id", False)
+@pytest.mark.parametrize(("launch", "base"), [(torchrun, "torchrun-id"), (batch, "slurm-id")])
+def test_a_restart_takes_over_from_another_machine_and_nobody_else_does(launch: Launch, base: str, job: Job) -> None:
+    """Torchrun's count of restarts may still be 0 on the machine that rank 0 moved to."""
+    assert job.start(launch("id"), A) == (base, False)
     job.kill()
-    (claim,) = job.folder.rglob(".claim-*")
-    claim.write_text(json.dumps(json.loads(claim.read_text()) | {"machine": "elsewhere"}))
-    assert job.start(torchrun("id"), A) == ("torchrun-id", True)
+    (lock,) = job.folder.rglob(".lock")
+    content = json.dumps(json.loads(lock.read_text()) | {"host": "elsewhere"})
+    lock.write_text(content)
+    with pytest.raises(TrainError, match=rf"in use by process \d+ \(host elsewhere, .*; if it is gone, remove {lock}"):
+        job.start({}, f"resume={lock.parent}")
+    assert job.start(launch("id", restarts=int(launch is batch)), A) == (base, True)
+
+
+def test_a_lock_cut_by_a_crash_is_free(job: Job) -> None:
+    name, _ = job.start({}, A)
+    job.kill()
+    (lock,) = job.folder.rglob(".lock")
+    lock.write_text(lock.read_text()[:20])
+    assert job.start({}, f"resume=runs/n/{name}") == (name, True)
 
 
 def test_without_a_job_every_run_has_a_folder_and_none_is_opened_twice(job: Job) -> None:
