@@ -82,7 +82,7 @@ class _OurPath(SearchPathPlugin):
     """Puts FileChoices and conf/groups into each search path.
 
     The programs' own files lie apart, in Hydra's main folder. Otherwise each folder of conf/ would
-    be a group, which tab completion offers.
+    be a group.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:

@@ -106,8 +106,9 @@ def _where(key: str) -> str:
 def near_choice(name: str, choices: Sequence[str]) -> str | None:
     """The choice of a group that ``name`` may mean; another number is another network or set."""
     spelt = os.path.splitext(name)[0].lower().replace("_", "-")
-    digits = re.findall(r"\d", spelt)
-    near = get_close_matches(spelt, [choice for choice in choices if re.findall(r"\d", choice) == digits], n=1)
+    digits = set(re.findall(r"\d", spelt))
+    alike = [choice for choice in choices if not digits or set(re.findall(r"\d", choice)) <= digits]
+    near = get_close_matches(spelt, alike, n=1)
     return near[0] if near else None
 
 

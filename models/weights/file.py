@@ -5,7 +5,6 @@ Darknet: 64 bits from version 0.2 on, 32 bits before.
 """
 
 import os
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,31 +43,22 @@ def open_weights(path: Path) -> WeightsFile:
     Raises ModelError if the file cannot be read or does not begin with a Darknet header.
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelError(
-                f"{path} is {'a folder' if path.is_dir() else 'not a file'}. fix: give a .weights or .pt file"
-            )
         with path.open("rb") as file:
-            header = file.read(LONGEST_HEADER)
+            header, size = file.read(LONGEST_HEADER), os.fstat(file.fileno()).st_size
     except OSError as error:
         message = f"cannot read the weights {path} ({error.strerror}). fix: set model.weights to a file"
         raise ModelError(message) from error
-    if foreign := _other_format(header):
-        raise ModelError(f"{path} is not a Darknet .weights file but {foreign}")
-    if len(header) < VERSION_BYTES:
-        raise ModelError(f"{path} has {len(header)} bytes, too few for a Darknet .weights file. fix: download it again")
+    if len(header) < LONGEST_HEADER:
+        raise ModelError(f"{path} has {size} bytes, too few for a Darknet .weights file. fix: download it again")
     major, minor, revision = (int(number) for number in np.frombuffer(header, "<i4", count=3))
     if not (0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0):
-        version = f"{major}.{minor}.{revision}"
         raise ModelError(
-            f"{path} begins with version {version}, so it is not a Darknet .weights file. fix: check the path"
+            f"{path} is no Darknet .weights file: it begins with {header[:VERSION_BYTES]!r}. fix: download it again if "
+            "this is a web page or a git-lfs pointer, and let files of torch.save end in .pt"
         )
     kind = _seen_type((major, minor, revision))
     start = VERSION_BYTES + kind.itemsize
-    if len(header) < start or status.st_size - start < 4:
-        raise ModelError(f"{path} has {status.st_size} bytes, a header without values. fix: download it again")
-    count, extra = divmod(status.st_size - start, 4)
+    count, extra = divmod(size - start, 4)
     seen = int(np.frombuffer(header, kind, count=1, offset=VERSION_BYTES)[0])
     values = np.memmap(path, "<f4", mode="r", offset=start, shape=(count,))
     return WeightsFile(path, (major, minor, revision), seen, values, extra)
@@ -110,13 +100,3 @@ def write_weights(path: Path, version: Version, seen: int, parts: Iterable[Value
 def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
     wide = version[0] * 10 + version[1] >= 2  # Darknet's own rule
     return np.dtype("<u8") if wide else np.dtype("<u4")
-
-
-def _other_format(header: bytes) -> str | None:
-    """The format, and the fix, of files often mistaken for .weights; None for all others."""
-    if header.startswith(b"PK\x03\x04"):
-        return "a zip archive, as torch.save writes. fix: if it holds weights of torch, rename it to end in .pt"
-    text = " ".join(header.decode("ascii", errors="replace").split())
-    if len(header) >= VERSION_BYTES and header.isascii() and text.isprintable():
-        return f"text: '{text}...'. fix: download it again, this may be a web page or a git-lfs pointer"
-    return None

@@ -8,7 +8,7 @@ is matched with the n-th of the network, and likewise batch norms, provided that
 from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,21 +23,7 @@ CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which che
 NORM_NAMES = {"weight", "bias", "running_mean", "running_var"}
 
 
-class Module(NamedTuple):
-    """The tensors of one convolution or batch norm by the last part of their names."""
-
-    name: str
-    tensors: dict[str, Tensor]
-
-    def __str__(self) -> str:
-        return f"{self.name} with {', '.join(f'{name} {tuple(t.shape)}' for name, t in sorted(self.tensors.items()))}"
-
-
-class Modules(NamedTuple):
-    """The convolutions and the batch norms of a network, each in its order."""
-
-    convolutions: list[Module]
-    norms: list[Module]
+Tensors = dict[str, Tensor]  # of one convolution or batch norm, by the last part of their names
 
 
 def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_heads: bool) -> WeightsReport:
@@ -49,25 +35,29 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
     changes nothing, if there is no state dict or a module differs; the error names the first one.
     """
     state, key = _state_dict(content, path)
-    theirs = _sort(state.items(), path)
-    own = list(weight_tensors(model))
-    ours = _sort(((tensor.name, tensor.tensor) for tensor in own), model.cfg.source)
-    heads = {tensor.name.rpartition(".")[0] for tensor in own if tensor.layer in head_layers(model)}
-    first_head = [module.name for module in ours.convolutions].index(f"layers.{model.heads[0].layer - 1}.conv")
-    kernels = next((module.tensors["weight"] for module in theirs.convolutions[first_head:]), None)
-    num_classes = class_count(model, kernels)
+    own, layers = list(weight_tensors(model)), head_layers(model)
+    ours = _modules(((tensor.name, tensor.tensor) for tensor in own), model.cfg.source)
+    theirs = _modules(state.items(), path)
+    first = [name for name, _ in ours[0]].index(f"layers.{model.heads[0].layer - 1}.conv")
+    num_classes = class_count(model, next((tensors["weight"] for _, tensors in theirs[0][first:]), None))
     fresh_heads = fresh_heads or num_classes not in (None, model.num_classes)
-    _check_same(ours, theirs, path, heads, fresh_heads)
-
     loads: list[tuple[Tensor, str, Tensor]] = []
-    for mine, their in zip([*ours.convolutions, *ours.norms], [*theirs.convolutions, *theirs.norms], strict=True):
-        if not (fresh_heads and mine.name in heads):
-            loads += [(mine.tensors[name], f"{their.name}.{name}", their.tensors[name]) for name in mine.tensors]
+    for kind, own_modules, other_modules in zip(("convolution", "batch norm"), ours, theirs, strict=True):
+        for number, pair in enumerate(zip_longest(own_modules, other_modules, fillvalue=("none", {})), start=1):
+            (mine, wanted), (name, found) = pair
+            is_head = mine in {f"layers.{layer}.conv" for layer in layers}
+            if _shapes(wanted, fresh_heads and is_head) != _shapes(found, fresh_heads and is_head):
+                fix = ". fix: set model.cfg and model.width as when the file was made"
+                raise ModelError(
+                    f"{path}: {kind} {number} is {name} with {_shapes(found)}, here it is {mine} with {_shapes(wanted)}"
+                    + (HEADS_FIX if is_head and _shapes(wanted, True) == _shapes(found, True) else fix)
+                )
+            if not (fresh_heads and is_head):
+                loads += [(wanted[part], f"{name}.{part}", found[part]) for part in wanted]
     check_values(path, ((name, tensor) for _, name, tensor in loads))
     with torch.no_grad():
         for target, _, tensor in loads:
             target.copy_(tensor)
-
     note = f"state dict{key} of another system, matched by order and shape"
     return report_of_state_dict(model, path, fresh_heads, num_classes, note)
 
@@ -85,50 +75,29 @@ def _state_dict(content: Any, path: Path) -> tuple[Mapping[str, Tensor], str]:
     )
 
 
-def _sort(tensors: Iterable[tuple[str, Tensor]], source: str | Path) -> Modules:
-    """Group tensors into convolutions and batch norms. Raises ModelError for any other tensor."""
-    modules: dict[str, Module] = {}
+def _modules(
+    tensors: Iterable[tuple[str, Tensor]], source: str | Path
+) -> tuple[list[tuple[str, Tensors]], list[tuple[str, Tensors]]]:
+    """The convolutions and the batch norms by name. Raises ModelError for anything else."""
+    modules: dict[str, Tensors] = {}
     for full_name, tensor in tensors:
         prefix, _, name = full_name.rpartition(".")
         if name != "num_batches_tracked" and "anchor" not in name:
-            modules.setdefault(prefix, Module(prefix, {})).tensors[name] = tensor
-    found = Modules([], [])
-    for module in modules.values():
-        weight, names = module.tensors.get("weight"), module.tensors.keys()
-        if weight is not None and weight.ndim == 4 and names <= {"weight", "bias"}:
-            found.convolutions.append(module)
-        elif names == NORM_NAMES and all(tensor.ndim == 1 for tensor in module.tensors.values()):
-            found.norms.append(module)
+            modules.setdefault(prefix, {})[name] = tensor
+    convolutions, norms = [], []
+    for prefix, parts in modules.items():
+        if "weight" in parts and parts["weight"].ndim == 4 and parts.keys() <= {"weight", "bias"}:
+            convolutions.append((prefix, parts))
+        elif parts.keys() == NORM_NAMES and all(tensor.ndim == 1 for tensor in parts.values()):
+            norms.append((prefix, parts))
         else:
             raise ModelError(
-                f"{source} holds {module}, which is neither a convolution nor a batch norm: only those can be matched"
-                " with another system's. fix: use the .weights file of this network"
+                f"{source} holds {prefix} with {_shapes(parts)}, which is neither a convolution nor a batch norm: only "
+                "those can be matched with another system's. fix: use the .weights file of this network"
             )
-    return found
+    return convolutions, norms
 
 
-def _check_same(ours: Modules, theirs: Modules, path: Path, heads: set[str], fresh_heads: bool) -> None:
-    """Raise ModelError for the first module, in our order, whose tensors or shapes differ."""
-    differences: list[tuple[float, str]] = []  # (our layer, message)
-    for kind, own, other in zip(("convolution", "batch norm"), ours, theirs, strict=True):
-        for number, (mine, their) in enumerate(zip_longest(own, other), start=1):
-            is_head = mine is not None and mine.name in heads
-            if _shapes(mine, fresh_heads and is_head) == _shapes(their, fresh_heads and is_head):
-                continue
-            hint = ". fix: set model.cfg and model.width as when the file was made"
-            if is_head and _shapes(mine, True) == _shapes(their, True):
-                hint = HEADS_FIX
-            layer = float("inf") if mine is None else int(mine.name.split(".")[1])
-            differences.append(
-                (layer, f"{path}: {kind} {number} is {their or 'missing'}, here it is {mine or 'none'}{hint}")
-            )
-            break
-    if differences:
-        raise ModelError(min(differences)[1])
-
-
-def _shapes(module: Module | None, any_filters: bool) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of a module's tensors by name, without the first dimension if any_filters."""
-    if module is None:
-        return None
-    return {name: tuple(tensor.shape[1 if any_filters else 0 :]) for name, tensor in module.tensors.items()}
+def _shapes(tensors: Tensors, any_filters: bool = False) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, without the first dimension if any_filters."""
+    return {name: tuple(tensor.shape[any_filters:]) for name, tensor in sorted(tensors.items())}

@@ -30,12 +30,8 @@ def read_tensor_file(path: Path) -> Any:
     Raises ModelError if the file cannot be read, is damaged, or holds pickled objects.
     """
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise ModelError(f"{path} {problem}. fix: set model.weights to a .weights or .pt file")
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise ModelError(f"cannot read {path} ({error.strerror}). fix: check its permissions") from error
+        raise ModelError(f"{path} is no file. fix: set model.weights to a .weights or .pt file")
+    path.open("rb").close()  # an error of the disk is not a damaged file
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch's, about its own classes in files of old versions
@@ -85,11 +81,9 @@ def _compare_decoding(model: Darknet, network: Mapping[str, Any], path: Path) ->
         theirs = Darknet(parse_cfg(network["cfg"], network["source"]), network["num_classes"], network["width"]).heads
     for key in ("anchors", "scale_x_y", "new_coords"):
         if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in theirs]:
-            option = "the model.cfg" if key == "new_coords" else f"the model.{key}"
-            if key == "scale_x_y" and len(reach := {head.scale_x_y for head in theirs}) == 1:
-                option = f"model.scale_x_y={reach.pop():g}, as"
-            fix = f"model.fresh_heads=true, or {option} of its training"
-            raise ModelError(f"the heads in {path} were trained with other {key}. fix: {fix}")
+            has = next(getattr(head, key) for head in theirs)
+            fix = "fix: model.fresh_heads=true, or the options of its training"
+            raise ModelError(f"the heads in {path} were trained with other {key} ({has}). {fix}")
 
 
 def check_values(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:

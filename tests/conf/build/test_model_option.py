@@ -72,10 +72,9 @@ def test_a_cfg_in_the_place_of_a_name_is_answered_with_its_key(name: str, start:
     said = "model=/no where/a.cfg is a file, and model= takes names. fix: 'model.cfg=/no where/a.cfg'"
     assert start(name, "model=/no where/a.cfg") == said
     if name == "predict":
-        for typed in ("a.cfg", "./a.cfg", "~/a.cfg", "'/a/b=c.cfg'", "a.weights", "a.pt"):
-            path = typed.strip("'").replace("~", str(Path.home()))
+        for path in ("a.cfg", "./a.cfg", "a.weights", "a.pt"):
             key = {".cfg": "model.cfg", ".pt": "ckpt"}.get(Path(path).suffix, "model.weights")
-            assert start(name, f"model={typed}").endswith(f" {option(key, path)}")
+            assert start(name, f"model={path}").endswith(f" {option(key, path)}")
         assert start(name, "model=yolov33").startswith("no choice model=yolov33; did you mean model=yolov3? there are")
 
 

@@ -146,12 +146,12 @@ def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) ->
         ),
         "long by one value": (good + b"\0\0\0\0", r"holds [\d,]+ values, this network"),
         "cut within a value": (good[:-3], r"holds 86,247 values and 1/4 of another, .* needs 86,248\. fix:"),
-        "header only": (good[:20], "has 20 bytes, a header without values"),
+        "header only": (good[:20], "holds 0 values"),
         "empty": (b"", "has 0 bytes"),
         "not finite": (bytes(infinite), r"damaged: values for layers\.22\.conv\.weight are not finite"),
-        "another format": (b"\x89PNG" + good[4:], "begins with version"),
-        "a checkpoint": (b"PK\x03\x04" + good[4:], r"a zip archive, as torch\.save writes\. fix: .* end in \.pt"),
-        "a web page": (b"<!DOCTYPE html>\n<html>", "not a Darknet .weights file but text: '<!DOCTYPE html> <htm"),
+        "another format": (b"\x89PNG" + good[4:], "no Darknet .weights file"),
+        "a checkpoint": (b"PK\x03\x04" + good[4:], r"no Darknet .weights file.* end in \.pt"),
+        "a web page": (b"<!DOCTYPE html>\n<html>", "no Darknet .weights file: it begins with b'<!DOCTYPE"),
     }
     for name, (content, message) in cases.items():
         path = tmp_path / f"{name}.weights"
@@ -286,9 +286,7 @@ def test_heads_of_a_checkpoint_that_stand_for_other_boxes_are_refused_and_may_be
     for ours, theirs in ((cfg, changed), (changed, cfg)):
         model, network = Darknet(ours, 3, width=0.1), described(source) | {"cfg": theirs.text}
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        with pytest.raises(
-            ModelError, match=rf"a\.pt were trained with other {key}\. fix: model\.fresh_heads=true, or (the )?model\."
-        ):
+        with pytest.raises(ModelError, match=rf"a\.pt were trained with other {key} .*fix: model\.fresh_heads=true"):
             load_weights_of_checkpoint(model, source.state_dict(), path, False, network)
         assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
         assert load_weights_of_checkpoint(model, source.state_dict(), path, True, network).heads_left_out

@@ -95,17 +95,17 @@ KERNELS, SHAPE = "module_list.3.Conv2d.weight", (16, 8, 3, 3)
     [
         (
             without("module_list.0.Conv2d.weight"),
-            r"convolution 1 is module_list\.1\.Conv2d with weight \(16, 8, 3, 3\), here it is layers\.0\.conv with"
-            r" weight \(8, 3, 3, 3\)\. fix: set model\.cfg",
+            r"convolution 1 is module_list\.1\.Conv2d with {'weight': \(16, 8, 3, 3\)}, here it is layers\.0\.conv with"
+            r" {'weight': \(8, 3, 3, 3\)}\. fix: set model\.cfg",
         ),
         (without("module_list.8.Conv2d.weight"), r"convolution 6 is module_list\.11\..*here it is layers\.8\.conv"),
-        (without("module_list.11.Conv2d.bias"), r"convolution 7 is module_list\.11\.Conv2d with weight"),
+        (without("module_list.11.Conv2d.bias"), r"convolution 7 is module_list\.11\.Conv2d with {'weight"),
         (instead("extra.weight", torch.ones(1, 1, 1, 1)), r"convolution 8 is extra with .*here it is none"),
         (
             instead("fc.weight", torch.ones(4, 4)),
-            r"fc with weight \(4, 4\), which is neither a convolution nor a batch",
+            r"fc with {'weight': \(4, 4\)}, which is neither a convolution nor a batch",
         ),
-        (without("module_list.3.BatchNorm2d.running_var"), r"module_list\.3\.BatchNorm2d with bias .* neither"),
+        (without("module_list.3.BatchNorm2d.running_var"), r"module_list\.3\.BatchNorm2d with {'bias.* neither"),
         (instead(KERNELS, torch.full(SHAPE, float("nan"))), r"module_list\.3\.Conv2d\.weight has values .* not finite"),
         (instead(KERNELS, torch.full(SHAPE, 1e300, dtype=torch.float64)), r"not finite"),
         (instead(KERNELS, torch.ones(SHAPE).to_sparse()), r"not a plain tensor"),
@@ -138,11 +138,11 @@ def test_pickled_objects_are_not_opened(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is damaged, or torch\.save did not write it"):
         read_tensor_file(path)
     for missing in (tmp_path / "none.pt", tmp_path):
-        with pytest.raises(ModelError, match=r"does not exist|is a folder"):
+        with pytest.raises(ModelError, match=r"is no file"):
             read_tensor_file(missing)
 
 
 def test_weighted_shortcuts_have_no_counterpart(tmp_path: Path) -> None:
     text = cfg_text().replace("from=-3\n", "from=-3\nweights_type=per_feature\n")
-    with pytest.raises(ModelError, match=r"small\.cfg holds layers\.4 with weights .*use the \.weights file"):
+    with pytest.raises(ModelError, match=r"small\.cfg holds layers\.4 with {'weights.*use the \.weights file"):
         load(Darknet(parse_cfg(text, "small.cfg")), tmp_path / "theirs.pt", SCHEMES["models.N.conv1"].state_dict())

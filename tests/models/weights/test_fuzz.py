@@ -140,9 +140,9 @@ def test_damaged_files_of_torch(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "good.pt"
     if kind == "checkpoint":
         model = small()
-        cfg = {"cfg": model.cfg.text, "source": "small.cfg", "num_classes": 2, "width": 1.0}
-        network = {**cfg, "seen": 3}
-        save_checkpoint(path, {"network": network, "ema": model.state_dict(), "config": {}, "names": ["a", "b"]})
+        network = {"cfg": model.cfg.text, "source": "small.cfg", "num_classes": 2, "width": 1.0}
+        state = {"network": network, "ema": model.state_dict(), "config": {}, "names": ["a", "b"], "seen": 3}
+        save_checkpoint(path, state)
     else:
         plain = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"))
         torch.save(plain.state_dict(), path, _use_new_zipfile_serialization=kind == "state dict")
