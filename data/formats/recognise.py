@@ -6,18 +6,21 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import unescape
 
 from data.errors import DataError
-from data.formats.set_files import SET_SUFFIXES, USUAL_NAMES, set_files
+from data.files.headers import IMAGE_SUFFIXES
+from data.formats.set_files import SET_SUFFIXES, USUAL_NAMES
 
-TRAIN, VAL = ("train",), ("valid", "val", "validation")
+TRAIN, VAL = ("train",), ("valid", "val")
 # Names that say what a file or folder is for, not which set it belongs to.
-USUAL = re.compile(r"(_?annotations?|labels|data|dataset|obj|config|result|images|train|valid|val|test)(\.coco)?")
-KINDS = "a data.yaml, Darknet's obj.data, a COCO json, or a folder with one of these or with Pascal VOC's xml files"
+USUAL = re.compile(r"(_?annotations?|labels|data|dataset|obj|images|train|valid|val|test)(\.coco)?")
+KINDS = (
+    "a data.yaml, Darknet's obj.data, a COCO json, or a folder with one of these, with Pascal VOC's xml files or with "
+    "images and .txt files"
+)
 _CLASS = re.compile(rb"<object>.*?<name>\s*(.*?)\s*</name>", re.DOTALL)
 
 
@@ -25,14 +28,16 @@ def recognise(place: Path) -> dict[str, Any]:
     """The name, format, root and splits of the set at ``place``, as options of ``data``.
 
     ``place`` is any of KINDS. Where a set has no validation images, both splits are all images.
-    Raises ``DataError`` for anything else, or where several files of a folder may be meant.
+    Raises ``DataError`` for anything else.
     """
     place = Path(os.path.abspath(place))
-    described = [place] if place.suffix.lower() in SET_SUFFIXES and place.is_file() else set_files(place)
-    usual = [path for path in described if path.name in USUAL_NAMES] or described
-    if len(usual) > 1:
-        raise DataError(f"{place} holds {' and '.join(path.name for path in usual)}. fix: data=<one of them>")
-    found = {"format": "yolo", "root": str(usual[0])} if usual else _of_coco(place) or _of_voc(place)
+    if place.suffix.lower() in SET_SUFFIXES and place.is_file():
+        found: dict[str, Any] | None = {"format": "yolo", "root": str(place)}
+    elif place.is_dir():
+        named = next((place / name for name in USUAL_NAMES if (place / name).is_file()), None)
+        found = {"format": "yolo", "root": str(named)} if named else _of_folder(place)
+    else:
+        found = _of_json(place) if place.suffix.lower() == ".json" else None
     if not found:
         raise DataError(f"{place} is no data set that can be read as it is. fix: name {KINDS}")
     return {"name": _name(place), **found}
@@ -45,16 +50,36 @@ def _name(place: Path) -> str:
     return telling[0] if telling else stems[0]
 
 
-def _splits(folder: Path, pattern: str = "{}") -> dict[str, Path]:
-    """What exists of ``pattern`` with the names of the splits, by ``train`` and ``val``."""
-    there = {
-        split: [path for word in words if (path := folder / pattern.format(word)).exists()]
-        for split, words in (("train", TRAIN), ("val", VAL))
+def _of_folder(folder: Path) -> dict[str, Any] | None:
+    """The options for a folder of COCO's, of Pascal VOC's, or of images and label files."""
+    for layout in ("annotations/instances_train*.json", "instances_train*.json", "*.json"):
+        if len(jsons := sorted(folder.glob(layout))) == 1:
+            return _of_json(jsons[0])
+    xmls = folder / "Annotations" if (folder / "Annotations").is_dir() else folder
+    if names := _classes(xmls):
+        lists = folder / "ImageSets" / "Main"
+        train = "ImageSets/Main/train.txt" if (lists / "train.txt").is_file() else os.path.relpath(xmls, folder)
+        val = "ImageSets/Main/val.txt" if (lists / "val.txt").is_file() else train
+        parts = {split: {"annotations": place, "images": "."} for split, place in (("train", train), ("val", val))}
+        return {"format": "voc", "root": str(folder), "names": names, **parts}
+    suffixes = {path.suffix.lower() for path in folder.iterdir()}
+    if ".txt" in suffixes and suffixes & IMAGE_SUFFIXES:
+        names_file = {"names": "classes.txt"} if (folder / "classes.txt").is_file() else {}
+        part = {"annotations": ".", "images": "."}
+        return {"format": "yolo", "root": str(folder), "train": part, "val": part, **names_file}
+    return None
+
+
+def _of_json(path: Path) -> dict[str, Any]:
+    """The options for a COCO json and its twin."""
+    jsons = _given_and_other(path)
+    images = {split: _images_of(path) for split, path in jsons.items()}
+    root = os.path.commonpath([*(path.parent for path in jsons.values()), *images.values()])
+    parts = {
+        split: {"annotations": os.path.relpath(path, root), "images": os.path.relpath(images[split], root)}
+        for split, path in jsons.items()
     }
-    return {split: paths[0] for split, paths in there.items() if paths}
-
-
-# COCO
+    return {"format": "coco", "root": root, "on_error": "clip", "val": parts["train"], **parts}
 
 
 def _given_and_other(path: Path) -> dict[str, Path]:
@@ -69,24 +94,6 @@ def _given_and_other(path: Path) -> dict[str, Path]:
     return {"train": path}
 
 
-def _of_coco(place: Path) -> dict[str, Any]:
-    """The options for a json, or a folder of Roboflow or COCO; {} without one json."""
-    layouts = ("train/_annotations.coco.json", "annotations/instances_train*.json", "annotations/*.json", "*.json")
-    found = next(filter(None, (sorted(place.glob(layout)) for layout in layouts)), [])
-    if place.is_file() and place.suffix.lower() == ".json":
-        found = [place]
-    if len(found) != 1:
-        return {}
-    jsons = _given_and_other(found[0])
-    images = {split: _images_of(path) for split, path in jsons.items()}
-    root = os.path.commonpath([*(path.parent for path in jsons.values()), *images.values()])
-    parts = {
-        split: {"annotations": os.path.relpath(path, root), "images": os.path.relpath(images[split], root)}
-        for split, path in jsons.items()
-    }
-    return {"format": "coco", "root": root, "on_error": "clip", "val": parts["train"], **parts}
-
-
 def _images_of(path: Path) -> Path:
     """The folder that has the first ``file_name`` of a json; that of the json if none has it."""
     with path.open("rb") as file:
@@ -96,35 +103,13 @@ def _images_of(path: Path) -> Path:
         return path.parent
     name, word = json.loads(found[1]), path.stem.rpartition("_")[2]  # instances_train2017: train2017
     for folder in (path.parent, path.parent.parent):
-        for below in ("", word, "images", f"images/{word}", path.parent.name, f"images/{path.parent.name}", "data"):
+        for below in ("", word, "images", f"images/{word}"):
             if (folder / below / name).is_file():
                 return folder / below
     return path.parent
 
 
-# Pascal VOC
-
-
-def _of_voc(folder: Path) -> dict[str, Any]:
-    """The options for a folder of xml files, with their classes in order; {} without any."""
-    if (folder / "VOC2007").is_dir() and (folder / "VOC2012").is_dir():
-        return {"format": "voc", "root": str(folder)}
-    below = "Annotations" if (folder / "Annotations").is_dir() else "."
-    lists = _splits(folder, "ImageSets/Main/{}.txt")
-    folders = {split: path.name for split, path in _splits(folder).items() if any(path.glob("*.xml"))}
-    places = (  # annotations, images and xml files of each split
-        {split: (f"ImageSets/Main/{path.name}", ".", "Annotations") for split, path in lists.items()}
-        or {split: (name, name, name) for split, name in folders.items()}
-        or {"train": (below, ".", below)}
-    )
-    names = sorted({name for *_, xmls in places.values() for name in _classes(folder / xmls)})
-    if not names or "train" not in places:
-        return {}
-    parts = {split: {"annotations": place, "images": images} for split, (place, images, _) in places.items()}
-    return {"format": "voc", "root": str(folder), "names": names, "val": parts["train"], **parts}
-
-
-def _classes(folder: Path) -> Iterator[str]:
-    for path in folder.glob("*.xml"):
-        for name in _CLASS.findall(path.read_bytes()):
-            yield unescape(name.decode("utf-8", "replace"))
+def _classes(folder: Path) -> list[str]:
+    """The class names in the xml files of a folder, sorted."""
+    found = {name for path in folder.glob("*.xml") for name in _CLASS.findall(path.read_bytes())}
+    return sorted(unescape(name.decode("utf-8", "replace")) for name in found)

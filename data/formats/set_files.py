@@ -16,35 +16,14 @@ USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
 
 
 def find_set_file(root: Path) -> Path:
-    """Find the file in a folder that names the images of training and validation.
-
-    That is the data.yaml or obj.data, or else the only other file with such a suffix and content.
-    Raises ``DataError`` where there is none, or more than one.
-    """
+    """Find the data.yaml or obj.data of a folder. Raises ``DataError`` where there is none."""
     for name in USUAL_NAMES:
         if (root / name).is_file():
             return root / name
-    others = set_files(root)
-    if len(others) == 1:
-        return others[0]
-    which = f"more than one file ({', '.join(path.name for path in others)})" if others else "no data.yaml or obj.data"
     raise DataError(
-        f"data.root: {root} holds {which} that names images for training. fix: "
-        "data.root=<that file>, or data.train.annotations=<a folder of images, or a list of them>"
+        f"data.root: {root} holds no {' or '.join(USUAL_NAMES)}. fix: data.root=<such a file>, or "
+        "data.train.annotations=<a folder of images, or a list of them>"
     )
-
-
-def set_files(root: Path) -> list[Path]:
-    """The files of a folder that name training images, by suffix and content."""
-    return [path for path in sorted(root.glob("*.*")) if path.suffix.lower() in SET_SUFFIXES and _names_images(path)]
-
-
-def _names_images(path: Path) -> bool:
-    """Whether a file names training images, whatever else is wrong with it."""
-    try:
-        return "train" in (darknet_options(path) if path.suffix.lower() == ".data" else load_yaml(path))
-    except DataError:
-        return False
 
 
 class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]

@@ -95,6 +95,12 @@ def polygons(yolo_set: YoloSet) -> str:
     return "data.yaml"
 
 
+def beside(yolo_set: YoloSet) -> str:
+    yolo_set.add(".", ".")
+    yolo_set.write("classes.txt", "x\ny\nz\n")
+    return "./"
+
+
 LAYOUTS: dict[str, Callable[[YoloSet], str]] = {
     "ultralytics, path and dictionary": yaml_at(
         "coco8.yaml", "path: .\ntrain: images/train\nval: images/val\nnames: {0: x, 1: y, 2: z}",
@@ -115,17 +121,16 @@ LAYOUTS: dict[str, Callable[[YoloSet], str]] = {
     ),
     "Darknet": darknet,
     "polygons": polygons,
-    "Roboflow COCO": of_coco("./", "{}", "{}/_annotations.coco.json"),
     "Roboflow COCO by its json": of_coco("valid/_annotations.coco.json", "{}", "{}/_annotations.coco.json"),
     "COCO": of_coco("./", "{}", "annotations/instances_{}.json"),
     "COCO in images": of_coco("annotations/instances_train2017.json", "images/{}", "annotations/instances_{}.json"),
     "Label Studio's COCO": of_coco("./", "images", "result.json", "images/"),
     "one json": of_coco("boxes.json", "pictures", "boxes.json", "pictures/"),
     "VOC": of_voc("./", "Annotations", "JPEGImages", lists=True),
-    "Roboflow VOC": of_voc("./", "{}", "{}"),
+    "images and label files": beside,
     "a folder of xml files": of_voc("./", "./", "./"),
 }  # fmt: skip
-ONE_SET = ("Label Studio's COCO", "one json", "a folder of xml files")
+ONE_SET = ("Label Studio's COCO", "one json", "a folder of xml files", "images and label files")
 
 
 def composed(program: str, *options: str) -> DataConfig:
@@ -184,7 +189,6 @@ def test_a_file_of_our_own_options_and_a_choice_by_its_name(yolo_set: YoloSet, m
         ),
         ("", "a.txt", "is no data set that can be read as it is. fix: name a data.yaml"),
         ("", "empty/", "/empty is no data set that can be read as it is. fix: name a data.yaml"),
-        ("", "two/", "two holds a.yaml and b.yaml. fix: data=<one of them>"),
         ("", "jsons/", "/jsons is no data set that can be read as it is. fix: name a data.yaml"),
     ],
 )
@@ -192,7 +196,7 @@ def test_what_cannot_be_read_is_named(
     text: str, typed: str, said: str, yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(yolo_set.root)
-    for name in ("a.yaml", "two/a.yaml", "two/b.yaml"):
+    for name in ("a.yaml",):
         yolo_set.write(name, f"train: images\nval: images\nnames: [x]\n{text}")
     for name in ("a.txt", "empty/a.txt"):
         yolo_set.write(name, "")

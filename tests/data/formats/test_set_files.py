@@ -12,6 +12,7 @@ import pytest
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Annotations, DataError, DataFormat, SplitConfig, open_annotations, read_names
+from data.formats.set_files import USUAL_NAMES
 from tests.data.yolo_set import YoloSet, assert_whole
 
 PLAIN = "train: images\nval: images\nnames: [x, y, z]"
@@ -29,21 +30,14 @@ def test_a_data_yaml_of_any_name(name: str, yolo_set: YoloSet) -> None:
     path = yolo_set.write(name, PLAIN if "/" not in name else PLAIN.replace("images", "../images"))
     for split in ("train", "val"):
         assert_whole(open_as_typed(yolo_set, path, split=split))
-        if "/" not in name:  # the only one in the folder
+        if name in USUAL_NAMES:
             assert_whole(open_as_typed(yolo_set, yolo_set.root, split=split))
 
 
-def test_the_usual_name_comes_first_and_others_are_no_guess(yolo_set: YoloSet) -> None:
+def test_a_folder_is_read_by_the_usual_name(yolo_set: YoloSet) -> None:
     yolo_set.add("images", "labels")
-    yolo_set.write("hyp.yaml", "lr0: 0.01")
-    yolo_set.write("broken.yaml", "train: [")
-    with pytest.raises(DataError, match=r"data\.root: /.*/set holds no data\.yaml or obj\.data that .* fix: "):
-        open_as_typed(yolo_set, yolo_set.root)
     yolo_set.write("one.yaml", PLAIN)
-    yolo_set.write("two.data", "train = train.txt")
-    with pytest.raises(
-        DataError, match=r"holds more than one file \(one\.yaml, two\.data\) .* fix: data\.root=<that file>"
-    ):
+    with pytest.raises(DataError, match=r"data\.root: /.*/set holds no data\.yaml or .*obj\.data\. fix: "):
         open_as_typed(yolo_set, yolo_set.root)
     yolo_set.write("data.yaml", PLAIN)
     assert_whole(open_as_typed(yolo_set, yolo_set.root))
