@@ -135,15 +135,6 @@ def _read(file: Path, mapped: bool) -> Any:
         ) from error
 
 
-def is_intact(file: Path) -> bool:
-    """Whether ``file`` is a checkpoint whose content has its digest."""
-    try:
-        content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
-        return bool(content["digest"] == digest_of(content["state"]))
-    except Exception:  # as in _read
-        return False
-
-
 def _free_bytes(path: Path) -> str:
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     return f"{shutil.disk_usage(folder).free:,}"

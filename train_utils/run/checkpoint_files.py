@@ -27,8 +27,6 @@ def find_checkpoint(path: Path, which: str) -> Path:
 
 
 def other_files(file: Path) -> str:
-    """What to try instead of ``file``: the intact checkpoints beside it."""
-    from train_utils.run.checkpoint import is_intact  # reads files with torch
-
-    others = sorted(other.name for other in file.parent.glob("*.pt") if other != file and is_intact(other))
+    """What to try instead of ``file``: the checkpoints beside it."""
+    others = sorted(other.name for other in file.parent.glob("*.pt") if other != file)
     return f"try {' or '.join(others)} in {file.parent}" if others else "give a run folder or a .pt file of train.py"
