@@ -1,1 +1,1 @@
-"""How ranks train one model: gradient sync, batch statistics, time spent waiting."""
+"""How ranks train one model: gradient sync and batch statistics; compiled steps."""
