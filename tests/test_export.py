@@ -141,7 +141,8 @@ def test_the_command_leaves_a_file_that_runs_as_it_says(tmp_path: Path) -> None:
             model.head_convolution(head).conv.weight.mul_(30)
             model.head_convolution(head).conv.bias.zero_()
     state = {"network": describe_network(model, config.model), "names": NAMES, "epoch": 1, "ema": model.state_dict()}
-    state |= {"config": {"evaluate": {"image_size": None}, "train": {"image_size": 96}}, "images_seen": 0, "step": 0}
+    state |= {"config": {"evaluate": {"image_size": None}, "train": {"image_size": 96}}, "seen": 0, "step": 0}
+    state |= {"weights_version": [0, 2, 5], "category_ids": [1, 2, 3]}
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     save_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt", state)
 

@@ -76,7 +76,8 @@ def save(path: Path, network: Path, names: list[str]) -> None:
     state = {"network": describe_network(model, config.model), "names": names, "epoch": 2, "optimizer": {}, "step": 0}
     saved = to_dictionary(config)
     state |= {"config": {**saved, "data": {**saved["data"], "name": "drawn"}}}
-    state |= {"ema": model.state_dict(), "images_seen": 0, "seen": 0}
+    ids = list(range(1, len(names) + 1))
+    state |= {"ema": model.state_dict(), "seen": 0, "weights_version": [0, 2, 5], "category_ids": ids}
     save_checkpoint(path, state)
 
 

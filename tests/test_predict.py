@@ -58,7 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             convolution.weight *= 10
             convolution.bias.zero_()
     state = {"network": describe_network(model, config.model), "names": names, "category_ids": IDS, "epoch": 1}
-    state |= {"ema": model.state_dict(), "config": to_dictionary(config), "images_seen": 0, "step": 0, "seen": 0}
+    state |= {"ema": model.state_dict(), "config": to_dictionary(config), "step": 0, "seen": 0}
+    state |= {"weights_version": [0, 2, 5]}
     save_checkpoint(path / "random.pt", state)
     return path
 
