@@ -16,7 +16,6 @@ from conf.failures import ConfigError
 from conf.schema_inference import PredictConfig
 from data import DataError
 from eval import evaluate
-from export import export
 from train import train
 
 TINY = [
@@ -85,13 +84,6 @@ def test_ctrl_c_interrupts_the_caller_instead_of_ending_it(
     with pytest.raises(error):
         callable_from_python("predict")(lambda _: sys.exit(code))(["source=a"])
     assert ended, "the process group is left"
-
-
-def test_paths_are_answered_with_what_is_near(tmp_path: Path) -> None:
-    (tmp_path / "best.pt").touch()
-    for program, what in ((evaluate, "ckpt"), (export, "ckpt")):
-        with pytest.raises(ValueError, match=r"did you mean .*best\.pt"):
-            program([f"{what}={tmp_path}/bets.pt"])
 
 
 @pytest.mark.parametrize(

@@ -176,13 +176,13 @@ def test_options_are_answered_as_on_the_command_line(folder: Path, options: dict
 
 
 def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no checkpoint .*randon.pt.*did you mean .*random.pt"):
+    with pytest.raises(ConfigError, match=r"there is no checkpoint .*randon.pt"):
         Detector(folder / "randon.pt")
     detector = Detector(folder / "random.pt")
     video(tmp_path / "film.avi", 1)
     (tmp_path / "empty.jpg").touch()
     for source, said in (
-        (str(pictures[0])[:-5] + "9.jpg", "there is no such file or folder.*did you mean"),
+        (str(pictures[0])[:-5] + "9.jpg", "there is no such file or folder"),
         (np.zeros((8, 8), np.uint8), r"an array is uint8 \(8, 8\)\. fix: uint8 \(height, width, 3\) in BGR"),
         (np.zeros((8, 8, 3)), "is float64"),
         (np.zeros((0, 8, 3), np.uint8), r"is uint8 \(0, 8, 3\)"),
