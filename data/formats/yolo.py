@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from data.config import Exif
 from data.errors import DataError, shown
-from data.files.headers import KNOWN_TYPES, read_header_of
+from data.files.headers import KNOWN_TYPES, MAX_PIXELS, TooLargeError, read_header_of
 from data.files.reading import in_chunks, read_file
 from data.formats.yolo_files import find_images, find_labels, no_labels
 from data.images.orientation import IGNORED, TURNED
@@ -169,11 +169,11 @@ def _read_chunk(listed: Sequence[_Listed], exif: Exif) -> _Read:
         if not item.image_is_file:
             continue  # reported by the checks of images
         try:
-            header, head = read_header_of(item.image)
+            header, what = read_header_of(item.image), f"is not an image of a known type ({KNOWN_TYPES}), or damaged"
         except OSError as error:
-            header, head, what = None, b"", f"cannot be read ({error.strerror})"
-        else:
-            what = f"is not an image of a known type ({KNOWN_TYPES})" if head else "is empty"
+            header, what = None, f"cannot be read ({error.strerror})"
+        except TooLargeError:
+            header, what = None, f"has more than the {MAX_PIXELS:,} pixels that are read"
         if header is None:
             sizes[position] = -1
             problems.append(("files that are no images", f"{item.image} {what}"))

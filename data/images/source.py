@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from data.config import OnError
 from data.errors import DataError
-from data.files.headers import KNOWN_TYPES, MAX_PIXELS, Header, is_cut_short, read_header
-from data.files.jpeg import decode_rows
+from data.files.headers import KNOWN_TYPES, MAX_PIXELS, Header, TooLargeError, read_header
+from data.files.jpeg import decode_rows, is_cut_short
 from data.files.reading import read_file
 from data.geometry import Image
 from data.images.cache import CachedImages
@@ -46,19 +46,19 @@ def open_image(path: str | PathLike[str], fix: str) -> tuple[bytes, Header]:
         raise DataError(f"{path} does not exist. {fix}") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). {fix}") from error
-    header = read_header(data)
+    try:
+        header = read_header(data)
+    except TooLargeError as error:
+        raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read. {fix}") from error
     if header is None:
         what = f"is not an image of a known type ({KNOWN_TYPES})" if data else "is empty"
         raise DataError(f"{path} {what}. {fix}")
-    if header.height * header.width > MAX_PIXELS:
-        size = f"{header.width:,} x {header.height:,} pixels"
-        raise DataError(f"{path} has {size}, more than the {MAX_PIXELS:,} allowed. {fix}")
     return data, header
 
 
 def check_complete(path: str | PathLike[str], data: bytes, header: Header, fix: str) -> None:
     """Raise ``DataError`` if the file ends before its JPEG data do."""
-    if is_cut_short(data, header):
+    if header.kind == "JPEG" and is_cut_short(data):
         raise DataError(f"{path} is cut short: the end of its JPEG data is missing. {fix}")
 
 
@@ -124,7 +124,7 @@ class ImageSource:
         path, data, header, orientation = self.read_encoded(index)
         if header.kind == "JPEG":
             needed = header.height if rows is None or orientation != 1 else rows
-            quickly = decode_rows(data, header.end, header.height, needed)
+            quickly = decode_rows(data, header.height, needed)
             if quickly is not None:
                 return turn_decoded(quickly, header, orientation)
         image = decode_stored(path, data, header, _FIX)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from data.files import jpeg
-from data.files.headers import read_header
 from data.images.source import AS_STORED
 
 pytest.importorskip("simplejpeg")
@@ -27,16 +26,14 @@ def test_rows_are_those_of_opencv(sampling: int, progressive: int, size: tuple[i
     flags = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling, cv2.IMWRITE_JPEG_PROGRESSIVE, progressive]
     data = cv2.imencode(".jpg", picture(*size), flags)[1].tobytes()
     whole = cv2.imdecode(np.frombuffer(data, np.uint8), AS_STORED)
-    end = read_header(data).end
     for rows in (1, 8, 17, size[0] // 2, size[0] - 1, size[0]):
-        found = jpeg.decode_rows(data, end, size[0], rows)
+        found = jpeg.decode_rows(data, size[0], rows)
         assert found is not None and found.shape[0] >= rows and found.shape[1:] == whole.shape[1:]
         assert np.array_equal(found[:rows], whole[:rows])
 
 
 def test_what_it_does_not_take_is_left_to_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
     data = cv2.imencode(".jpg", picture(64, 64))[1].tobytes()
-    end = read_header(data).end
-    assert jpeg.decode_rows(data[: len(data) // 2], end, 64, 64) is None  # truncated
+    assert jpeg.decode_rows(data[: len(data) // 2], 64, 64) is None  # truncated
     monkeypatch.setattr(jpeg, "simplejpeg", None)
-    assert jpeg.decode_rows(data, end, 64, 64) is None
+    assert jpeg.decode_rows(data, 64, 64) is None

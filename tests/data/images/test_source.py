@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 from pathlib import Path
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data import DataError, ImageSource, OnError
-from data.files.headers import is_cut_short, read_header
+from data.files.headers import TooLargeError, read_header
+from data.files.jpeg import is_cut_short
 from tests.data.bad_images import exif, with_segment
 
 
@@ -117,14 +119,16 @@ def test_headers_give_type_and_size_and_never_fail(kind: str) -> None:
         spoilt = bytearray(content[:400])
         for place in generator.integers(0, len(spoilt), 5):
             spoilt[place] = generator.integers(256)
-        read_header(bytes(spoilt))  # whatever it says, it says it without an error
+        with contextlib.suppress(TooLargeError):
+            read_header(bytes(spoilt))  # whatever it says, it says it without another error
 
 
 @given(st.binary(max_size=200))
 def test_headers_of_anything(content: bytes) -> None:
-    for start in (b"", b"\xff\xd8\xff", b"BM", b"II*\0", b"MM\0*", b"RIFF0000WEBPVP8 ", b"0000ftypavif", b"P6 "):
-        read_header(start + content)
-    read_header(b"\xff\xd8\xff\xe1\0\xd0Exif\0\0" + content)
+    starts = [b"", b"\xff\xd8\xff", b"BM", b"II*\0", b"MM\0*", b"RIFF0000WEBPVP8 ", b"0000ftypavif", b"P6 "]
+    for start in (*starts, b"\xff\xd8\xff\xe1\0\xd0Exif\0\0"):
+        with contextlib.suppress(TooLargeError):
+            read_header(start + content)
 
 
 def test_orientation_tags_equal_pillow_s() -> None:
@@ -146,9 +150,9 @@ def test_real_photographs_are_whole_and_lose_it_at_any_cut(shared_dir: Path) -> 
     for number, path in enumerate(paths):
         content = path.read_bytes()
         header = read_header(content)
-        assert header is not None and not is_cut_short(content, header), path
+        assert header is not None and not is_cut_short(content), path
         if number % 60 == 0:
             for share in (0.02, 0.3, 0.9, 0.999):
-                assert is_cut_short(content[: int(len(content) * share)], header)
+                assert is_cut_short(content[: int(len(content) * share)])
             decoded = cv2.imdecode(np.frombuffer(content, dtype=np.uint8), cv2.IMREAD_COLOR)
             assert decoded.shape[:2] == (header.height, header.width)
