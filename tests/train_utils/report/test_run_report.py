@@ -65,7 +65,7 @@ def test_the_report_in_a_browser(run_folder: Path, page, tmp_path: Path) -> None
 
 
 def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Path) -> None:
-    """A run that was just started, or one of an earlier version."""
+    """A run that was just started."""
     (tmp_path / "config.yaml").write_text((run_folder / "config.yaml").read_text())
     assert compare(compose("compare", CompareConfig, [f"runs=[{tmp_path}]"])) == []
     text = (tmp_path / "report.html").read_text()
