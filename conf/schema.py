@@ -13,7 +13,7 @@ from typing import Any
 
 from data.augment_config import AugmentConfig
 from data.config import DataConfig, Resize
-from models.config import DarknetLossConfig, LossConfig, LossSection, ModelConfig
+from models.config import LossConfig, LossSection, ModelConfig
 from train_utils.config import Backend, Device, EvalPrecision, OptimConfig, TrainSection
 from train_utils.loggers.config import LoggerConfig
 
@@ -117,7 +117,7 @@ class TrainConfig(PluggedConfig):
 
 
 # Sections whose keys depend on a choice: the class of each choice by the `name` in its YAML.
-CHOICES: dict[str, dict[str, type]] = {"loss": {"yolov3": LossConfig, "darknet": DarknetLossConfig}}
+CHOICES: dict[str, dict[str, type]] = {"loss": {"yolov3": LossConfig, "darknet": LossSection}}
 
 
 class EvalTask(StrEnum):

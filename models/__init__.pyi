@@ -6,7 +6,6 @@ from .cfg.parse import image_size_of as image_size_of
 from .cfg.parse import load_cfg as load_cfg
 from .cfg.parse import parse_cfg as parse_cfg
 from .cfg.parse import zoo_cfg as zoo_cfg
-from .config import DarknetLossConfig as DarknetLossConfig
 from .config import IouKind as IouKind
 from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection

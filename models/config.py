@@ -117,7 +117,7 @@ def _is_above_zero(value: Any) -> bool:
 
 @dataclass
 class LossSection:
-    """The option common to all losses: the name that selects one."""
+    """The option common to all losses: the name that selects one. Darknet's is set by the .cfg."""
 
     name: str  # follows from loss=<choice>
 
@@ -174,8 +174,3 @@ class LossConfig(LossSection):
     def class_weight(self) -> float:
         """``classification`` as a number; that of the published recipe before a set is known."""
         return float(PUBLISHED_LOSS["classification"] if self.classification == AUTO else self.classification)
-
-
-@dataclass
-class DarknetLossConfig(LossSection):
-    """Darknet's loss, which the [yolo] sections of the .cfg set: it has no options here."""
