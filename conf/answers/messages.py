@@ -26,7 +26,8 @@ def explain(error: Exception, schema: Any) -> str:
         given = re.search(rf"use \+{re.escape(override[1])}=(.*)", text)
         return f"no option {override[1]}; {suggest(override[1], given and given[1], schema)}"
     if choice := re.search(r"Could not find '((?:hydra/)?[^/]+)/(.+)'$", text, flags=re.MULTILINE):
-        return _no_choice(*choice.groups(), re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE), schema)
+        group, name = choice.groups()
+        return _no_choice(group, name, re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE), schema)
     if stray := re.match(r"Key '([^']+)' not in", text):
         key = str(getattr(error, "full_key", None) or stray[1])
         return f"no option {key}; {suggest(key, None, schema)}"

@@ -43,8 +43,8 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
     fresh_heads = fresh_heads or num_classes not in (None, model.num_classes)
     loads: list[tuple[Tensor, str, Tensor]] = []
     for kind, own_modules, other_modules in zip(("convolution", "batch norm"), ours, theirs, strict=True):
-        for number, pair in enumerate(zip_longest(own_modules, other_modules, fillvalue=("none", {})), start=1):
-            (mine, wanted), (name, found) = pair
+        pairs: Iterable[Any] = zip_longest(own_modules, other_modules, fillvalue=("none", {}))
+        for number, ((mine, wanted), (name, found)) in enumerate(pairs, start=1):
             is_head = mine in {f"layers.{layer}.conv" for layer in layers}
             if _shapes(wanted, fresh_heads and is_head) != _shapes(found, fresh_heads and is_head):
                 fix = ". fix: set model.cfg and model.width as when the file was made"

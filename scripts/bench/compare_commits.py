@@ -59,10 +59,9 @@ def start(options: list[str], folder: Path, ranks: int = 1) -> subprocess.Popen[
 
 def training(name: str, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Losses of each step, and what the checkpoint after the last one holds."""
-    run = folder / "run"
-    last = run / "checkpoints/last.pt"
-    options = options_here([*SMALL, *TRAININGS[name], f"run_dir={run}"])
-    process = start(options, folder, ranks=2 if name == "two ranks" else 1)
+    run, last = folder / "run", folder / "run/checkpoints/last.pt"
+    options = [*SMALL, *TRAININGS[name], f"run_dir={run}"]
+    process = start(options_here(options), folder, ranks=2 if name == "two ranks" else 1)
     if name == "resumed":
         while not last.exists() and process.poll() is None:
             time.sleep(0.01)
@@ -75,7 +74,7 @@ def training(name: str, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     state = torch.load(last, weights_only=True)["state"]
     assert state["step"] == 20
     table = np.genfromtxt(run / "steps.csv", delimiter=",", names=True)
-    yield "losses", np.stack([table[column] for column in table.dtype.names if column.startswith("loss")])
+    yield "losses", np.stack([table[column] for column in table.dtype.names or () if column.startswith("loss")])
     yield "weights", joined(state["model"].values())
     yield "average", joined(state["ema"].values())
     yield "momentum", joined(value for entry in state["optimizer"]["state"].values() for value in entry.values())
@@ -117,12 +116,13 @@ def networks(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
 OTHERS = {"evaluations": evaluations, "networks": networks}
 
 
-def collect(part: str, out: str) -> None:
+def collect(part: str, out: str) -> int:
     """Run one part in the current checkout and write its arrays."""
     sys.path.insert(0, str(Path.cwd()))
     with tempfile.TemporaryDirectory() as folder:
         rows = training(part, Path(folder)) if part in TRAININGS else OTHERS[part](Path(folder))
-        np.savez(out, **dict(rows))
+        np.savez(out, **dict[str, Any](rows))
+    return 0
 
 
 def main(commit: str, *parts: str) -> int:

@@ -200,7 +200,7 @@ def loader(settings: Settings, rows: Rows) -> None:
         )
         listed = open_annotations(config, "train")
         annotations = repeated(listed, -(-LISTED // len(listed)))  # so that a batch hardly has an image twice
-        for name, use in (("alone", wait_for), ("feeding a step", train)):
+        for name, is_fed in (("alone", False), ("feeding a step", True)):
             augment = options(AugmentConfig, "augment/mosaic.yaml", colour=Colour.device)
             sizes = MultiScale(settings.side, 1, 1, 32, 0)
             sampler = TrainBatchSampler(len(annotations), images, images, 1, 0, 0, sizes)
@@ -209,7 +209,8 @@ def loader(settings: Settings, rows: Rows) -> None:
             for count in (PREFETCHED_BATCHES * settings.workers, 2 * settings.steps):  # the second time counts
                 started = time.perf_counter()
                 for batch in islice(batches, count):
-                    use(settings.device if use is wait_for else batch)
+                    if is_fed:
+                        train(batch)
                 wait_for(settings.device)
             speed = count * images / (time.perf_counter() - started)
             rows.add(f"{settings.workers} workers {name}", speed, "images/s")

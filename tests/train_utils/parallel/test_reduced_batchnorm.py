@@ -140,7 +140,7 @@ def test_one_value_over_all_ranks_is_refused_and_two_are_enough(monkeypatch: pyt
 def compiled_and_eager() -> list[list[Any]]:
     """Output, gradients and statistics of this rank, eager and from one graph."""
     rank, start = init_distributed_mode("cpu", 60).rank, ReducedBatchNorm2d(plain_norm(torch.float64))
-    compiled = torch.compile(copy.deepcopy(start), backend="aot_eager", fullgraph=True, disable=rank > 0)
+    compiled: Any = torch.compile(copy.deepcopy(start), backend="aot_eager", fullgraph=True, disable=rank > 0)
     found = []
     for norm in (start, compiled):
         x = (torch.randn(2, CHANNELS, 4, 4, generator=torch.Generator().manual_seed(rank)) + rank).double()
