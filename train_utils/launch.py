@@ -24,6 +24,7 @@ from train_utils.errors import DistributedError, first_line
 FIRST_PORT, PORTS = 20000, 10000  # range of ports derived from a SLURM job's number
 STEP_STRIDE = 1009  # ports between two steps of one job, so that they stay clear of the next jobs' ports
 REPORTED_SECONDS, SILENT_SECONDS = 1.0, 4.0  # before a rank exits: launchers end the others then
+LOST_SECONDS = 2.0  # for a launcher to end this rank, silently, after another one failed
 
 
 class Launch(NamedTuple):
@@ -211,13 +212,22 @@ def end_report(message: str, reported: bool) -> None:
             time.sleep(REPORTED_SECONDS if reported else SILENT_SECONDS)
 
 
-def explain_lost_peer(error: BaseException) -> BaseException:
-    """A DistributedError for what torch raises if another rank ended or hangs; else ``error``."""
+def is_lost_peer(error: BaseException | None) -> bool:
+    """Whether torch raised this because another rank ended or hangs."""
     dist = sys.modules.get("torch.distributed")
     # gloo raises RuntimeError that starts with a source line.
     by_gloo = isinstance(error, RuntimeError) and "gloo/" in str(error).partition("\n")[0]
-    if dist is None or not (by_gloo or isinstance(error, dist.DistError)):
+    return by_gloo or (dist is not None and isinstance(error, dist.DistError))
+
+
+def explain_lost_peer(error: BaseException) -> BaseException:
+    """A DistributedError for what torch raises if another rank ended or hangs; else ``error``.
+
+    It waits first: a rank that failed said why, and its launcher ends the others.
+    """
+    if not is_lost_peer(error):
         return error
+    time.sleep(LOST_SECONDS)
     return DistributedError(
         f"lost another rank ({first_line(error)}). fix: look for the first error in the output of all ranks; "
         "resume=<the run folder> continues from the last checkpoint"

@@ -60,7 +60,7 @@ def whole(folder: Path) -> Path:
     job = submit("train.sbatch", folder, TWO_BY_TWO, options(folder))
     assert job.end() == "COMPLETED", job.output
     assert job.output.count("4 ranks x 2 images x 1 passes") == 1, "the processes did not form one run"
-    assert job.fact("Restarts") == "0" and f"2/2       {STEPS}  " in job.output
+    assert job.fact("Restarts") == "0" and re.search(r"^ *2/2 ", job.output, re.M)
     return run_of(job)
 
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from train_utils.distributed import World, max_over_ranks
-from train_utils.launch import requeue_file
+from train_utils.launch import is_lost_peer, requeue_file
 
 NAMES = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGHUP", "SIGINT")
 STOP_SIGNALS = tuple(signal.Signals[name] for name in NAMES if hasattr(signal, name))
@@ -42,12 +42,14 @@ class StopRequest:
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         around = self._before.get(self.signal) if self.signal is not None else None
         if kind is None and self.signal is not None and callable(around):
             signal.raise_signal(self.signal)
+        if self.signal == signal.SIGTERM and is_lost_peer(error):
+            signal.raise_signal(self.signal)  # a launcher ends all ranks, as one of them failed and said why
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT and self.signal is not None:
