@@ -19,7 +19,7 @@ from data.config import Exif
 from data.errors import DataError, shown
 from data.files.headers import KNOWN_TYPES, MAX_PIXELS, TooLargeError, read_header_of
 from data.files.reading import in_chunks, read_file
-from data.formats.yolo_files import find_images, find_labels, no_labels
+from data.formats.yolo_files import find_images, find_labels
 from data.images.orientation import IGNORED, TURNED
 from data.index.cache import stamp_files
 from data.index.classes import choose_classes
@@ -81,7 +81,7 @@ def locate_yolo(
         )
     if not any(item.label_exists for item in listed):
         raise DataError(
-            f"none of the {len(listed)} images of {path} has a label file ({no_labels(first)}). "
+            f"none of the {len(listed)} images of {path} has a label file (first: {listed[0].label}). "
             "fix: put the .txt files there, or set data.format to that of the set"
         )
     return Files(

@@ -6,7 +6,6 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from data.errors import DataError, shown
 from data.files.headers import IMAGE_SUFFIXES
@@ -71,12 +70,6 @@ def find_labels(images: list[str]) -> tuple[list[str], Stamps]:
     return first
 
 
-def no_labels(image: str) -> str:
-    """Say where a label file was looked for."""
-    places = dict.fromkeys(_label_paths([image], folder)[0] for folder in (*IMAGE_FOLDERS, None))
-    return f"first: {image}, looked for {' and '.join(places)}"
-
-
 def _label_paths(images: list[str], folder: str | None) -> list[str]:
     """The label files if they lie in ``labels`` instead of ``folder``; ``None``: beside images."""
     folders: dict[str, str] = {}  # of images to that of their labels
@@ -122,18 +115,13 @@ def _listed(path: Path, starts: list[Path]) -> list[str]:
     Relative paths start at the one of ``starts``, or the list's own folder, where most exist.
     """
     lines = [line.strip() for line in read_lines(path, "train.txt, with one image path per line")]
-    lines = [line for line in lines if line]
+    lines = [line.replace("\\", "/") for line in lines if line]  # it may be written on Windows
     if not lines:
         raise DataError(f"{path} lists no image. fix: write one path per line, or name another list")
     bases = list(dict.fromkeys((*starts, path.parent)))
-    forms = [lines]
-    if any("\\" in line for line in lines):  # written on Windows
-        forms.append([line.replace("\\", "/") for line in lines])
-    choices = [(base, form) for form in forms for base in bases]
-    if len(choices) > 1 and not all(line.startswith("/") for line in lines):
-        choices.sort(key=lambda choice: -int(existing(*choice).sum()))  # stable: of equals the first
-    base, form = choices[0]
-    return [os.path.normpath(os.path.join(base, line)) for line in form]
+    if len(bases) > 1 and not all(line.startswith("/") for line in lines):
+        bases.sort(key=lambda base: -int(existing(base, lines).sum()))  # stable: of equals the first
+    return [os.path.normpath(os.path.join(bases[0], line)) for line in lines]
 
 
 def _from_darknet(path: Path, base: Path, split: str) -> Found:
@@ -161,12 +149,6 @@ def _from_darknet(path: Path, base: Path, split: str) -> Found:
 def _no_images(path: Path, key: str) -> DataError:
     more = "" if key == "train" else ", or data.split=0.1 to take a tenth of the training images"
     return DataError(f"{path} names no images under {key!r}. fix: give it a folder or a list there{more}")
-
-
-def _download(content: dict[str, Any]) -> str:
-    """What to add about the addresses that a data.yaml says its images come from, if any."""
-    addresses = re.findall(r"https?://[^\s'\"]+", str(content.get("download") or ""))
-    return f", or get the images first: {' and '.join(addresses[:3])}" if addresses else ""
 
 
 def _from_yaml(path: Path, base: Path, split: str) -> Found:
@@ -199,7 +181,7 @@ def _from_yaml(path: Path, base: Path, split: str) -> Found:
             looked = ", ".join(str(candidate) for candidate in tried)
             raise DataError(
                 f"{path} names {entry} for {split!r}, but there is no such list or folder (looked for {looked}). "
-                f"fix: correct its path{_download(content)}"
+                "fix: correct its path, or get the images first"
             )
         part = find_images(place, next(filter(Path.is_dir, starts)), split)
         found.groups += part.groups

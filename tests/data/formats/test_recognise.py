@@ -181,11 +181,11 @@ def test_a_file_of_our_own_options_and_a_choice_by_its_name(yolo_set: YoloSet, m
 @pytest.mark.parametrize(
     ("text", "typed", "said"),
     [
-        ("download: https://x.org/a.zip\n", "a.yaml", "get the images first: https://x.org/a.zip"),
+        ("download: https://x.org/a.zip\n", "a.yaml", "correct its path, or get the images first"),
         (
             "download: |\n  import os\n  os.mkdir('ran')  # https://x.org/a.zip\n",
             "a.yaml",
-            "first: https://x.org/a.zip",
+            "or get the images first",
         ),
         ("", "a.txt", "is no data set that can be read as it is. fix: name a data.yaml"),
         ("", "empty/", "/empty is no data set that can be read as it is. fix: name a data.yaml"),

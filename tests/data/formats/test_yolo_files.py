@@ -140,9 +140,7 @@ def test_wrong_data_yaml(text: str, yolo_set: YoloSet) -> None:
 def test_what_leads_nowhere(yolo_set: YoloSet) -> None:
     yolo_set.add("images", "elsewhere")
     yolo_set.add("empty", "labels", "")
-    with pytest.raises(
-        DataError, match=r"none of the 3 images .* has a label file .*/set/labels/a\.txt and .*/images/a\.txt\)"
-    ):
+    with pytest.raises(DataError, match=r"none of the 3 images .* has a label file .*/set/labels/a\.txt\)"):
         yolo_set.open("images")
     with pytest.raises(DataError, match=r"/empty holds no images"):
         yolo_set.open("empty")
