@@ -11,7 +11,6 @@ from typing import Any
 from xml.sax.saxutils import unescape
 
 from data.errors import DataError
-from data.files.headers import IMAGE_SUFFIXES
 from data.formats.set_files import SET_SUFFIXES, USUAL_NAMES
 
 TRAIN, VAL = ("train",), ("valid", "val")
@@ -52,6 +51,8 @@ def _name(place: Path) -> str:
 
 def _of_folder(folder: Path) -> dict[str, Any] | None:
     """The options for a folder of COCO's, of Pascal VOC's, or of images and label files."""
+    from data.files.headers import IMAGE_SUFFIXES  # imports NumPy, which refused options do without
+
     for layout in ("annotations/instances_train*.json", "instances_train*.json", "*.json"):
         if len(jsons := sorted(folder.glob(layout))) == 1:
             return _of_json(jsons[0])

@@ -39,7 +39,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     "export": {"--help": None, "model=yolov3 opset=3": "opset must lie in 18..25"},
     "check_data": {"--help": None, "pictures=-1": "pictures must be 0 or more"},
     "anchors": {"--help": None, "out=mine/a.yaml": "out must be [<folder>/]model/<name>.yaml"},
-    "get_data": {"--help": None, "coco2017 attempts=0": "attempts must be 1 or more"},
+    "get_data": {"--help": None, "coco2017 keep=true": "no option keep"},
     "get_weights": {"--help": None, "yolo": "no published weights are called 'yolo'"},
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
     "demo": {"--help": None, "workers=0": "workers must be 1 or more"},
