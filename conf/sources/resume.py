@@ -84,6 +84,7 @@ def check_options(config: TrainConfig) -> None:
 
 def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
     """The options of a checkpoint, without ``auto``, with those of ``config`` that may change."""
+    check_values(saved["config"], f"the checkpoint of {config.resume}")
     options, now = OmegaConf.create(saved["config"]), OmegaConf.create(to_dictionary(config))
     for key in (*MAY_CHANGE, *OF_AN_EXTENSION):
         OmegaConf.update(options, key, OmegaConf.select(now, key), merge=False)

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from omegaconf.errors import ConfigKeyError
 
 from conf import REPOSITORY
 from conf.entry import compose
@@ -57,7 +58,7 @@ SAVED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {  # changes 
     "target": (lambda saved: saved["data"].update(_target_="evil.run"), "_target_"),
 }  # fmt: skip
 READERS: dict[str, list[str]] = {  # programs that read a checkpoint, and what else they need
-    "eval": [], "predict": ["source=x"], "export": [], "demo": [], "convert": ["out=x.weights"], "train": [],
+    "eval": [], "predict": ["source=x"], "export": [], "demo": [], "convert": ["out=x.weights"],
 }  # fmt: skip
 
 
@@ -111,11 +112,26 @@ def test_a_checkpoint_imports_nothing_and_refers_to_nothing(case: str, program: 
     state = load_checkpoint(run)
     change(state["config"])
     save_checkpoint(place / "own" / "checkpoints" / "best.pt", state)
-    key = "resume" if program == "train" else "ckpt"
-    shown = outcome(program, f"{key}=own", *READERS[program])
+    shown = outcome(program, "ckpt=own", *READERS[program])
     assert case == "target" or said in shown  # only some programs read data.*
     if "plugins" in said:
-        outcome(program, f"{key}=own", "plugins=[]", *READERS[program])
+        outcome(program, "ckpt=own", "plugins=[]", *READERS[program])
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_a_resumed_checkpoint_imports_nothing_and_refers_to_nothing(case: str, run: Path, place: Path) -> None:
+    change, said = SAVED[case]
+    shutil.copytree(run, place / "own")
+    state = load_checkpoint(run, "last")
+    change(state["config"])
+    save_checkpoint(place / "own" / "checkpoints" / "last.pt", state)
+    if case in ("plugin", "path"):
+        train(["resume=own", "extend=1"])  # the list of the command line counts, which is empty
+    else:
+        with pytest.raises((ConfigError, ConfigKeyError)) as raised:
+            train(["resume=own", "extend=1"])
+        assert said in str(raised.value) and SECRET not in str(raised.value)
+    assert "evil" not in sys.modules and not Path("trace").exists()
 
 
 @pytest.mark.parametrize("case", [*SAVED, "bomb", "hydra"])
