@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from conf import programs
 from conf.entry import compose
 from conf.failures import ConfigError
 from conf.programs import ranks_to_start, run
@@ -66,6 +67,7 @@ def test_a_multirun_is_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execv", lambda *command: pytest.fail(f"{command}"))
     monkeypatch.setattr(sys, "argv", ["train.py", "-m", "devices=2,3", "data=shapes", "hydra.sweep.dir=mine"])
+    monkeypatch.setattr(programs, "_let_signals_end_all_jobs", lambda: None)  # the tests go on in this process
     with pytest.raises(SystemExit) as ended:
         run("train")
     assert ended.value.code == 2

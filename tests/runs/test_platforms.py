@@ -59,7 +59,7 @@ def test_the_programs_run_where_only_macos_has_its_part(tmp_path: Path) -> None:
     assert done.returncode == 2 and len(errors) == 1, done.stdout + done.stderr
     assert "data.cache=ram" in errors[0] and "/dev/shm" in errors[0] and "fix: data.cache=disk" in errors[0]
     assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 2, "the training did not end"
-    assert (tmp_path / "found" / "detections.json").exists() and (tmp_path / "report" / "report.json").exists()
+    assert (tmp_path / "found" / "detections.json").exists() and (tmp_path / "report" / "report.txt").exists()
 
 
 @pytest.mark.slow
