@@ -67,7 +67,7 @@ def test_sums_come_with_their_learning_rate_unless_another_is_asked_for() -> Non
     ("overrides", "said"),
     [
         (["loss=darknet", "loss.box=3"], "no option loss.box; did you mean loss.box=3 (of loss=yolov3)?"),
-        (["loss=darknet", "+loss.balence=3"], "no option loss.balence; did you mean loss.balance (of loss=yolov3)?"),
+        (["loss=darknet", "+loss.balancee=3"], "no option loss.balancee; did you mean loss.balance (of loss=yolov3)?"),
         (["loss.iou=mse"], "loss.iou: Invalid value 'mse', expected one of [iou, giou, diou, ciou]"),
         (["loss.box=-1"], "loss.box must be 0 or more"),
         (["loss.name=darknet"], "loss.name=darknet has other options. fix: loss=darknet"),
