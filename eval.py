@@ -32,17 +32,16 @@ from conf.failures import ConfigError
 from conf.schema import EvalConfig, EvalTask
 from data import Annotations, Request
 from models import AnyNetwork, Darknet, OnnxNetwork, for_detection, image_size_of
+from train_utils.coco_eval import ABSENT, OPERATING_POINT, format_table, score
 from train_utils.config import EvalPrecision
+from train_utils.curves import class_curves
+from train_utils.detections import read_results, to_coco_json, write_json
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.numerics import allow_tf32
-from train_utils.pictures.plots import FOLDER
-from train_utils.report.best import Best, keep_best
+from train_utils.plots import FOLDER
+from train_utils.report import Best, keep_best
 from train_utils.run.run_folder import dated_folder, open_folder
-from train_utils.scores.coco_eval import ABSENT, OPERATING_POINT, format_table, score
-from train_utils.scores.detections import to_coco_json
-from train_utils.scores.operating_points import class_curves
-from train_utils.scores.result_files import read_results, write_json
-from train_utils.scores.speed import measure_speed
+from train_utils.speed import measure_speed
 
 
 @callable_from_python("eval")

@@ -30,7 +30,7 @@ from models.config import LossConfig
 from models.network.activations import ACTIVATIONS
 from models.network.sections import BUILDERS as LAYERS
 from train_utils.config import OPTIMISERS
-from train_utils.loggers.loggers import LOGGERS
+from train_utils.loggers import LOGGERS
 
 __all__ = [
     "ACTIVATIONS",

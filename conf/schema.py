@@ -14,8 +14,7 @@ from typing import Any
 from data.augment_config import AugmentConfig
 from data.config import DataConfig, Resize
 from models.config import LossConfig, LossSection, ModelConfig
-from train_utils.config import Backend, Device, EvalPrecision, OptimConfig, TrainSection
-from train_utils.loggers.config import LoggerConfig
+from train_utils.config import Backend, Device, EvalPrecision, LoggerConfig, OptimConfig, TrainSection
 
 
 def check_least(options: Any, least: int, *keys: str, section: str = "") -> None:

@@ -34,8 +34,8 @@ from data.audit.anchor_fit import (
     refine_anchors,
 )
 from models import Darknet
+from train_utils.progress import Progress
 from train_utils.shell import option
-from train_utils.terminal import Progress
 
 
 def find_anchors(config: AnchorsConfig) -> Sizes:

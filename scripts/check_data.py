@@ -28,7 +28,7 @@ from conf.schema_tools import CheckDataConfig
 from data import ImageSource, OnError
 from data.audit.check import CheckedSet, check_dataset, text_report
 from models import Darknet
-from train_utils.pictures.sheets import Cell, save_sheet
+from train_utils.draw import Cell, save_sheet
 
 COLUMNS = 4  # of the sheet
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from conf.build.report import report_run
 from conf.schema_tools import CompareConfig
-from train_utils.report.comparison import Gain, differences, gain, read_groups
-from train_utils.scores.coco_eval import format_figure
+from train_utils.coco_eval import format_figure
+from train_utils.report import Gain, differences, gain, read_groups
 
 FIGURES = ("AP", "AP50", "AP75")
 

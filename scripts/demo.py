@@ -28,7 +28,7 @@ from conf.failures import ConfigError
 from conf.schema_inference import DemoConfig
 from data import Frame, FrameBatches, Medium, OnBadFile
 from train_utils.distributed import init_distributed_mode
-from train_utils.pictures.boxes import draw_boxes
+from train_utils.draw import draw_boxes
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera

@@ -26,7 +26,7 @@ from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from tests.runs.process_group import run_group
 from train import train
-from train_utils.scores.coco_eval import FIGURES
+from train_utils.coco_eval import FIGURES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow

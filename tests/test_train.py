@@ -28,12 +28,12 @@ from models import Darknet, ModelError, zoo_cfg
 from models.weights.darknet import weight_tensors
 from tests.small_run import small_run
 from train import train
+from train_utils.coco_eval import FIGURES
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.loop.stop_and_save import StepDecisions
 from train_utils.run import checkpoint_writer
 from train_utils.run.checkpoint import load_checkpoint, load_last, save_checkpoint
 from train_utils.run.run_state import read_run
-from train_utils.scores.coco_eval import FIGURES
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)
 

@@ -1,14 +1,17 @@
-"""Options of the training: loop and optimiser; which library scores.
+"""Options of the training loop, the optimiser and the loggers; which library scores.
 
 YAML holds every value; fields have no defaults. Imports no torch.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from train_utils.errors import TrainError
 
 AUTO = "auto"  # of optim.flat_fraction
 SHORT_TRAINING = 2000  # steps (docs/decisions/0020-flat-rate.md)
@@ -178,3 +181,46 @@ class OptimConfig:
             raise ValueError(f"optim.flat_fraction must be {AUTO} or lie in 0..1, below 1, got {flat}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"optim.clip_norm must be above 0, or null for no clipping, got {self.clip_norm}")
+
+
+@dataclass
+class WandbConfig:
+    """A run in Weights & Biases; WANDB_ENTITY, WANDB_MODE and so on hold, too."""
+
+    project: str  # that the run belongs to
+
+
+@dataclass
+class MlflowConfig:
+    """A run in MLflow, in the store that MLFLOW_TRACKING_URI names."""
+
+    experiment: str  # that the run belongs to
+
+
+@dataclass
+class LoggerConfig:
+    """What a run shows, draws and logs, and to which services (keys ``logger.*``)."""
+
+    pictures: bool  # draw the first training batch, the curves and detections into the run folder
+    every_steps: int  # steps between two rows of steps.csv, and points of the services; 0: none
+    tensorboard: bool  # write event files into tensorboard/ of the run folder
+    wandb: WandbConfig | None
+    mlflow: MlflowConfig | None
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 0:
+            raise ValueError(f"logger.every_steps must be 0 or more, got {self.every_steps}")
+        for name in self.services:
+            if not is_installed(name):
+                raise TrainError(f"logger={name} is not installed. fix: uv sync --extra {name}, or leave {name} out")
+
+    @property
+    def services(self) -> list[str]:
+        """The chosen loggers besides CSV: names of modules, and of the extras that install them."""
+        return [name for name in ("tensorboard", "wandb", "mlflow") if getattr(self, name)]
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module can be imported; a folder ``wandb/`` that a run left here is none."""
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None

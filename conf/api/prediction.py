@@ -15,9 +15,8 @@ import numpy as np
 from conf.build.results import counted
 from conf.failures import ConfigError
 from data import Frame
-from train_utils.pictures.boxes import draw_boxes
-from train_utils.pictures.drawn_files import WRITTEN, write_image
-from train_utils.scores.detections import make_detections, to_coco_json
+from train_utils.detections import make_detections, to_coco_json
+from train_utils.draw import WRITTEN, draw_boxes, write_image
 
 
 class Detection(NamedTuple):

@@ -23,13 +23,13 @@ from data import (
     make_loader,
 )
 from models import AnyNetwork, for_detection
+from train_utils.coco_eval import CocoResult, score
 from train_utils.config import EvalPrecision
+from train_utils.detect import detect
+from train_utils.detections import MAX_CLASSES, Detections, GroundTruth, pack, unpack
 from train_utils.distributed import World, gather_arrays
-from train_utils.loop.detect import detect
 from train_utils.numerics import autocast_dtype
-from train_utils.scores.coco_eval import CocoResult, score
-from train_utils.scores.detections import MAX_CLASSES, Detections, GroundTruth, pack, unpack
-from train_utils.terminal import Progress
+from train_utils.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from conf.schema_inference import DetectConfig, PredictConfig
 from data import Frame, FrameBatch, FrameBatches, InputFit, Medium, OnBadFile, cut_at_edges
 from models import Head, Postprocess, for_detection
 from train_utils.config import EvalPrecision
-from train_utils.loop.detect import detect_batches
+from train_utils.detect import detect_batches
 from train_utils.numerics import autocast_dtype
 
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time

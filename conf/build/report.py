@@ -19,22 +19,20 @@ from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
 from data.audit.anchor_fit import Sizes
 from models import Darknet, Head, LossConfig, count_flops, count_parameters
+from train_utils.coco_eval import CocoResult, format_table
+from train_utils.detections import Detections, GroundTruth
 from train_utils.distributed import World
+from train_utils.draw import draw_targets
 from train_utils.errors import TrainError
 from train_utils.numerics import precision_name
-from train_utils.pictures.plots import FOLDER, Say, draw_evaluation, draw_training
-from train_utils.pictures.sheets import draw_targets
-from train_utils.report.best import Best, keep_best, read_best
-from train_utils.report.run_files import read_files
-from train_utils.report.run_report import write_report
+from train_utils.plots import FOLDER, Say, draw_evaluation, draw_training
+from train_utils.progress import duration
+from train_utils.report import Best, keep_best, read_best, read_files, write_report
 from train_utils.run.log import RunLog
 from train_utils.run.options import flat
 from train_utils.run.run_state import RunState
 from train_utils.run.whole_files import keep_copy, whole_file
-from train_utils.scores.coco_eval import CocoResult, format_table
-from train_utils.scores.detections import Detections, GroundTruth
 from train_utils.shell import option
-from train_utils.terminal import duration
 
 # The first to look at.
 LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.csv", "plots")

@@ -9,9 +9,8 @@ from conf.build.network import TrainedNetwork
 from conf.build.predictor import Found
 from conf.failures import ConfigError
 from data import Frame, Medium
-from train_utils.pictures.drawn_files import WRITTEN, DrawnFiles
-from train_utils.scores.detections import make_detections
-from train_utils.scores.result_files import ImageResult, coco_files, file_names, write_json, write_yolo
+from train_utils.detections import ImageResult, coco_files, file_names, make_detections, write_json, write_yolo
+from train_utils.draw import WRITTEN, DrawnFiles
 
 
 class ResultWriter:

@@ -54,10 +54,10 @@ from scripts.bench.common import (
     wait_for,
 )
 from scripts.bench.data_modes import LISTED, RepeatedSource, repeated
+from train_utils.detect import detect, detect_batches
 from train_utils.distributed import sum_over_ranks
-from train_utils.loop.detect import detect, detect_batches
 from train_utils.numerics import allow_tf32
-from train_utils.terminal import Progress
+from train_utils.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_SECONDS = 15  # a stage with less than this left is not begun

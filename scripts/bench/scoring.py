@@ -20,9 +20,9 @@ from torchvision.ops import nms
 
 from models.suppression import nms_in_each_group
 from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
+from train_utils.coco_eval import score
 from train_utils.config import Backend
-from train_utils.scores.coco_eval import score
-from train_utils.scores.detections import DETECTION, Detections, GroundTruth
+from train_utils.detections import DETECTION, Detections, GroundTruth
 
 IMAGES, CLASSES, FOUND = 5000, 80, 100
 

@@ -23,7 +23,7 @@ from conf.sources.checkpoints import with_exported
 from data import ShapesConfig
 from tests.small_run import small_run
 from train import train
-from train_utils.report.run_files import read_files
+from train_utils.report import read_files
 from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
 
 SECRET = "xyzzy"

@@ -14,11 +14,10 @@ from conf.programs import run
 from conf.schema import TrainConfig
 from conf.schema_tools import CompareConfig
 from scripts.compare import compare
+from train_utils.coco_eval import score
+from train_utils.detections import DETECTION, GroundTruth
 from train_utils.errors import TrainError
-from train_utils.report.best import FILE, Best, keep_best, read_best
-from train_utils.report.comparison import Group, bootstrap, differences, gain, read_groups
-from train_utils.scores.coco_eval import score
-from train_utils.scores.detections import DETECTION, GroundTruth
+from train_utils.report import FILE, Best, Group, bootstrap, differences, gain, keep_best, read_best, read_groups
 
 IMAGES, BOXES = 40, 4  # boxes of each image
 
@@ -111,7 +110,7 @@ def test_the_error_of_a_mean_is_its_standard_error(runs: dict[str, Path], monkey
         for _ in range(resamples):
             yield of_image[np.unique(draw.integers(0, IMAGES, IMAGES))].mean()
 
-    monkeypatch.setattr("train_utils.report.comparison.bootstrap", means)
+    monkeypatch.setattr("train_utils.report.bootstrap", means)
     found = gain(group, group, 4000, 0)
     assert found.high - found.low == pytest.approx(2 * 1.96 * of_image.std(ddof=1) / IMAGES**0.5, rel=0.05)
 

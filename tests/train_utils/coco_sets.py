@@ -13,8 +13,7 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from train_utils.scores.detections import Detections, GroundTruth, make_detections
-from train_utils.scores.result_files import read_results
+from train_utils.detections import Detections, GroundTruth, make_detections, read_results
 
 CATEGORY_IDS = [3, 7, 8, 90]  # with gaps, as in COCO
 NAMES = ["cell", "dog", "no boxes", "crowd only"]

@@ -16,8 +16,8 @@ from train_utils.loop.step import OptimiserStep
 from train_utils.loop.stop_and_save import StepDecisions, StopRequest
 from train_utils.loop.train_epoch import EpochResult, train_one_epoch
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
+from train_utils.progress import Progress
 from train_utils.run.run_state import RunState
-from train_utils.terminal import Progress
 
 CONFIG = OptimConfig(
     name=Optimizer.sgd,

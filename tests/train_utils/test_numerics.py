@@ -13,8 +13,8 @@ from torch.nn.functional import conv2d
 
 from conf.build.start import prepare_numerics
 from train_utils.config import Compile, Precision
+from train_utils.detect import detect_batches
 from train_utils.distributed import World
-from train_utils.loop.detect import detect_batches
 from train_utils.numerics import allow_tf32, keep_to_one_thread, one_thread_per_operator
 
 
@@ -70,7 +70,7 @@ def test_cudnn_times_its_algorithms_where_that_helps(
 
 def test_detections_of_a_training_in_tf32_are_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     in_turn = lambda forward, finish, loader, device: (finish(batch, forward(batch)) for batch in loader)  # noqa: E731
-    monkeypatch.setattr("train_utils.loop.detect._overlapped", in_turn)
+    monkeypatch.setattr("train_utils.detect._overlapped", in_turn)
     allow_tf32(True)
     batch: Any = SimpleNamespace(images=torch.zeros(1, 3, 8, 8), to=lambda device, non_blocking: batch)
     seen: list[tuple[bool, bool]] = []

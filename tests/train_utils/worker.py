@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from train_utils.detections import make_detections
 from train_utils.distributed import (
     World,
     barrier,
@@ -32,7 +33,6 @@ from train_utils.distributed import (
 from train_utils.errors import DistributedError
 from train_utils.launch import claim_report, explain_lost_peer, read_launch, shutdown, strip_local_rank
 from train_utils.parallel.wrap import convert_sync_batchnorm, wrap_model
-from train_utils.scores.detections import make_detections
 
 IMAGES, MICRO_BATCHES = 12, 2
 

@@ -10,8 +10,8 @@ from typing import Generic, NamedTuple, TypeVar
 from train_utils.distributed import sum_over_ranks
 from train_utils.loop.interfaces import ImageBatch
 from train_utils.loop.step import OptimiserStep
+from train_utils.progress import Progress
 from train_utils.run.run_state import LOSS_NAMES, RunState
-from train_utils.terminal import Progress
 
 BatchType = TypeVar("BatchType", bound=ImageBatch)
 

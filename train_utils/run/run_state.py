@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from train_utils.coco_eval import ABSENT
 from train_utils.distributed import World, gather_arrays
 from train_utils.errors import CheckpointError
 from train_utils.numerics import cuda_generator, set_cuda_generator
@@ -19,7 +20,6 @@ from train_utils.run.checkpoint import load_last
 from train_utils.run.checkpoint_files import FOLDER
 from train_utils.run.checkpoint_writer import CheckpointWriter
 from train_utils.run.options import changed_values
-from train_utils.scores.coco_eval import ABSENT
 
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plugins import LOGGERS
-from train_utils.loggers.interface import Cell, LoggedRun
+from train_utils.loggers import Cell, LoggedRun
 
 
 class LinesLogger:

@@ -22,11 +22,11 @@ from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
 from tests.small_run import small_run
 from train import train
+from train_utils import loggers as module
+from train_utils.config import LoggerConfig, is_installed
 from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
-from train_utils.loggers import loggers as module
-from train_utils.loggers.config import LoggerConfig, is_installed
-from train_utils.loggers.loggers import Loggers, open_loggers
+from train_utils.loggers import Loggers, open_loggers
 from train_utils.run.checkpoint import load_last
 from train_utils.run.run_state import LOSS_NAMES
 
@@ -188,7 +188,7 @@ def test_a_hung_service_delays_neither_the_training_nor_its_end(
 
 
 def test_a_missing_extra_is_one_sentence(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train_utils.loggers.config.is_installed", lambda module: module != "wandb")
+    monkeypatch.setattr("train_utils.config.is_installed", lambda module: module != "wandb")
     with pytest.raises(TrainError, match=r"^logger=wandb is not installed\. fix: uv sync --extra wandb"):
         options(shapes, tmp_path, "logger=[tensorboard,wandb]")
     monkeypatch.undo()

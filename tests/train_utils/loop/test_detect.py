@@ -14,8 +14,8 @@ from torch import Tensor
 from models import Darknet, Postprocess, for_detection, zoo_cfg
 from tests.host_reads import HostReads
 from tests.models.small_network import small
-from train_utils.loop import detect
-from train_utils.loop.detect import detect_batches, side_stream
+from train_utils import detect
+from train_utils.detect import detect_batches, side_stream
 
 CUDA = torch.device("cuda")
 

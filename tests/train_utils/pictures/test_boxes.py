@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from train_utils.pictures.boxes import class_color, draw_boxes
+from train_utils.draw import class_color, draw_boxes
 
 
 def test_a_box_is_drawn_in_its_class_colour_on_its_edge_and_the_image_is_left_alone() -> None:
@@ -35,7 +35,7 @@ def test_a_name_at_the_edge_is_moved_into_the_picture_and_the_best_box_lies_on_t
 
 
 def test_names_of_crowded_boxes_do_not_cover_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train_utils.pictures.boxes.class_color", lambda _: (0, 0, 200))
+    monkeypatch.setattr("train_utils.draw.class_color", lambda _: (0, 0, 200))
     crowd = np.array([[20 + 12 * i, 80 + 5 * i, 120 + 12 * i, 150 + 5 * i] for i in range(6)], float)
     names = [f"thing {i}" for i in range(6)]
     image = np.zeros((300, 300, 3), np.uint8)

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from train_utils.pictures.curves import LEAST_SMOOTHED, MOST_POINTS, draw_curves, smooth
+from train_utils.plots import LEAST_SMOOTHED, MOST_POINTS, draw_curves, smooth
 
 OUT = Path("unused.png")
 

@@ -8,9 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
+from train_utils.draw import DrawnFiles, class_color
 from train_utils.errors import TrainError
-from train_utils.pictures.boxes import class_color
-from train_utils.pictures.drawn_files import DrawnFiles
 
 NOTHING = (np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
 

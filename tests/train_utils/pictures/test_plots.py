@@ -11,9 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.train_utils.coco_sets import draw, many_classes
-from train_utils.pictures import plots
-from train_utils.pictures.plots import PLOTS, draw_evaluation, draw_training
-from train_utils.scores.detections import Detections, GroundTruth
+from train_utils import plots
+from train_utils.detections import Detections, GroundTruth
+from train_utils.plots import PLOTS, draw_evaluation, draw_training
 
 OF_TRAINING = {"curves.png"}
 

@@ -14,15 +14,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tests.train_utils.coco_sets import coco128, draw, many_classes
-from train_utils.pictures.score_charts import (
+from train_utils.coco_eval import COMPUTE, hotcoco_evaluation, score, to_columns
+from train_utils.detections import Detections, GroundTruth
+from train_utils.plots import (
     NAMED,
     draw_confusion,
     draw_precision_recall,
+    label,
+    line_style,
 )
-from train_utils.pictures.style import label, line_style
-from train_utils.scores.coco_backends import COMPUTE, columns, hotcoco_evaluation
-from train_utils.scores.coco_eval import score
-from train_utils.scores.detections import Detections, GroundTruth
 
 OUT = Path("unused.png")
 
@@ -95,7 +95,7 @@ def test_a_confusion_matrix_has_numbers_that_can_be_read(classes: int, kept: lis
     truth, found = many_classes(classes)
     threshold = float(np.median(found["score"]))
     draw_confusion(truth, found, threshold, OUT)
-    sides = columns(truth, found[found["score"] >= threshold])
+    sides = to_columns(truth, found[found["score"] >= threshold])
     matrix = hotcoco_evaluation(len(truth.image_ids), classes, *sides).confusion_matrix(iou_thr=0.5)["matrix"]
     axis = cast(Any, kept[-1].axes[0])
     drawn = axis.images[0].get_array()

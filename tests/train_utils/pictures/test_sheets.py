@@ -7,9 +7,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from train_utils.pictures.boxes import class_color
-from train_utils.pictures.sheets import GAP, LINE, SIDE, Cell, draw_detections, draw_targets, save_sheet
-from train_utils.scores.detections import make_detections
+from train_utils.detections import make_detections
+from train_utils.draw import GAP, LINE, SIDE, Cell, class_color, draw_detections, draw_targets, save_sheet
 
 NO_BOXES = (np.zeros((0, 4)), np.zeros(0, int))
 SECOND = 2 * GAP + SIDE  # left edge of the second cell

@@ -16,9 +16,9 @@ from data import ShapesConfig
 from scripts.compare import compare
 from tests.small_run import small_run
 from train import train
+from train_utils.coco_eval import score
 from train_utils.errors import TrainError
-from train_utils.report.best import read_best
-from train_utils.scores.coco_eval import score
+from train_utils.report import read_best
 
 SHAPES = ShapesConfig(train_images=8, val_images=6, image_size=64, seed=0)
 

@@ -18,9 +18,8 @@ from tests.train_utils.coco_sets import (
     plain_pycocotools,
     write_coco,
 )
-from train_utils.scores.coco_backends import COMPUTE, curves
-from train_utils.scores.coco_eval import summarise
-from train_utils.scores.detections import Detections, GroundTruth, make_detections, to_coco_json
+from train_utils.coco_eval import COMPUTE, accumulate, summarise
+from train_utils.detections import Detections, GroundTruth, make_detections, to_coco_json
 
 Case = tuple[GroundTruth, Detections]
 
@@ -31,7 +30,7 @@ def assert_equal_to_pycocotools(case: Case, truth_file: Path, category_ids: list
     (folder / "results.json").write_text(json.dumps(to_coco_json(found, category_ids)))
     expected = plain_pycocotools(truth_file, folder / "results.json")
     for backend in COMPUTE:
-        precision, recall = curves(truth, np.random.default_rng(0).permutation(found), backend)
+        precision, recall = accumulate(truth, np.random.default_rng(0).permutation(found), backend)
         assert np.array_equal(precision, expected.eval["precision"]), backend
         assert np.array_equal(recall, expected.eval["recall"]), backend
         assert summarise(precision, recall) == expected.stats.tolist(), backend
@@ -137,9 +136,9 @@ def test_arrays_and_figures_are_those_of_pycocotools(case: str, tmp_path: Path) 
         assert_equal_to_pycocotools(drawn, tmp_path / "truth.json", CATEGORY_IDS, tmp_path)
         return
     # COCO.loadRes does not take an empty file.
-    expected = curves(*drawn, "pycocotools")
+    expected = accumulate(*drawn, "pycocotools")
     for backend in COMPUTE:
-        for ours, theirs in zip(curves(*drawn, backend), expected, strict=True):
+        for ours, theirs in zip(accumulate(*drawn, backend), expected, strict=True):
             assert np.array_equal(ours, theirs), backend
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from tests.train_utils.coco_sets import CATEGORY_IDS, NAMES, draw, plain_pycocotools, write_coco
-from train_utils.scores.coco_backends import COMPUTE
-from train_utils.scores.coco_eval import ABSENT, FIGURES, OPERATING_POINT, PER_CLASS, format_table, score
-from train_utils.scores.detections import DETECTION, GroundTruth, canonical_order, to_coco_json
+from train_utils.coco_eval import ABSENT, COMPUTE, FIGURES, OPERATING_POINT, PER_CLASS, format_table, score
+from train_utils.detections import DETECTION, GroundTruth, canonical_order, to_coco_json
 
 
 @pytest.fixture(params=list(COMPUTE))

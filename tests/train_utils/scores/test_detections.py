@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.train_utils.coco_sets import draw
-from train_utils.scores.detections import DETECTION, PACKED, Detections, canonical_order, make_detections, pack, unpack
+from train_utils.detections import DETECTION, PACKED, Detections, canonical_order, make_detections, pack, unpack
 
 
 def sorted_by_columns(detections: Detections) -> list[tuple[object, ...]]:

@@ -15,8 +15,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from tests.train_utils.coco_sets import CATEGORY_IDS, NAMES, draw, write_coco
-from train_utils.scores.detections import Detections, GroundTruth, make_detections, to_coco_json
-from train_utils.scores.operating_points import ClassCurve, class_curves, pooled_curve
+from train_utils.curves import ClassCurve, class_curves, pooled_curve
+from train_utils.detections import Detections, GroundTruth, make_detections, to_coco_json
 
 
 def matches_of_pycocotools(

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from tests.train_utils.coco_sets import CATEGORY_IDS, draw, plain_pycocotools, write_coco
+from train_utils.coco_eval import COMPUTE, FIGURES, score
+from train_utils.curves import class_curves
+from train_utils.detections import DETECTION, GroundTruth, read_results
 from train_utils.errors import TrainError
-from train_utils.scores.coco_backends import COMPUTE
-from train_utils.scores.coco_eval import FIGURES, score
-from train_utils.scores.detections import DETECTION, GroundTruth
-from train_utils.scores.operating_points import class_curves
-from train_utils.scores.result_files import read_results
 
 Row = dict[str, Any]
 

@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
-from train_utils.scores.detections import make_detections
-from train_utils.scores.result_files import ImageResult, coco_files, file_names, image_ids, write_json, write_yolo
+from train_utils.detections import (
+    ImageResult,
+    coco_files,
+    file_names,
+    image_ids,
+    make_detections,
+    write_json,
+    write_yolo,
+)
 
 NAMES, IDS = ["cat", "dog", "bird"], [17, 18, 16]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from train_utils.scores.speed import COUNTED, STAGES, WARM_UP, measure_speed
+from train_utils.speed import COUNTED, STAGES, WARM_UP, measure_speed
 
 
 def test_each_stage_gets_its_own_time_and_small_batches_are_left_out() -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from train_utils.detections import Detections, make_detections
 from train_utils.loop.interfaces import ImageBatch, NetworkInput
 from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
-from train_utils.scores.detections import Detections, make_detections
-from train_utils.terminal import Progress
+from train_utils.progress import Progress
 
 BatchType = TypeVar("BatchType", bound=ImageBatch)
 InputType = TypeVar("InputType", bound=NetworkInput)

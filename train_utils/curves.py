@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train_utils.scores.detections import Detections, GroundTruth, canonical_order
+from train_utils.detections import Detections, GroundTruth, canonical_order
 
 IOU = 0.5
 MAX_DETECTIONS = 100  # of a class on an image

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from train_utils.terminal import LINES, Progress, epoch_row, epoch_titles
+from train_utils.progress import LINES, Progress, epoch_row, epoch_titles
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SESSION = """
-from train_utils import terminal
-terminal.SECONDS_BETWEEN_UPDATES = -1.0
-with terminal.Progress(40, "epoch 1/3", True) as progress:
+from train_utils import progress as screen
+screen.SECONDS_BETWEEN_UPDATES = -1.0
+with screen.Progress(40, "epoch 1/3", True) as progress:
     progress.at(20, lambda: {"loss": "12.35"})
-    terminal.say("a note in the middle of an epoch")
+    screen.say("a note in the middle of an epoch")
     progress.at(40)
 """
 

@@ -1,0 +1,237 @@
+"""Boxes drawn on pictures, pictures in a sheet, and drawn pictures and videos as files."""
+
+from __future__ import annotations
+
+import colorsys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+from train_utils.detections import Detections, boxes_xyxy_of
+from train_utils.errors import TrainError
+
+DARK, LIGHT = (0, 0, 0), (255, 255, 255)
+FONT = cv2.FONT_HERSHEY_SIMPLEX
+LEAST_SIDE = 128  # pixels
+
+
+def class_color(index: int) -> tuple[int, int, int]:
+    """Colour (RGB, 0..255) of a class, in golden-ratio steps of hue so that neighbours differ."""
+    red, green, blue = colorsys.hsv_to_rgb(index * 0.618034 % 1, 0.85, 0.95)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def draw_boxes(
+    image: np.ndarray,
+    boxes_xyxy: np.ndarray,
+    classes: np.ndarray,
+    names: Sequence[str],
+    scores: np.ndarray | None = None,
+) -> np.ndarray:
+    """Copy ``image`` (uint8 RGB, H x W x 3) and draw ``boxes_xyxy`` (n, 4, pixels) and their names.
+
+    The first boxes, those with the best scores, are drawn on top. A name stands where it covers no
+    better one, if its box has such a place. A picture whose shorter side is below LEAST_SIDE
+    has boxes only: texts would cover it.
+    """
+    canvas = np.ascontiguousarray(image).copy()
+    side = min(canvas.shape[:2])
+    thickness = max(1, round(side / 220))
+    scale = max(0.36, side / 1100)
+    weight = max(1, round(scale * 1.4))
+    corners = boxes_xyxy.round().astype(int).tolist()
+    for box, cls in reversed(list(zip(corners, classes, strict=True))):
+        cv2.rectangle(canvas, box[:2], box[2:], class_color(int(cls)), thickness)
+    texts = [names[int(cls)] + (f" {scores[i]:.2f}" if scores is not None else "") for i, cls in enumerate(classes)]
+    plates: dict[int, tuple[int, int, int, int]] = {}
+    for i, text in enumerate(texts):
+        if side >= LEAST_SIDE:
+            (width, height), base = cv2.getTextSize(text, FONT, scale, weight)
+            plates[i] = _place(corners[i], (width, height + base), canvas, plates.values())
+    for i, (left, top, right, bottom) in reversed(plates.items()):
+        color = class_color(int(classes[i]))
+        cv2.rectangle(canvas, (left, top), (right, bottom), color, cv2.FILLED)
+        ink = DARK if np.dot(color, (0.299, 0.587, 0.114)) > 110 else LIGHT  # brightness by ITU-R BT.601
+        base = cv2.getTextSize(texts[i], FONT, scale, weight)[1]
+        cv2.putText(canvas, texts[i], (left, bottom - base), FONT, scale, ink, weight, cv2.LINE_AA)
+    return canvas
+
+
+def _place(
+    box: Sequence[int], size: tuple[int, int], canvas: np.ndarray, plates: Collection[tuple[int, int, int, int]]
+) -> tuple[int, int, int, int]:
+    """Where a plate of that size (width, height) lies near ``box``: above it, if that is free."""
+    (x1, y1, x2, y2), (width, height), (rows, columns) = box, size, canvas.shape[:2]
+    places = [
+        (left, top, left + width, top + height)
+        for y in (y1 - height, y2 + 1, y1, y2 - height, y1 - 2 * height, y2 + height)
+        for x in (x1, x2 - width)
+        for left, top in [(max(0, min(x, columns - width)), max(0, min(y, rows - height)))]
+    ]
+    free = (a for a in places if all(a[0] >= b[2] or b[0] >= a[2] or a[1] >= b[3] or b[1] >= a[3] for b in plates))
+    return next(free, places[0])
+
+
+SIDE, GAP, LINE = 440, 8, 24  # pixels of a cell's picture, between cells, and of a line of text
+QUALITY = 88  # of a JPEG: half the bytes of OpenCV's 95, with nothing to see
+MOST_DRAWN = 30  # detections on a picture; more hide one another
+LONGEST = 46  # characters that fit over a cell
+
+
+class Cell(NamedTuple):
+    """A picture with boxes, under a title that is cut at its start to fit."""
+
+    image: np.ndarray  # uint8 RGB (H, W, 3)
+    boxes_xyxy: np.ndarray  # (n, 4) in its pixels
+    classes: np.ndarray  # (n,) positions in names
+    names: Sequence[str]
+    scores: np.ndarray | None = None
+    title: str = ""
+
+
+def save_sheet(cells: Sequence[Cell], columns: int, out: Path) -> None:
+    """Save cells as one picture, with ``columns`` of them in a row.
+
+    Each image is scaled to fit a square of SIDE pixels before boxes are drawn, so that names stay
+    readable. Raises TrainError if the file cannot be written.
+    """
+    rows, height, width = -(-len(cells) // columns), LINE + SIDE + GAP, SIDE + GAP
+    page = np.full((rows * height + GAP, min(columns, len(cells)) * width + GAP, 3), 255, np.uint8)
+    for number, cell in enumerate(cells):
+        top, left = number // columns * height + LINE, number % columns * width + GAP
+        ratio = SIDE / max(cell.image.shape[:2])
+        size = max(1, round(cell.image.shape[1] * ratio)), max(1, round(cell.image.shape[0] * ratio))
+        small = cv2.resize(cell.image, size, interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
+        drawn = draw_boxes(small, cell.boxes_xyxy * ratio, cell.classes, cell.names, cell.scores)
+        page[top : top + size[1], left : left + size[0]] = drawn
+        title = cell.title if len(cell.title) <= LONGEST else f"...{cell.title[-LONGEST:]}"
+        cv2.putText(page, title, (left, top - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
+    options = [cv2.IMWRITE_JPEG_QUALITY, QUALITY] if out.suffix == ".jpg" else []
+    if not cv2.imwrite(str(out), page[..., ::-1], options):
+        raise TrainError(f"cannot write the picture {out}. fix: free some space there, or choose another folder")
+
+
+def draw_targets(images: np.ndarray, targets: np.ndarray, names: Sequence[str], out: Path, count: int = 16) -> None:
+    """Save the first images of a training batch with their boxes.
+
+    ``images`` is uint8 RGB (B, 3, H, W); ``targets`` (T, 6) are image in the batch, class, cx, cy,
+    w, h in pixels.
+    """
+    cells = []
+    for i, image in enumerate(images[:count]):
+        rows = targets[targets[:, 0] == i]
+        half = rows[:, 4:6] / 2
+        boxes_xyxy = np.concatenate([rows[:, 2:4] - half, rows[:, 2:4] + half], axis=1)
+        cells.append(Cell(image.transpose(1, 2, 0), boxes_xyxy, rows[:, 1], names))
+    save_sheet(cells, 4, out)
+
+
+def draw_detections(
+    pairs: Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray, Detections]],
+    names: Sequence[str],
+    out: Path,
+    confidence: float = 0.3,
+) -> None:
+    """Save pairs of pictures: labels on the left, detections from ``confidence`` on the right.
+
+    At most MOST_DRAWN are drawn, the best. Each pair is (file name, image uint8 RGB, classes (n,)
+    and boxes_xyxy (n, 4) of its labels, detections), with boxes in pixels of the image.
+    """
+    cells = []
+    for name, image, classes, boxes_xyxy, detections in pairs:
+        ranked = detections[np.argsort(-detections["score"], kind="stable")]
+        shown = ranked[ranked["score"] >= confidence][:MOST_DRAWN]
+        cells.append(Cell(image, boxes_xyxy, classes, names, None, f"{name}: {len(classes)} labels"))
+        title = f"{len(shown)} detections, score from {confidence:.2g}"
+        cells.append(Cell(image, boxes_xyxy_of(shown), shown["class"], names, shown["score"], title))
+    if cells:
+        save_sheet(cells, 4, out)
+
+
+WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # suffixes of pictures that any OpenCV writes
+CODECS = {".mp4": "mp4v", ".webm": "VP80"}  # MPEG-4 part 2, and VP8, which browsers play
+MOST_WAITING = 8  # pictures in memory
+
+
+class DrawnFiles:
+    """Draws and writes pictures and videos in a thread while the network works on.
+
+    Use it in a ``with`` statement: leaving it waits for the last file. ``picture``, ``frame`` or
+    leaving raises TrainError if a file cannot be written. ``found`` are boxes (n, 4: x1, y1, x2, y2
+    in pixels), classes (n,) and scores (n,).
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """``names`` are those of the classes."""
+        self._names = names
+        self._thread = ThreadPoolExecutor(1)
+        self._running: deque[Future[None]] = deque()
+        self._video: tuple[Path, cv2.VideoWriter, tuple[int, int]] | None = None
+
+    def picture(self, path: Path, image: np.ndarray, *found: np.ndarray) -> None:
+        """Write ``image`` (uint8 RGB) with its boxes."""
+        self._start(lambda: write_image(path, self._draw(image, *found), "another out=, or draw=false"))
+
+    def frame(self, path: Path, frames_per_second: float, image: np.ndarray, *found: np.ndarray) -> None:
+        """Add a frame to the .mp4 or .webm at ``path``; a new path is a new video.
+
+        The codecs have even sides only, so an odd side loses its last row or column.
+        """
+        self._start(self._write_frame, path, frames_per_second, image, *found)
+
+    def __enter__(self) -> DrawnFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._wait(0)
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+            self._close_video()
+
+    def _start(self, write: Callable[..., None], *arguments: Any) -> None:
+        self._wait(MOST_WAITING)
+        self._running.append(self._thread.submit(write, *arguments))
+
+    def _wait(self, number: int) -> None:
+        """Wait until at most ``number`` files are pending."""
+        while len(self._running) > number:
+            self._running.popleft().result()
+
+    def _write_frame(self, path: Path, frames_per_second: float, image: np.ndarray, *found: np.ndarray) -> None:
+        size = (image.shape[1], image.shape[0])
+        if self._video is None or self._video[0] != path:
+            self._close_video()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix])
+            self._video = (path, cv2.VideoWriter(str(path), codec, frames_per_second, size), size)
+        if not self._video[1].isOpened() or size != self._video[2]:  # OpenCV would drop the frame silently
+            raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
+        self._video[1].write(self._draw(image, *found))
+
+    def _draw(self, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """The drawn image in BGR, as OpenCV writes it."""
+        return cv2.cvtColor(draw_boxes(image, boxes, classes, self._names, scores), cv2.COLOR_RGB2BGR)
+
+    def _close_video(self) -> None:
+        if self._video is not None:
+            self._video[1].release()
+            self._video = None
+
+
+def write_image(path: Path, image: np.ndarray, fix: str) -> None:
+    """Write a picture (uint8 BGR) in the format of its suffix, or raise TrainError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = cv2.imwrite(str(path), image)
+    except OSError as error:
+        raise TrainError(f"cannot write {path} ({error.strerror}). fix: {fix}") from error
+    if not written:
+        raise TrainError(f"cannot write {path}. fix: free some space, {fix}")

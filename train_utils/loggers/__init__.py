@@ -1,1 +1,0 @@
-"""Loggers: CSV always, services where chosen; none can end or delay a training."""

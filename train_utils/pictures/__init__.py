@@ -1,1 +1,0 @@
-"""Pictures that a run draws: boxes on images, contact sheets, charts."""

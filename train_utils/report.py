@@ -1,0 +1,306 @@
+"""Runs by their files: the page of one, and how several compare."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from mimetypes import guess_type
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+from zipfile import BadZipFile
+
+import hotcoco
+import numpy as np
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from train_utils.coco_eval import ABSENT, FIGURES, PER_CLASS, CocoResult, format_figure, hotcoco_evaluation, to_columns
+from train_utils.detections import Detections, GroundTruth
+from train_utils.errors import TrainError
+from train_utils.plots import FOLDER, PLOTS
+from train_utils.progress import Progress, duration
+from train_utils.run.options import MAY_CHANGE, flat, is_covered
+from train_utils.run.whole_files import whole_file
+from train_utils.shell import option
+
+FILE = "best_detections.npz"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The evaluation that a run is judged by."""
+
+    scores: CocoResult
+    truth: GroundTruth
+    detections: Detections
+
+
+def keep_best(folder: Path, best: Best) -> None:
+    """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
+    temporary = folder / f"{FILE}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, scores=json.dumps(vars(best.scores)), detections=best.detections, **vars(best.truth))
+        os.replace(temporary, folder / FILE)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_best(folder: Path) -> Best:
+    """Read what ``keep_best`` wrote. Raises TrainError if it is absent or damaged."""
+    path = folder / FILE
+    again = f"fix: python eval.py {option('ckpt', folder)} {option('out', folder)}"
+    if not path.is_file():
+        raise TrainError(f"{folder} holds no {FILE}: not evaluated yet. {again}")
+    try:
+        with np.load(path) as file:
+            arrays = dict(file)
+        scores, detections, names = (arrays.pop(name) for name in ("scores", "detections", "names"))
+        return Best(CocoResult(**json.loads(str(scores))), GroundTruth(**arrays, names=names.tolist()), detections)
+    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
+        raise TrainError(f"{path} is damaged ({error}). {again}") from error
+
+
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The files of a run. Rows are by epoch, with empty cells left out."""
+
+    folder: Path
+    options: dict[str, Any]  # of config.yaml, by full key, as ``optim.lr``
+    epochs: list[Row]  # of metrics.csv
+    times: list[Row]  # of times.csv
+
+    @property
+    def best(self) -> Row | None:
+        """The first epoch with the best AP; None if none was evaluated."""
+        scored = [row for row in self.epochs if row.get("AP", ABSENT) != ABSENT]
+        return max(scored, key=lambda row: row["AP"], default=None)
+
+
+def read_files(folder: Path) -> Run:
+    """Read a run folder, also of a run that goes on. Raises TrainError if it is none."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise TrainError(f"{folder} is not the folder of a run (no config.yaml). fix: runs/<name>/<date_time>")
+    try:
+        text = path.read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise ValueError("config.yaml has aliases, and a few of them are billions of values")
+        options = flat(yaml.safe_load(text))
+        return Run(folder, options, _table(folder / "metrics.csv"), _table(folder / "times.csv"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise TrainError(f"cannot read {folder} ({error}). fix: restore its tables and config.yaml") from error
+
+
+def _table(path: Path) -> list[Row]:
+    """The rows of a table of numbers; [] if there is no file. A last line cut short is left out."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+    return [{key: float(cell) for key, cell in row.items() if cell} for row in rows]
+
+
+TRAIN_BATCH = "The first training batch, as the network gets it, with its boxes"
+
+
+def write_report(run: Run, defaults: Mapping[str, Any]) -> Path:
+    """Write the report into the folder of a run and return its path.
+
+    ``defaults`` are the values of options by full key without any choice. Raises TrainError if the
+    run's detections are damaged, and OSError.
+    """
+    options, out = run.options, run.folder / "report.html"
+    pictures = {run.folder / FOLDER / name: title for name, title in PLOTS.items()}
+    pictures[run.folder / "train_batch.jpg"] = TRAIN_BATCH
+    classes = read_best(run.folder).scores.per_class if (run.folder / FILE).is_file() else {}
+    changed = {key for key, value in options.items() if defaults.get(key, ...) != value}
+    environment = Environment(
+        loader=PackageLoader("train_utils", "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    text = environment.get_template("report.html.jinja").render(
+        title=f"{options['name']} · {run.folder.name}",
+        folder=run.folder,
+        facts=facts(run),
+        figure_names=FIGURES,
+        figures=[format_figure(run.best[name]) for name in FIGURES] if run.best else [],
+        class_titles=("class", "images", "boxes", *PER_CLASS),
+        classes=[
+            (name, f"{row['images']:,.0f}", f"{row['boxes']:,.0f}", *(format_figure(row[key]) for key in PER_CLASS))
+            for name, row in classes.items()
+        ],
+        pictures=[(text, _data_url(path)) for path, text in pictures.items() if path.is_file()],
+        changed=[(key, _shown(options[key]), _shown(defaults.get(key, "-"))) for key in options if key in changed],
+        unchanged=[(key, _shown(value)) for key, value in options.items() if key not in changed],
+    )
+    with whole_file(out) as file:
+        file.write(text)
+    return out
+
+
+def facts(run: Run) -> list[tuple[str, str]]:
+    """What one wants to know first, as terms and values."""
+    lines = [("epochs", f"{len(run.epochs)} of {run.options['train.epochs']}")]
+    if run.best:
+        lines = [("best AP", format_figure(run.best["AP"])), ("AP50", format_figure(run.best["AP50"])), *lines]
+    if run.times:
+        lines.append(("time", duration(sum(row["seconds"] for row in run.times))))
+        lines.append(("images/s", f"{median(row['images_per_second'] for row in run.times):.3g}"))
+    return lines
+
+
+def _data_url(path: Path) -> str:
+    return f"data:{guess_type(path.name)[0]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _shown(value: Any) -> str:
+    """A value of an option as the command line writes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+CONFIDENCE = 0.95  # of the intervals
+DRAWS = 200_000  # for the quantiles of a sum of errors
+SEED = "train.seed"
+COUNTS = {"data.train", "data.val", "evaluate.every", "train.patience"}  # what may change in a run, but counts here
+IGNORED = (SEED, "name", *(option for option in MAY_CHANGE if option not in COUNTS))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only."""
+
+    letter: str
+    setting: dict[str, Any]
+    runs: list[Run]
+    best: list[Best]  # of each run
+
+    def figures(self, name: str = "AP") -> list[float]:
+        """One of the COCO figures of each run's best epoch."""
+        return [best.scores.figures[name] for best in self.best]
+
+    def mean(self, name: str = "AP") -> float:
+        """The mean of a figure over the runs."""
+        return fmean(self.figures(name))
+
+    def spread(self) -> float | None:
+        """The standard deviation of AP over the runs (n - 1); None for a single run."""
+        return stdev(self.figures()) if len(self.runs) > 1 else None
+
+
+def read_groups(folders: Sequence[Path]) -> list[Group]:
+    """The runs of these folders by setting, in the order in which each setting comes first.
+
+    Raises TrainError if a folder is no run, comes twice, has no evaluation or another validation
+    set than the first one.
+    """
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise TrainError("runs= names a folder twice. fix: name each run once")
+    groups: dict[str, Group] = {}
+    truth = None
+    for run in map(read_files, folders):
+        best = read_best(run.folder)
+        truth = truth or best.truth
+        if not all(map(np.array_equal, vars(truth).values(), vars(best.truth).values())):
+            raise TrainError(
+                f"{run.folder} was scored on another validation set than {folders[0]}. fix: score it on the same: "
+                "python eval.py ckpt=... data=... out=<its folder>"
+            )
+        if best.scores.figures["AP"] < 0:
+            raise TrainError(f"{run.folder} has no AP: no validation image has a box. fix: leave it out")
+        setting = setting_of(run)
+        letter = chr(ord("A") + len(groups))
+        group = groups.setdefault(json.dumps(setting, sort_keys=True), Group(letter, setting, [], []))
+        group.runs.append(run)
+        group.best.append(best)
+    return list(groups.values())
+
+
+def setting_of(run: Run) -> dict[str, Any]:
+    """The options that make a result."""
+    return {key: value for key, value in run.options.items() if not is_covered(key, IGNORED)}
+
+
+def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:
+    """Each option in which settings differ, with the value of each; "-" where one lacks it."""
+    keys = dict.fromkeys(key for group in groups for key in group.setting)
+    rows = [(key, [group.setting.get(key, "-") for group in groups]) for key in keys]
+    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The difference of two settings in AP, the second minus the first, with its interval."""
+
+    value: float
+    low: float
+    high: float
+    source: str  # of the error: "images", or "images and seeds"
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the interval does not hold 0."""
+        return self.low > 0 or self.high < 0
+
+    def sentence(self) -> str:
+        """The verdict in plain words."""
+        word, verdict = "gain" if self.value >= 0 else "loss", "is real" if self.is_real else "is unproven"
+        interval = f"{CONFIDENCE:.0%} interval {self.low:+.3f} to {self.high:+.3f} over {self.source}"
+        return f"the {word} of {abs(self.value):.3f} AP {verdict}: {interval}"
+
+
+def gain(first: Group, second: Group, resamples: int, seed: int) -> Gain:
+    """Compare two settings that were scored on the same images.
+
+    The error over images is that of a bootstrap, which draws the same images for all runs. hotcoco
+    1.3 scores a drawn image once, however often it was drawn. That is a delete-d jackknife, whose
+    errors are scaled by the root of the shares kept and left out (Shao and Wu 1989). Where a
+    setting has several runs, Student's t with the pooled variance of AP adds the error over seeds.
+    """
+    value, counts = second.mean() - first.mean(), (len(first.runs), len(second.runs))
+    deltas = np.zeros(resamples)
+    title = f"{second.letter} against {first.letter}"
+    with Progress(max(counts) * resamples, title, enabled=True, unit="draw") as progress:
+        for number in range(max(counts)):
+            before, after = (group.best[number % len(group.best)] for group in (first, second))
+            for draw, delta in enumerate(bootstrap(before, after, resamples, seed)):
+                deltas[draw] += delta / max(counts)
+                progress.advance(1)
+    generator, images = np.random.default_rng(seed), len(first.best[0].truth.image_ids)
+    left_out = (1 - 1 / images) ** images or 1.0  # share of the images; of one image none
+    values = value + ((1 - left_out) / left_out) ** 0.5 * generator.choice(deltas - deltas.mean(), DRAWS)
+    if freedom := sum(counts) - 2:
+        squares = sum(np.var(group.figures()) * len(group.runs) for group in (first, second))
+        error = (squares / freedom * sum(1 / count for count in counts)) ** 0.5
+        values += error * generator.standard_t(freedom, DRAWS)
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Gain(value, float(low), float(high), "images and seeds" if freedom else "images")
+
+
+def bootstrap(first: Best, second: Best, resamples: int, seed: int) -> Iterator[float]:
+    """The difference in AP on each of so many drawings of the images, the second minus the first.
+
+    The images that hotcoco draws depend on ``seed`` and their number only. One at a time takes
+    twice the time of all at once, but shows progress.
+    """
+    sides = [evaluated(first), evaluated(second)]
+    for number in range(resamples):
+        drawn: Any = hotcoco.compare(sides[0], sides[1], n_bootstrap=1, seed=seed * resamples + number)
+        yield drawn["ci"]["AP"]["lower"]
+
+
+def evaluated(best: Best) -> Any:
+    """Hotcoco's evaluation over boxes of all sizes: enough for AP, in a quarter of the time."""
+    truth = best.truth
+    evaluation = hotcoco_evaluation(len(truth.image_ids), len(truth.names), *to_columns(truth, best.detections))
+    parameters = evaluation.params
+    parameters.area_rng, parameters.area_rng_lbl = parameters.area_rng[:1], parameters.area_rng_lbl[:1]
+    evaluation.params = parameters
+    evaluation.evaluate()
+    return evaluation

@@ -1,1 +1,0 @@
-"""How good detections are, which files hold them, and how long they take."""
