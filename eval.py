@@ -40,7 +40,7 @@ from train_utils.distributed import World, init_distributed_mode
 from train_utils.numerics import allow_tf32
 from train_utils.plots import FOLDER
 from train_utils.report import Best, keep_best
-from train_utils.run.run_folder import dated_folder, open_folder
+from train_utils.run_folder import dated_folder, open_folder
 from train_utils.speed import measure_speed
 
 

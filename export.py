@@ -38,7 +38,7 @@ from models import Darknet
 from models.export.check import check_onnx, check_torch
 from models.export.files import BOXES, DETECTIONS, write_onnx, write_torch
 from models.export.graph import DetectorGraph, FixedSuppression
-from train_utils.run.checkpoint_files import FOLDER
+from train_utils.files import CHECKPOINTS
 
 EXTRA = ("onnx", "onnxscript", "onnxruntime")
 DRAWN_SIDE = 160  # least side in pixels: smaller pictures have no room for objects
@@ -144,7 +144,7 @@ def output_path(config: ExportConfig) -> Path:
         out = Path(config.out)
     elif given := config.ckpt or (config.model and config.model.weights):
         source = Path(given)
-        out = (source / FOLDER / "best" if source.is_dir() else source).with_suffix(suffix)
+        out = (source / CHECKPOINTS / "best" if source.is_dir() else source).with_suffix(suffix)
     else:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     if out.suffix != suffix:

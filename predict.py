@@ -33,9 +33,9 @@ from conf.schema_inference import PredictConfig
 from data import find_media
 from train_utils.distributed import init_distributed_mode
 from train_utils.launch import read_launch
-from train_utils.loop.stop_and_save import StopRequest
 from train_utils.progress import Progress
-from train_utils.run.run_folder import dated_folder, open_folder
+from train_utils.run_folder import dated_folder, open_folder
+from train_utils.stop import StopRequest
 
 __all__ = ["Detector", "predict"]
 

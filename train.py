@@ -37,20 +37,17 @@ from conf.sources.resume import check_options
 from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
 from models import Darknet
 from models.config import AUTO
-from train_utils.distributed import World, init_distributed_mode
+from train_utils.checkpoint import CheckpointWriter
+from train_utils.compiled import compile_step
+from train_utils.distributed import World, init_distributed_mode, wrap_ddp
+from train_utils.engine import Loss, NonFiniteGuard, OptimiserStep
 from train_utils.launch import fix_cublas_workspace
-from train_utils.loop.interfaces import Loss
-from train_utils.loop.nonfinite import NonFiniteGuard
-from train_utils.loop.step import OptimiserStep
-from train_utils.loop.stop_and_save import StepDecisions, StopRequest
+from train_utils.log import RunLog, log_warnings
 from train_utils.numerics import autocast_dtype
 from train_utils.optim import Schedule
-from train_utils.parallel.compiled import compile_step
-from train_utils.parallel.wrap import wrap_model
-from train_utils.run.checkpoint_writer import CheckpointWriter
-from train_utils.run.log import RunLog, log_warnings
-from train_utils.run.run_folder import on_main, open_run_folder
-from train_utils.run.run_state import continue_from
+from train_utils.run_folder import on_main, open_run_folder
+from train_utils.stop import StepDecisions, StopRequest
+from train_utils.train_state import continue_from
 
 
 @callable_from_python("train")
@@ -144,7 +141,7 @@ def build_step(
         sizes, mode = sampler.sizes.largest - sampler.sizes.smallest + 1, options.compile.value
         loss, to_input = compile_step(state.model, loss, to_input, mode, sizes, log.line)
     step = OptimiserStep(
-        model=wrap_model(state.model, world),
+        model=wrap_ddp(state.model, world),
         loss=loss,
         state=state,
         schedule=schedule,

@@ -30,7 +30,7 @@ from conf.failures import ConfigError
 from conf.schema_tools import ConvertConfig
 from models import Darknet, ModelError, fitted_cfg, load_cfg, save_darknet_weights
 from models.config import ModelConfig
-from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
+from train_utils.checkpoint import load_checkpoint, save_checkpoint
 
 
 def convert(config: ConvertConfig) -> None:

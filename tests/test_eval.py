@@ -25,12 +25,12 @@ from tests.data.index.test_boxes_outside import BOXES, NO_AREA, OUTSIDE, write_s
 from tests.test_train import assert_same
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
+from train_utils.checkpoint import load_last
 from train_utils.coco_eval import ABSENT, COMPUTE, FIGURES, OPERATING_POINT, PER_CLASS, score
 from train_utils.detections import make_detections, to_coco_json
 from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.plots import PLOTS
-from train_utils.run.checkpoint import load_last
 from train_utils.speed import STAGES
 
 

@@ -23,7 +23,7 @@ from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
 from models.export.files import METADATA_FILE, write_torch
 from models.export.graph import DetectorGraph
 from tests.test_programs import start
-from train_utils.run.checkpoint import save_checkpoint
+from train_utils.checkpoint import save_checkpoint
 
 TINY = ["model=yolov3-tiny", "model.width=0.125", "model.weights=tiny.weights"]
 NAMES = ["circle", "square", "star"]

@@ -27,7 +27,7 @@ from export import export
 from predict import predict
 from tests.data.images.test_source import with_orientation
 from tests.models.cfg_writer import cfg, conv, head
-from train_utils.run.checkpoint import save_checkpoint
+from train_utils.checkpoint import save_checkpoint
 
 # onnxruntime adds up in another order than torch, so the last bits of pixels and scores differ.
 PIXELS, SCORES = 1e-3, 1e-5

@@ -30,9 +30,9 @@ from plugins import AUGMENTATIONS, LOGGERS, import_plugins
 from tests.models.cfg_writer import cfg, conv, head, section
 from tests.small_run import small_run
 from train import train
+from train_utils.checkpoint import load_last
 from train_utils.errors import TrainError
-from train_utils.loop.stop_and_save import Decision, StepDecisions
-from train_utils.run.checkpoint import load_last
+from train_utils.stop import Decision, StepDecisions
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples" / "plugins"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))

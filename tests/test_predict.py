@@ -32,8 +32,8 @@ from tests.data.images.test_media import picture, video
 from tests.data.tagged import stored_picture, upright, write_set
 from tests.models.cfg_writer import cfg, conv, head
 from tests.test_programs import start
+from train_utils.checkpoint import load_checkpoint, save_checkpoint
 from train_utils.distributed import init_distributed_mode
-from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
 
 IDS = [30, 10, 20, 50, 40]  # category ids that are not the order of the classes
 EVERYTHING = ["confidence=0.001", "nms_iou=0.6", "multi_label=true", "device=cpu"]  # as conf/groups/evaluate/coco.yaml

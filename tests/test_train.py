@@ -28,12 +28,12 @@ from models import Darknet, ModelError, zoo_cfg
 from models.weights.darknet import weight_tensors
 from tests.small_run import small_run
 from train import train
+from train_utils import checkpoint
+from train_utils.checkpoint import load_checkpoint, load_last, save_checkpoint
 from train_utils.coco_eval import FIGURES
 from train_utils.errors import CheckpointError, TrainError
-from train_utils.loop.stop_and_save import StepDecisions
-from train_utils.run import checkpoint_writer
-from train_utils.run.checkpoint import load_checkpoint, load_last, save_checkpoint
-from train_utils.run.run_state import read_run
+from train_utils.stop import StepDecisions
+from train_utils.train_state import read_run
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)
 
@@ -209,7 +209,7 @@ def test_a_full_disk_does_not_end_a_training(
             raise CheckpointError(f"cannot write {path}: No space left on device")
         save_checkpoint(path, state, keep_previous)
 
-    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", fails_twice)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", fails_twice)
     train(options(shapes, tmp_path / "run", "train.epochs=2", "train.save_every_steps=1", "logger.pictures=false"))
     assert calls[:4] == [1, 2, 2, 3] and load_last(tmp_path / "run")[0]["step"] == 4
     told = capsys.readouterr().out
@@ -289,7 +289,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_f
         run = tmp_path / resume
         config = options(shapes, run, *given)
         with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-            patch.setattr("train_utils.run.run_state.RunState.save", power_cut)
+            patch.setattr("train_utils.train_state.RunState.save", power_cut)
             train(config)
         assert len(rows(run)) == 1
         if resume == "auto":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from train_utils.detections import Detections, make_detections
-from train_utils.loop.interfaces import ImageBatch, NetworkInput
+from train_utils.engine import ImageBatch, NetworkInput
 from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
 from train_utils.progress import Progress
 

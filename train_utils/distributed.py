@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from train_utils.errors import DistributedError, first_line
 from train_utils.launch import Launch, claim_report, read_launch
@@ -215,6 +216,21 @@ def broadcast_module(module: nn.Module) -> None:
     if dist.is_initialized():
         for tensor in itertools.chain(module.parameters(), module.buffers()):
             dist.broadcast(tensor.detach(), src=0)
+
+
+def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
+    """Wrap the model so that ranks sync gradients; a single rank keeps the plain model."""
+    if world.world_size == 1:
+        return model
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,  # saves one copy of the gradients
+    )
+    # The constructor made buffers equal; as its argument this would skip that. Synchronised
+    # statistics stay equal. Others do not affect training, and those of rank 0 are kept.
+    wrapped.broadcast_buffers = False
+    return wrapped
 
 
 def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:

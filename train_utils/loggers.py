@@ -22,11 +22,11 @@ from train_utils.coco_eval import ABSENT, FIGURES, CocoResult
 from train_utils.config import LoggerConfig, MlflowConfig, WandbConfig
 from train_utils.distributed import World
 from train_utils.errors import TrainError
-from train_utils.run.log import MetricsCsv
-from train_utils.run.options import flat
-from train_utils.run.run_folder import on_main
-from train_utils.run.run_state import LOSS_NAMES
-from train_utils.run.whole_files import whole_file
+from train_utils.files import whole_file
+from train_utils.log import MetricsCsv
+from train_utils.options import flat
+from train_utils.run_folder import on_main
+from train_utils.train_state import LOSS_NAMES
 
 Cell = str | float
 

@@ -22,10 +22,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from train_utils.coco_eval import ABSENT, FIGURES, PER_CLASS, CocoResult, format_figure, hotcoco_evaluation, to_columns
 from train_utils.detections import Detections, GroundTruth
 from train_utils.errors import TrainError
+from train_utils.files import whole_file
+from train_utils.options import MAY_CHANGE, flat, is_covered
 from train_utils.plots import FOLDER, PLOTS
 from train_utils.progress import Progress, duration
-from train_utils.run.options import MAY_CHANGE, flat, is_covered
-from train_utils.run.whole_files import whole_file
 from train_utils.shell import option
 
 FILE = "best_detections.npz"

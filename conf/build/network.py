@@ -31,10 +31,10 @@ from models import (
 )
 from models.config import ModelConfig
 from models.weights.published import COCO, COCO_NAMES
+from train_utils.checkpoint import FORMAT as CHECKPOINT_FORMAT
+from train_utils.checkpoint import load_checkpoint
 from train_utils.distributed import World
-from train_utils.run.checkpoint import FORMAT as CHECKPOINT_FORMAT
-from train_utils.run.checkpoint import load_checkpoint
-from train_utils.run.checkpoint_files import find_checkpoint
+from train_utils.files import find_checkpoint
 
 
 def load_network(config: ModelConfig) -> Cfg:

@@ -24,15 +24,15 @@ from train_utils.detections import Detections, GroundTruth
 from train_utils.distributed import World
 from train_utils.draw import draw_targets
 from train_utils.errors import TrainError
+from train_utils.files import keep_copy, whole_file
+from train_utils.log import RunLog
 from train_utils.numerics import precision_name
+from train_utils.options import flat
 from train_utils.plots import FOLDER, Say, draw_evaluation, draw_training
 from train_utils.progress import duration
 from train_utils.report import Best, keep_best, read_best, read_files, write_report
-from train_utils.run.log import RunLog
-from train_utils.run.options import flat
-from train_utils.run.run_state import RunState
-from train_utils.run.whole_files import keep_copy, whole_file
 from train_utils.shell import option
+from train_utils.train_state import RunState
 
 # The first to look at.
 LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.csv", "plots")

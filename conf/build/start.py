@@ -20,6 +20,7 @@ from conf.sources.resume import resumed_options
 from data import Annotations, Colour, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
 from models import Darknet, Head
+from train_utils.compiled import check_compiling
 from train_utils.config import AUTO, OptimConfig, Precision
 from train_utils.distributed import World, broadcast_module, broadcast_text, max_over_ranks
 from train_utils.numerics import (
@@ -29,9 +30,8 @@ from train_utils.numerics import (
     weights_dtype,
 )
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
-from train_utils.parallel.compiled import check_compiling
-from train_utils.parallel.wrap import convert_sync_batchnorm
-from train_utils.run.run_state import RunState
+from train_utils.sync_batchnorm import convert_sync_batchnorm
+from train_utils.train_state import RunState
 
 MANY_TIMES = 10  # the images of a training must weights have seen to be spared: docs/decisions/0021
 

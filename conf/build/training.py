@@ -15,18 +15,17 @@ from conf.entry import to_dictionary
 from conf.schema import TrainConfig
 from data import Batch, TrainBatchSampler
 from models import Darknet
+from train_utils.checkpoint import CheckpointWriter
 from train_utils.coco_eval import ABSENT, FIGURES
 from train_utils.distributed import World, broadcast_module, max_over_ranks
+from train_utils.engine import EpochResult, OptimiserStep, train_one_epoch
+from train_utils.log import MetricsCsv, RunLog
 from train_utils.loggers import open_loggers
-from train_utils.loop.step import OptimiserStep
-from train_utils.loop.stop_and_save import ask_for_requeue
-from train_utils.loop.train_epoch import EpochResult, train_one_epoch
 from train_utils.progress import Progress, epoch_row, epoch_titles, memory
-from train_utils.run.checkpoint_writer import CheckpointWriter
-from train_utils.run.log import MetricsCsv, RunLog
-from train_utils.run.run_folder import on_main
-from train_utils.run.run_state import LOSS_NAMES
+from train_utils.run_folder import on_main
 from train_utils.shell import option
+from train_utils.stop import ask_for_requeue
+from train_utils.train_state import LOSS_NAMES
 
 COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: equal in every repetition of a run
 TIME_COLUMNS = ("epoch", "seconds", "images_per_second", "waiting")  # of times.csv

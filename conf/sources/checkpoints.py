@@ -13,7 +13,7 @@ from conf.file_choices import check_values
 from conf.schema import EvalTask
 from models.export.metadata import Exported, read_exported
 from train_utils.errors import CheckpointError
-from train_utils.run.checkpoint_files import find_checkpoint
+from train_utils.files import find_checkpoint
 
 
 def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def config_of_checkpoint(path: str) -> dict[str, Any]:
             f"fix: {darknet_options(path)} instead of ckpt="
         )
     find_checkpoint(Path(path), "best")  # before torch is imported
-    from train_utils.run.checkpoint import peek_config
+    from train_utils.checkpoint import peek_config
 
     config = peek_config(Path(path))
     check_values(config, path)

@@ -17,7 +17,7 @@ from data.errors import DataError
 from data.formats.set_files import load_yaml
 from models.weights.published import BACKBONE, COCO
 from train_utils.launch import allowed_restarts, job_folder_name, read_job
-from train_utils.run.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
+from train_utils.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 
 OF_AN_EXTENSION = ("train.epochs", "train.extended_after")  # extend_run changes them
 
@@ -51,7 +51,7 @@ def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
         )
     given = _with_restarts(given, named)
     if given.get("resume") == "auto":
-        from train_utils.run.run_folder import find_run  # imports torch
+        from train_utils.run_folder import find_run  # imports torch
 
         found = find_run(given["name"], given["run_dir"], lambda folder: _has_options(folder, given))
         given = given | {"resume": str(found) if found else None, "run_dir": None if found else given["run_dir"]}

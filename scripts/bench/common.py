@@ -16,16 +16,14 @@ from torch import Tensor
 
 from data import Batch
 from models import Darknet, LossConfig, YoloLoss, zoo_cfg
+from train_utils.compiled import compile_step
 from train_utils.config import OptimConfig
-from train_utils.distributed import World, init_distributed_mode
-from train_utils.loop.nonfinite import NonFiniteGuard
-from train_utils.loop.step import OptimiserStep
-from train_utils.loop.stop_and_save import StepDecisions, StopRequest
+from train_utils.distributed import World, init_distributed_mode, wrap_ddp
+from train_utils.engine import NonFiniteGuard, OptimiserStep
 from train_utils.numerics import allow_tf32, autocast_dtype, keep_freed_memory, seed_everything
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
-from train_utils.parallel.compiled import compile_step
-from train_utils.parallel.wrap import wrap_model
-from train_utils.run.run_state import RunState
+from train_utils.stop import StepDecisions, StopRequest
+from train_utils.train_state import RunState
 
 GROUPS = Path(__file__).resolve().parents[2] / "conf" / "groups"
 CLASSES, BOXES = 80, 20  # of the network, and of an image: COCO has 7, a mosaic up to four times as many
@@ -129,7 +127,7 @@ def step_of(network: Darknet, world: World, dtype: torch.dtype | None) -> Optimi
     state = RunState(network, WeightAverage(network, schedule), make_optimizer(network, schedule.config), scaler, {})
     state.loss_sums = state.loss_sums.to(world.device)
     return OptimiserStep(
-        model=wrap_model(network, world),
+        model=wrap_ddp(network, world),
         loss=new_loss(network),
         state=state,
         schedule=schedule,

@@ -18,7 +18,7 @@ from scripts.bench.common import make_step, new_network, settings_of, step_of, s
 from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
 from train_utils.distributed import init_distributed_mode
 from train_utils.numerics import has_native_bfloat16, keep_freed_memory
-from train_utils.parallel.wrap import convert_sync_batchnorm
+from train_utils.sync_batchnorm import convert_sync_batchnorm
 
 VARIANTS = ("float32", "float32 sync_bn", "bfloat16", "bfloat16 sync_bn")
 WARM_UP, COUNTED = 3, 6

@@ -23,8 +23,8 @@ from conf.sources.checkpoints import with_exported
 from data import ShapesConfig
 from tests.small_run import small_run
 from train import train
+from train_utils.checkpoint import load_checkpoint, save_checkpoint
 from train_utils.report import read_files
-from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
 
 SECRET = "xyzzy"
 CALL = "{_target_: evil.run}"

@@ -9,7 +9,7 @@ import pytest
 
 from conf.answers.describe import options_of, sections_in
 from conf.schema import CHOICES, TrainConfig
-from train_utils.run.options import MAY_CHANGE, is_covered
+from train_utils.options import MAY_CHANGE, is_covered
 
 
 def keys_of(schema: type, prefix: str = "") -> Iterator[str]:

@@ -24,8 +24,8 @@ from conf.schema import TrainConfig
 from conf.sources.resume import complete_training
 from tests.runs.process_group import fork_context, free_port
 from train import train
+from train_utils.checkpoint import load_last
 from train_utils.launch import shutdown
-from train_utils.run.checkpoint import load_last
 
 EPOCHS = 12
 PATIENCE = 120.0  # seconds for a training to begin, or for survivors to give up

@@ -13,8 +13,8 @@ from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
 from tests.small_run import small_run
 from train import train
-from train_utils.loop.stop_and_save import Decision, StepDecisions
-from train_utils.run.checkpoint import load_last
+from train_utils.checkpoint import load_last
+from train_utils.stop import Decision, StepDecisions
 
 STEPS = 2  # of each of two epochs
 SHAPES = ShapesConfig(train_images=8, val_images=2, image_size=64, seed=0)

@@ -18,7 +18,7 @@ from conf.programs import run
 from tests.runs.kill_resume import OPTIONS, PATIENCE, compare, finish, start, start_and_wait
 from tests.runs.process_group import fork_context
 from tests.runs.weights import largest_difference, parts_of
-from train_utils.run.checkpoint import load_last
+from train_utils.checkpoint import load_last
 
 pytestmark = pytest.mark.slow
 

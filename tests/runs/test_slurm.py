@@ -15,8 +15,8 @@ import yaml
 from data import ShapesConfig, ensure_shapes
 from tests.runs.kill_resume import differences
 from tests.runs.slurm_jobs import REPOSITORY, Job, answer, slurm_is_up, submit, until
+from train_utils.checkpoint import load_last
 from train_utils.coco_eval import FIGURES
-from train_utils.run.checkpoint import load_last
 
 SHAPES = ShapesConfig(train_images=384, val_images=6, image_size=64, seed=0)
 STEPS = 96  # of two epochs: signals take a second or two to arrive

@@ -17,8 +17,8 @@ from data import Batch, ShapesConfig, ensure_shapes
 from tests.runs.process_group import run_group
 from tests.runs.weights import largest_difference, parts_of
 from train import train
+from train_utils.checkpoint import load_checkpoint
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.run.checkpoint import load_checkpoint
 
 SHAPES = {"train_images": 27, "val_images": 2, "image_size": 64, "seed": 0}  # three steps of 8, and 3 that fill none
 LIMIT = 1e-9  # of relative differences in float64; in float32 the network multiplies rounding

@@ -21,7 +21,7 @@ from scripts.check_data import check
 from tests.data.bad_images import exif, with_segment
 from tests.data.drawn_set import DrawnSet
 from train_utils.distributed import World
-from train_utils.run.log import RunLog
+from train_utils.log import RunLog
 
 
 def overrides(drawn: DrawnSet, out: Path) -> list[str]:

@@ -28,8 +28,8 @@ from models.weights.darknet import weight_tensors
 from scripts.convert_weights import checkpoint_of, convert
 from tests.models.small_network import PlainNetwork, cfg_text, randomise, small
 from train import train
+from train_utils.checkpoint import load_checkpoint, save_checkpoint
 from train_utils.errors import CheckpointError
-from train_utils.run.checkpoint import load_checkpoint, save_checkpoint
 
 Command = Callable[..., str]
 

@@ -11,13 +11,11 @@ from torch import Tensor, nn
 
 from train_utils.config import Decay, OptimConfig, Optimizer
 from train_utils.distributed import World
-from train_utils.loop.nonfinite import NonFiniteGuard
-from train_utils.loop.step import OptimiserStep
-from train_utils.loop.stop_and_save import StepDecisions, StopRequest
-from train_utils.loop.train_epoch import EpochResult, train_one_epoch
+from train_utils.engine import EpochResult, NonFiniteGuard, OptimiserStep, train_one_epoch
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.progress import Progress
-from train_utils.run.run_state import RunState
+from train_utils.stop import StepDecisions, StopRequest
+from train_utils.train_state import RunState
 
 CONFIG = OptimConfig(
     name=Optimizer.sgd,

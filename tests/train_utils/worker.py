@@ -29,10 +29,11 @@ from train_utils.distributed import (
     init_distributed_mode,
     sum_over_ranks,
     torch_distributed_zero_first,
+    wrap_ddp,
 )
 from train_utils.errors import DistributedError
 from train_utils.launch import claim_report, explain_lost_peer, read_launch, shutdown, strip_local_rank
-from train_utils.parallel.wrap import convert_sync_batchnorm, wrap_model
+from train_utils.sync_batchnorm import convert_sync_batchnorm
 
 IMAGES, MICRO_BATCHES = 12, 2
 
@@ -90,7 +91,7 @@ def train(world: World) -> list[list[float]]:
     model = convert_sync_batchnorm(layers, world)
     broadcast_module(model)
     before = numbers()
-    wrapped = wrap_model(model, world)
+    wrapped = wrap_ddp(model, world)
     inputs = torch.linspace(-1, 1, IMAGES * 3, dtype=torch.float64).reshape(MICRO_BATCHES, -1, 3)
     for _ in range(2):
         for number, micro_batch in enumerate(inputs):

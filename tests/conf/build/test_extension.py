@@ -22,11 +22,11 @@ from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
 from tests.small_run import small_run
 from train import train
+from train_utils.checkpoint import load_last
 from train_utils.errors import TrainError
-from train_utils.loop.stop_and_save import StepDecisions
 from train_utils.optim import Schedule
-from train_utils.run.checkpoint import load_last
-from train_utils.run.run_state import RunState
+from train_utils.stop import StepDecisions
+from train_utils.train_state import RunState
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)  # 2 steps in an epoch
 RESUMED = ("model", "ema", "optimizer", "rng", "step", "seen", "best", "best_epoch", "figures")

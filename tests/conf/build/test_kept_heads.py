@@ -22,8 +22,8 @@ from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.models.cfg_writer import cfg, conv, head
 from tests.small_run import small_run
 from train import train
+from train_utils.checkpoint import load_checkpoint
 from train_utils.distributed import World
-from train_utils.run.checkpoint import load_checkpoint
 
 CPU = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
 GIVEN = ["experiment=finetune", "model=base", "optim.kept_heads_factor=0.1"]

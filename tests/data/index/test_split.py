@@ -23,7 +23,7 @@ from tests.data.bad_inputs import config_of
 from tests.data.bad_labels import voc_text
 from tests.data.drawn_set import picture
 from tests.data.yolo_set import YoloSet
-from train_utils.run.options import MAY_CHANGE, is_covered
+from train_utils.options import MAY_CHANGE, is_covered
 
 NAMES = [f"{number:05}.jpg" for number in range(10_000)]
 

@@ -18,8 +18,8 @@ import torch
 from conf.build.network import load_initial_weights
 from models import Darknet, ModelError, save_darknet_weights
 from tests.models.small_network import PlainNetwork, small
+from train_utils.checkpoint import save_checkpoint
 from train_utils.errors import CheckpointError
-from train_utils.run.checkpoint import save_checkpoint
 
 Mutation = Callable[[bytes, random.Random], bytes]
 NOT_FINITE = [b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff", b"\xff\xff\xff\xff"]

@@ -23,12 +23,12 @@ from data import ShapesConfig, ensure_shapes
 from tests.small_run import small_run
 from train import train
 from train_utils import loggers as module
+from train_utils.checkpoint import load_last
 from train_utils.config import LoggerConfig, is_installed
 from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.loggers import Loggers, open_loggers
-from train_utils.run.checkpoint import load_last
-from train_utils.run.run_state import LOSS_NAMES
+from train_utils.train_state import LOSS_NAMES
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)
 pytestmark = pytest.mark.slow

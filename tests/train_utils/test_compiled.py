@@ -24,18 +24,18 @@ from models.cfg.parse import ZOO
 from tests.models.small_network import small
 from tests.train_utils.losses import LOSSES, loss_options
 from tests.train_utils.small_training import CONFIG, Parts, network_with_norm, new_state, new_step
-from train_utils.distributed import World, init_distributed_mode
-from train_utils.errors import TrainError
-from train_utils.loop.step import OptimiserStep
-from train_utils.optim import Schedule
-from train_utils.parallel.compiled import (
+from train_utils.compiled import (
     CUDA_GRAPHS,
     TARGET_ROWS,
     check_compiling,
     check_tools,
     compile_step,
 )
-from train_utils.parallel.wrap import convert_sync_batchnorm
+from train_utils.distributed import World, init_distributed_mode
+from train_utils.engine import OptimiserStep
+from train_utils.errors import TrainError
+from train_utils.optim import Schedule
+from train_utils.sync_batchnorm import convert_sync_batchnorm
 
 TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12], [0, 0, 40, 12, 33, 20], [1, 1, 30, 40, 30, 22.0]])
 

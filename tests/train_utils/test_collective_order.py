@@ -22,10 +22,10 @@ from models import IouKind, LossConfig, YoloLoss
 from models.config import Balance, PositivesBy
 from tests.models.small_network import small
 from tests.train_utils.small_training import CONFIG, Batch, new_state, new_step
-from train_utils.distributed import World, max_over_ranks
-from train_utils.loop import step, stop_and_save
+from train_utils import engine, stop
+from train_utils.distributed import World, max_over_ranks, wrap_ddp
 from train_utils.optim import Schedule
-from train_utils.parallel.wrap import convert_sync_batchnorm, wrap_model
+from train_utils.sync_batchnorm import convert_sync_batchnorm
 
 WORLD_SIZE = 8
 BAD = 5  # the rank whose batch breaks the loss
@@ -73,7 +73,7 @@ def collectives_of_steps(rank: int, decide: Callable[[bool], None], sync_bn: boo
         if sync_bn:
             model = convert_sync_batchnorm(model, world)
         schedule = Schedule(CONFIG, 1, 40)
-        wrapped = wrap_model(model, world)
+        wrapped = wrap_ddp(model, world)
         if isinstance(wrapped, DistributedDataParallel):
             wrapped.register_comm_hook(None, lambda _, bucket: reduced(bucket))
         loss = YoloLoss(model.heads, LOSS)
@@ -95,7 +95,7 @@ def collectives_of_steps(rank: int, decide: Callable[[bool], None], sync_bn: boo
 def test_ranks_issue_the_same_collectives(monkeypatch: pytest.MonkeyPatch, sync_bn: bool) -> None:
     def decide(skip: bool) -> None:
         """Let each rank hear whether one of them has to skip."""
-        for module in (step, stop_and_save):
+        for module in (engine, stop):
             monkeypatch.setattr(module, "max_over_ranks", lambda values: [int(skip), *max_over_ranks(values)[1:]])
 
     issued = {rank: collectives_of_steps(rank, decide, sync_bn) for rank in RANKS}

@@ -1,4 +1,4 @@
-"""Batch norm with statistics over all ranks, on CPUs, where torch's SyncBatchNorm does not exist.
+"""Batch norm with statistics over all ranks; its own on CPUs, where torch has no SyncBatchNorm.
 
 Each rank computes its own mean and variance; they are merged as sums of values and squares. Such
 sums lose digits in float32 where a mean is large. Subtracting a common value first would need one
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from train_utils.distributed import sum_over_ranks
+from train_utils.distributed import World, sum_over_ranks
 
 
 class ReducedBatchNorm2d(nn.BatchNorm2d):
@@ -100,3 +100,20 @@ class _Normalise(torch.autograd.Function):
         )
         grad_x = ((grad - of_bias - (x - mean) * slope) * factor).to(x.dtype)
         return grad_x, grad_weight, grad_bias, None, None, None, None
+
+
+def convert_sync_batchnorm(model: nn.Module, world: World) -> nn.Module:
+    """Change batch norm to statistics over all ranks; names and state dict are kept.
+
+    Call it before ``wrap_ddp``. On CUDA this is torch's SyncBatchNorm. On a CPU it is
+    ReducedBatchNorm2d, for a single rank as well: the statistics of torch's kernel are off by 1e-5
+    (docs/results/), the network amplifies that, and one rank would train another model than two.
+    """
+    if world.device.type == "cuda":
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model) if world.world_size > 1 else model
+        return converted
+    if type(model) is nn.BatchNorm2d:
+        return ReducedBatchNorm2d(model)
+    for name, child in model.named_children():
+        setattr(model, name, convert_sync_batchnorm(child, world))
+    return model

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from train_utils.errors import TrainError
-from train_utils.run.log import MetricsCsv, RunLog, log_warnings
+from train_utils.log import MetricsCsv, RunLog, log_warnings
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from train_utils.checkpoint import CheckpointWriter, load_last
 from train_utils.coco_eval import ABSENT
 from train_utils.distributed import World, gather_arrays
 from train_utils.errors import CheckpointError
+from train_utils.files import CHECKPOINTS
 from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import WeightAverage, restore_optimizer
-from train_utils.run.checkpoint import load_last
-from train_utils.run.checkpoint_files import FOLDER
-from train_utils.run.checkpoint_writer import CheckpointWriter
-from train_utils.run.options import changed_values
+from train_utils.options import changed_values
 
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 
@@ -108,10 +107,10 @@ class RunState:
 
         The previous ``last.pt`` is kept: a damaged file costs one checkpoint, not the run.
         """
-        targets = {folder / FOLDER / "best.pt": False} if is_best else {}
+        targets = {folder / CHECKPOINTS / "best.pt": False} if is_best else {}
         state = self.to_plain()
         if state is not None:
-            writer.write(state, targets | {folder / FOLDER / "last.pt": True})
+            writer.write(state, targets | {folder / CHECKPOINTS / "last.pt": True})
 
     def resume(self, state: dict[str, Any], folder: Path, world: World) -> str:
         """Resume from the content of a checkpoint; return a text with the place and what changed.
@@ -165,6 +164,6 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
     if resume is None:
         return None, None
     folder = Path(resume)
-    if (folder / "config.yaml").is_file() and not any((folder / FOLDER).glob("*.pt")):
+    if (folder / "config.yaml").is_file() and not any((folder / CHECKPOINTS).glob("*.pt")):
         return None, f"{folder} holds no checkpoint yet: its run starts over"
     return read_run(folder)

@@ -17,7 +17,7 @@ from tests.train_utils.losses import COST, LOSSES, loss_options
 from tests.train_utils.small_training import CONFIG, new_state, new_step
 from train_utils.config import Optimizer
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.loop.step import OptimiserStep
+from train_utils.engine import OptimiserStep
 from train_utils.numerics import DTYPES, weights_dtype
 from train_utils.optim import Schedule
 

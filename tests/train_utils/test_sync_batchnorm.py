@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from models import Darknet, zoo_cfg
 from tests.runs.process_group import run_group
+from train_utils import sync_batchnorm
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.parallel import reduced_batchnorm
-from train_utils.parallel.reduced_batchnorm import ReducedBatchNorm2d
-from train_utils.parallel.wrap import convert_sync_batchnorm
+from train_utils.sync_batchnorm import ReducedBatchNorm2d, convert_sync_batchnorm
 
 CHANNELS = 7
 SHAPES = [(2, CHANNELS, 6, 4), (2, CHANNELS, 5, 5), (1, CHANNELS, 1, 1)]  # of the three ranks
@@ -39,7 +38,7 @@ def on_ranks(monkeypatch: pytest.MonkeyPatch, function: Callable[[int], Any], co
         place.rank = rank
         return function(rank)
 
-    monkeypatch.setattr(reduced_batchnorm, "sum_over_ranks", add)
+    monkeypatch.setattr(sync_batchnorm, "sum_over_ranks", add)
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(run, range(count)))
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from train_utils.errors import TrainError
+from train_utils.files import whole_file
 from train_utils.progress import say, warn
-from train_utils.run.whole_files import whole_file
 
 
 class RunLog:

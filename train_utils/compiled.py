@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train_utils.distributed import World, sum_over_ranks
+from train_utils.engine import Loss, LossParts, SumOverRanks
 from train_utils.errors import TrainError
-from train_utils.loop.interfaces import Loss, LossParts, SumOverRanks
 
 CUDA_GRAPHS = "reduce-overhead"  # torch's name of the mode
 TARGET_ROWS = 256  # targets are filled up to multiples of this, for few graphs of the loss

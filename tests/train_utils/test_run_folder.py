@@ -17,7 +17,7 @@ from conf.schema import TrainConfig
 from conf.sources.resume import complete_training
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
-from train_utils.run.run_folder import open_run_folder
+from train_utils.run_folder import open_run_folder
 
 OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM", "TORCHELASTIC")
 

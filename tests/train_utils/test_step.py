@@ -23,7 +23,7 @@ from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.numerics import DTYPES, weights_dtype
 from train_utils.optim import Schedule
-from train_utils.run.run_state import RunState
+from train_utils.train_state import RunState
 
 BATCH = batches(8, 8)
 

@@ -24,7 +24,7 @@ from models import Darknet, zoo_cfg
 from models.decode import decode
 from tests.models.small_network import small
 from tests.train_utils.losses import COST, LOSSES, loss_options
-from train_utils.parallel.compiled import compile_step
+from train_utils.compiled import compile_step
 
 CUDA = torch.device("cuda", 0)
 

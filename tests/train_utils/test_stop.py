@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from train_utils.loop.stop_and_save import STOP_SIGNALS, StopRequest
+from train_utils.stop import STOP_SIGNALS, StopRequest
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from train_utils import checkpoint
+from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last, save_checkpoint
 from train_utils.errors import CheckpointError
-from train_utils.run import checkpoint_writer
-from train_utils.run.checkpoint import load_checkpoint, load_last, save_checkpoint
-from train_utils.run.checkpoint_writer import CheckpointWriter
 
 
 class Color(enum.StrEnum):
@@ -248,7 +247,7 @@ def test_writes_that_fail_in_a_row_are_told_once_and_end_with_an_error(
         if full[0]:
             raise CheckpointError(f"cannot write {path}")
 
-    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", save)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save)
     for full[0] in (True, True, False, True, True):
         writer.write({"step": 1}, {tmp_path / "best.pt": False, tmp_path / "last.pt": True})
         writer.wait()

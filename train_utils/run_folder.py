@@ -16,9 +16,8 @@ from typing import Any
 
 from train_utils.distributed import World, broadcast_text
 from train_utils.errors import CheckpointError, TrainError
+from train_utils.files import CHECKPOINTS, keep_copy
 from train_utils.launch import Job, job_folder_name, read_job
-from train_utils.run.checkpoint_files import FOLDER
-from train_utils.run.whole_files import keep_copy
 from train_utils.shell import option
 
 LOCK = ".lock"
@@ -116,7 +115,7 @@ def _locked(folder: Path, key: str) -> Path:
     A lock is held while its process lives. On another host only a restart of the same job may take
     it over. Raises TrainError, naming ``key``, if another run holds it or it is not writable.
     """
-    _check_writable(folder / FOLDER, key)
+    _check_writable(folder / CHECKPOINTS, key)
     path, job = folder / LOCK, read_job()
     with path.open("a") as guard:
         with suppress(OSError):  # some network disks know no such locks
@@ -206,7 +205,7 @@ def _config(folder: Path) -> Path:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return list((folder / FOLDER).glob("*.pt"))
+    return list((folder / CHECKPOINTS).glob("*.pt"))
 
 
 def _holds_run(folder: Path) -> bool:

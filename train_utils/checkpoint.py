@@ -7,17 +7,19 @@ Files are only read with ``weights_only=True``, so none can run code.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from train_utils.errors import CheckpointError, first_line
-from train_utils.run.checkpoint_files import FOLDER, find_checkpoint, other_files
-from train_utils.run.plain_data import digest_of, to_plain
-from train_utils.run.whole_files import sync_folder
+from train_utils.files import CHECKPOINTS, find_checkpoint, other_files, sync_folder
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -77,7 +79,7 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
 
     Those are the ``last.pt`` before it and ``best.pt``. Raises CheckpointError if none can be read.
     """
-    last = run_dir / FOLDER / "last.pt"
+    last = run_dir / CHECKPOINTS / "last.pt"
     files = [file for file in (last, previous_path(last), last.with_name("best.pt")) if file.exists()]
     if not files:
         raise CheckpointError(f"there is no checkpoint in {last.parent.absolute()}. fix: give the folder of a run")
@@ -138,3 +140,112 @@ def _read(file: Path, mapped: bool) -> Any:
 def _free_bytes(path: Path) -> str:
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     return f"{shutil.disk_usage(folder).free:,}"
+
+
+def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
+    """Plain data with tensors detached, contiguous, on the CPU and without unused storage.
+
+    With ``copied`` the result shares no memory with ``value``, which training keeps changing.
+    Raises CheckpointError that names the entry, below ``key``, that is not plain data.
+    """
+    if isinstance(value, Tensor):
+        tensor = value.detach().cpu().contiguous()
+        # torch would save a view's whole storage.
+        whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+        shared = tensor.data_ptr() == value.data_ptr()
+        return tensor.clone() if not whole or (copied and shared) else tensor
+    if isinstance(value, dict):
+        for name in value:
+            if type(name) not in (str, int):
+                raise CheckpointError(f"{key} has a key of type {type(name).__name__}. fix: use str or int")
+        return {name: to_plain(entry, f"{key}.{name}", copied) for name, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(to_plain(entry, f"{key}[{index}]", copied) for index, entry in enumerate(value))
+    # Exact types: reading a subclass, such as a string enum, would need its class.
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise CheckpointError(
+        f"{key} of a checkpoint is a {type(value).__name__}. fix: save tensors, numbers, strings, lists and dicts only"
+    )
+
+
+def digest_of(state: Any) -> str:
+    """Sha256 over the place, type and value of every entry of plain data."""
+    sha = hashlib.sha256()
+
+    def walk(value: Any, key: str) -> None:
+        if isinstance(value, Tensor):
+            sha.update(f"{key}:{value.dtype}{list(value.shape)}\n".encode())
+            sha.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(value, dict):
+            sha.update(f"{key}:dict {len(value)}\n".encode())
+            for name, entry in value.items():
+                walk(entry, f"{key}/{name!r}")
+        elif isinstance(value, (list, tuple)):
+            sha.update(f"{key}:{type(value).__name__} {len(value)}\n".encode())
+            for index, entry in enumerate(value):
+                walk(entry, f"{key}/{index}")
+        else:
+            sha.update(f"{key}:{value!r}\n".encode())
+
+    walk(state, "")
+    return sha.hexdigest()
+
+
+class CheckpointWriter:
+    """Write one checkpoint at a time in the background.
+
+    Training continues after a failure. Of failures in a row only the first is reported.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+        self._error: CheckpointError | None = None
+
+    def write(self, state: dict[str, Any], targets: dict[Path, bool]) -> None:
+        """Copy ``state`` and write it to all targets in turn, after any write still under way.
+
+        ``targets`` maps each file to whether the previous one is kept. Raises CheckpointError at
+        once if the state is not plain data.
+        """
+        copy: dict[str, Any] = to_plain(state, copied=True)
+        self.wait()
+        self._pending = self._pool.submit(_write, copy, targets)
+
+    def failed(self) -> bool:
+        """Whether the last write is over and failed."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+        return self._error is not None
+
+    def wait(self) -> None:
+        """Wait for the write under way; report the first of failures in a row."""
+        failed_before = self._error is not None
+        self._settle()
+        if self._error is not None and not failed_before:
+            self._say(f"{self._error}. Training continues with the previous checkpoint and will try again")
+        elif self._error is None and failed_before:
+            self._say("checkpoints can be written again")
+
+    def close(self) -> None:
+        """End the thread. Raises CheckpointError if the last write failed."""
+        self._settle()
+        self._pool.shutdown()
+        if self._error is not None:
+            raise self._error
+
+    def _settle(self) -> None:
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        error = pending.exception()
+        if error is not None and not isinstance(error, CheckpointError):
+            raise error
+        self._error = error
+
+
+def _write(state: dict[str, Any], targets: dict[Path, bool]) -> None:
+    for path, keep_previous in targets.items():
+        save_checkpoint(path, state, keep_previous)

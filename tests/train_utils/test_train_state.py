@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.train_utils.small_training import CONFIG, batches, network_with_norm, new_state, train_epoch
+from train_utils.checkpoint import to_plain
 from train_utils.config import Optimizer
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.numerics import autocast_dtype
 from train_utils.optim import Schedule
-from train_utils.run.options import changed_values
-from train_utils.run.plain_data import to_plain
-from train_utils.run.run_state import RunState
+from train_utils.options import changed_values
+from train_utils.train_state import RunState
 
 
 @pytest.fixture(scope="module")

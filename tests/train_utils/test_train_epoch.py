@@ -25,11 +25,11 @@ from tests.train_utils.small_training import (
 )
 from train_utils.detect import detect
 from train_utils.distributed import World, init_distributed_mode
+from train_utils.engine import Waiting
 from train_utils.errors import TrainError
-from train_utils.loop.train_epoch import Waiting
 from train_utils.optim import Schedule
 from train_utils.progress import Progress
-from train_utils.run.run_state import RunState
+from train_utils.train_state import RunState
 
 
 @pytest.fixture(scope="module")

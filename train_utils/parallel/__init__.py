@@ -1,1 +1,0 @@
-"""How ranks train one model: gradient sync and batch statistics; compiled steps."""
