@@ -23,12 +23,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from conf.api.calls import Outcome, callable_from_python
 from conf.build.batches import open_split
 from conf.build.evaluator import Evaluation, Evaluator, ground_truth_of
 from conf.build.network import build_model, open_checkpoint
 from conf.build.report import draw_plots
 from conf.failures import ConfigError
+from conf.programs import Outcome, callable_from_python
 from conf.schema import EvalConfig, EvalTask
 from data import Annotations, Request
 from models import AnyNetwork, Darknet, OnnxNetwork, for_detection, image_size_of

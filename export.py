@@ -27,11 +27,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.answers.help import own_version
-from conf.api.calls import callable_from_python
 from conf.build.network import TrainedNetwork, open_detector
 from conf.failures import ConfigError
-from conf.schema_inference import SUFFIXES, ExportConfig, ExportFormat
+from conf.help import own_version
+from conf.programs import callable_from_python
+from conf.schema import SUFFIXES, ExportConfig, ExportFormat
 from data.formats.shapes import draw_image
 from data.samples.letterbox import letterbox
 from models import Darknet
@@ -56,7 +56,7 @@ def export(config: ExportConfig) -> Path:
     sides = config.image_size if isinstance(config.image_size, list) else [config.image_size] * 2
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size and max(sides))
     model = detector.model
-    assert isinstance(model, Darknet), "conf/sources/checkpoints.py refuses exported files"
+    assert isinstance(model, Darknet), "conf/checkpoints.py refuses exported files"
     height, width = size = image_size(sides, detector)
     print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
     suppression = None

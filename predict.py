@@ -23,13 +23,13 @@ import sys
 import time
 from pathlib import Path
 
-from conf.api.calls import callable_from_python
 from conf.api.detector import Detector
 from conf.build.network import open_detector
 from conf.build.predictor import Predictor
 from conf.build.results import ResultWriter, counted
 from conf.failures import ConfigError
-from conf.schema_inference import PredictConfig
+from conf.programs import callable_from_python
+from conf.schema import PredictConfig
 from data import find_media
 from train_utils.distributed import init_distributed_mode
 from train_utils.launch import read_launch

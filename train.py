@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conf.api.calls import Outcome, callable_from_python
 from conf.build.batches import MEMORY_FILES, make_train_loader, open_sets
 from conf.build.checkpoints import extend_run, tell_extension
 from conf.build.evaluator import Evaluator
@@ -32,8 +31,9 @@ from conf.build.network import build_model, build_resumed_model
 from conf.build.report import announce, draw_first_batch, save_config
 from conf.build.start import fit_anchors, prepare_numerics, resolve, spare_heads, start_state
 from conf.build.training import Training
+from conf.programs import Outcome, callable_from_python
+from conf.resume import check_options
 from conf.schema import TrainConfig
-from conf.sources.resume import check_options
 from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
 from models import Darknet
 from models.config import AUTO

@@ -6,9 +6,8 @@ The import refuses Windows: the rest of the project needs POSIX signals.
 import sys
 from pathlib import Path
 
-PROGRAMS_DIR = Path(__file__).parent / "programs"  # the options of each program
-GROUPS_DIR = Path(__file__).parent / "groups"  # the choices of data=, model=, loss= and more
-REPOSITORY = Path(__file__).parent.parent
+CONF_DIR = Path(__file__).parent  # a YAML file for each program, a folder for each group (data=, model=, loss=, ...)
+REPOSITORY = CONF_DIR.parent
 
 if sys.platform == "win32":
     print(

@@ -16,10 +16,10 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import PROGRAMS_DIR
-from conf.answers.messages import explain
+from conf import CONF_DIR
 from conf.failures import ConfigError
 from conf.file_choices import register_file_choices
+from conf.messages import explain
 from conf.schema import CHOICES
 
 Config = TypeVar("Config")
@@ -34,7 +34,7 @@ def compose(name: str, schema: type[Config], overrides: list[str], complete: Com
 
 
 def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of ``conf/programs/<name>.yaml`` with overrides.
+    """The values of ``conf/<name>.yaml`` with overrides.
 
     Interpolations are unresolved; missing values are ``???``.
     """
@@ -130,7 +130,7 @@ def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
         outer = GlobalHydra.instance().hydra  # of a program that asks while it runs
         GlobalHydra.instance().clear()
         try:
-            with hydra.initialize_config_dir(str(PROGRAMS_DIR), version_base="1.3"):
+            with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
                 return hydra.compose(name, list(overrides))
         finally:
             GlobalHydra.instance().hydra = outer

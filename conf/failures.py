@@ -1,4 +1,7 @@
-"""How a program fails: one rank prints one sentence, and the exit code is 2, or 1 after a bug."""
+"""How a program fails: one rank prints one sentence, and the exit code is 2, or 1 after a bug.
+
+Called from Python, it raises an error with the same sentence.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,18 @@ import errno
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import omegaconf.omegaconf
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.answers.messages import explain
+from conf.messages import explain
 from data.errors import DataError
 from models.errors import ModelError
 from train_utils.errors import CheckpointError, DistributedError, TrainError
-from train_utils.launch import claim_report, end_report
+from train_utils.launch import claim_report, end_report, explain_lost_peer
 
 BUG_EXIT_CODE, USAGE_EXIT_CODE, SIGNAL_EXIT_CODE = 1, 2, 128  # the last plus the signal's number
 
@@ -74,3 +78,23 @@ def in_one_sentence(error: BaseException, schema: type, arguments: Sequence[str]
         options = " ".join(word for word in arguments if "." in word.partition("=")[0])
         return f"{options}: the section is null here. fix: choose what has it, as model=yolov3 or logger=[csv,wandb]"
     return None
+
+
+@contextmanager
+def plain_errors(schema: type, overrides: Sequence[str]) -> Iterator[None]:
+    """Give errors of the user in the body the message that the command line would print.
+
+    ``schema`` has the keys that it may name, ``overrides`` are the options as typed.
+    """
+    try:
+        yield
+    except Exception as caught:
+        error = explain_lost_peer(caught)
+        sentence = in_one_sentence(error, schema, overrides)
+        if sentence is None:
+            raise
+        if not isinstance(error, USER_ERRORS):
+            error = ConfigError(sentence)
+        error.args, kind = (sentence,), type(error).__name__
+        vars(error)["_render_traceback_"] = lambda: [f"{kind}: {sentence}"]  # what a notebook shows
+        raise error from (caught.__cause__ if error is caught else None)

@@ -24,9 +24,9 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from conf import GROUPS_DIR
-from conf.answers.messages import is_path
+from conf import CONF_DIR
 from conf.failures import ConfigError
+from conf.messages import is_path
 from data.config import DataConfig
 from data.errors import DataError
 from data.formats.recognise import recognise
@@ -79,15 +79,10 @@ class FileChoices(ConfigSource):
 
 
 class _OurPath(SearchPathPlugin):
-    """Puts FileChoices and conf/groups into each search path.
-
-    The programs' own files lie apart, in Hydra's main folder. Otherwise each folder of conf/ would
-    be a group.
-    """
+    """Puts FileChoices into each search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.prepend("paths", "choice://")
-        search_path.append("groups", f"file://{GROUPS_DIR}")
 
 
 def register_file_choices() -> None:
@@ -110,7 +105,7 @@ def _of_data(path: Path) -> dict[str, Any]:
             raise DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
     else:
         known = recognise(path)
-        usual = yaml.safe_load((GROUPS_DIR / "data" / f"{known['format']}.yaml").read_text(encoding="utf-8"))
+        usual = yaml.safe_load((CONF_DIR / "data" / f"{known['format']}.yaml").read_text(encoding="utf-8"))
         content = {**usual, **known}
     check_values(content, str(path))
     return content

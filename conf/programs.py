@@ -1,4 +1,4 @@
-"""The programs: what each reads, and how a command line becomes a call.
+"""The programs: what each reads, and how a command line or a list in Python becomes a call.
 
 ``run`` composes and checks the options first and imports the program only then, so ``--help``, tab
 completion and a refused option need no torch. Every user error leaves as one sentence on one rank
@@ -10,22 +10,32 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import wraps
 from itertools import pairwise
+from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from conf import PROGRAMS_DIR, REPOSITORY
-from conf.answers.command_line import VALUED_FLAGS, refusal_of_flags
-from conf.answers.help import page_instead
-from conf.entry import Complete, keys_of, register, to_plain
-from conf.failures import ConfigError, report, report_interrupt
-from conf.schema import EvalConfig, TrainConfig
-from conf.schema_inference import DemoConfig, ExportConfig, PredictConfig
+from conf import CONF_DIR, REPOSITORY
+from conf.checkpoints import (
+    complete_conversion,
+    complete_detection,
+    complete_from_checkpoint,
+    model_or_checkpoint,
+)
+from conf.entry import Complete, compose, keys_of, register, to_plain, with_search_path
+from conf.failures import ConfigError, plain_errors, report, report_interrupt
+from conf.help import page_instead
+from conf.messages import VALUED_FLAGS, refusal_of_flags
+from conf.resume import complete_training
+from conf.schema import DemoConfig, EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from conf.schema_tools import (
     AnchorsConfig,
     CheckDataConfig,
@@ -35,15 +45,11 @@ from conf.schema_tools import (
     GetWeightsConfig,
     TuneConfig,
 )
-from conf.sources.checkpoints import (
-    complete_conversion,
-    complete_detection,
-    complete_from_checkpoint,
-    model_or_checkpoint,
-)
-from conf.sources.resume import complete_training
 from train_utils.launch import explain_lost_peer, prefer_expandable_segments, read_launch, shutdown, strip_local_rank
 from train_utils.shell import quoted
+
+Config = TypeVar("Config")
+Result = TypeVar("Result")
 
 
 class Program(NamedTuple):
@@ -61,7 +67,7 @@ class Program(NamedTuple):
         return module if "." in module else f"{module}.py"
 
 
-PROGRAMS = {  # by the name of their YAML file in conf/programs/
+PROGRAMS = {  # by the name of their YAML file in conf/
     "train": Program(TrainConfig, "train:train", complete_training),
     "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint),
     "predict": Program(PredictConfig, "predict:predict", complete_detection),
@@ -88,7 +94,7 @@ def run(name: str) -> None:
     program, debug = PROGRAMS[name], "debug=true" in sys.argv
     failures: list[BaseException] = []
 
-    @hydra.main(version_base="1.3", config_path=str(PROGRAMS_DIR), config_name=name)
+    @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
     def main(cfg: DictConfig) -> None:
         try:
             named = keys_of(HydraConfig.get().overrides.task)
@@ -212,3 +218,76 @@ def _in_order(arguments: list[str], key: str) -> list[str]:
         listed = ",".join("'{}'".format(word.replace("'", r"\'")) for word in bare)
         options.append(f"{key.removesuffix('...')}=[{listed}]" if key.endswith("...") else f"{key}={' '.join(bare)}")
     return options + flags
+
+
+class Outcome(dict[str, float]):
+    """The figures of a training or an evaluation by name, such as ``AP``; none off rank 0.
+
+    ``folder`` is where everything else was written; None if nothing was.
+    """
+
+    def __init__(self, figures: Mapping[str, float], folder: Path | None) -> None:
+        super().__init__(figures)
+        self.folder = folder
+
+
+def callable_from_python(
+    name: str,
+) -> Callable[[Callable[[Config], Result]], Callable[[Config | Sequence[str]], Result]]:
+    """Let the function of a program also take a list of overrides, as on the command line.
+
+    ``name`` is the program's key in PROGRAMS. With overrides, such as ``["data=coco",
+    "train.epochs=2"]``, a user's mistake raises an error with the message of the command line. At
+    the end the process leaves its process group.
+    """
+
+    def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
+        @wraps(function)
+        def call(options: Config | Sequence[str]) -> Result:
+            if is_dataclass(options):
+                return function(options)
+            try:
+                overrides = list(map(str, options)) if isinstance(options, list | tuple) else []
+                with plain_errors(PROGRAMS[name].schema, overrides):
+                    return function(options_of(name, options))
+            except SystemExit as ended:  # how a program reports what stopped it; it must not end the caller
+                if ended.code != 128 + signal.SIGINT:
+                    raise
+                raise KeyboardInterrupt from ended
+            finally:
+                shutdown()
+
+        return call
+
+    return decorate
+
+
+def options_of(name: str, overrides: object) -> Any:
+    """The checked options of the program ``name`` with ``overrides``, as its dataclass.
+
+    Raises ConfigError if ``overrides`` is no list of strings or holds flags, which only a command
+    line takes, and the errors of composition.
+    """
+    program = PROGRAMS[name]
+    if not isinstance(overrides, list | tuple) or not all(isinstance(word, str) for word in overrides):
+        raise ConfigError(f"options are a list of key=value here, got {overrides!r}. fix: ['ckpt=best.pt']")
+    arguments = with_search_path(prepare_arguments(list(overrides), program))
+    if flags := [word for word in arguments if word.startswith("-")]:
+        raise ConfigError(f"{flags[0]} is for the command line. fix: options of the form key=value alone")
+    config: Any = compose(name, program.schema, arguments, program.complete)
+    if ranks_to_start(config) > 1:
+        raise ConfigError("devices starts processes on a command line alone. fix: leave it out, or python train.py")
+    return config
+
+
+def override(key: str, value: Any) -> str:
+    """``key=value`` as Hydra reads it, for a text, a path, a number, None or a list of these."""
+    return f"{key}={_typed(value)}"
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_typed, value))}]"
+    if value is None or isinstance(value, bool | int | float):
+        return "null" if value is None else str(value).lower()
+    return quoted(str(value))

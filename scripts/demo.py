@@ -25,7 +25,7 @@ from conf.build.network import TrainedNetwork, open_detector
 from conf.build.predictor import Found, Predictor
 from conf.build.results import ResultWriter, counted
 from conf.failures import ConfigError
-from conf.schema_inference import DemoConfig
+from conf.schema import DemoConfig
 from data import Frame, FrameBatches, Medium, OnBadFile
 from train_utils.distributed import init_distributed_mode
 from train_utils.draw import draw_boxes

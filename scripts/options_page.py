@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from conf.answers.describe import options_of, sections_in, shown
 from conf.entry import defaults
+from conf.help import options_of, sections_in, shown
 from conf.programs import PROGRAMS
 from conf.schema import CHOICES
 

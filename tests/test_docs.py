@@ -17,7 +17,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch.distributed.run import get_args_parser
 
-from conf import PROGRAMS_DIR
+from conf import CONF_DIR
 from conf.entry import compose, defaults
 from conf.failures import ConfigError
 from conf.programs import PROGRAMS, prepare_arguments
@@ -111,7 +111,7 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
         ]
     if {each.key_or_group for each in parsed} & {"ckpt", "resume"}:
         defaults(name, schema)
-        with hydra.initialize_config_dir(str(PROGRAMS_DIR), version_base="1.3"):
+        with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             hydra.compose(name, options)
     else:
         compose(name, schema, options, complete)

@@ -14,10 +14,10 @@ from pycocotools.cocoeval import COCOeval
 
 import eval as program
 from conf.build import evaluator as building
+from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
 from conf.failures import ConfigError
 from conf.schema import EvalConfig, TrainConfig
-from conf.sources.checkpoints import complete_from_checkpoint
 from data import DataFormat, OnError, ShapesConfig, ensure_shapes, open_annotations
 from eval import evaluate
 from models import Darknet, zoo_cfg

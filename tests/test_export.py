@@ -16,8 +16,7 @@ import export as program
 from conf.build.network import build_model, describe_network
 from conf.entry import compose
 from conf.programs import run
-from conf.schema import TrainConfig
-from conf.schema_inference import ExportConfig
+from conf.schema import ExportConfig, TrainConfig
 from export import export
 from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
 from models.export.files import METADATA_FILE, write_torch

@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from conf.build.network import build_model, describe_network
+from conf.checkpoints import complete_detection, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose, to_dictionary
 from conf.programs import run
-from conf.schema import EvalConfig, TrainConfig
-from conf.schema_inference import ExportConfig, PredictConfig
-from conf.sources.checkpoints import complete_detection, complete_from_checkpoint, model_or_checkpoint
+from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
 from data.formats.shapes import CLASSES, draw_image
 from eval import evaluate

@@ -15,13 +15,12 @@ import pytest
 import torch
 
 from conf.build.network import build_model, load_network
+from conf.checkpoints import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose
 from conf.failures import ConfigError
-from conf.schema import EvalConfig, TrainConfig
-from conf.schema_inference import ExportConfig, PredictConfig
+from conf.resume import complete_training
+from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from conf.schema_tools import ConvertConfig
-from conf.sources.checkpoints import complete_conversion, complete_from_checkpoint, model_or_checkpoint
-from conf.sources.resume import complete_training
 from data import Annotations, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
 from data.batches.changed import ChangedDataset
 from eval import evaluate

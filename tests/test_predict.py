@@ -17,11 +17,10 @@ import torch
 from conf.build.batches import open_split
 from conf.build.evaluator import Evaluator
 from conf.build.network import build_model, describe_network, model_from_checkpoint
+from conf.checkpoints import complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose, to_dictionary
 from conf.programs import run
-from conf.schema import EvalConfig, TrainConfig
-from conf.schema_inference import PredictConfig
-from conf.sources.checkpoints import complete_from_checkpoint, model_or_checkpoint
+from conf.schema import EvalConfig, PredictConfig, TrainConfig
 from data import DataFormat, Frame, InputFit, ShapesConfig, cut_at_edges, ensure_shapes
 from data.formats.shapes import CLASSES
 from eval import evaluate
@@ -36,7 +35,7 @@ from train_utils.checkpoint import load_checkpoint, save_checkpoint
 from train_utils.distributed import init_distributed_mode
 
 IDS = [30, 10, 20, 50, 40]  # category ids that are not the order of the classes
-EVERYTHING = ["confidence=0.001", "nms_iou=0.6", "multi_label=true", "device=cpu"]  # as conf/groups/evaluate/coco.yaml
+EVERYTHING = ["confidence=0.001", "nms_iou=0.6", "multi_label=true", "device=cpu"]  # as conf/evaluate/coco.yaml
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from conf.build.training import COLUMNS
+from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
+from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
-from conf.sources.checkpoints import complete_from_checkpoint
-from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from tests.runs.process_group import run_group

@@ -17,11 +17,11 @@ from omegaconf import OmegaConf
 
 from conf.build import start
 from conf.build.network import model_from_checkpoint, open_detector
+from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose, layered
 from conf.failures import ConfigError
+from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
-from conf.sources.checkpoints import complete_from_checkpoint
-from conf.sources.resume import complete_training
 from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, ModelError, zoo_cfg

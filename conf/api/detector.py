@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from conf.api.calls import options_of, override, plain_errors
 from conf.api.prediction import Prediction
 from conf.build.network import open_detector
 from conf.build.predictor import Predictor
-from conf.failures import ConfigError
+from conf.failures import ConfigError, plain_errors
+from conf.programs import options_of, override
+from conf.schema import PredictConfig
 from data import DataError, Medium, OnBadFile, find_media
 from train_utils.distributed import choose_device
 
@@ -86,7 +87,7 @@ class Detector:
                 yield Prediction(boxes_xyxy, scores, classes, *of_all, frame)
 
     def _plain_errors(self, *source: str) -> AbstractContextManager[None]:
-        return plain_errors("predict", [*self._overrides, *(override("source", one) for one in source)])
+        return plain_errors(PredictConfig, [*self._overrides, *(override("source", one) for one in source)])
 
     def _picture(self, source: Any, number: int) -> Medium:
         """One picture of a call, named by its number. Raises DataError if it is no picture."""

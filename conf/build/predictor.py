@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from conf.build.network import TrainedNetwork
-from conf.schema import EvaluateConfig
-from conf.schema_inference import DetectConfig, PredictConfig
+from conf.schema import DetectConfig, EvaluateConfig, PredictConfig
 from data import Frame, FrameBatch, FrameBatches, InputFit, Medium, OnBadFile, cut_at_edges
 from models import Head, Postprocess, for_detection
 from train_utils.config import EvalPrecision

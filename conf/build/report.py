@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from conf.answers.help import version_page
 from conf.build.batches import resolved_options
 from conf.build.evaluator import Evaluation, ground_truth_of
 from conf.entry import defaults, to_yaml
+from conf.help import version_page
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
 from data.audit.anchor_fit import Sizes

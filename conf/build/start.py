@@ -15,8 +15,8 @@ from conf.build.checkpoints import describe
 from conf.build.network import load_network
 from conf.build.report import min_iou_of
 from conf.failures import ConfigError
+from conf.resume import resumed_options
 from conf.schema import TrainConfig
-from conf.sources.resume import resumed_options
 from data import Annotations, Colour, TrainBatchSampler
 from data.audit.anchor_choice import choose_anchors
 from models import Darknet, Head

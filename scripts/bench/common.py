@@ -25,7 +25,7 @@ from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.stop import StepDecisions, StopRequest
 from train_utils.train_state import RunState
 
-GROUPS = Path(__file__).resolve().parents[2] / "conf" / "groups"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 CLASSES, BOXES = 80, 20  # of the network, and of an image: COCO has 7, a mosaic up to four times as many
 STEPS = 100_000  # of the whole training: a measurement lies at the start of the burn-in
 Item = TypeVar("Item")
@@ -58,8 +58,8 @@ def settings_of(tiny: bool) -> Settings:
 
 
 def options(kind: type[Item], file: str, **changes: Any) -> Item:
-    """The options of a YAML file below conf/groups/, with some changed."""
-    values = yaml.safe_load((GROUPS / file).read_text(encoding="utf-8"))
+    """The options of a YAML file below conf/, with some changed."""
+    values = yaml.safe_load((CONF / file).read_text(encoding="utf-8"))
     values.pop("defaults", None)
     return _filled(kind, values | changes)
 

@@ -11,15 +11,17 @@ from conf.failures import in_one_sentence
 from conf.schema import TrainConfig
 
 
-def told(code: int, *path: str) -> str | None:
+def sentence_of(code: int, *path: str) -> str | None:
     return in_one_sentence(OSError(code, os.strerror(code), *path), TrainConfig, [])
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
 def test_a_place_without_rights_or_space_is_one_sentence_wherever_it_shows(code: int) -> None:
     for path in ([], ["x.yaml"]):
-        said = f"{[*path, 'a file'][0]} cannot be used ({os.strerror(code)}). fix: name another place, or free space"
-        assert told(code, *path) == said
+        sentence = (
+            f"{[*path, 'a file'][0]} cannot be used ({os.strerror(code)}). fix: name another place, or free space"
+        )
+        assert sentence_of(code, *path) == sentence
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "gone", "x"), ValueError("1"), OSError("plain")])

@@ -7,7 +7,7 @@ from typing import get_type_hints
 
 import pytest
 
-from conf.answers.describe import options_of, sections_in
+from conf.help import options_of, sections_in
 from conf.schema import CHOICES, TrainConfig
 from train_utils.options import MAY_CHANGE, is_covered
 

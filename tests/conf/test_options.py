@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conf import GROUPS_DIR
-from conf.answers.suggest import kinds_of
+from conf import CONF_DIR
 from conf.build.report import save_config
 from conf.entry import compose, to_dictionary, to_yaml
 from conf.failures import ConfigError
+from conf.messages import kinds_of
 from conf.programs import run
+from conf.resume import complete_training, continue_run
 from conf.schema import TrainConfig
-from conf.sources.resume import complete_training, continue_run
 from train_utils.errors import TrainError
 
 Program = Callable[..., str]
@@ -118,7 +118,7 @@ def test_evaluation_without_anything_to_evaluate(error_of: Program) -> None:
 
 @pytest.mark.parametrize("group", ["data", "model", "augment", "loss", "optim", "experiment"])
 def test_every_choice_of_a_group_composes(group: str) -> None:
-    choices = sorted(path.stem for path in (GROUPS_DIR / group).glob("*.yaml") if path.stem != "base")
+    choices = sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml") if path.stem != "base")
     assert choices
     for choice in choices:
         config = compose("train", TrainConfig, [f"{group}={choice}"])

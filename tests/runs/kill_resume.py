@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from conf.entry import compose
+from conf.resume import complete_training
 from conf.schema import TrainConfig
-from conf.sources.resume import complete_training
 from tests.runs.process_group import fork_context, free_port
 from train import train
 from train_utils.checkpoint import load_last

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from conf.build.network import TrainedNetwork, build_model, load_network, model_from_checkpoint, open_detector
+from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose, to_dictionary
 from conf.failures import ConfigError
 from conf.programs import run
+from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from conf.schema_tools import ConvertConfig
-from conf.sources.checkpoints import complete_from_checkpoint
-from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg

@@ -16,10 +16,10 @@ import torch
 
 from conf.build.network import open_detector
 from conf.build.predictor import Predictor
+from conf.checkpoints import model_or_checkpoint
 from conf.entry import compose
 from conf.failures import ConfigError
-from conf.schema_inference import DemoConfig
-from conf.sources.checkpoints import model_or_checkpoint
+from conf.schema import DemoConfig
 from scripts.demo import Session, build, launch
 from tests.data.images.test_media import picture, video
 from tests.test_predict import folder, found  # noqa: F401 - a fixture

@@ -13,8 +13,8 @@ import pytest
 
 from conf.build.report import save_config
 from conf.entry import compose
+from conf.resume import complete_training
 from conf.schema import TrainConfig
-from conf.sources.resume import complete_training
 from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.run_folder import open_run_folder

@@ -11,9 +11,9 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from conf.api.calls import callable_from_python, options_of, override
 from conf.failures import ConfigError
-from conf.schema_inference import PredictConfig
+from conf.programs import callable_from_python, options_of, override
+from conf.schema import PredictConfig
 from data import DataError
 from eval import evaluate
 from train import train
@@ -80,7 +80,7 @@ def test_ctrl_c_interrupts_the_caller_instead_of_ending_it(
     code: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[bool] = []
-    monkeypatch.setattr("conf.api.calls.shutdown", lambda: ended.append(True))
+    monkeypatch.setattr("conf.programs.shutdown", lambda: ended.append(True))
     with pytest.raises(error):
         callable_from_python("predict")(lambda _: sys.exit(code))(["source=a"])
     assert ended, "the process group is left"

@@ -19,8 +19,8 @@ from hydra.core.global_hydra import GlobalHydra
 from PIL import Image, ImageOps
 
 import predict as predict_module
-from conf.api.calls import override
 from conf.failures import ConfigError
+from conf.programs import override
 from data import DataError
 from predict import Detector, predict
 from tests.data.images.test_media import picture, video

@@ -17,8 +17,8 @@ from conf.build.checkpoints import extend_run, tell_extension
 from conf.build.training import Training
 from conf.entry import compose
 from conf.failures import ConfigError
+from conf.resume import complete_training
 from conf.schema import TrainConfig
-from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
 from tests.small_run import small_run
 from train import train

@@ -15,8 +15,8 @@ from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.network import build_model, build_resumed_model, describe_network
 from conf.build.start import spare_heads
 from conf.entry import compose
+from conf.resume import complete_training
 from conf.schema import TrainConfig
-from conf.sources.resume import complete_training
 from data import ShapesConfig, ensure_shapes
 from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.models.cfg_writer import cfg, conv, head

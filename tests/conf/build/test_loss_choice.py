@@ -12,13 +12,13 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from conf.answers.messages import explain
 from conf.build.loss import make_loss
+from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose, layered, to_dictionary, to_plain, to_yaml
 from conf.failures import ConfigError
+from conf.messages import explain
+from conf.resume import complete_training, continue_run
 from conf.schema import CHOICES, EvalConfig, TrainConfig
-from conf.sources.checkpoints import complete_from_checkpoint
-from conf.sources.resume import complete_training, continue_run
 from data import OnError
 from eval import evaluate
 from models import DarknetLoss, Head, LossConfig, YoloLoss

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 
-from conf.answers.messages import explain
 from conf.entry import compose
+from conf.messages import explain
 from conf.programs import PROGRAMS
 from conf.schema import TrainConfig
 from data import DataConfig, DataError, open_annotations

@@ -13,9 +13,9 @@ import cv2
 import numpy as np
 import pytest
 
+from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose, to_dictionary
 from conf.schema import EvalConfig, TrainConfig
-from conf.sources.checkpoints import complete_from_checkpoint
 from data import Annotations, DataConfig, DataError, DataFormat, OnError, SplitConfig, open_annotations
 from data.index.annotations import read_annotations
 from data.index.split import is_for_validation
@@ -152,7 +152,7 @@ def test_a_run_keeps_its_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ckpt.touch()
     assert not is_covered("data.split", MAY_CHANGE), "another one is refused on resume"
     saved = to_dictionary(compose("train", TrainConfig, ["data.split=0.25"]))
-    monkeypatch.setattr("conf.sources.checkpoints.config_of_checkpoint", lambda _: saved)
+    monkeypatch.setattr("conf.checkpoints.config_of_checkpoint", lambda _: saved)
     assert compose("eval", EvalConfig, [f"ckpt={ckpt}"], complete_from_checkpoint).data.split == 0.25
 
 

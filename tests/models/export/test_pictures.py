@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from conf.checkpoints import model_or_checkpoint
 from conf.entry import compose
-from conf.schema_inference import ExportConfig
-from conf.sources.checkpoints import model_or_checkpoint
+from conf.schema import ExportConfig
 from export import export
 from models import Darknet, Postprocess, load_darknet_weights, parse_cfg
 from models.export.files import run_onnx, run_torch, write_onnx, write_torch

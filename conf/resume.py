@@ -8,11 +8,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from conf.checkpoints import ask_for_plugins
 from conf.entry import from_dictionary, layered, plain, to_dictionary
 from conf.failures import ConfigError
 from conf.file_choices import check_values
 from conf.schema import TrainConfig
-from conf.sources.checkpoints import ask_for_plugins
 from data.errors import DataError
 from data.formats.set_files import load_yaml
 from models.weights.published import BACKBONE, COCO

@@ -16,10 +16,10 @@ import yaml
 from omegaconf.errors import ConfigKeyError
 
 from conf import REPOSITORY
+from conf.checkpoints import with_exported
 from conf.entry import compose
 from conf.failures import ConfigError, in_one_sentence
 from conf.programs import PROGRAMS
-from conf.sources.checkpoints import with_exported
 from data import ShapesConfig
 from tests.small_run import small_run
 from train import train

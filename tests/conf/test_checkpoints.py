@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from conf.build.network import build_model, open_detector
+from conf.checkpoints import fetch_weights, weights_folder, weights_path
 from conf.entry import compose
 from conf.failures import ConfigError
 from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig
 from conf.schema_tools import GetWeightsConfig
-from conf.sources.weights import fetch_weights, weights_folder, weights_path
 from data import DataError
 from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
 from models.weights import published

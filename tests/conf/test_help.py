@@ -1,0 +1,40 @@
+"""The version page names this project's commit, or none; the page of all options is current."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conf import REPOSITORY, help
+from scripts.options_page import page
+
+
+def test_an_unpacked_archive_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the repository which it was unpacked in."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
+        subprocess.run([*git, *command], check=True)
+    unpacked = tmp_path / "ours"
+    unpacked.mkdir()
+    shutil.copy(REPOSITORY / "pyproject.toml", unpacked)
+    monkeypatch.setattr(help, "REPOSITORY", unpacked)
+    assert "torch" in help.version_page() and "commit" not in help.version_page()
+    monkeypatch.setattr(help, "REPOSITORY", REPOSITORY)
+    assert ("commit" in help.version_page()) == (REPOSITORY / ".git").exists()
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "train" / "options.md"
+
+
+def test_the_page_of_options_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "fix: make docs"
+
+
+def test_every_option_has_a_meaning() -> None:
+    """The comment beside its field; a formatter that breaks the line leaves none."""
+    rows = [line for line in page().splitlines() if line.startswith("| `")]
+    assert len(rows) > 200
+    assert not [row for row in rows if row.endswith("|  |")]
