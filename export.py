@@ -32,8 +32,8 @@ from conf.failures import ConfigError
 from conf.help import own_version
 from conf.programs import callable_from_python
 from conf.schema import SUFFIXES, ExportConfig, ExportFormat
-from data.formats.shapes import draw_image
-from data.samples.letterbox import letterbox
+from data.geometry import letterbox
+from data.shapes import draw_image
 from models import Darknet
 from models.export.check import check_onnx, check_torch
 from models.export.files import BOXES, DETECTIONS, write_onnx, write_torch

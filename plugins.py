@@ -23,8 +23,8 @@ from typing import Any
 from conf.build.loss import LOSSES
 from conf.failures import ConfigError
 from conf.schema import CHOICES
-from data.batches.changed import AUGMENTATIONS
 from data.config import FORMATS
+from data.dataset import AUGMENTATIONS
 from models.cfg.keys import SECTION_KEYS, layer_keys
 from models.config import LossConfig
 from models.network.activations import ACTIVATIONS

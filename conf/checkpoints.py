@@ -12,7 +12,7 @@ from conf.failures import ConfigError
 from conf.file_choices import check_values
 from conf.messages import darknet_options
 from conf.schema import EvalTask
-from data.formats.download import download
+from data.download import download
 from models.config import ModelConfig
 from models.export.metadata import Exported, read_exported
 from models.weights.published import Published

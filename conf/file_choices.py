@@ -29,8 +29,7 @@ from conf.failures import ConfigError
 from conf.messages import is_path
 from data.config import DataConfig
 from data.errors import DataError
-from data.formats.recognise import recognise
-from data.formats.set_files import YAML_SUFFIXES, load_yaml
+from data.set_files import YAML_SUFFIXES, load_yaml, recognise
 
 OURS = {"defaults", "format"}  # keys of a data set's options, which no data.yaml has
 

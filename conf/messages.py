@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf import CONF_DIR
 from conf.schema import CHOICES
-from data.formats.recognise import KINDS
+from data.set_files import KINDS
 from train_utils.shell import option
 
 VALUED_FLAGS = frozenset(

@@ -172,7 +172,7 @@ def become_torchrun(count: int) -> None:
     """
     if is_job_of_multirun():
         raise ConfigError(f"devices={count} is for one setting. fix: start each by itself, without -m")
-    from data.files.reading import usable_cores  # imports numpy
+    from data.files import usable_cores  # imports numpy
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]

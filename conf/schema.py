@@ -11,8 +11,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from data.augment_config import AugmentConfig
-from data.config import DataConfig, Exif, OnBadFile, Resize
+from data.config import AugmentConfig, DataConfig, Exif, OnBadFile, Resize
 from models.config import OPSETS, LossConfig, LossSection, ModelConfig
 from train_utils.config import Backend, Device, EvalPrecision, LoggerConfig, OptimConfig, TrainSection
 

@@ -24,7 +24,7 @@ from conf.build.network import load_network
 from conf.failures import ConfigError
 from conf.schema_tools import AnchorsConfig
 from data import open_annotations
-from data.audit.anchor_fit import (
+from data.anchors import (
     Sizes,
     best_overlaps,
     kmeans_anchors,

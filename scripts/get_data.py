@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from conf.failures import ConfigError
 from conf.schema_tools import GetDataConfig
-from data.formats.download import download, unpack
+from data.download import download, unpack
 
 
 def get_data(config: GetDataConfig) -> Path:

@@ -20,7 +20,7 @@ from conf.entry import compose, to_dictionary
 from conf.programs import run
 from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
-from data.formats.shapes import CLASSES, draw_image
+from data.shapes import CLASSES, draw_image
 from eval import evaluate
 from export import export
 from predict import predict

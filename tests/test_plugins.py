@@ -22,7 +22,7 @@ from conf.resume import complete_training
 from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from conf.schema_tools import ConvertConfig
 from data import Annotations, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
-from data.batches.changed import ChangedDataset
+from data.dataset import ChangedDataset
 from eval import evaluate
 from models import ModelError, save_darknet_weights
 from plugins import AUGMENTATIONS, LOGGERS, import_plugins

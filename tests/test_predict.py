@@ -22,7 +22,7 @@ from conf.entry import compose, to_dictionary
 from conf.programs import run
 from conf.schema import EvalConfig, PredictConfig, TrainConfig
 from data import DataFormat, Frame, InputFit, ShapesConfig, cut_at_edges, ensure_shapes
-from data.formats.shapes import CLASSES
+from data.shapes import CLASSES
 from eval import evaluate
 from models import Darknet, save_darknet_weights
 from models.weights.darknet import head_layers

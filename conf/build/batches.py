@@ -28,8 +28,8 @@ from data import (
     open_annotations,
     repeat_factors,
 )
-from data.batches.changed import AUGMENTATIONS, ChangedDataset
-from data.files.reading import usable_cores
+from data.dataset import AUGMENTATIONS, ChangedDataset
+from data.files import usable_cores
 from train_utils.config import AUTO
 from train_utils.distributed import World, barrier, broadcast_text, torch_distributed_zero_first
 

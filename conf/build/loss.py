@@ -8,7 +8,7 @@ from typing import Any
 
 from conf.schema import TrainConfig
 from data import Annotations
-from data.audit.summary import class_weights, few_large_objects
+from data.anchors import class_weights, few_large_objects
 from models import Darknet, DarknetLoss, Head, LossConfig, LossSection, YoloLoss
 from models.cfg.edit import with_scale_x_y
 from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy

@@ -17,7 +17,7 @@ from conf.entry import defaults, to_yaml
 from conf.help import version_page
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
-from data.audit.anchor_fit import Sizes
+from data.anchors import Sizes
 from models import Darknet, Head, LossConfig, count_flops, count_parameters
 from train_utils.coco_eval import CocoResult, format_table
 from train_utils.detections import Detections, GroundTruth

@@ -18,7 +18,7 @@ from conf.failures import ConfigError
 from conf.resume import resumed_options
 from conf.schema import TrainConfig
 from data import Annotations, Colour, TrainBatchSampler
-from data.audit.anchor_choice import choose_anchors
+from data.anchors import choose_anchors
 from models import Darknet, Head
 from train_utils.compiled import check_compiling
 from train_utils.config import AUTO, OptimConfig, Precision

@@ -27,7 +27,7 @@ import torch
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import make_loader
-from data.batches.loader import PREFETCHED_BATCHES
+from data.loader import PREFETCHED_BATCHES
 from scripts.bench.data_modes import BATCH_SIZE, MODES, REFERENCE, Bench, Mode, RepeatedSource
 from scripts.bench.rounds import medians, take_turns
 from train_utils.numerics import keep_freed_memory

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import torch
 
-import data.files.jpeg
+import data.images
 from conf.schema import TrainConfig
 from data import (
     Annotations,
@@ -30,7 +30,7 @@ from data import (
     build_image_cache,
     open_annotations,
 )
-from data.images.source import AS_STORED
+from data.images import AS_STORED
 from scripts.bench.reference_path import reference_sample
 
 BATCH_SIZE = 16
@@ -105,7 +105,7 @@ class Bench:
         """CPU time of one sample, in ms."""
         batches = self.requests(mode)
         started = time.process_time()
-        with patch.object(data.files.jpeg, "simplejpeg", None) if mode.opencv_alone else nullcontext():
+        with patch.object(data.images, "simplejpeg", None) if mode.opencv_alone else nullcontext():
             self.make(mode, batches, self.cached if mode.cached else self.files)
         return (time.process_time() - started) / self.samples * 1000
 

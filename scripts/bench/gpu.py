@@ -39,7 +39,7 @@ from data import (
     make_loader,
     open_annotations,
 )
-from data.batches.loader import PREFETCHED_BATCHES
+from data.loader import PREFETCHED_BATCHES
 from models import Postprocess, count_flops, for_detection
 from scripts.bench.common import (
     Settings,

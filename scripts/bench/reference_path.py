@@ -1,4 +1,4 @@
-"""Draw a training sample the plain way: data/samples/dataset.py must agree, and be faster.
+"""Draw a training sample the plain way: data/dataset.py must agree, and be faster.
 
 This is the path of the published systems. It decodes every image whole, scales it, pastes it on a
 canvas of twice the sample's side, warps the canvas once and changes colours by look-up tables. Only
@@ -13,10 +13,9 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from data.geometry import Boxes, Image, Size, corner_points, inverse, move_boxes, project, visible_boxes
-from data.index.annotations import Annotations
-from data.samples.letterbox import PAD_VALUE
-from data.samples.plan import Picture, Plan
+from data.geometry import PAD_VALUE, Boxes, Image, Size, corner_points, inverse, move_boxes, project, visible_boxes
+from data.index import Annotations
+from data.plan import Picture, Plan
 
 
 def reference_sample(

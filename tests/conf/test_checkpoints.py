@@ -32,7 +32,7 @@ SUMS = {"right": hashlib.sha1(CONTENT).hexdigest(), "wrong": "0" * 40, "none": N
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("YOLO_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("data.formats.download.RETRIES", 0)
+    monkeypatch.setattr("data.download.RETRIES", 0)
     return tmp_path / "home"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from conf.build.loss import make_loss
 from data import Batch
-from data.samples.colour import network_input
+from data.colour import network_input
 from models import Darknet
 from models.cfg.parse import ZOO
 from tests.models.small_network import small

@@ -5,7 +5,7 @@
 
 import numpy as np
 
-from data.batches.changed import Sample
+from data.dataset import Sample
 from plugins import AUGMENTATIONS
 
 PROBABILITY = 0.5  # that a sample gets a square

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.audit import anchor_choice
-from data.audit.anchor_choice import GAIN, choose_anchors
-from data.audit.anchor_fit import Sizes, best_overlaps
-from data.audit.summary import FIT_RECALL
+from data import anchors as anchor_choice
+from data.anchors import FIT_RECALL, GAIN, Sizes, best_overlaps, choose_anchors
 
 SIDE = 100
 PLANTED = np.array([[6.0, 8.0], [12.0, 30.0], [60.0, 50.0]])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.audit.anchor_fit import (
+from data.anchors import (
     CHUNK,
     best_overlaps,
     kmeans_anchors,

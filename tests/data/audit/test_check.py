@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from data import DataError, DataFormat, open_annotations
-from data.audit.check import CheckedSet, Issue, check_dataset, text_report
-from data.audit.summary import summarise
-from data.index.annotations import read_annotations
+from data.anchors import summarise
+from data.index import read_annotations
+from scripts.check_data import CheckedSet, Issue, check_dataset, text_report
 from tests.data.drawn_set import HEIGHT, WIDTH, DrawnSet
 
 NETWORK = (128, np.array([[20.0, 20.0], [60.0, 40.0]]), 0.2)

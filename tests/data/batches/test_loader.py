@@ -39,7 +39,7 @@ from data import (
     eval_batches,
     make_loader,
 )
-from data.batches.loader import copied_ahead
+from data.loader import copied_ahead
 
 GPU = torch.device("cuda", 0)
 
@@ -73,7 +73,7 @@ def test_spawned_workers_get_the_set_by_its_files_and_give_the_same_samples(
     """Spawned workers, as on macOS, get all they need by pickle and map arrays in files again."""
     annotations = coco_set.open()
     expected = tensors(load_epoch(coco_set, every_augment, workers=0))
-    monkeypatch.setattr("data.batches.loader.START_METHOD", "spawn")
+    monkeypatch.setattr("data.loader.START_METHOD", "spawn")
     found = tensors(load_epoch(coco_set, every_augment, workers=1))
     assert all(torch.equal(first, second) for first, second in zip(expected, found, strict=True))
 

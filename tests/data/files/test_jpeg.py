@@ -6,8 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.files import jpeg
-from data.images.source import AS_STORED
+from data import images as jpeg
+from data.images import AS_STORED
 
 pytest.importorskip("simplejpeg")
 

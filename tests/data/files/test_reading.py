@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from data.files.reading import CHUNK, in_chunks
+from data.files import CHUNK, in_chunks
 
 
 def test_fast_work_stays_in_one_thread_and_waiting_is_shared() -> None:

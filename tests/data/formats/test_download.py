@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from data import DataError
-from data.formats.download import download, unpack
+from data.download import download, unpack
 from tests.file_server import FileServer, serving
 
 CONTENT = np.random.default_rng(0).bytes(300_000)

@@ -14,7 +14,7 @@ from conf.messages import explain
 from conf.programs import PROGRAMS
 from conf.schema import TrainConfig
 from data import DataConfig, DataError, open_annotations
-from data.formats.voc import CORNERS
+from data.voc import CORNERS
 from tests.data.yolo_set import SIZES, YoloSet, assert_whole
 
 NAMES = ["x", "y", "z"]

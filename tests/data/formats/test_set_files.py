@@ -12,7 +12,7 @@ import pytest
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Annotations, DataError, DataFormat, SplitConfig, open_annotations, read_names
-from data.formats.set_files import USUAL_NAMES
+from data.set_files import USUAL_NAMES
 from tests.data.yolo_set import YoloSet, assert_whole
 
 PLAIN = "train: images\nval: images\nnames: [x, y, z]"

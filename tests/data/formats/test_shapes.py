@@ -6,8 +6,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.formats import shapes
-from data.formats.shapes import CLASSES, LEAST_VISIBLE, draw_image, visible_box
+from data import shapes
+from data.shapes import CLASSES, LEAST_VISIBLE, draw_image, visible_box
 
 
 def test_boxes_and_areas_are_those_of_the_visible_pixels() -> None:

@@ -12,7 +12,7 @@ import cv2
 import pytest
 
 from data import DataError, DataFormat, ShapesConfig, SplitConfig, ensure_shapes
-from data.formats.shapes import CLASSES
+from data.shapes import CLASSES
 
 SMALL = ShapesConfig(train_images=6, val_images=3, image_size=128, seed=0)
 

@@ -12,12 +12,12 @@ import pytest
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import DataError, ImageSource, open_annotations
-from data.formats.yolo import read_label_file
+from data.yolo import read_label_file
 from tests.data.yolo_set import YoloSet, assert_whole
 
 
 def test_more_pictures_than_are_read_at_a_time(yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data.files.reading.CHUNK", 2)
+    monkeypatch.setattr("data.files.CHUNK", 2)
     yolo_set.add("images", "labels")
     assert_whole(yolo_set.open("images"))
     (yolo_set.root / "labels" / "c.txt").write_text("7 .5 .5 .5 .5")
@@ -72,8 +72,8 @@ def test_the_index_follows_labels_images_and_lists(yolo_set: YoloSet) -> None:
 def test_opening_again_reads_neither_labels_nor_images(yolo_set: YoloSet, monkeypatch: pytest.MonkeyPatch) -> None:
     yolo_set.add("images", "labels")
     yolo_set.open("images")
-    monkeypatch.setattr("data.formats.yolo.read_header_of", None)
-    monkeypatch.setattr("data.formats.yolo.read_label_file", None)
+    monkeypatch.setattr("data.yolo.read_header_of", None)
+    monkeypatch.setattr("data.yolo.read_label_file", None)
     assert_whole(yolo_set.open("images"))
 
 

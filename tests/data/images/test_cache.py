@@ -22,7 +22,7 @@ def test_cached_images_equal_the_files(
     source = coco_set.source()
     if not reserves:
         monkeypatch.delattr(os, "posix_fallocate")
-        monkeypatch.setattr("data.images.cache.ZEROS", bytes(1000))
+        monkeypatch.setattr("data.images.ZEROS", bytes(1000))
     files = [source.read(index) for index in range(len(source.annotations))]
     path = tmp_path / "images"
     build_image_cache(source, path, ImageCache.ram)

@@ -28,9 +28,9 @@ from data import (
     Video,
     find_media,
 )
-from data.batches.samplers import input_shape
-from data.files.headers import IMAGE_SUFFIXES
-from data.images.media import read_picture
+from data.media import read_picture
+from data.samplers import input_shape
+from data.set_files import IMAGE_SUFFIXES
 from tests.data.images.test_source import with_orientation
 
 

@@ -27,12 +27,12 @@ from data import (
     kept_cache_name,
     open_annotations,
 )
-from data.audit.check import check_dataset
-from data.batches.samplers import input_shape
-from data.files import jpeg as jpeg_module
-from data.files.headers import read_header, read_header_of
-from data.images.media import Medium, read_picture
-from data.samples.plan import Request
+from data import images as jpeg_module
+from data.headers import read_header, read_header_of
+from data.media import Medium, read_picture
+from data.plan import Request
+from data.samplers import input_shape
+from scripts.check_data import check_dataset
 from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT
 from tests.data.tagged import BRIGHT, FORMATS, HEIGHT, WIDTH, WRITERS, stored_picture, upright, write_set
 

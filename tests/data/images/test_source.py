@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data import DataError, ImageSource, OnError
-from data.files.headers import TooLargeError, read_header
-from data.files.jpeg import is_cut_short
+from data.headers import TooLargeError, read_header
+from data.images import is_cut_short
 from tests.data.bad_images import exif, with_segment
 
 

@@ -12,8 +12,8 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from data import DataConfig, DataError, DataFormat, ImageSource, OnError, TrainDataset, open_annotations
-from data.audit.check import check_dataset
-from data.samples.plan import Request
+from data.plan import Request
+from scripts.check_data import check_dataset
 from tests.data.bad_inputs import HEIGHT, NAMES, PICTURE, WIDTH, coco_content, config_of
 from tests.data.bad_labels import CORNERS, OBJECT, voc_set, voc_text
 from tests.data.conftest import NO_AUGMENT

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data.index.locate
-from data import DataConfig, DataError, open_annotations
-from data.index import cache as index_cache
-from data.index.cache import index_key
+import data.index
+from data import DataConfig, DataError, index_cache, open_annotations
+from data.index_cache import index_key
 
 
 def indices(coco_set) -> list[Path]:
@@ -23,7 +22,7 @@ def indices(coco_set) -> list[Path]:
 
 def test_opening_again_maps_the_files_and_reads_no_source(coco_set, monkeypatch: pytest.MonkeyPatch) -> None:
     first = coco_set.open()
-    monkeypatch.setattr(data.index.locate, "read_coco", None)
+    monkeypatch.setattr(data.index, "read_coco", None)
     second = coco_set.open()
     assert len(indices(coco_set)) == 1
     assert np.array_equal(first.boxes_xywh, second.boxes_xywh)

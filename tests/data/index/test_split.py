@@ -17,8 +17,8 @@ from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose, to_dictionary
 from conf.schema import EvalConfig, TrainConfig
 from data import Annotations, DataConfig, DataError, DataFormat, OnError, SplitConfig, open_annotations
-from data.index.annotations import read_annotations
-from data.index.split import is_for_validation
+from data.index import read_annotations
+from data.source import is_for_validation
 from tests.data.bad_inputs import config_of
 from tests.data.bad_labels import voc_text
 from tests.data.drawn_set import picture

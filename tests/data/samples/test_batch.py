@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from data import Batch, DataError
-from data.samples import batch
-from data.samples.plan import Request
+from data import Batch, DataError, batch
+from data.plan import Request
 
 
 def test_the_host_keeps_what_only_it_reads() -> None:

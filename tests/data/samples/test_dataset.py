@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data import AugmentConfig, Batch, EvalDataset, ImageSource, OnError, Request, Resize, TrainDataset
-from data.samples.letterbox import PAD_VALUE
+from data.geometry import PAD_VALUE
 
 
 def train_dataset(source: ImageSource, augment: AugmentConfig, seed: int = 3, epochs: int = 10) -> TrainDataset:

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from data import Resize, cut_at_edges, letterbox
-from data.geometry import scaled_size, visible_boxes
-from data.samples.colour import change_colour
-from data.samples.letterbox import PAD_VALUE, resize_into
-from data.samples.tiles import warp_into
+from data.colour import change_colour
+from data.geometry import PAD_VALUE, resize_into, scaled_size, visible_boxes
+from data.tiles import warp_into
 
 
 def extent(image: np.ndarray, colour: tuple[int, int, int], tolerance: int = 40) -> np.ndarray:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from data import AugmentConfig, Request, TrainDataset
-from data.augment_config import Colour
-from data.samples.colour import change_colour, network_input
-from data.samples.letterbox import PAD_VALUE
+from data.colour import change_colour, network_input
+from data.config import Colour
+from data.geometry import PAD_VALUE
 from scripts.bench.reference_path import reference_sample
 from tests.data.conftest import NO_AUGMENT, CocoSet
 

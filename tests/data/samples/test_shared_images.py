@@ -25,7 +25,7 @@ from data import (
     TrainDataset,
     build_image_cache,
 )
-from data.files import jpeg
+from data import images as jpeg
 from tests.data.conftest import NO_AUGMENT, CocoSet
 
 # What an option is set to besides its value in NO_AUGMENT; one that is not listed here gets a value

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data.geometry import Image, Matrix
-from data.samples.tiles import UprightTile, WarpedTile, tile_of
+from data.tiles import UprightTile, WarpedTile, tile_of
 
 SIDE = 60
 EMPTY = 250  # what the canvas holds where no image is; the ramps stay below

@@ -1,1 +1,0 @@
-"""What is wrong with a data set, what is in it, and which anchors fit it."""

@@ -1,0 +1,134 @@
+"""Reads COCO instance annotations (json) into flat columns.
+
+The format: https://cocodataset.org/#format-data. Boxes are [left, top, width, height] in pixels.
+Their numbers stay unchanged, so that an evaluation equals pycocotools on the file. msgspec checks
+the types and skips what is not needed, such as polygons.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from data.errors import DataError, shown
+from data.files import in_chunks
+from data.headers import read_headers
+from data.set_files import choose_classes
+from data.source import Findings, Source
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+MAX_INT = 2**63 - 1
+Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
+
+
+class _Image(msgspec.Struct, gc=False):
+    id: Integer
+    file_name: str
+    height: Integer | None = None
+    width: Integer | None = None
+
+
+class _Annotation(msgspec.Struct, gc=False):
+    image_id: Integer
+    category_id: Integer
+    id: Any = None  # in messages only
+    bbox: tuple[float, ...] | None = None
+    area: float | None = None
+    iscrowd: int | bool = 0
+
+
+class _Category(msgspec.Struct, gc=False):
+    id: Integer
+    name: str
+
+
+class _Instances(msgspec.Struct):
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category]
+
+
+def read_coco(
+    path: Path, image_root: Path, names: list[str] | None, content: Mapping[str, Any] | None = None
+) -> Source:
+    """Read the json file ``path`` whose ``file_name`` entries are relative to ``image_root``.
+
+    ``names`` chooses and orders the classes; ``None`` takes all categories, sorted by id. ``area``
+    defaults to width times height and ``iscrowd`` to 0. Missing sizes come from the image files.
+    Annotation ids appear in messages only. A plugin gives the ``content`` itself, as a dictionary.
+    Raises ``DataError`` where it is no COCO instances file.
+    """
+    try:
+        if content is None:
+            text = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
+            instances = msgspec.json.decode(text, type=_Instances, strict=False)  # 12 may be written as "12" or 12.0
+        else:
+            instances = msgspec.convert(content, type=_Instances, strict=False)
+    except msgspec.ValidationError as error:
+        raise DataError(
+            f"{path} is not a COCO instances file: {error}. fix: check data.<split>.annotations, or correct the file"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error
+    findings, notes = Findings(), Findings()
+    numbered = list(enumerate(instances.annotations))
+    usable = [(number, entry) for number, entry in numbered if _problem(entry) is None]
+    if len(usable) < len(numbered):
+        problems = ((_name(number, entry), _problem(entry)) for number, entry in numbered)
+        findings.add("incomplete annotations", [f"{path}: {name} {why}" for name, why in problems if why is not None])
+    entries = [entry for _, entry in usable]
+    sizes = np.array([(image.height or 0, image.width or 0) for image in instances.images], dtype=np.int64)
+    sizes = sizes.reshape(-1, 2)
+    unsized = [row for row, image in enumerate(instances.images) if image.height is None or image.width is None]
+    if unsized:
+        without = [instances.images[row].file_name for row in unsized]
+        paths = [f"{image_root}/{name}" for name in without]
+        sizes[unsized] = np.concatenate(list(in_chunks(read_headers, paths, "reading image sizes")))[:, :2]
+        notes.add("images without width and height, which were read from the image files", without)
+    boxes_xywh = np.array([entry.bbox for entry in entries], dtype=np.float64).reshape(-1, 4)
+    areas = np.array([np.nan if entry.area is None else entry.area for entry in entries], dtype=np.float64)
+    return Source(
+        path=path,
+        image_root=image_root,
+        file_names=[image.file_name for image in instances.images],
+        image_ids=np.array([image.id for image in instances.images], dtype=np.int64),
+        sizes=sizes,
+        box_image_ids=np.array([entry.image_id for entry in entries], dtype=np.int64),
+        boxes_xywh=boxes_xywh,
+        box_category_ids=np.array([entry.category_id for entry in entries], dtype=np.int64),
+        areas=np.where(np.isnan(areas), boxes_xywh[:, 2] * boxes_xywh[:, 3], areas),
+        crowd=np.array([bool(entry.iscrowd) for entry in entries], dtype=bool),
+        categories=choose_classes(_category_names(instances.categories, path), names, path),
+        box_name=lambda row: _name(*usable[row]),
+        findings=findings,
+        notes=notes,
+        unsized=unsized,
+    )
+
+
+def _name(number: int, entry: _Annotation) -> str:
+    return f"annotation {shown(number if entry.id is None else entry.id)}"
+
+
+def _problem(entry: _Annotation) -> str | None:
+    """What is wrong with an annotation, as the rest of a sentence."""
+    if entry.bbox is None or len(entry.bbox) != 4:
+        return f"has the bbox {shown(entry.bbox)} instead of four numbers"
+    if entry.iscrowd not in (0, 1):
+        return f"has iscrowd={entry.iscrowd} instead of 0 or 1"
+    return None
+
+
+def _category_names(categories: list[_Category], path: Path) -> dict[int, str]:
+    for key in ("id", "name"):
+        (value, count), *_ = Counter(getattr(category, key) for category in categories).most_common(1) or [(None, 0)]
+        if count > 1:
+            raise DataError(f"{path} has two categories with the {key} {value!r}. fix: give each its own {key}")
+    if not categories:
+        raise DataError(f"{path} defines no categories. fix: check data.<split>.annotations")
+    return {category.id: category.name for category in sorted(categories, key=lambda category: category.id)}

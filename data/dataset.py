@@ -1,0 +1,274 @@
+"""Make batches of network input from annotations and images.
+
+A training sample depends only on the run's seed and its request, not on the worker, the rank or
+earlier samples. First comes its plan (data/plan.py), then its pixels and boxes, here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from data.batch import Batch, empty_images, make_batch, target_rows
+from data.colour import change_colour
+from data.config import AugmentConfig, Colour, Resize
+from data.errors import DataError
+from data.geometry import PAD_VALUE, Boxes, Image, Matrix, Size, move_boxes, resize_into, visible_boxes
+from data.images import ImageSource
+from data.index import Annotations
+from data.plan import Picture, Plan, Request, draw_plan
+from data.tiles import UprightTile, WarpedTile, tile_of
+
+
+class Labels:
+    """The boxes that training learns from; crowds are regions, not objects, and are left out.
+
+    One image gives the same as ``Annotations.training_boxes``. All tiles of a batch take hardly
+    longer than one.
+    """
+
+    def __init__(self, annotations: Annotations) -> None:
+        # Plain views: indexing a memory map is slow.
+        self._offsets = np.asarray(annotations.offsets)
+        self._boxes_xywh = np.asarray(annotations.boxes_xywh)
+        self._classes = np.asarray(annotations.classes)
+        self._crowd = np.asarray(annotations.crowd)
+        self._sizes = np.asarray(annotations.sizes)
+
+    def moved(
+        self, indices: Sequence[int], matrices: Sequence[Matrix]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], Boxes]:
+        """Clip the boxes of each image to it and map them by the image's matrix.
+
+        Returns the position in ``indices`` (n,), the class (n,) and boxes_xyxy (n, 4) of each box.
+        """
+        images = np.asarray(indices, dtype=np.int64)
+        starts, counts = self._offsets[images], self._offsets[images + 1] - self._offsets[images]
+        numbers = np.repeat(np.arange(len(images)), counts)
+        rows = np.arange(len(numbers)) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+        objects = ~self._crowd[rows]
+        numbers, rows = numbers[objects], rows[objects]
+        boxes = self._boxes_xywh[rows]
+        boxes[:, 2:] += boxes[:, :2]
+        limits = self._sizes[images][:, [1, 0, 1, 0]][numbers]
+        clipped = np.clip(boxes, 0, limits).astype(np.float32)
+        moved = move_boxes(clipped, np.asarray(matrices, dtype=np.float64).reshape(-1, 3, 3)[numbers])
+        return numbers, self._classes[rows], moved
+
+
+class Tile(NamedTuple):
+    """An image that is visible in a sample."""
+
+    position: int  # of the image in the data set
+    matrix: Matrix  # maps the image to the sample
+    drawing: UprightTile | WarpedTile
+
+
+class TrainDataset(Dataset[Batch]):
+    """Augmented training samples; the last epochs go without mosaic and mixup."""
+
+    def __init__(
+        self, annotations: Annotations, augment: AugmentConfig, seed: int, epochs: int, images: ImageSource
+    ) -> None:
+        self.annotations = annotations
+        self.augment = augment
+        self.seed = seed
+        self.epochs = epochs
+        self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
+        self.images = images
+        self._labels = Labels(annotations)
+        self._sizes = np.asarray(annotations.sizes)  # a plain view: indexing a memory map is slow
+
+    def __len__(self) -> int:
+        return len(self.annotations)
+
+    def __reduce__(self) -> tuple[Callable[..., TrainDataset], tuple[Any, ...]]:
+        # Spawned workers rebuild what derives from the annotations from the mapped files.
+        return type(self), (self.annotations, self.augment, self.seed, self.epochs, self.images)
+
+    def __getitem__(self, request: Request) -> Batch:
+        return self.__getitems__([request])
+
+    def __getitems__(self, requests: Sequence[Request]) -> Batch:
+        """Return the batch of requests of one size; torch's loader calls this once per batch.
+
+        An image that is visible in more than one sample is decoded once.
+        """
+        buffer = empty_images(requests)
+        plans = [self.plan(request) for request in requests]
+        pictures = [[_visible_tiles(picture, plan.size) for picture in plan.pictures] for plan in plans]
+        images = _BatchImages(self.images, [tile for sample in pictures for tiles in sample for tile in tiles])
+        drawn = [
+            self._draw(canvas, plan, sample, images)
+            for canvas, plan, sample in zip(buffer.numpy(), plans, pictures, strict=True)
+        ]
+        left_to_device = [plan.gains for plan in plans if self.augment.colour == Colour.device]
+        gains = np.array(left_to_device, dtype=np.float32).reshape(-1, 3)
+        targets = self._targets(drawn, plans[0].size)
+        return make_batch(buffer, requests, targets, gains=torch.from_numpy(gains))
+
+    def plan(self, request: Request) -> Plan:
+        """The plan of one sample."""
+        return draw_plan(request, self._sizes, self.augment, self.seed, request.epoch < self.first_plain_epoch)
+
+    def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: _BatchImages) -> list[Tile]:
+        """Draw one sample onto the canvas (H, W, 3); return the tiles of readable images."""
+        tiles = _draw_picture(canvas, pictures[0], images)
+        if len(plan.pictures) == 2:
+            other = np.empty_like(canvas)
+            tiles += _draw_picture(other, pictures[1], images)
+            cv2.addWeighted(canvas, plan.share, other, 1 - plan.share, 0, dst=canvas)
+        if self.augment.colour != Colour.device:
+            change_colour(canvas, plan.gains)
+        return tiles
+
+    def _targets(self, drawn: list[list[Tile]], size: Size) -> NDArray[np.float32]:
+        """Return the targets (T, 6) of all samples: sample, class, cx, cy, w, h."""
+        tiles = [tile for sample in drawn for tile in sample]
+        numbers, classes, boxes = self._labels.moved([tile.position for tile in tiles], [tile.matrix for tile in tiles])
+        ends = np.cumsum([len(sample) for sample in drawn])
+        samples = np.searchsorted(ends, numbers, side="right")
+        clipped, kept = visible_boxes(boxes, size, self.augment.min_visible)
+        return target_rows(samples[kept], classes[kept], clipped[kept])
+
+
+def _draw_picture(canvas: Image, tiles: list[Tile], images: _BatchImages) -> list[Tile]:
+    canvas.fill(PAD_VALUE)
+    drawn = []
+    for tile in tiles:
+        image = images.take(tile.position)
+        if image is not None:  # a skipped image leaves a grey area without boxes
+            tile.drawing.draw(canvas, image)
+            drawn.append(tile)
+    return drawn
+
+
+class _BatchImages:
+    """Decode each image once, down to its last visible row; free it after its last use."""
+
+    def __init__(self, source: ImageSource, tiles: Sequence[Tile]) -> None:
+        self._source = source
+        self._uses = Counter(tile.position for tile in tiles)
+        self._rows: dict[int, int] = {}
+        for tile in tiles:
+            self._rows[tile.position] = max(self._rows.get(tile.position, 0), tile.drawing.last_row)
+        self._decoded: dict[int, Image | None] = {}
+
+    def take(self, index: int) -> Image | None:
+        """Return an image down to its last visible row; ``None``: unreadable and skipped."""
+        if index not in self._decoded:
+            self._decoded[index] = self._source.read(index, self._rows[index])
+        self._uses[index] -= 1
+        return self._decoded[index] if self._uses[index] else self._decoded.pop(index)
+
+
+def _visible_tiles(picture: Picture, size: Size) -> list[Tile]:
+    tiles = []
+    for index, placed, matrix in zip(picture.indices, picture.placed, picture.matrices(), strict=True):
+        drawing = tile_of(matrix, placed.size, size)
+        if drawing is not None:
+            tiles.append(Tile(index, matrix, drawing))
+    return tiles
+
+
+class EvalDataset(Dataset[Batch]):
+    """Images resized as ``resize`` says; with ``upscale`` the letterbox enlarges small ones."""
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        images: ImageSource,
+        upscale: bool = False,
+        resize: Resize = Resize.letterbox,
+    ) -> None:
+        self.annotations = annotations
+        self.images = images
+        self.upscale = upscale
+        self.resize = resize
+
+    def __len__(self) -> int:
+        return len(self.annotations)
+
+    def __getitem__(self, request: Request) -> Batch:
+        return self.__getitems__([request])
+
+    def __getitems__(self, requests: Sequence[Request]) -> Batch:
+        """Return the batch of requests of one size; torch's loader calls this once per batch."""
+        buffer = empty_images(requests)
+        targets, letterboxes = [], []
+        for number, (canvas, request) in enumerate(zip(buffer.numpy(), requests, strict=True)):
+            index = request.index
+            image = self.images.read(index)
+            if image is None:  # skipped: a grey image, whose objects count as missed
+                image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
+            box = resize_into(canvas, image, self.resize, self.upscale)
+            classes, boxes = self.annotations.training_boxes(index)
+            targets.append(target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
+            letterboxes.append(box)
+        how = torch.tensor(letterboxes, dtype=torch.float64)
+        return make_batch(buffer, requests, np.concatenate(targets), letterboxes=how)
+
+
+class Sample(NamedTuple):
+    """A sample before it becomes network input."""
+
+    image: Image  # uint8 (H, W, 3) RGB; may be changed in place
+    boxes_xyxy: NDArray[np.float32]  # (n, 4) in its pixels
+    classes: NDArray[np.int32]  # (n,)
+
+
+Change = Callable[[Sample, np.random.Generator], Sample]
+AUGMENTATIONS: dict[str, Change] = {}  # of the plugins in use, by name
+
+
+class ChangedDataset(TrainDataset):
+    """A TrainDataset whose samples ``changes`` change, one after the other.
+
+    Each gets a generator that depends on its name, the run's seed and the request only.
+    """
+
+    def __init__(self, changes: Mapping[str, Change], *made_of: Any) -> None:
+        super().__init__(*made_of)
+        self.changes = dict(changes)
+
+    def __reduce__(self) -> tuple[Callable[..., TrainDataset], tuple[Any, ...]]:
+        return type(self), (self.changes, *super().__reduce__()[1])
+
+    def __getitems__(self, requests: Sequence[Request]) -> Batch:
+        """Return the batch of requests of one size; torch's loader calls this."""
+        batch = super().__getitems__(requests)
+        images, rows = batch.images.permute(0, 2, 3, 1).numpy(), batch.targets.numpy()
+        changed = []
+        for number, request in enumerate(requests):
+            own = rows[rows[:, 0] == number]
+            centres, halves = own[:, 2:4], own[:, 4:6] / 2
+            boxes = np.concatenate((centres - halves, centres + halves), axis=1)
+            sample = Sample(images[number], boxes, own[:, 1].astype(np.int32))
+            for name, change in self.changes.items():
+                sample = self._changed(name, change, sample, request)
+            images[number] = sample.image
+            changed.append(target_rows(np.full(len(sample.classes), number), sample.classes, sample.boxes_xyxy))
+        return replace(batch, targets=torch.from_numpy(np.concatenate(changed)))
+
+    def _changed(self, name: str, change: Change, sample: Sample, request: Request) -> Sample:
+        seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
+        image, boxes, classes = change(sample, np.random.default_rng(seeds))
+        height, width = image.shape[:2]
+        boxes = np.asarray(boxes, dtype=np.float32).reshape(-1, 4).clip(0, [width, height, width, height])
+        kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+        found = Sample(image, boxes[kept].astype(np.float32), np.asarray(classes, dtype=np.int32)[kept])
+        if image.shape != sample.image.shape or image.dtype != np.uint8:
+            raise DataError(
+                f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 "
+                f"{sample.image.shape}. fix: keep size and type"
+            )
+        return found

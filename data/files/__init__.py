@@ -1,1 +1,0 @@
-"""What is in an image or text file, and how many files are read at once."""

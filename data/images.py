@@ -1,0 +1,313 @@
+"""Read the images of a data set as annotated: from their files, or a cache of all processes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import struct
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from data.config import ImageCache, OnError
+from data.errors import DataError
+from data.files import counted, read_file, usable_cores
+from data.geometry import Image
+from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, TooLargeError, read_header, turn_decoded
+from data.index import Annotations
+from data.index_cache import stamp_files
+
+try:
+    import simplejpeg
+except ImportError:
+    simplejpeg = None
+
+logger = logging.getLogger(__name__)
+
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of frame headers (table B.1)
+HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive
+BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
+CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
+AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; only TIFF files are turned
+_FIX = "fix: replace the file, or set data.on_error=skip to leave such images out"
+ZEROS = bytes(1 << 20)  # written if the system cannot reserve file space
+CACHE_VERSION = 2  # raise it when the file layout or the decoding changes
+
+
+def frame_position(data: bytes) -> int | None:
+    """Where the frame header begins: marker, length, precision, height, width, components."""
+    position = 2
+    try:
+        while data[position] == 0xFF:
+            marker = data[position + 1]
+            if marker in FRAMES:
+                return position
+            if marker == 0xFF:  # a fill byte
+                position += 1
+            elif marker in BARE:
+                position += 2
+            else:
+                position += 2 + struct.unpack_from(">H", data, position + 2)[0]
+    except (IndexError, struct.error):
+        pass
+    return None
+
+
+def is_cut_short(data: bytes) -> bool:
+    """Whether a JPEG is truncated. Decoders notice it for the other types.
+
+    The end marker cannot occur within the pixels (T.81, B.1.1.2), but it can in a thumbnail before
+    them. Cameras and tools may append data behind it.
+    """
+    position = frame_position(data)
+    return position is None or data.rfind(b"\xff\xd9", position) < 0
+
+
+def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
+    """Decode at least the first ``rows`` of ``height`` rows to RGB; the pixels equal OpenCV's.
+
+    Entropy coding forces a decoder to start at the top, but it may stop early: with a smaller
+    height in the frame header, simplejpeg (the extra ``fast``) decodes only that many rows. OpenCV
+    does so as well, but prints a warning for each image.
+
+    ``None`` leaves the image to OpenCV: without simplejpeg, for other than one or three components,
+    and for damaged files.
+    """
+    position = frame_position(data) if simplejpeg is not None else None
+    if position is None or data[position + 1] not in HUFFMAN_FRAMES or data[position + 4] != 8:
+        return None
+    if data[position + 9] not in (1, 3):
+        return None
+    if data[position + 11] & 15 > 1:  # vertical sampling of luma
+        rows += CHROMA_ROWS
+    whole = rows >= height
+    if not whole:
+        view = memoryview(data)  # slices without copies
+        data = b"".join((view[: position + 5], struct.pack(">H", rows), view[position + 7 :]))
+    try:
+        # A strict decoder takes the data behind the last row for damage.
+        image = simplejpeg.decode_jpeg(data, "RGB", strict=whole)
+    except ValueError:
+        return None
+    return np.asarray(image, dtype=np.uint8)
+
+
+class Encoded(NamedTuple):
+    """An image file ready to decode: complete, and of the annotated size."""
+
+    path: str
+    data: bytes
+    header: Header
+    orientation: int  # EXIF orientation to apply, 1 to 8; 1: leave as stored
+
+
+def open_image(path: str | PathLike[str], fix: str) -> tuple[bytes, Header]:
+    """Read an image file whose header names a known type and a size that is safe to decode.
+
+    Raises ``DataError``, with ``fix`` as its way out.
+    """
+    try:
+        data = read_file(path)
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist. {fix}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}). {fix}") from error
+    try:
+        header = read_header(data)
+    except TooLargeError as error:
+        raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read. {fix}") from error
+    if header is None:
+        what = f"is not an image of a known type ({KNOWN_TYPES})" if data else "is empty"
+        raise DataError(f"{path} {what}. {fix}")
+    return data, header
+
+
+def check_complete(path: str | PathLike[str], data: bytes, header: Header, fix: str) -> None:
+    """Raise ``DataError`` if the file ends before its JPEG data do."""
+    if header.kind == "JPEG" and is_cut_short(data):
+        raise DataError(f"{path} is cut short: the end of its JPEG data is missing. {fix}")
+
+
+def decode_stored(path: str | PathLike[str], data: bytes, header: Header, fix: str) -> Image:
+    """Decode an image with OpenCV, not yet turned. Raises ``DataError``."""
+    # OpenCV prints about broken images without naming them; the errors here name the file.
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    # From memory OpenCV refuses an image that ends early; from a file it fills up a JPEG with grey.
+    encoded = np.frombuffer(data, dtype=np.uint8)
+    image = cv2.imdecode(encoded, AS_STORED)
+    if image is not None:
+        return np.asarray(image, dtype=np.uint8)
+    pixels = cv2.imdecode(encoded, cv2.IMREAD_UNCHANGED)
+    if pixels is None or pixels.itemsize <= 2:
+        why = f"cannot be decoded: its {header.kind} data are damaged, or of a kind that OpenCV does not read"
+    else:
+        why = f"has pixels of {pixels.dtype}; only images of 8 or 16 bits are read, so convert it"
+    raise DataError(f"{path} {why}. {fix}")
+
+
+class ImageSource:
+    """The decoded images of a data set by position, from their files or a ``cache``."""
+
+    def __init__(self, annotations: Annotations, on_error: OnError, cache: CachedImages | None = None) -> None:
+        self.annotations = annotations
+        self.on_error = on_error
+        self.cache = cache
+        self._reported: set[int] = set()
+
+    def read(self, index: int, rows: int | None = None) -> NDArray[np.uint8] | None:
+        """Return the image (h, w, 3) in RGB, in its annotated size.
+
+        Its EXIF tag and the set's rule decide how it is turned (data/headers.py). Only
+        the first frame of an animation is read. Rows beyond the first ``rows`` may be missing.
+
+        An unreadable image raises ``DataError``. With ``on_error=skip`` the result is ``None``, and
+        each process warns about the image once.
+        """
+        if self.cache is not None:
+            return self.cache.read(index)
+        try:
+            return self._decode(index, rows)
+        except DataError as error:
+            if self.on_error != OnError.skip:
+                raise
+            if index not in self._reported:
+                self._reported.add(index)
+                logger.warning("left out: %s", error)
+            return None
+
+    def read_encoded(self, index: int) -> Encoded:
+        """Read an image's bytes and check all that needs no decoding. Raises ``DataError``."""
+        path = self.annotations.path(index)
+        height, width = self.annotations.sizes[index].tolist()
+        data, header = open_image(path, _FIX)
+        orientation = self.annotations.turn.orientation(header, (height, width))
+        if header.size(orientation) != (height, width):
+            raise self._wrong_size(index, header)
+        check_complete(path, data, header, _FIX)
+        return Encoded(path, data, header, orientation)
+
+    def _decode(self, index: int, rows: int | None) -> NDArray[np.uint8]:
+        path, data, header, orientation = self.read_encoded(index)
+        if header.kind == "JPEG":
+            needed = header.height if rows is None or orientation != 1 else rows
+            quickly = decode_rows(data, header.height, needed)
+            if quickly is not None:
+                return turn_decoded(quickly, header, orientation)
+        image = decode_stored(path, data, header, _FIX)
+        turned = turn_decoded(image, header, orientation)
+        if turned.shape[:2] != tuple(self.annotations.sizes[index].tolist()):
+            raise self._wrong_size(index, header._replace(height=image.shape[0], width=image.shape[1]))
+        return turned
+
+    def _wrong_size(self, index: int, header: Header) -> DataError:
+        height, width = self.annotations.sizes[index].tolist()
+        found, fix = f"{header.width:,} x {header.height:,} pixels", _FIX
+        if header.orientation != 1:
+            shown_height, shown_width = header.size(header.orientation)
+            found += f", {shown_width:,} x {shown_height:,} once turned by its EXIF tag {header.orientation}"
+            if (shown_height, shown_width) == (height, width):  # as data.exif=ignore forbids
+                fix = "fix: data.exif=apply"
+        path, meant = self.annotations.path(index), f"its annotations are for {width:,} x {height:,}"
+        return DataError(f"{path} has {found}, {meant}. {fix}")
+
+
+def kept_cache_name(annotations: Annotations, on_error: OnError) -> str:
+    """Name the cache of these images; the name changes with any file or how it is turned."""
+    paths = [os.path.join(annotations.image_root, annotations.file_name(i)) for i in range(len(annotations))]
+    key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}".encode())
+    key.update(annotations.sizes.tobytes())
+    return f"{key.hexdigest()[:32]}.images"
+
+
+class CachedImages:
+    """The images of a finished cache file, which may be unlinked once every process maps it."""
+
+    def __init__(self, path: Path, annotations: Annotations) -> None:
+        self._made_of = path, annotations
+        self._sizes = annotations.sizes
+        self._starts = _starts(annotations)
+        pixels = np.memmap(path, dtype=np.uint8, mode="r")
+        assert len(pixels) == self._starts[-1], f"{path} was made from other annotations"
+        self._bytes = pixels.view(np.ndarray)
+
+    def __reduce__(self) -> tuple[type[CachedImages], tuple[Path, Annotations]]:
+        return CachedImages, self._made_of  # a spawned worker maps the file itself
+
+    def read(self, index: int) -> NDArray[np.uint8] | None:
+        """Return the read-only image (h, w, 3), or ``None`` if it was unreadable at build time."""
+        if not self._bytes[index]:
+            return None
+        return self._bytes[self._starts[index] : self._starts[index + 1]].reshape(*self._sizes[index], 3)
+
+
+def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None:
+    """Decode all images into ``path`` unless it exists; one process per node calls this first.
+
+    The file lies on a memory file system (/dev/shm) or, to outlive the run, on a disk. It starts
+    with one byte per image, 1 if the image could be read; then follow the pixels of all images in
+    order, in their annotated sizes. It appears complete or not at all. ``kind``
+    is the value of ``data.cache``, for messages.
+
+    Raises ``DataError`` before any work if there is too little room, and with
+    ``data.on_error=stop`` if an image cannot be read.
+    """
+    if path.exists():
+        return
+    annotations = images.annotations
+    starts = _starts(annotations)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _reserve(temporary, int(starts[-1]), kind)
+        target = np.memmap(temporary, dtype=np.uint8, mode="r+")
+
+        def fill(index: int) -> None:
+            image = images.read(index)
+            if image is not None:
+                target[starts[index] : starts[index + 1]] = image.reshape(-1)
+                target[index] = 1
+
+        with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
+            count = len(annotations)
+            for _ in counted(pool.map(fill, range(count)), "decoding images", count):
+                pass
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _starts(annotations: Annotations) -> NDArray[np.int64]:
+    """Return the start of each image in the file and the end of the last one: (N + 1,)."""
+    lengths = annotations.sizes.astype(np.int64).prod(axis=1) * 3
+    starts: NDArray[np.int64] = len(annotations) + np.concatenate([[0], np.cumsum(lengths)])
+    return starts
+
+
+def _reserve(path: Path, size: int, kind: ImageCache) -> None:
+    """Create a file of ``size`` allocated bytes: writing to a map of a full disk would crash."""
+    try:
+        free = shutil.disk_usage(path.parent).free
+        if size > free:
+            raise DataError(
+                f"data.cache={kind} needs {size / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB "
+                "are free. fix: data.cache=none"
+            )
+        with path.open("wb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                for start in range(0, size, len(ZEROS)):
+                    file.write(ZEROS[: size - start])
+    except OSError as error:
+        raise DataError(
+            f"data.cache={kind} cannot write {size / 2**30:.1f} GiB to {path.parent} ({error.strerror}). "
+            "fix: data.cache=none"
+        ) from error

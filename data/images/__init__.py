@@ -1,1 +1,0 @@
-"""Where decoded images come from: the data set, a cache, or other pictures and videos."""

@@ -1,0 +1,225 @@
+"""Folders of indices, named by the content of their sources and written whole or not at all.
+
+A folder holds one ``.npy`` file per array and ``about.json``. Nothing changes in place: other
+sources have another key and folder. A build is synced to the disk, then appears by one rename.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import time
+import uuid
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.errors import DataError
+from data.files import in_chunks
+
+FORMAT_VERSION = 5  # raise it when the columns or the checks change
+COLUMNS = (
+    "name_bytes",
+    "name_offsets",
+    "image_ids",
+    "sizes",
+    "offsets",
+    "boxes_xywh",
+    "classes",
+    "crowd",
+    "areas",
+    "category_ids",
+)
+KEPT_HASH_BYTES = 1 << 24  # size from which on the hash of a file is kept
+KEPT_HASH_AGE = 10  # seconds since the last change, before which no hash is kept
+STALE_SECONDS = 24 * 3600  # age of a temporary folder whose build was killed
+
+
+class Stamps(NamedTuple):
+    """File status without content. An edit can keep size and mtime, but not ctime."""
+
+    digest: str  # of names, sizes and times
+    is_file: NDArray[np.bool_]  # (N,) whether each is a regular file
+    exists: NDArray[np.bool_]  # (N,) whether each exists as anything
+
+
+def stamp_files(paths: Sequence[str]) -> Stamps:
+    """Stat many files."""
+    parts = list(in_chunks(_stamp_chunk, paths, "looking for files"))
+    columns = np.concatenate([part for _, part in parts]) if parts else np.zeros((0, 4), dtype=np.int64)
+    digest = hashlib.sha256(b"".join(part for part, _ in parts)).hexdigest()
+    return Stamps(
+        digest, np.array([stat.S_ISREG(mode) for mode in columns[:, 0].tolist()], dtype=bool), columns[:, 0] != 0
+    )
+
+
+def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
+    columns = array("q")
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):  # ValueError: an impossible name
+            columns.extend((0, 0, 0, 0))
+        else:
+            columns.extend((status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
+    digest.update(columns)
+    return digest.digest(), np.frombuffer(columns, dtype=np.int64).reshape(-1, 4)
+
+
+def index_key(index_dir: Path, hashed: Sequence[Path], stamps: Sequence[str], asked: Sequence[Any]) -> str:
+    """The name of the index made from these sources: 32 hexadecimal digits.
+
+    ``hashed`` files count by content. ``stamps`` are digests of the many small files. ``asked`` is
+    everything else the index depends on, as plain data. Raises ``OSError`` where a hashed file
+    cannot be read.
+    """
+    digest = hashlib.sha256(json.dumps([FORMAT_VERSION, *stamps, *asked]).encode())
+    for path in hashed:
+        digest.update(f"{path}\n{_content_hash(path, index_dir)}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _content_hash(path: Path, index_dir: Path) -> str:
+    """The SHA-256 of a file. Hashing COCO's takes a second, so that of a large file is kept.
+
+    File times are as coarse as seconds on some systems. A file that was just written may change
+    again under the same time, so its hash is not kept.
+    """
+    before = path.stat()
+    if before.st_size < KEPT_HASH_BYTES:
+        return _sha256(path)
+    stamp = [before.st_size, before.st_mtime_ns, before.st_ctime_ns]
+    kept = index_dir / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.hash"
+    with suppress(OSError, ValueError):
+        known_stamp, content_hash = json.loads(kept.read_text(encoding="utf-8"))
+        if known_stamp == stamp:
+            return str(content_hash)
+    content_hash = _sha256(path)
+    if time.time_ns() - before.st_ctime_ns > KEPT_HASH_AGE * 10**9 and path.stat().st_ctime_ns == before.st_ctime_ns:
+        keep_result(kept, [stamp, content_hash])
+    return content_hash
+
+
+def keep_result(path: Path, result: Any) -> None:
+    """Write plain data that can be computed again to a file in the folder of the indices.
+
+    A folder that cannot be written is no error: the next start computes it again.
+    """
+    with suppress(OSError):  # writing an index reports it
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
+        temporary.write_text(json.dumps(result), encoding="utf-8")
+        temporary.replace(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def build_index(
+    index_dir: Path, key: str, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]
+) -> Path:
+    """Write an index and return its folder, or that of a process that finished it first.
+
+    Raises ``DataError`` where ``index_dir`` cannot be written.
+    """
+    folder = index_dir / key
+    try:
+        with new_folder(folder) as temporary:
+            _remove_stale(index_dir)
+            for name in COLUMNS:
+                with (temporary / f"{name}.npy").open("wb") as file:
+                    np.save(file, columns[name], allow_pickle=False)
+                    file.flush()
+                    os.fsync(file.fileno())
+            with (temporary / "about.json").open("w", encoding="utf-8") as text:
+                json.dump(about, text)
+                text.flush()
+                os.fsync(text.fileno())
+    except OSError as error:
+        raise DataError(
+            f"cannot write the index of the data set to {index_dir} ({error.strerror}). "
+            "fix: set data.index_dir to a folder with space that you may write to"
+        ) from error
+    return folder
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes ``folder`` at the end, unless another process made it.
+
+    After an error nothing is left of it. Raises ``OSError``.
+    """
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            return
+        parent = os.open(folder.parent, os.O_RDONLY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # no longer there after the rename
+
+
+def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of an index, memory-mapped and read-only, and its ``about``."""
+    try:
+        arrays = {name: _map(folder / f"{name}.npy") for name in COLUMNS}
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"the index {folder} is damaged ({error}). fix: delete that folder") from error
+    return arrays, about
+
+
+class MappedFile(NamedTuple):
+    """A reference to an array that is one whole file of an index."""
+
+    path: Path
+
+
+def mapped_file(value: object) -> MappedFile | None:
+    """The file that an array of ``load_index`` maps; ``None`` for anything else."""
+    if isinstance(value, np.ndarray) and isinstance(value.base, np.memmap) and value.base.shape == value.shape:
+        return MappedFile(Path(str(value.base.filename)))
+    return None
+
+
+def map_again(value: Any) -> Any:
+    """The array of a MappedFile; anything else as it is."""
+    return _map(value.path) if isinstance(value, MappedFile) else value
+
+
+def _map(path: Path) -> NDArray[np.generic]:
+    # A plain ndarray over the mapped pages: np.memmap makes a Python call for each slice.
+    mapped: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    return mapped
+
+
+def _remove_stale(index_dir: Path) -> None:
+    limit = time.time() - STALE_SECONDS
+    for entry in index_dir.glob(".*.tmp"):
+        with suppress(FileNotFoundError):  # its own process may just have removed it
+            if entry.stat().st_mtime >= limit:
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()

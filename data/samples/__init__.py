@@ -1,1 +1,0 @@
-"""How an image becomes a training sample: planned first, then drawn once."""

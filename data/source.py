@@ -1,0 +1,136 @@
+"""What a reader (coco.py, voc.py, yolo.py) returns: unchecked flat columns and findings."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.errors import DataError, printable
+
+REPORTED_FINDINGS = 20
+SKIP_FIX = "fix: correct the source, or set data.on_error=skip to leave such entries out"
+
+
+@dataclass
+class Findings:
+    """Bad entries of a data set, counted by kind, with a sentence for the first of them."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    by_kind: dict[str, list[str]] = field(default_factory=dict)  # the first of each kind
+
+    def add(self, kind: str, sentences: list[str]) -> None:
+        """Record one finding per sentence; ``kind`` is their name in the plural."""
+        if sentences:
+            self.counts[kind] += len(sentences)
+            for first in (self.examples, self.by_kind.setdefault(kind, [])):
+                first.extend(map(printable, sentences[: REPORTED_FINDINGS - len(first)]))
+
+    def stop(self) -> None:
+        """Raise the first finding with the number of all as a ``DataError``, if there is one."""
+        if self.examples:
+            total = self.counts.total()
+            more = "" if total == 1 else f" ({total} bad entries in all: {self.summary()})"
+            raise DataError(f"{self.examples[0]}{more}. {SKIP_FIX}")
+
+    def summary(self) -> str:
+        """The counts, such as ``boxes without area (2), missing image files (1)``."""
+        return ", ".join(f"{kind} ({count})" for kind, count in self.counts.items())
+
+    def report(self) -> list[str]:
+        """Lines for the log about entries that were left out, if any."""
+        return [f"left out: {self.summary()}", *self.examples] if self.counts else []
+
+    def lines(self) -> list[str]:
+        """Lines for the log about entries that were used but changed: one per kind."""
+        return [f"{kind} ({count}), first: {self.by_kind[kind][0]}" for kind, count in self.counts.items()]
+
+
+@dataclass
+class Source:
+    """N images and M boxes in the order of their files. Boxes refer to images by id."""
+
+    path: Path  # the annotation file, list or folder, for messages
+    image_root: Path
+    file_names: list[str]  # relative to image_root, absolute outside of it
+    image_ids: NDArray[np.int64]  # (N,)
+    sizes: NDArray[np.int64]  # (N, 2) height, width
+    box_image_ids: NDArray[np.int64]  # (M,)
+    boxes_xywh: NDArray[np.float64]  # (M, 4) left, top, width, height in pixels
+    box_category_ids: NDArray[np.int64]  # (M,)
+    areas: NDArray[np.float64]  # (M,)
+    crowd: NDArray[np.bool_]  # (M,)
+    categories: dict[int, str]  # the classes in order: category id to name
+    box_name: Callable[[int], str]  # the box at a position in messages, such as "annotation 17"
+    findings: Findings  # entries the reader could not use
+    notes: Findings = field(default_factory=Findings)  # entries that were used but changed
+    unsized: list[int] = field(default_factory=list)  # rows of images whose sizes come from the image files
+
+
+@dataclass
+class Files:
+    """The files of a split, found but not read. A changed file means a new index."""
+
+    hashed: list[Path]  # few files, identified by content
+    stamps: list[str]  # digests of names, sizes and times of many files
+    image_root: Path
+    read: Callable[[], Source]
+
+
+def relative_name(path: str, root: Path) -> str:
+    """An absolute path relative to ``root``; unchanged where it lies elsewhere."""
+    return path.removeprefix(f"{str(root).rstrip('/')}/")
+
+
+def is_for_validation(file_names: Sequence[str], share: float) -> NDArray[np.bool_]:
+    """Which images (N,) are for validation: about ``share``, by a hash of the name.
+
+    Names count without folder and suffix. So an image stays in its split when others come, go or
+    move, and in any order or format of the list.
+    """
+    stems = (os.path.splitext(os.path.basename(name))[0] for name in file_names)
+    # macOS composes accents differently.
+    texts = (f"0 {unicodedata.normalize('NFC', stem)}".encode("utf-8", "surrogateescape") for stem in stems)
+    hashes = [int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) for text in texts]
+    return np.array([value < share * 2**64 for value in hashes], dtype=bool)
+
+
+def part_of(source: Source, split: str, share: float) -> Source:
+    """The ``train`` or ``val`` part of a source, with a note that counts the latter.
+
+    Raises ``DataError`` where a part would be empty.
+    """
+    for_val = is_for_validation(source.file_names, share)
+    total, count = len(for_val), int(for_val.sum())
+    if total and count in (0, total):
+        raise DataError(
+            f"data.split={share:g} takes {count} of the {total} images of {source.path}"
+            " for validation. fix: another share, or give files of different names (folders do not count)"
+        )
+    kept = for_val if split == "val" else ~for_val
+    elsewhere = np.isin(source.box_image_ids, source.image_ids[~kept])
+    elsewhere &= ~np.isin(source.box_image_ids, source.image_ids[kept])  # the checks report ids used twice
+    rows, name_of = np.flatnonzero(~elsewhere), source.box_name
+    kind = f"training images out of {total} that data.split={share:g} takes for validation by name, ignoring data.val"
+    source.notes.add(kind, [source.file_names[row] for row in np.flatnonzero(for_val).tolist()])
+    return replace(
+        source,
+        file_names=[source.file_names[row] for row in np.flatnonzero(kept).tolist()],
+        image_ids=source.image_ids[kept],
+        sizes=source.sizes[kept],
+        box_image_ids=source.box_image_ids[rows],
+        boxes_xywh=source.boxes_xywh[rows],
+        box_category_ids=source.box_category_ids[rows],
+        areas=source.areas[rows],
+        crowd=source.crowd[rows],
+        unsized=np.flatnonzero(np.isin(np.flatnonzero(kept), source.unsized)).tolist(),
+        box_name=lambda row: name_of(int(rows[row])),
+    )

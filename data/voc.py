@@ -1,0 +1,222 @@
+"""Read Pascal VOC annotations (one xml file per image, in a list or folder) into flat columns.
+
+As in the usual COCO versions of VOC sets, left = xmin and width = xmax - xmin. Objects marked
+difficult or truncated count like any other: evaluation follows COCO, which ignores crowds instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+
+from data.errors import DataError, shown
+from data.files import in_chunks
+from data.index_cache import stamp_files
+from data.set_files import IMAGE_SUFFIXES, read_lines
+from data.source import Files, Findings, Source, relative_name
+
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
+_PRESENCE = re.compile(r"\s+(-1|0|1)$")  # second column of class lists such as cat_train.txt
+
+
+class _Listed(NamedTuple):
+    """An image of a list, or of an xml file."""
+
+    stem: str
+    xml: str
+    image_folders: tuple[str, ...]  # where to look for the image; messages name the last one
+    found: bool = True  # the xml file exists
+
+
+class _Object(NamedTuple):
+    class_name: str
+    box_xywh: tuple[float, float, float, float] | None  # None: a corner is missing
+
+
+class _Annotation(NamedTuple):
+    """The content of an xml file."""
+
+    file_name: str  # of the image; may be empty
+    size: tuple[int, int]  # height, width
+    objects: list[_Object]
+
+
+class _NoDoctype(ElementTree.TreeBuilder):
+    """Refuse document types, whose entities can expand to gigabytes. VOC has none."""
+
+    def doctype(self, name: str, pubid: str | None, system: str | None) -> None:
+        raise ValueError("a DOCTYPE is not read")
+
+
+def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list[str] | None) -> Files:
+    """Find the files of image lists or folders of xml files, each with its folder of images.
+
+    The names of a list stand for files in ``Annotations`` and ``JPEGImages`` of that folder, or in
+    the folder itself where it lacks these. Raises ``DataError`` where there is no xml file.
+    """
+    listed: list[_Listed] = []
+    digests = []
+    for place, voc_root in pairs:
+        items = _items_below(place, voc_root) if place.is_dir() else _items_of_list(place, voc_root)
+        stamps = stamp_files([item.xml for item in items])
+        if not stamps.is_file.any():
+            where = f"in {os.path.dirname(items[0].xml)} ({len(items)} names)" if items else "in or below it"
+            raise DataError(
+                f"{place} {'names no image that has an xml file' if items else 'holds no xml file'} {where}. "
+                "fix: set data.<split>.images to the folder that holds Annotations and JPEGImages"
+            )
+        listed += [item._replace(found=found) for item, found in zip(items, stamps.is_file.tolist(), strict=True)]
+        digests.append(stamps.digest)
+    path = pairs[0][0] if len(pairs) == 1 else image_root
+    return Files(
+        hashed=[place for place, _ in pairs if place.is_file()],
+        stamps=digests,
+        image_root=image_root,
+        read=partial(read_voc, listed, path, image_root, names),
+    )
+
+
+def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
+    xml_folder, image_folder = (_folder_or(voc_root, name) for name in ("Annotations", "JPEGImages"))
+    return [_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,)) for stem in _stems(image_list)]
+
+
+def _items_below(folder: Path, images: Path) -> list[_Listed]:
+    """The xml files below a folder, sorted. Images lie beside them, or below ``images``."""
+    items = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        below = os.path.relpath(parent, folder)
+        places = (parent, *(os.path.normpath(f"{base}/{below}") for base in (_folder_or(images, "JPEGImages"), images)))
+        items += [
+            _Listed(os.path.splitext(name)[0], f"{parent}/{name}", tuple(dict.fromkeys(places)))
+            for name in sorted(files)
+            if name.lower().endswith(".xml") and not name.startswith(".")
+        ]
+    return items
+
+
+def _folder_or(parent: Path, name: str) -> str:
+    return str(parent / name if (parent / name).is_dir() else parent)
+
+
+def _stems(image_list: Path) -> list[str]:
+    """The image names of a list, without suffix."""
+    lines = [line.strip() for line in read_lines(image_list, "ImageSets/Main/train.txt")]
+    stems = [line for line in lines if line]
+    if all(_PRESENCE.search(stem) for stem in stems):
+        stems = [_PRESENCE.sub("", stem) for stem in stems]
+    return [os.path.splitext(stem)[0] if stem.lower().endswith(_SUFFIXES) else stem for stem in stems]
+
+
+def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[str] | None) -> Source:
+    """Read the listed images; ``names`` are the classes in order, ``path`` is for messages.
+
+    Image ids count from 1 in the order of the lists, category ids from 1 in that of ``names``. An
+    object's area is that of its box. Unreadable entries go to the findings.
+    """
+    assert names is not None  # by DataConfig.__post_init__
+    category_ids = {name: number for number, name in enumerate(names, start=1)}
+    findings = Findings()
+    folders = {folder for item in listed for folder in item.image_folders if os.path.isdir(folder)}
+    image_names = {folder: frozenset(os.listdir(folder)) for folder in folders}
+    file_names: list[str] = []
+    sizes: list[tuple[int, int]] = []
+    image_ids: list[int] = []
+    boxes: list[tuple[float, float, float, float]] = []
+    labels: list[tuple[int, int, int]] = []  # of each box: image id, category id, number within its file
+    chunks = in_chunks(lambda items: [_parse(item) for item in items], listed, "reading labels")
+    annotations = (annotation for chunk in chunks for annotation in chunk)
+    for image_id, (item, annotation) in enumerate(zip(listed, annotations, strict=True), start=1):
+        if isinstance(annotation, str):
+            findings.add("unusable annotation files", [annotation])
+            continue
+        image_ids.append(image_id)
+        sizes.append(annotation.size)
+        file_names.append(relative_name(_image_of(item, annotation.file_name, image_names), image_root))
+        for number, found in enumerate(annotation.objects, start=1):
+            if found.class_name not in category_ids:
+                findings.add("objects of a class not in use", [_class_problem(item.xml, number, found, category_ids)])
+            elif found.box_xywh is None:
+                findings.add("incomplete objects", [f"{_where(item.xml, number)} has no bndbox with all of {CORNERS}"])
+            else:
+                boxes.append(found.box_xywh)
+                labels.append((image_id, category_ids[found.class_name], number))
+    boxes_xywh = np.array(boxes, dtype=np.float64).reshape(-1, 4)
+    columns = np.array(labels, dtype=np.int64).reshape(-1, 3)
+    return Source(
+        path=path,
+        image_root=image_root,
+        file_names=file_names,
+        image_ids=np.array(image_ids, dtype=np.int64),
+        sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2),
+        box_image_ids=columns[:, 0],
+        boxes_xywh=boxes_xywh,
+        box_category_ids=columns[:, 1],
+        areas=boxes_xywh[:, 2] * boxes_xywh[:, 3],
+        crowd=np.zeros(len(boxes), dtype=bool),
+        categories={number: name for name, number in category_ids.items()},
+        box_name=lambda position: f"object {labels[position][2]} of {listed[labels[position][0] - 1].stem}.xml",
+        findings=findings,
+    )
+
+
+def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]]) -> str:
+    """The image of an xml file: by its own name, ``<filename>``, or its own name and any suffix.
+
+    Files edited by hand often lack the suffix in ``<filename>``, or name another image.
+    """
+    base = os.path.basename(file_name.replace("\\", "/"))
+    first = item.stem + (os.path.splitext(base)[1] or ".jpg")
+    names = (first, base, *(item.stem + form for known in _SUFFIXES for form in (known, known.upper())))
+    found = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
+    return next(found, f"{item.image_folders[-1]}/{first}")
+
+
+def _class_problem(xml: str, number: int, found: _Object, category_ids: dict[str, int]) -> str:
+    near = difflib.get_close_matches(found.class_name, category_ids, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{_where(xml, number)} is of class {shown(found.class_name)}, which data.names does not list{hint}"
+
+
+def _where(xml: str, number: int) -> str:
+    return f"{xml}: object {number} of {os.path.basename(xml)}"
+
+
+def _parse(item: _Listed) -> _Annotation | str:
+    """Return the content of an xml file, or a sentence on why it is unusable."""
+    if not item.found:
+        return f"an image list names {item.stem}, but there is no {item.xml}"
+    parser = ElementTree.XMLParser(target=_NoDoctype())
+    try:
+        with open(item.xml, "rb") as file:
+            parser.feed(file.read())
+        tree: ElementTree.Element = parser.close()
+    except OSError as error:
+        return f"{item.xml} cannot be read ({error.strerror})"
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
+        return f"{item.xml} is not valid XML ({error})"
+    texts = [tree.findtext(f"size/{side}", default="").strip() for side in ("height", "width")]
+    for side, text in zip(("height", "width"), texts, strict=True):
+        if not re.fullmatch("[0-9]{1,9}", text):
+            return f"{item.xml} has the {side} {shown(text)} in <size> instead of a number of pixels"
+    objects = [_object(element) for element in tree.iterfind("object")]
+    return _Annotation(tree.findtext("filename", default="").strip(), (int(texts[0]), int(texts[1])), objects)
+
+
+def _object(element: ElementTree.Element) -> _Object:
+    name = element.findtext("name", default="").strip()
+    try:
+        left, top, right, bottom = (float(element.findtext(f"bndbox/{corner}", default="")) for corner in CORNERS)
+    except ValueError:
+        return _Object(name, None)
+    return _Object(name, (left, top, right - left, bottom - top))
