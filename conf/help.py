@@ -55,7 +55,7 @@ def page_instead(name: str, command: str, schema: type, arguments: Sequence[str]
         *(_table(*section, width) for section in _sections(schema, values)),
         f"python {command} --cfg job ...    the values that a command line results in\n"
         f"python {command} --version        the versions of this project, torch and more, and the commit\n"
-        "docs/train/options.md lists all options, docs/coming-from/option-names.md those of other programs",
+        "docs/train/options.md lists all options, docs/coming-from.md those of other programs",
     ]
     return "\n\n".join(filter(None, parts))
 

@@ -27,7 +27,7 @@ MUTATED_SHARE = 0.9  # of the values of a candidate, at random
 MUTATION = 0.1  # standard deviation of the factor's logarithm
 SAMPLED_BOXES = 200_000  # with nine anchors their overlaps take 0.1 s
 LOW_RECALL = 0.98
-FIT_RECALL = 0.7  # below it, fitted anchors score better, and worse from there on (docs/results/accuracy.md)
+FIT_RECALL = 0.7  # below it, fitted anchors score better, and worse from there on (docs/results/notebook.md)
 
 FEW_OBJECTS = 2.5  # at most so many in an image on average
 LARGE_SIDE = 0.25  # at least half of them are larger, as a share of the image's longer side
@@ -248,7 +248,7 @@ def choose_anchors(
 
     ``min_iou`` is the overlap with an anchor that a box needs to be learnt; None, where each box
     gets its best anchor, stands for NEAR. Where ``current`` gives FIT_RECALL of the boxes that, a
-    closer fit is no gain: it cost up to half of the AP and more (docs/results/accuracy.md).
+    closer fit is no gain: it cost up to half of the AP and more (docs/results/notebook.md).
 
     ``slots`` are the rows of ``current`` that the heads use, in the order in which they shall hold
     larger and larger anchors. The other rows stay. Sizes are those in images letterboxed to

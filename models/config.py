@@ -28,7 +28,7 @@ class IouKind(StrEnum):
 class Balance(StrEnum):
     """How much each of the n positives of a head weighs in its box and class terms.
 
-    m: the mean number of positives over the heads (docs/decisions/0023-balance.md).
+    m: the mean number of positives over the heads (docs/develop/decisions.md).
     """
 
     auto = "auto"  # equal, or damped where the training images hold few large objects

@@ -14,7 +14,7 @@ from typing import Any
 from train_utils.errors import TrainError
 
 AUTO = "auto"  # of optim.flat_fraction
-SHORT_TRAINING = 2000  # steps (docs/decisions/0020-flat-rate.md)
+SHORT_TRAINING = 2000  # steps (docs/develop/decisions.md)
 
 
 class Device(StrEnum):

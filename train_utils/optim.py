@@ -166,7 +166,7 @@ class WeightAverage:
     """Exponential moving average of the weights; batch-norm statistics are those of the last step.
 
     The statistics are averages over steps already. Averaged again they lag behind the weights,
-    which ruins a short training of a deep network (docs/decisions/0022-average.md). ``module`` is
+    which ruins a short training of a deep network (docs/develop/decisions.md). ``module`` is
     the averaged model: a copy in eval mode that is never trained. It follows the tensors that
     ``model`` has now: whatever changes them later does so in place.
     """

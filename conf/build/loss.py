@@ -17,7 +17,7 @@ from train_utils.distributed import World, max_over_ranks
 
 # What auto becomes where the training images hold few large objects. There the published values
 # leave classes unlearnt; where objects are smaller this weight costs boxes their place
-# (docs/results/accuracy.md).
+# (docs/results/notebook.md).
 FOR_FEW_LARGE: dict[str, Any] = {
     "classification": 200,
     "balance": Balance.damped,

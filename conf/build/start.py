@@ -33,7 +33,7 @@ from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.sync_batchnorm import convert_sync_batchnorm
 from train_utils.train_state import RunState
 
-MANY_TIMES = 10  # the images of a training must weights have seen to be spared: docs/decisions/0021
+MANY_TIMES = 10  # the images of a training must weights have seen to be spared: docs/develop/decisions.md
 
 
 def prepare_numerics(config: TrainConfig, world: World) -> None:

@@ -80,7 +80,7 @@ def test_several_flags_are_answered_at_once() -> None:
     )
 
 
-NAMES_PAGE = REPOSITORY / "docs" / "coming-from" / "option-names.md"
+NAMES_PAGE = REPOSITORY / "docs" / "coming-from.md"
 FITTING = {  # a fitting value; for most names it is 1
     "gpu": "0", "gpus": "0,1", "amp": "true", "cfg": "a.cfg", "config": "a.cfg", "dataset": "coco",
     "cache_images": "ram", "sync_batchnorm": "true", "include": "onnx", "dynamic": "true",
@@ -89,7 +89,7 @@ FITTING = {  # a fitting value; for most names it is 1
 
 
 def test_the_page_has_the_rows_of_the_table() -> None:
-    text = NAMES_PAGE.read_text(encoding="utf-8").partition("## Options")[2]
+    text = NAMES_PAGE.read_text(encoding="utf-8").partition("## Names of options")[2]
     rows = re.findall(r"^\| (`.*`) \| (`.*`) \|$", text, flags=re.MULTILINE)
     assert [tuple(re.sub("[`,]", "", cell) for cell in row) for row in rows] == list(NAMES.items())
     assert len(KEYS) == sum(len(names.split()) for names in NAMES), "a name stands in two rows"
