@@ -35,9 +35,16 @@ from conf.schema import SUFFIXES, ExportConfig, ExportFormat
 from data.geometry import letterbox
 from data.shapes import draw_image
 from models import Darknet
-from models.export.check import check_onnx, check_torch
-from models.export.files import BOXES, DETECTIONS, write_onnx, write_torch
-from models.export.graph import DetectorGraph, FixedSuppression
+from models.export import (
+    BOXES,
+    DETECTIONS,
+    DetectorGraph,
+    FixedSuppression,
+    check_onnx,
+    check_torch,
+    write_onnx,
+    write_torch,
+)
 from train_utils.files import CHECKPOINTS
 
 EXTRA = ("onnx", "onnxscript", "onnxruntime")
@@ -158,7 +165,7 @@ def output_path(config: ExportConfig) -> Path:
 def metadata(
     config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], open_axes: list[str]
 ) -> dict[str, str]:
-    """What the file says about itself, as JSON; models/export/metadata.py reads it."""
+    """What the file says about itself, as JSON; models/onnx_metadata.py reads it."""
     facts = {
         "names": detector.names,
         "category_ids": detector.category_ids,

@@ -25,10 +25,10 @@ from conf.failures import ConfigError
 from conf.schema import CHOICES
 from data.config import FORMATS
 from data.dataset import AUGMENTATIONS
-from models.cfg.keys import SECTION_KEYS, layer_keys
+from models.cfg import SECTION_KEYS, layer_keys
 from models.config import LossConfig
-from models.network.activations import ACTIVATIONS
-from models.network.sections import BUILDERS as LAYERS
+from models.layers import ACTIVATIONS
+from models.sections import BUILDERS as LAYERS
 from train_utils.config import OPTIMISERS
 from train_utils.loggers import LOGGERS
 

@@ -14,8 +14,8 @@ from conf.messages import darknet_options
 from conf.schema import EvalTask
 from data.download import download
 from models.config import ModelConfig
-from models.export.metadata import Exported, read_exported
-from models.weights.published import Published
+from models.onnx_metadata import Exported, read_exported
+from models.published import Published
 from train_utils.errors import CheckpointError
 from train_utils.files import find_checkpoint
 

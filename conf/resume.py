@@ -15,7 +15,7 @@ from conf.file_choices import check_values
 from conf.schema import TrainConfig
 from data.errors import DataError
 from data.set_files import load_yaml
-from models.weights.published import BACKBONE, COCO
+from models.published import BACKBONE, COCO
 from train_utils.launch import allowed_restarts, job_folder_name, read_job
 from train_utils.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 

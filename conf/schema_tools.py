@@ -8,7 +8,7 @@ from pathlib import PurePath
 from conf.schema import PluggedConfig, check_least
 from data.config import DataConfig
 from models.config import ModelConfig
-from models.weights.published import PUBLISHED
+from models.published import PUBLISHED
 
 
 @dataclass

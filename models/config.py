@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from models.weights.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
+from models.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
 
 MAX_SCALE_X_Y = 100  # cells
 AUTO = "auto"  # of model.anchors, model.freeze, loss.classification, loss.balance and loss.class_weights
@@ -38,7 +38,7 @@ class Balance(StrEnum):
 
 
 class PositivesBy(StrEnum):
-    """Which anchors of cells learn a box; all but shape rank them (models/loss/dynamic.py)."""
+    """Which anchors of cells learn a box; all but shape rank them (models/dynamic.py)."""
 
     auto = "auto"  # shape; overlap where their number is given; cost for few large objects
     shape = "shape"  # all of its cell whose shapes match, as published

@@ -17,7 +17,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 from conf.checkpoints import fetch_weights, is_here, weights_folder
 from conf.schema_tools import GetWeightsConfig
-from models.weights.published import LICENCE, PUBLISHED, Published
+from models.published import LICENCE, PUBLISHED, Published
 
 
 def get_weights(config: GetWeightsConfig) -> None:

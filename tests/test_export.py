@@ -19,8 +19,7 @@ from conf.programs import run
 from conf.schema import ExportConfig, TrainConfig
 from export import export
 from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
-from models.export.files import METADATA_FILE, write_torch
-from models.export.graph import DetectorGraph
+from models.export import METADATA_FILE, DetectorGraph, write_torch
 from tests.test_programs import start
 from train_utils.checkpoint import save_checkpoint
 

@@ -25,7 +25,7 @@ from data import DataFormat, Frame, InputFit, ShapesConfig, cut_at_edges, ensure
 from data.shapes import CLASSES
 from eval import evaluate
 from models import Darknet, save_darknet_weights
-from models.weights.darknet import head_layers
+from models.weights import head_layers
 from predict import predict
 from tests.data.images.test_media import picture, video
 from tests.data.tagged import stored_picture, upright, write_set

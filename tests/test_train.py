@@ -25,7 +25,7 @@ from conf.schema import EvalConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, ModelError, zoo_cfg
-from models.weights.darknet import weight_tensors
+from models.weights import weight_tensors
 from tests.small_run import small_run
 from train import train
 from train_utils import checkpoint

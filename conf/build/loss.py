@@ -10,9 +10,9 @@ from conf.schema import TrainConfig
 from data import Annotations
 from data.anchors import class_weights, few_large_objects
 from models import Darknet, DarknetLoss, Head, LossConfig, LossSection, YoloLoss
-from models.cfg.edit import with_scale_x_y
+from models.cfg_edit import with_scale_x_y
 from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
-from models.loss.base import HeadLoss
+from models.loss import HeadLoss
 from train_utils.distributed import World, max_over_ranks
 
 # What auto becomes where the training images hold few large objects. There the published values

@@ -30,7 +30,7 @@ from models import (
     zoo_cfg,
 )
 from models.config import ModelConfig
-from models.weights.published import COCO, COCO_NAMES
+from models.published import COCO, COCO_NAMES
 from train_utils.checkpoint import FORMAT as CHECKPOINT_FORMAT
 from train_utils.checkpoint import load_checkpoint
 from train_utils.distributed import World

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import nms
 
-from models.suppression import nms_in_each_group
+from models.decode import nms_in_each_group
 from scripts.bench.rounds import in_fresh_process, medians, seconds_of, take_turns
 from train_utils.coco_eval import score
 from train_utils.config import Backend

@@ -18,9 +18,8 @@ from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig
 from conf.schema_tools import GetWeightsConfig
 from data import DataError
-from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
-from models.weights import published
-from models.weights.published import PUBLISHED, Published
+from models import Darknet, ModelError, published, save_darknet_weights, zoo_cfg
+from models.published import PUBLISHED, Published
 from scripts.get_weights import get_weights
 from tests.file_server import serving
 

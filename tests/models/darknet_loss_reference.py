@@ -1,4 +1,4 @@
-"""Darknet's loss in plain Python and double precision, the reference for models/loss/darknet.py.
+"""Darknet's loss in plain Python and double precision, the reference for models/darknet_loss.py.
 
 It visits one cell and one object at a time. It follows what Darknet computes, gradients first
 ("delta", what Darknet adds to the raw values), and uses none of the code under test. Overlaps are

@@ -1,4 +1,4 @@
-"""The YOLOv3-SPP loss in plain Python and double precision, the reference for models/loss/yolo.py.
+"""The YOLOv3-SPP loss in plain Python and double precision, the reference for models/loss.py.
 
 It visits one target and one cell at a time. It follows the formulation in the docstring of that
 file and uses none of the code under test.

@@ -11,7 +11,7 @@ from torchvision import ops
 
 from models import Head, Postprocess
 from models import decode as decoding
-from models.suppression import REACH, nms_at_once, nms_in_each_group
+from models.decode import REACH, nms_at_once, nms_in_each_group
 from tests.host_reads import HostReads
 
 HEADS = [

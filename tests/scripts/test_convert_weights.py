@@ -24,7 +24,7 @@ from conf.schema_tools import ConvertConfig
 from data import ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, fitted_cfg, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights, zoo_cfg
-from models.weights.darknet import weight_tensors
+from models.weights import weight_tensors
 from scripts.convert_weights import checkpoint_of, convert
 from tests.models.small_network import PlainNetwork, cfg_text, randomise, small
 from train import train

@@ -20,7 +20,7 @@ from conf.build.loss import make_loss
 from data import Batch
 from data.colour import network_input
 from models import Darknet
-from models.cfg.parse import ZOO
+from models.cfg import ZOO
 from tests.models.small_network import small
 from tests.train_utils.losses import LOSSES, loss_options
 from tests.train_utils.small_training import CONFIG, Parts, network_with_norm, new_state, new_step

@@ -8,8 +8,8 @@ in a .cfg, then ``python train.py model.cfg=my.cfg plugins=[squeeze_layer.py]``.
 
 from torch import Tensor, nn
 
-from models.cfg.parse import Section
-from models.network.graph import Graph, Node
+from models.cfg import Section
+from models.graph import Graph, Node
 from plugins import LAYERS, SECTION_KEYS, layer_keys
 
 

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import Darknet, ModelError, count_flops, parse_cfg
-from models.cfg.keys import SECTION_KEYS
-from models.cfg.parse import ZOO
-from models.network import graph
+from models import Darknet, ModelError, count_flops, graph, parse_cfg
+from models.cfg import SECTION_KEYS, ZOO
 from tests.models.cfg_writer import cfg, conv, head, route, section, shortcut
 
 CASES = 300

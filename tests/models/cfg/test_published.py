@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models import Darknet, ModelError, load_cfg, load_darknet_weights, parse_cfg, save_darknet_weights
-from models.network.layers import SharedConvolution
+from models.layers import SharedConvolution
 from tests.models.cfg_writer import CLASSES, cfg, conv, head, route, section, shortcut
 from tests.models.small_network import randomise
 

@@ -18,9 +18,17 @@ from torch import Tensor, nn
 
 from models import Cfg, Darknet, Head, ModelError, Postprocess, load_darknet_weights, parse_cfg, zoo_cfg
 from models.decode import decode
-from models.export.check import check_onnx, check_torch
-from models.export.files import METADATA_FILE, run_torch, write_onnx, write_torch
-from models.export.graph import DetectorGraph, FixedSuppression, fuse_batch_norm
+from models.export import (
+    METADATA_FILE,
+    DetectorGraph,
+    FixedSuppression,
+    check_onnx,
+    check_torch,
+    fuse_batch_norm,
+    run_torch,
+    write_onnx,
+    write_torch,
+)
 from tests.models.small_network import cfg_text
 
 PLACE = str(Path(__file__).resolve().parents[3]).encode()

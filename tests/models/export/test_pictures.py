@@ -16,8 +16,7 @@ from conf.entry import compose
 from conf.schema import ExportConfig
 from export import export
 from models import Darknet, Postprocess, load_darknet_weights, parse_cfg
-from models.export.files import run_onnx, run_torch, write_onnx, write_torch
-from models.export.graph import DetectorGraph, FixedSuppression
+from models.export import DetectorGraph, FixedSuppression, run_onnx, run_torch, write_onnx, write_torch
 
 CELL = 16
 ANY_SHAPE = {0: "batch", 2: "height", 3: "width"}

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from models.boxes import cxcywh_to_xyxy
-from models.loss import assignment
-from models.loss.assignment import (
+from models import assignment
+from models.assignment import (
     Anchors,
     all_cells,
     best_overlaps,
@@ -16,6 +15,7 @@ from models.loss.assignment import (
     merge_classes,
     positives_by_shape,
 )
+from models.boxes import cxcywh_to_xyxy
 
 SHAPE = (2, 3, 4, 5, 8)  # batch, anchors, rows, columns, values
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from models import Darknet, DarknetLoss, Head, IouKind, zoo_cfg
+from models.assignment import Anchors, positives_by_shape
 from models.boxes import box_iou_aligned, cxcywh_to_xyxy
 from models.decode import decode
-from models.loss.assignment import Anchors, positives_by_shape
-from models.network.heads import DarknetLossKeys
+from models.heads import DarknetLossKeys
 from tests.models.darknet_loss_reference import darknet
 
 ANCHORS = ((10.0, 14.0), (23.0, 27.0), (37.0, 40.0), (40.0, 30.0), (60.0, 90.0), (100.0, 80.0))
@@ -157,7 +157,7 @@ def test_memory_stays_bounded_by_comparing_few_targets_at_a_time(monkeypatch: py
         maps, targets = random_maps(2, heads), random_targets(30, 2)
         loss = DarknetLoss(heads)
         at_once = loss(maps, targets)
-        monkeypatch.setattr("models.loss.assignment.PAIRS_AT_ONCE", 100)
+        monkeypatch.setattr("models.assignment.PAIRS_AT_ONCE", 100)
         assert loss(maps, targets) == at_once
         monkeypatch.undo()
 

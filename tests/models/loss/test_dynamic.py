@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from models import Head
+from models.assignment import HeadAnchors
 from models.config import PositivesBy
-from models.loss.assignment import HeadAnchors
-from models.loss.base import HeadMap
-from models.loss.dynamic import dynamic_positives
+from models.dynamic import dynamic_positives
+from models.loss import HeadMap
 
 
 def test_positives_are_those_that_overlap_most_and_reach_the_centre() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.network.activations import ACTIVATIONS
+from models.layers import ACTIVATIONS
 
 
 def logistic(x: float) -> float:

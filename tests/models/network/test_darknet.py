@@ -7,8 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from models import Darknet, ModelError, count_flops, count_parameters, parse_cfg, zoo_cfg
-from models.network.layers import Convolution
-from models.weights.darknet import weight_tensors
+from models.layers import Convolution
+from models.weights import weight_tensors
 from tests.models import cfg_writer
 
 # Published: parameters at 80, 20, 1 classes; GFLOPs at 416, 512, 608, 640 pixels and 80 classes;

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from models import Darknet, parse_cfg
-from models.network.layers import Convolution, SharedConvolution, stored_names
-from models.weights.darknet import weight_tensors
-from tests.models.network.test_pools import blurred
+from models.layers import Convolution, SharedConvolution, stored_names
+from models.weights import weight_tensors
+from tests.models.test_pools import blurred
 
 Array = npt.NDArray[np.float64]
 

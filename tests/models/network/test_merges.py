@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.network.layers import stored_names
-from models.network.merges import Product, Route, Shortcut
+from models.layers import Product, Route, Shortcut, stored_names
 
 
 @pytest.mark.parametrize("channels", [(4, 4), (4, 2), (4, 6), (4, 1, 6)])

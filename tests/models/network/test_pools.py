@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.network.pools import (
+from models.pools import (
     Blur,
     ChannelMaxPool,
     Dropout,

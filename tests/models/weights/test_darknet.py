@@ -19,7 +19,7 @@ from models import (
     with_scale_x_y,
     zoo_cfg,
 )
-from models.weights.darknet import weight_tensors
+from models.weights import weight_tensors
 
 
 def described(model: Darknet) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     def no_space(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("models.weights.file.os.fsync", no_space)
+    monkeypatch.setattr("models.weights.os.fsync", no_space)
     with pytest.raises(ModelError, match=r"cannot write .*a\.weights \(No space left on device\)\. fix:"):
         save_darknet_weights(randomise(model), path)
     monkeypatch.undo()

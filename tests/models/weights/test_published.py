@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from models import Darknet, ModelError, zoo_cfg
-from models.cfg.parse import ZOO
-from models.weights.darknet import weight_tensors
-from models.weights.published import BACKBONE, BACKBONE_LAYERS, COCO, COCO_NAMES, PUBLISHED, find_published
+from models.cfg import ZOO
+from models.published import BACKBONE, BACKBONE_LAYERS, COCO, COCO_NAMES, PUBLISHED, find_published
+from models.weights import weight_tensors
 
 
 def test_sizes_are_those_of_the_networks() -> None:

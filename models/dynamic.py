@@ -14,12 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.assignment import Cells, HeadMap, centre_cells, targets_in_cells
 from models.boxes import at_least_float32, box_iou_aligned
 from models.config import IouKind, PositivesBy
 from models.decode import boxes_in_cells
-from models.loss.assignment import Cells, centre_cells, targets_in_cells
-from models.loss.base import HeadMap
-from models.network.heads import Head
+from models.heads import Head
 
 STEPS = 256  # weights are multiples of 1 / STEPS: their sums are exact, whatever the number of ranks
 OVERLAP_POWER = 6  # of the overlap beside the score, in the alignment (Feng et al. 2021)

@@ -1,29 +1,88 @@
-"""The YOLOv3-SPP loss: wh-IoU assignment, an IoU box term, objectness and class cross-entropies.
+"""What all losses share, and the YOLOv3-SPP loss.
 
-Formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive): every anchor of
-every head whose shape fits a target is positive in the cell that holds the target's centre. With
-``positives``, dynamic.py chooses by the predictions instead. In that formulation each term is a sum
-of means, one of each head; ``balance`` has other sums.
+YoloLoss has the formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive):
+every anchor of every head whose shape fits a target is positive in the cell that holds the target's
+centre. With ``positives``, dynamic.py chooses by the predictions instead. In that formulation each
+term is a sum of means, one of each head; ``balance`` has other sums.
 
 All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.assignment import Anchors, Cells, HeadAnchors, HeadMap, centre_cells, targets_in_cells
 from models.boxes import at_least_float32, box_iou_aligned, wh_iou
 from models.config import Balance, LossConfig
 from models.decode import boxes_in_cells
+from models.dynamic import dynamic_positives
 from models.errors import ModelError
-from models.loss.assignment import Anchors, Cells, centre_cells, targets_in_cells
-from models.loss.base import HeadLoss, HeadMap, SumOverRanks, Terms
-from models.loss.dynamic import dynamic_positives
-from models.network.heads import Head
+from models.heads import Head
+
+Terms = tuple[Tensor, Tensor, Tensor]  # scalars: box, objectness, classification
+SumOverRanks = Callable[[Tensor], Tensor]
+
+
+class LossParts(NamedTuple):
+    """Scalars: `total` for backward, and its three weighted summands, detached, for the log."""
+
+    total: Tensor
+    box: Tensor
+    objectness: Tensor
+    classification: Tensor
+
+
+def identity(tensor: Tensor) -> Tensor:
+    """Sum over a single rank."""
+    return tensor
+
+
+class HeadLoss(ABC):
+    """A loss of raw maps against targets that adds up terms of all heads of one network."""
+
+    def __init__(self, heads: Sequence[Head]) -> None:
+        self.heads = list(heads)
+        self._anchors = HeadAnchors(self.heads)
+
+    def __call__(
+        self,
+        raw_maps: Sequence[Tensor],
+        targets: Tensor,
+        objectness_ratio: float = 1.0,
+        sum_over_ranks: SumOverRanks = identity,
+        world_size: int = 1,
+    ) -> LossParts:
+        """The loss of one micro-batch.
+
+        raw_maps: as Darknet returns them, any float type.
+        targets: float32 (t, 6): image index in the batch, class, cx, cy, w, h in pixels of the
+            batch's images. A row of zeros counts for nothing.
+        objectness_ratio: blends the objectness target of a positive from 1 (at 0) to its IoU (at
+            1), in losses that have such targets.
+        sum_over_ranks: sums a tensor over all ranks. It is called exactly once, with or without
+            targets, so that ranks stay in step. Each positive and each image weighs the same as in
+            a run on one rank, and the losses of all ranks add up.
+        world_size: the number of ranks, all with equally many images.
+        """
+        with torch.autocast(device_type=targets.device.type, enabled=False):
+            maps = [HeadMap(*parts) for parts in zip(self.heads, self._anchors[targets.device], raw_maps, strict=True)]
+            terms, gains = self._terms(maps, targets.float(), objectness_ratio, sum_over_ranks, world_size)
+            of_heads = zip(*terms, strict=True)
+            summands = [torch.stack(parts).sum() * gain for parts, gain in zip(of_heads, gains, strict=True)]
+            box, objectness, classification = summands
+            return LossParts(box + objectness + classification, *(part.detach() for part in summands))
+
+    @abstractmethod
+    def _terms(
+        self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
+    ) -> tuple[list[Terms], Sequence[float | Tensor]]:
+        """The terms of each head, and the factors of the three kinds; ratio: objectness_ratio."""
 
 
 class _Assignment(NamedTuple):

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from models.cfg.parse import Cfg, Section, parse_cfg
+from models.cfg import Cfg, Section, parse_cfg
+from models.darknet import Darknet
 from models.errors import ModelError
-from models.network.darknet import Darknet
-from models.network.heads import read_anchors
-from models.network.layers import Convolution, SharedConvolution
+from models.heads import read_anchors
+from models.layers import Convolution, SharedConvolution
 
 
 def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:

@@ -11,9 +11,9 @@ from fractions import Fraction
 
 from torch import nn
 
-from models.cfg.parse import Cfg, Section
-from models.network.heads import Head
-from models.network.layers import YoloMap
+from models.cfg import Cfg, Section
+from models.heads import Head
+from models.layers import YoloMap
 
 IMAGES = -1  # the source index that means the network's input
 # Far above every published network. More is a mistake, refused before memory is allocated.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from models.cfg.parse import Section
+from models.cfg import Section
 from models.config import MAX_SCALE_X_Y, IouKind
 
 MISSING_ANCHOR = 0.5

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from models.errors import ModelError
 
 COCO, BACKBONE = "coco", "backbone"  # of model.weights
-COCO_NAMES = Path(__file__).parents[1] / "zoo" / "coco.names"
+COCO_NAMES = Path(__file__).parent / "zoo" / "coco.names"
 BACKBONE_LAYERS = {  # the layers that Darknet's users keep, and model.freeze=backbone freezes
     "yolov3": 75,
     "yolov3-spp": 75,

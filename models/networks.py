@@ -1,16 +1,22 @@
 """The networks that detect: Darknet as trained, or an exported ONNX file in its place."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from models.export.files import open_onnx
-from models.export.graph import fuse_batch_norm
-from models.export.metadata import Exported
-from models.network.darknet import Darknet
-from models.network.heads import Head
+from models.darknet import Darknet
+from models.errors import ModelError
+from models.heads import Head
+from models.layers import Convolution
+from models.onnx_metadata import Exported
+
+Run = Callable[[Tensor], tuple[Tensor, ...]]  # images -> outputs
 
 
 class OnnxNetwork(nn.Module):
@@ -48,6 +54,25 @@ class OnnxNetwork(nn.Module):
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
 
+def open_onnx(model: Path | bytes, threads: int = 0) -> Run:
+    """A function that runs an ONNX file, or its bytes.
+
+    It runs on the CPU with that many threads; 0: as many as there are cores.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        with running(images):
+            return tuple(torch.from_numpy(output) for output in session.run(None, {"images": images.numpy()}))
+
+    return run
+
+
 AnyNetwork = Darknet | OnnxNetwork
 Network = TypeVar("Network", Darknet, OnnxNetwork, AnyNetwork)
 
@@ -62,3 +87,38 @@ def for_detection(model: Network, device: torch.device) -> Network:
         return model
     assert isinstance(model, Darknet), "an exported network runs on the CPU"
     return fuse_batch_norm(model).to(memory_format=torch.channels_last)
+
+
+@torch.no_grad()
+def fuse_batch_norm(model: Darknet) -> Darknet:
+    """A copy with batch normalisation, in evaluation, folded into the convolutions.
+
+    It is computed in float64, so that only the result is rounded. Binary (xnor) convolutions keep
+    their batch normalisation.
+    """
+    fused = copy.deepcopy(model).eval()
+    for layer in fused.layers:
+        if isinstance(layer, Convolution) and layer.norm is not None and not layer.xnor:
+            dtype = layer.conv.weight.dtype
+            layer.conv = fuse_conv_bn_eval(layer.conv.double(), layer.norm.double()).to(dtype)
+            layer.norm = None
+    return fused
+
+
+@contextmanager
+def running(images: Tensor) -> Iterator[None]:
+    """Raise errors inside a file as ModelError. Those of onnxruntime share only Exception."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(
+            f"the exported file fails on images {list(images.shape)} ({root_cause(error)})."
+            " fix: another opset or format; debug=true shows more"
+        ) from error
+
+
+def root_cause(error: BaseException) -> str:
+    """The first sentence of the root cause of an error."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0].rstrip(".")

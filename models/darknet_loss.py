@@ -1,4 +1,4 @@
-"""Darknet's loss, configured by each [yolo] section (DarknetLossKeys in models/network/heads.py).
+"""Darknet's loss, configured by each [yolo] section (DarknetLossKeys in models/heads.py).
 
 Source: AlexeyAB/darknet, src/yolo_layer.c and src/box.c. For each head:
 - Every anchor of every cell is a negative (objectness 0). It is ignored if its decoded box overlaps
@@ -34,18 +34,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.boxes import EPS, at_least_float32, box_iou_aligned, cxcywh_to_xyxy
-from models.decode import MAX_LOG_SIZE, box_sizes, cell_offsets, decode_boxes
-from models.loss.assignment import (
+from models.assignment import (
     Anchors,
+    HeadMap,
     Positives,
     best_overlaps,
     merge_classes,
     positives_by_overlap,
     positives_by_shape,
 )
-from models.loss.base import HeadLoss, HeadMap, SumOverRanks, Terms
-from models.network.heads import Head
+from models.boxes import EPS, at_least_float32, box_iou_aligned, cxcywh_to_xyxy
+from models.decode import MAX_LOG_SIZE, box_sizes, cell_offsets, decode_boxes
+from models.heads import Head
+from models.loss import HeadLoss, SumOverRanks, Terms
 
 RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability above which a box may be ignored
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.boxes import box_iou_aligned, cxcywh_to_xyxy, wh_iou
 from models.config import IouKind
-from models.network.heads import Head
+from models.heads import Head
 
 PAIRS_AT_ONCE = 2**18  # boxes x targets compared at once: temporaries of 1 MB fit a CPU's cache
 
@@ -53,6 +53,14 @@ class Anchors(NamedTuple):
     own: Tensor  # (a, 2) widths and heights in pixels
     all: Tensor  # (n, 2) those of the whole .cfg
     mask: Tensor  # (a,) int64: which of all are own
+
+
+class HeadMap(NamedTuple):
+    """A head, its anchors and its raw map."""
+
+    head: Head
+    anchors: Anchors
+    raw: Tensor
 
 
 class HeadAnchors(dict[torch.device, list[Anchors]]):

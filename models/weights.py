@@ -1,24 +1,180 @@
-"""Darknet .weights files: the values of a network in file order, whole or cut after a layer.
+"""Darknet .weights files, whole or cut after a layer, and the report of what was loaded.
 
-For each convolution come the biases (beta with batch norm), then with batch norm gamma, running
-mean and running variance, then the kernels as (filters, channels, rows, columns). A weighted
-shortcut has its weights. file.py handles the header.
+A header, then float32 values, all little-endian. Header: major, minor, revision (int32), then the
+number of images seen in training, unsigned as in Darknet: 64 bits from version 0.2 on, 32 bits
+before. For each convolution come the biases (beta with batch norm), then with batch norm gamma,
+running mean and running variance, then the kernels as (filters, channels, rows, columns). A
+weighted shortcut has its weights.
 """
 
-from collections.abc import Collection, Iterator
-from dataclasses import replace
+import os
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from models.darknet import Darknet
 from models.errors import ModelError
-from models.network.darknet import Darknet
-from models.network.layers import stored_names
-from models.weights.file import Values, WeightsFile, open_weights, write_weights
-from models.weights.report import WeightsReport, plural
+from models.layers import stored_names
+
+Values = npt.NDArray[np.float32]
+Version = tuple[int, int, int]
+WEIGHTS_VERSION: Version = (0, 2, 5)  # what Darknet writes today
+VERSION_BYTES, LONGEST_HEADER = 12, 20
+
+
+@dataclass(frozen=True)
+class WeightsReport:
+    """What a network loaded from a file of weights.
+
+    layers_loaded of layers_total: layers that have weights, above all convolutions.
+    values_loaded of values_total: the values in them.
+    heads_left_out: whether the file's convolutions before [yolo] sections were not loaded.
+    num_classes: the file's class count, None for a partial file.
+    model_classes: the network's class count.
+    cut: the last layer with weights of a partial file, None for a whole file.
+    version, seen: the header of a .weights file.
+    same_decoding: whether the file says how its heads are decoded, and it is as here.
+    note: anything else that the user should know.
+    """
+
+    path: Path
+    layers_loaded: int
+    layers_total: int
+    values_loaded: int
+    values_total: int
+    heads_left_out: bool
+    num_classes: int | None
+    model_classes: int
+    cut: int | None = None
+    version: Version | None = None
+    seen: int | None = None
+    same_decoding: bool = False
+    note: str = ""
+
+    @property
+    def has_other_classes(self) -> bool:
+        """Whether the file's class count is known and not the network's."""
+        return self.num_classes not in (None, self.model_classes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every layer with weights was loaded."""
+        return self.layers_loaded == self.layers_total
+
+    def __str__(self) -> str:
+        note = f"; {self.note}" if self.note else ""
+        if self.is_whole:
+            classes = f", {plural(self.num_classes, 'class')}" if self.num_classes is not None else ""
+            seen = f", trained on {self.seen:,} images" if self.seen else ""
+            return (
+                f"initial weights: all {self.values_total:,} values of {self.path}"
+                f" ({plural(self.layers_total, 'layer')} with weights{classes}{seen}){note}"
+            )
+        rest = []
+        if self.cut is not None:
+            rest.append(f"the file ends after layer {self.cut}, later layers start fresh")
+        if self.heads_left_out:
+            theirs = f" for {plural(self.num_classes, 'class')}" if self.num_classes is not None else ""
+            rest.append(
+                f"its heads{theirs} were left out and those for {plural(self.model_classes, 'class')} start fresh"
+            )
+        return (
+            f"initial weights: {self.layers_loaded} of {plural(self.layers_total, 'layer')} with weights"
+            f" ({self.values_loaded:,} of {self.values_total:,} values) from {self.path}; {'; '.join(rest)}{note}"
+        )
+
+
+def plural(count: int, noun: str) -> str:
+    """`count` and the noun, in the plural unless count is 1, for messages."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun if count == 1 else noun + ending}"
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """An open .weights file: `values` mapped read-only, then `extra_bytes` that fill no value."""
+
+    path: Path
+    version: Version
+    seen: int
+    values: Values
+    extra_bytes: int
+
+    def held(self) -> str:
+        """The number of values in the file, for messages."""
+        extra = f" and {self.extra_bytes}/4 of another" if self.extra_bytes else ""
+        return f"{len(self.values):,} values{extra}"
+
+
+def open_weights(path: Path) -> WeightsFile:
+    """Read the header of a .weights file and map its values.
+
+    Raises ModelError if the file cannot be read or does not begin with a Darknet header.
+    """
+    try:
+        with path.open("rb") as file:
+            header, size = file.read(LONGEST_HEADER), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        message = f"cannot read the weights {path} ({error.strerror}). fix: set model.weights to a file"
+        raise ModelError(message) from error
+    if len(header) < LONGEST_HEADER:
+        raise ModelError(f"{path} has {size} bytes, too few for a Darknet .weights file. fix: download it again")
+    major, minor, revision = (int(number) for number in np.frombuffer(header, "<i4", count=3))
+    if not (0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0):
+        raise ModelError(
+            f"{path} is no Darknet .weights file: it begins with {header[:VERSION_BYTES]!r}. fix: download it again if "
+            "this is a web page or a git-lfs pointer, and let files of torch.save end in .pt"
+        )
+    kind = _seen_type((major, minor, revision))
+    start = VERSION_BYTES + kind.itemsize
+    count, extra = divmod(size - start, 4)
+    seen = int(np.frombuffer(header, kind, count=1, offset=VERSION_BYTES)[0])
+    values = np.memmap(path, "<f4", mode="r", offset=start, shape=(count,))
+    return WeightsFile(path, (major, minor, revision), seen, values, extra)
+
+
+def write_weights(path: Path, version: Version, seen: int, parts: Iterable[Values]) -> int:
+    """Write a .weights file atomically: under another name, then renamed to `path`.
+
+    Returns the number of values. Raises ModelError if writing fails or `seen` does not fit.
+    """
+    kind = _seen_type(version)
+    if not 0 <= seen <= np.iinfo(kind).max:
+        raise ModelError(
+            f"seen={seen:,} does not fit the {8 * kind.itemsize} bits of a header of version {version[0]}.{version[1]}."
+            f" fix: write version {WEIGHTS_VERSION[0]}.{WEIGHTS_VERSION[1]}, or a smaller seen"
+        )
+    temporary = path.with_name(f"{path.name}.tmp")
+    count = 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(np.array(version, "<i4").tobytes() + np.array([seen], kind).tobytes())
+                for part in parts:
+                    file.write(np.ascontiguousarray(part, "<f4").data)
+                    count += part.size
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ModelError(
+            f"cannot write {path} ({error.strerror}). fix: choose a file in a folder that you may write to"
+        ) from error
+    return count
+
+
+def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
+    wide = version[0] * 10 + version[1] >= 2  # Darknet's own rule
+    return np.dtype("<u8") if wide else np.dtype("<u4")
 
 
 class WeightTensor(NamedTuple):

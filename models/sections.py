@@ -5,12 +5,11 @@ from fractions import Fraction
 
 from torch import nn
 
-from models.cfg.parse import Cfg, Section
-from models.network.graph import IMAGES, Graph, Node, Shape
-from models.network.heads import read_head
-from models.network.layers import Convolution, YoloMap
-from models.network.merges import Product, Route, Shortcut
-from models.network.pools import (
+from models.cfg import Cfg, Section
+from models.graph import IMAGES, Graph, Node, Shape
+from models.heads import read_anchors, read_head
+from models.layers import ACTIVATIONS, Convolution, Product, Route, SharedConvolution, Shortcut, YoloMap
+from models.pools import (
     Blur,
     ChannelMaxPool,
     Dropout,
@@ -21,8 +20,151 @@ from models.network.pools import (
     SumPool,
     Upsample,
 )
-from models.network.section_convolutional import convolutional
-from models.network.section_options import check_divisible, check_grid, read_activation, read_blur, read_strides
+
+MAX_WINDOW = 128  # rows of a kernel, dilation included, or of a pool; published networks have up to 16
+
+
+CHANNEL_STEP = 8  # scaled filter counts are multiples of this
+BN_EPS = 1e-6  # added to the variance, as in Darknet
+BN_MOMENTUM = 0.03  # share of a batch in the running statistics
+
+
+def read_strides(section: Section) -> tuple[int, int]:
+    """Strides of (rows, columns): stride_y and stride_x if given, else stride."""
+    stride = section.integer("stride", 1, minimum=1)
+    return section.integer("stride_y", stride, minimum=1), section.integer("stride_x", stride, minimum=1)
+
+
+def check_grid(
+    section: Section, shape: Shape, size: int, strides: tuple[int, int], total_padding: int, blurred: bool
+) -> None:
+    """Refuse windows that do not divide the map exactly by their strides.
+
+    That is (rows + total_padding - size) // stride + 1 = rows / stride, and so for columns.
+    blurred: a low-pass filter after the layer has the strides, so the windows move by 1.
+    """
+    if size > MAX_WINDOW:
+        raise section.error(f"has windows of {size} rows, more than {MAX_WINDOW}. fix: check size and dilation", "size")
+    check_divisible(section, shape, max(strides))
+    for stride in (1,) if blurred else strides:
+        if not -stride <= total_padding - size < 0:
+            raise section.error(
+                f"with size {size}, stride {stride} and {total_padding} padded rows does not divide the map by"
+                f" {stride}. fix: use pad=1 in a convolution, or leave out padding in a maxpool"
+            )
+
+
+def check_divisible(section: Section, shape: Shape, stride: int) -> None:
+    """Refuse to divide the one pixel of a global pooling."""
+    if shape.stride is None and stride > 1:
+        raise section.error(f"divides a map of one pixel by {stride}. fix: use stride=1 after an [avgpool]")
+
+
+def read_blur(section: Section, strides: tuple[int, int]) -> int | None:
+    """Size of the antialiasing filter, which takes over the layer's stride; None without one."""
+    kind = section.integer("antialiasing", 0, minimum=0, maximum=2)
+    if kind == 2 and min(strides) == 1:
+        raise section.error("antialiasing=2 needs strides of 2 or more: its window of 2 has no padding", "antialiasing")
+    return {0: None, 1: 3, 2: 2}[kind]
+
+
+def read_activation(section: Section, default: str) -> str:
+    """Name of the activation, one of ACTIVATIONS."""
+    return section.choice("activation", default, ACTIVATIONS)
+
+
+def convolutional(graph: Graph, section: Section) -> Node:
+    """[convolutional]: a convolution with its own weights, or with those of share_index."""
+    source, shape = graph.previous(section)
+    declared = section.integer("filters", 1, minimum=1)
+    filters = _num_filters(graph, declared)
+    xnor = section.integer("xnor", 0) != 0
+    groups = section.integer("groups", 1, minimum=1)
+    if xnor and groups > 1:
+        graph.note(section, "has groups, which xnor=1 disables, as in Darknet", "groups")
+        groups = 1
+    if groups == declared > 1:
+        groups = filters  # depthwise convolutions stay depthwise at any width
+    if shape.channels % groups or filters % groups:
+        raise section.error(
+            f"groups={groups} must divide the {shape.channels} input channels and the {filters} filters", "groups"
+        )
+    size = section.integer("size", 1, minimum=1)
+    stride = read_strides(section)
+    dilation = section.integer("dilation", 1, minimum=1) if size > 1 else 1
+    padding = size // 2 if section.integer("pad", 0) else section.integer("padding", 0, minimum=0)
+    blur = read_blur(section, stride)
+    check_grid(section, shape, dilation * (size - 1) + 1, stride, 2 * padding * dilation, blurred=blur is not None)
+    activation = _activation(graph, section)
+    node_shape = shape.scaled(filters, stride)
+    batch_norm = _has_batch_norm(section)
+    if "share_index" in section.options:
+        if xnor or blur is not None:
+            raise section.error(
+                "has share_index together with xnor or antialiasing, which is not supported. fix: drop one of them",
+                "share_index",
+            )
+        owner = _shared_owner(graph, section, (shape.channels, filters, size, groups))
+        shared = SharedConvolution(owner, stride, padding * dilation, dilation, activation)
+        return Node(shared, (source,), node_shape)
+    graph.reserve(section, filters * (shape.channels // groups * size * size + (4 if batch_norm else 1)))
+    step = stride if blur is None else (1, 1)
+    conv = nn.Conv2d(shape.channels, filters, size, step, padding * dilation, dilation, groups, bias=not batch_norm)
+    norm = nn.BatchNorm2d(filters, BN_EPS, BN_MOMENTUM) if batch_norm else None
+    low_pass = None if blur is None else Blur(blur, stride)
+    return Node(Convolution(conv, norm, activation, low_pass, xnor), (source,), node_shape)
+
+
+def _num_filters(graph: Graph, declared: int) -> int:
+    """Filters of this convolution: set by the class count before a [yolo], else scaled."""
+    following = graph.following()
+    if following is not None and following.kind == "yolo":
+        if graph.num_classes is None:
+            return declared
+        return len(read_anchors(following)[1]) * (5 + graph.num_classes)
+    if graph.width == 1:
+        return declared
+    return max(CHANNEL_STEP, round(declared * graph.width / CHANNEL_STEP) * CHANNEL_STEP)
+
+
+def _has_batch_norm(section: Section) -> bool:
+    """Whether it has batch norm. Only in Darknet's training cbn differs from batch_normalize."""
+    return section.integer("batch_normalize", 0) != 0 or section.integer("cbn", 0) != 0
+
+
+def _activation(graph: Graph, section: Section) -> str:
+    """The activation's name: linear before a [yolo] with new_coords.
+
+    Raw maps are logits: the loss needs them, and the decoding applies the logistic.
+    """
+    activation = read_activation(section, default="logistic")  # Darknet's default
+    following = graph.following()
+    if following is None or following.kind != "yolo" or not following.integer("new_coords", 0):
+        return activation
+    if activation not in ("logistic", "linear"):
+        raise section.error("needs activation=logistic before a [yolo] with new_coords=1", "activation")
+    if activation == "linear":
+        # Such files come from programs that apply the logistic while decoding.
+        graph.note(section, "is linear before a [yolo] with new_coords=1, read as logistic", "activation")
+    return "linear"
+
+
+def _shared_owner(graph: Graph, section: Section, needed: tuple[int, int, int, int]) -> Convolution:
+    """The convolution that share_index names.
+
+    needed: (input channels, filters, size, groups). Raises ModelError if it has others.
+    """
+    index = graph.resolve(section, "share_index", section.integer("share_index"))
+    owner = graph.nodes[index].module
+    if isinstance(owner, SharedConvolution):
+        owner = owner.source
+    if not isinstance(owner, Convolution):
+        raise section.error(f"share_index names layer {index}, which is not a convolution", "share_index")
+    conv = owner.conv
+    has = (conv.in_channels, conv.out_channels, conv.kernel_size[0], conv.groups)
+    if has != needed or _has_batch_norm(section) != (owner.norm is not None):
+        raise section.error(f"shares the weights of layer {index}, whose shapes differ", "share_index")
+    return owner
 
 
 def build_graph(cfg: Cfg, num_classes: int | None, width: float) -> Graph:

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.cfg.parse import Cfg, load_cfg
+from models.cfg import Cfg, load_cfg
 from models.errors import ModelError
-from models.network.graph import IMAGES, Graph, Node, Shape
-from models.network.heads import Head
-from models.network.layers import Convolution, SharedConvolution, YoloMap
-from models.network.sections import build_graph
+from models.graph import IMAGES, Graph, Node, Shape
+from models.heads import Head
+from models.layers import Convolution, SharedConvolution, YoloMap
+from models.sections import build_graph
 
 WIDTHS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # suggestions for a width that does not work
 

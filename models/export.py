@@ -1,0 +1,345 @@
+"""Export a detector to ONNX or torch.export, run such files, and compare them with the network.
+
+A DetectorGraph is the fused network, its decoding and, optionally, suppression. Exporters demand
+fixed shapes. If the number of results depends on the image, the outputs have room for the maximum
+and zeros after the last result.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.darknet import Darknet
+from models.decode import decode
+from models.errors import ModelError
+from models.networks import Run, fuse_batch_norm, open_onnx, root_cause, running
+
+REACH = 4  # image sides; far larger boxes would cost all others their precision
+
+
+DynamicAxes = Mapping[int, str]  # image axis of variable size -> its name
+BOXES = ("boxes_xyxy", "scores")
+DETECTIONS = ("boxes", "scores", "classes", "counts")
+CANDIDATES = ("all_boxes_xyxy", "all_scores")  # inside an ONNX file: the suppression's input
+METADATA_FILE = "metadata.json"  # inside a .pt2
+FIX = "fix: use another opset or format"
+
+
+class FixedSuppression(nn.Module):
+    """Postprocess without multi_label, with outputs of fixed shape.
+
+    confidence: detections score above this. nms_iou: of two boxes of one class that overlap by more
+    than this, the better one stays. max_detections: room for each image; the best ones are kept.
+    candidates: the best-scored boxes of each image that enter suppression, each with its best
+    class.
+
+    The overlaps differ from those of Postprocess in two ways. Boxes are clipped REACH image sides
+    outside the image. They are offset by class and image, which rounds corners: by up to 1e-6 of
+    the image side with 80 classes and boxes near the image, and up to 1e-5 in a batch of 64.
+    """
+
+    def __init__(self, confidence: float, nms_iou: float, max_detections: int, candidates: int) -> None:
+        super().__init__()
+        assert max_detections <= candidates
+        self.confidence = confidence
+        self.nms_iou = nms_iou
+        self.max_detections = max_detections
+        self.candidates = candidates
+
+    def forward(self, boxes_xyxy: Tensor, scores: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Detections of each image, best first; rows beyond its count are zero.
+
+        boxes_xyxy: (batch, n, 4) in pixels; scores: (batch, n, classes); side: the longer side of
+        the image in pixels. Returns boxes_xyxy (batch, max_detections, 4), scores (batch,
+        max_detections), classes int64 (batch, max_detections) and counts int64 (batch,).
+        """
+        best, best_classes = scores.max(dim=-1)
+        # Zeros after the last box, so that there are enough candidates at any image size.
+        values, order = _best_first(nn.functional.pad(best, (0, self.candidates)), self.candidates)
+        order = order.clamp(max=best.shape[1] - 1)
+        boxes, classes = _rows(boxes_xyxy, order), best_classes.gather(1, order)
+        survives = self._survivors(boxes, values, classes, scores.shape[-1], side)
+
+        values, place = _best_first(torch.where(survives, values, 0.0), self.max_detections)
+        found = values > 0
+        boxes = torch.where(found[..., None], _rows(boxes, place), 0.0)
+        return boxes, values, torch.where(found, classes.gather(1, place), 0), found.sum(1)
+
+    def _survivors(self, boxes: Tensor, values: Tensor, classes: Tensor, num_classes: int, side: int) -> Tensor:
+        """Which candidates (batch, candidates) stay: one run over all images and classes.
+
+        Each pair of image and class has its own cell in a square grid. In a single row of cells the
+        coordinates would grow so large that float32 rounds them to whole pixels.
+        """
+        from torchvision.ops import nms  # not above: most programs import this module and export nothing
+
+        images = torch.arange(values.shape[0], device=values.device)[:, None]
+        cells = images * num_classes + classes
+        columns = (cells.max() + 1).float().sqrt().ceil().long()
+        corners = torch.stack((cells % columns, cells // columns), dim=-1)
+        enough = (values > self.confidence)[..., None]
+        cut = torch.where(enough, boxes.clamp(-REACH * side, (REACH + 1) * side), 0.0)
+        low, high = cut.min(), cut.max()
+        moved = cut + torch.cat((corners, corners), dim=-1) * (high - low + 1)
+        # Boxes that score too low go to one place outside the grid, where one suppresses all
+        # others: time grows with the survivors. That place and a second one always hold a box,
+        # because torch.export assumes that two boxes survive and its program fails with fewer.
+        places = low + boxes.new_tensor(((-2.0, -2.0, -1.0, -1.0), (-4.0, -4.0, -3.0, -3.0)))
+        moved = torch.cat((torch.where(enough, moved, places[0]).flatten(0, 1), places))
+        kept = nms(moved, nn.functional.pad(values.flatten(), (0, len(places))), self.nms_iou)
+        # The number of kept boxes is not known in advance, so they mark a tensor of known size.
+        survives = torch.zeros_like(moved[:, 0], dtype=torch.bool)
+        survives[kept] = True
+        return survives[: -len(places)].view_as(values) & enough.squeeze(-1)
+
+
+class DetectorGraph(nn.Module):
+    """A fused copy of a network, its decoding and, if given, `suppression`.
+
+    forward takes images as Darknet does: float32 (batch, 3, height, width), RGB in 0..1. Without
+    suppression it returns all boxes_xyxy (batch, n, 4) and scores (batch, n, classes) as
+    models.decode gives them; with it what FixedSuppression returns and, if `show_candidates`, all
+    boxes and scores after that.
+    """
+
+    def __init__(self, model: Darknet, suppression: FixedSuppression | None, show_candidates: bool = False) -> None:
+        super().__init__()
+        self.network = fuse_batch_norm(model)
+        self.suppression = suppression
+        self.show_candidates = show_candidates and suppression is not None
+        self.eval()
+        self.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Decode, or detect, ``images``: float32 (B, channels, H, W) from 0 to 1."""
+        boxes_xyxy, scores = decode(self.network(images), self.network.heads)
+        if self.suppression is None:
+            return boxes_xyxy, scores
+        side = torch.sym_max(images.shape[2], images.shape[3])  # max() would fix which one is larger
+        detections: tuple[Tensor, ...] = self.suppression(boxes_xyxy, scores, side)
+        return (*detections, boxes_xyxy, scores) if self.show_candidates else detections
+
+
+def _best_first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row and their columns, in stable order, unlike topk."""
+    values, order = scores.sort(dim=1, descending=True, stable=True)
+    return values[:, :count], order[:, :count]
+
+
+def _rows(boxes: Tensor, order: Tensor) -> Tensor:
+    """Select boxes (batch, m, 4) from (batch, n, 4) by order (batch, m)."""
+    return boxes.gather(1, order[..., None].expand(-1, -1, 4))
+
+
+def output_names(graph: DetectorGraph) -> tuple[str, ...]:
+    """The names of the graph's outputs, in order."""
+    names = BOXES if graph.suppression is None else DETECTIONS
+    return (*names, *CANDIDATES) if graph.show_candidates else names
+
+
+def write_onnx(
+    graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes, opset: int, metadata: Mapping[str, str], path: Path
+) -> None:
+    """Write an ONNX file with one input, ``images``, and the graph's outputs under their names.
+
+    The shapes are those of ``example`` except for the axes in ``dynamic``. Candidates that the
+    graph shows are not outputs of the file, but run_onnx_with_candidates finds them inside. Raises
+    ModelError if an exporter fails.
+    """
+    exported = _exported(graph, example, dynamic)
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                exported,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                input_names=["images"],
+                output_names=output_names(graph),
+                dynamic_shapes={"images": dict(dynamic)} if dynamic else None,
+                custom_translation_table={torch.ops.aten.sort.stable: _sort},
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise ModelError(
+                f"torch cannot write this network as ONNX with opset={opset} ({root_cause(error)})."
+                " fix: format=torch; debug=true shows more"
+            ) from error
+        assert program is not None
+        model = program.model
+        if graph.show_candidates:
+            del model.graph.outputs[-len(CANDIDATES) :]
+        model.metadata_props.update(metadata)
+        program.save(path, external_data=False)
+
+
+def write_torch(
+    graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes, metadata: Mapping[str, str], path: Path
+) -> None:
+    """Write a torch.export archive. Shapes as in write_onnx; metadata.json holds the metadata."""
+    exported = _exported(graph, example, dynamic)
+    exported.example_inputs = None  # a large batch would add hundreds of megabytes to the file
+    # An open file, because torch stores the name of a path in the archive.
+    with _quiet(), path.open("wb") as file:
+        torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
+
+
+def run_onnx(path: Path) -> Run:
+    """A function that runs a file of write_onnx in onnxruntime, after ONNX's checker passed it."""
+    import onnx
+
+    onnx.checker.check_model(str(path), full_check=True)
+    return open_onnx(path)
+
+
+def run_onnx_with_candidates(path: Path) -> Run:
+    """A function that runs an ONNX file with suppression: images -> DETECTIONS and CANDIDATES."""
+    import onnx
+
+    proto = onnx.load(path)
+    # The extractor needs the types of the values at which it cuts.
+    types = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in CANDIDATES)
+    proto.graph.value_info.extend(types)
+    part = onnx.utils.Extractor(proto).extract_model(["images"], [*DETECTIONS, *CANDIDATES])
+    return open_onnx(part.SerializeToString())
+
+
+def run_torch(path: Path) -> Run:
+    """A function that runs a torch.export archive."""
+    import torchvision  # noqa: F401 - registers the suppression that the archive calls
+
+    with _quiet():
+        module: Any = torch.export.load(path).module()
+
+    @torch.no_grad()
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        with running(images):
+            return tuple(module(images))
+
+    return run
+
+
+def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> torch.export.ExportedProgram:
+    stride = graph.network.max_stride
+    axes: dict[int, Any] = {
+        axis: torch.export.Dim(name) if axis == 0 else stride * torch.export.Dim(f"{name}_in_strides")
+        for axis, name in dynamic.items()
+    }
+    # Doubled along dynamic axes: the exporter treats a batch of 1, or a side of one stride, as
+    # constant.
+    example = example.repeat([2 if axis in dynamic else 1 for axis in range(example.ndim)])
+    with _quiet():
+        try:
+            exported = torch.export.export(graph, (example,), dynamic_shapes={"images": axes or None})
+        except torch._dynamo.exc.UserError as error:
+            raise ModelError(
+                f"torch cannot make {', '.join(dynamic.values())} of this network dynamic ({root_cause(error)})."
+                " fix: dynamic_size=false; debug=true shows more"
+            ) from error
+    for node in exported.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it holds file names of this machine
+    return exported
+
+
+def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
+    """torch.sort(stable=True) for the ONNX exporter, which only supports the unstable one.
+
+    ONNX defines its TopK to put the lower index first among equal values.
+    """
+    from onnxscript import opset18
+
+    op: Any = opset18  # its annotations exclude symbolic values
+    length = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]))
+    return op.TopK(x, length, axis=dim, largest=int(descending), sorted=1)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporters' warnings about their internals, but not their errors."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def check_onnx(
+    path: Path, model: Darknet, graph: DetectorGraph, batches: Sequence[Tensor], tolerance: float
+) -> tuple[float, float]:
+    """Run an ONNX file of `graph` on batches of images and compare it with the unfused `model`.
+
+    Returns the largest difference of a corner, relative to the longest side of image and box, and
+    of a score. With suppression, scores that differ in the last digit may swap two boxes, and
+    everything after that can change. So the file's boxes and scores are compared with the model's,
+    and its detections with a suppression of its own boxes. Raises ModelError if a difference
+    exceeds `tolerance`, or if detections differ.
+    """
+    run = run_onnx(path)
+    if graph.suppression is None:
+        return _compare(run, model, None, batches, tolerance)
+    inside = run_onnx_with_candidates(path)
+
+    def run_both(images: Tensor) -> tuple[Tensor, ...]:
+        outputs = inside(images)
+        _check_equal(run(images), outputs[:4])  # the file as it will be used
+        return outputs
+
+    return _compare(run_both, model, graph.suppression, batches, tolerance)
+
+
+def check_torch(
+    path: Path, model: Darknet, graph: DetectorGraph, batches: Sequence[Tensor], tolerance: float
+) -> tuple[float, float]:
+    """Like check_onnx, for a torch.export archive.
+
+    The archive runs the operators of `graph`, so their boxes and scores before suppression agree.
+    """
+    run = run_torch(path)
+    if graph.suppression is None:
+        return _compare(run, model, None, batches, tolerance)
+
+    def with_candidates(images: Tensor) -> tuple[Tensor, ...]:
+        return (*run(images), *decode(graph.network(images), graph.network.heads))
+
+    return _compare(with_candidates, model, graph.suppression, batches, tolerance)
+
+
+@torch.no_grad()
+def _compare(
+    run: Run, model: Darknet, suppression: FixedSuppression | None, batches: Sequence[Tensor], tolerance: float
+) -> tuple[float, float]:
+    """Compare the outputs of `run`: detections if there is suppression, all boxes, all scores."""
+    largest = torch.zeros(2)
+    for images in batches:
+        *found, boxes, scores = run(images)
+        side = max(images.shape[2:])
+        expected_boxes, expected_scores = decode(model(images), model.heads)
+        if boxes.shape != expected_boxes.shape or scores.shape != expected_scores.shape:
+            raise ModelError(f"the export differs from the network: boxes {list(boxes.shape)}. {FIX}")
+        sides = (expected_boxes[..., 2:] - expected_boxes[..., :2]).amax(-1, keepdim=True).clamp(min=side)
+        differences = ((boxes - expected_boxes) / sides).abs().max(), (scores - expected_scores).abs().max()
+        largest = torch.maximum(largest, torch.stack(differences))
+        if suppression is not None:
+            _check_equal(found, suppression(boxes, scores, side))
+    if not (largest <= tolerance).all():  # not "any above": NaN must not pass
+        raise ModelError(
+            f"the export differs from the network: boxes by {largest[0]:.2g} of the image size, scores by"
+            f" {largest[1]:.2g}, more than tolerance={tolerance:g}. {FIX}, or a larger tolerance"
+        )
+    return float(largest[0]), float(largest[1])
+
+
+def _check_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Raise ModelError if two suppressions of the same boxes differ."""
+    for one, other in zip(found, expected, strict=True):
+        if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-6, atol=1e-6):
+            raise ModelError(f"the export differs from the network in its non-maximum suppression. {FIX}")

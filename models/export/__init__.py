@@ -1,1 +1,0 @@
-"""How a network is exported to ONNX and torch.export."""

@@ -1,1 +1,0 @@
-"""How far the raw maps are from the targets."""

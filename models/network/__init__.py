@@ -1,1 +1,0 @@
-"""How a .cfg becomes a network."""

@@ -1,1 +1,0 @@
-"""How weights are read and written."""
