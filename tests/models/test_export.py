@@ -31,7 +31,7 @@ from models.export import (
 )
 from tests.models.small_network import cfg_text
 
-PLACE = str(Path(__file__).resolve().parents[3]).encode()
+PLACE = str(Path(__file__).resolve().parents[2]).encode()
 METADATA = {"names": '["a", "b"]'}
 ANY_SHAPE = {0: "batch", 2: "height", 3: "width"}
 OPTIONS: dict[str, Any] = {"confidence": 0.25, "nms_iou": 0.45, "max_detections": 100}

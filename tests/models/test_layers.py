@@ -1,6 +1,8 @@
-"""Convolutions against loops, or against torch with everything explicit."""
+"""Layers by loops, or by torch with everything explicit; activations by Darknet's formulas."""
 
 import copy
+import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from models import Darknet, parse_cfg
-from models.layers import Convolution, SharedConvolution, stored_names
+from models.layers import ACTIVATIONS, Convolution, Product, Route, SharedConvolution, Shortcut, stored_names
 from models.weights import weight_tensors
 from tests.models.test_pools import blurred
 
@@ -204,3 +206,130 @@ def test_shared_statistics_follow_every_use() -> None:
     before = model.layers[1].norm.num_batches_tracked.item()
     model(torch.randn(2, 3, 16, 16))
     assert model.layers[1].norm.num_batches_tracked.item() == before + 3
+
+
+def logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def softplus(x: float) -> float:
+    return x if x > 20 else math.exp(x) if x < -20 else math.log1p(math.exp(x))
+
+
+def stair(x: float) -> float:
+    n = math.floor(x)
+    return math.floor(x / 2) if n % 2 == 0 else (x - n) + math.floor(x / 2)
+
+
+# Darknet's activations.h, with its constants.
+FORMULAS: dict[str, Callable[[float], float]] = {
+    "linear": lambda x: x,
+    "leaky": lambda x: x if x > 0 else 0.1 * x,
+    "revleaky": lambda x: x if x > 0 else 0.1 * x,
+    "relu": lambda x: max(x, 0),
+    "relu6": lambda x: min(max(x, 0), 6),
+    "logistic": logistic,
+    "loggy": lambda x: 2 / (1 + math.exp(-x)) - 1,
+    "mish": lambda x: x * math.tanh(softplus(x)),
+    "swish": lambda x: x * logistic(x),
+    "hard_mish": lambda x: x if x > 0 else x * x / 2 + x if x > -2 else 0,
+    "elu": lambda x: x if x >= 0 else math.exp(x) - 1,
+    "selu": lambda x: 1.0507 * x if x >= 0 else 1.0507 * 1.6732 * (math.exp(x) - 1),
+    "gelu": lambda x: 0.5 * x * (1 + math.tanh(0.797885 * x + 0.035677 * x**3)),
+    "tanh": math.tanh,
+    "hardtan": lambda x: max(-1, min(1, x)),
+    "relie": lambda x: x if x > 0 else 0.01 * x,
+    "ramp": lambda x: x * (x > 0) + 0.1 * x,
+    "plse": lambda x: 0.01 * (x + 4) if x < -4 else 0.01 * (x - 4) + 1 if x > 4 else 0.125 * x + 0.5,
+    "lhtan": lambda x: 0.001 * x if x < 0 else 0.001 * (x - 1) + 1 if x > 1 else x,
+    "stair": stair,
+}
+OVER_CHANNELS = {"normalize_channels", "normalize_channels_softmax", "normalize_channels_softmax_maxval"}
+
+
+def test_every_activation_has_a_formula_here() -> None:
+    assert FORMULAS.keys() | OVER_CHANNELS == ACTIVATIONS.keys()
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_activation_equals_darknets_formula(name: str) -> None:
+    x = torch.cat((torch.arange(-30.0, 30.5, 0.5), torch.randn(400) * 4))
+    expected = torch.tensor([FORMULAS[name](value) for value in x.double().tolist()], dtype=torch.float64)
+    torch.testing.assert_close(ACTIVATIONS[name]()(x.clone()).double(), expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_gradient_of_an_activation_is_that_of_its_values(name: str) -> None:
+    x = (torch.randn(60, dtype=torch.float64) * 3).requires_grad_()  # no draw is near a kink
+    activation = ACTIVATIONS[name]()
+    assert torch.autograd.gradcheck(lambda value: activation(value * 1), x)  # * 1: some work in place
+
+
+@pytest.mark.parametrize("name", sorted(OVER_CHANNELS))
+def test_normalisation_over_channels(name: str) -> None:
+    x = torch.randn(2, 5, 3, 2)
+    x[0, :, 0, 0] = -1.0  # nothing positive
+    expected = np.zeros(x.shape)
+    for batch, row, column in np.ndindex(2, 3, 2):
+        values = x[batch, :, row, column].double().numpy()
+        if name == "normalize_channels":
+            parts = np.maximum(values, 0)
+        else:
+            parts = np.exp(values - values.max() if name.endswith("maxval") else values)
+        expected[batch, :, row, column] = parts / (1e-4 + parts.sum())
+    torch.testing.assert_close(ACTIVATIONS[name]()(x).double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("channels", [(4, 4), (4, 2), (4, 6), (4, 1, 6)])
+def test_shortcut_adds_the_channels_that_both_have(channels: tuple[int, ...]) -> None:
+    sources = [torch.randn(2, count, 3, 5) for count in channels]
+    expected = sources[0].numpy().copy()
+    for source in sources[1:]:
+        for channel in range(min(channels[0], source.shape[1])):
+            expected[:, channel] += source[:, channel].numpy()
+    before = [source.clone() for source in sources]
+    out = Shortcut("leaky", len(sources), 0, "none")(*sources)
+    torch.testing.assert_close(out, torch.from_numpy(np.where(expected > 0, expected, 0.1 * expected)))
+    assert all(source.equal(old) for source, old in zip(sources, before, strict=True))
+
+
+@pytest.mark.parametrize("normalization", ["none", "relu", "softmax"])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_weighted_shortcut(normalization: str, per_channel: bool) -> None:
+    sources = [torch.randn(2, count, 3, 2, dtype=torch.float64) for count in (4, 4, 2, 6)]
+    module = Shortcut("linear", 4, 4 if per_channel else 1, normalization).double()
+    assert stored_names(module) == ("weights",)
+    with torch.no_grad():
+        module.weights.copy_(torch.randn(module.weights.shape))
+    weights = module.weights.detach().numpy()
+    expected = np.zeros(sources[0].shape)
+    for channel in range(4):
+        column = weights[:, channel if per_channel else 0]
+        if normalization == "relu":
+            column = np.maximum(column, 0) / (1e-4 + np.maximum(column, 0).sum())
+        elif normalization == "softmax":
+            column = np.exp(column - column.max()) / (1e-4 + np.exp(column - column.max()).sum())
+        for weight, source in zip(column, sources, strict=True):
+            if channel < source.shape[1]:
+                expected[:, channel] += weight * source[:, channel].numpy()
+    torch.testing.assert_close(module(*sources).detach(), torch.from_numpy(expected))
+    module(*sources).square().sum().backward()
+    assert module.weights.grad.abs().sum() > 0
+
+
+def test_route_joins_a_group_of_each_source() -> None:
+    first, second = torch.randn(1, 4, 2, 2), torch.randn(1, 6, 2, 2)
+    assert Route(2, 1)(first, second).equal(torch.cat((first[:, 2:], second[:, 3:]), 1))
+    assert Route(2, 0)(second).equal(second[:, :3])
+    assert Route(1, 0)(second, first, second).equal(torch.cat((second, first, second), 1))
+    assert Route(1, 0)(first) is first
+
+
+def test_product_of_maps_and_of_channels() -> None:
+    x, attention, factors = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5), torch.randn(2, 3, 1, 1)
+    for first in (attention, factors):
+        expected = np.zeros(x.shape)
+        for index in np.ndindex(*x.shape):
+            value = float(x[index]) * float(first[index if first is attention else (*index[:2], 0, 0)])
+            expected[index] = max(value, 0)
+        torch.testing.assert_close(Product("relu")(first, x).double(), torch.from_numpy(expected))
