@@ -1,21 +1,33 @@
-"""Programs answer before torch is imported: help, tab completion and refused options."""
+"""Programs: light answers, ranks, several jobs, and calls from Python."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 import yaml
+from hydra.core.global_hydra import GlobalHydra
 
-from conf.programs import PROGRAMS
+from conf import REPOSITORY, programs
+from conf.entry import compose
+from conf.failures import ConfigError
+from conf.programs import PROGRAMS, callable_from_python, options_of, override, ranks_to_start, run
+from conf.schema import PredictConfig, TrainConfig
+from data import DataError, ShapesConfig, ensure_shapes
+from eval import evaluate
+from train import train
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "torchvision", "matplotlib", "cv2", "pycocotools", "numpy")
 CASES = {  # options and what stderr says; for None stdout has the answer
     "train": {
@@ -26,7 +38,6 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "train.epoch=3": "no option train.epoch; did you mean train.epochs=3?",
         "model=yolov7-tiny model.weights=coco": "model.weights=coco is published for",
         "devices=0": "devices must be a number of processes",
-        "train.epochs=0": "train.epochs must be 1 or more, got 0",
         "train.epochs=many": "train.epochs: Value 'many'",
         "data.shapes.seed=1": "data.shapes.seed=1: the section is null here",
         "evaluate.backend=coco": "evaluate.backend",
@@ -119,3 +130,175 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     program.stdout.close()
     assert (program.stderr.read(), program.wait()) == (b"", -signal.SIGPIPE)
     program.stderr.close()
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher and four GPUs."""
+    for name in [name for name in os.environ if name.startswith(("SLURM", "RANK", "WORLD", "TORCHELASTIC"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+
+def config_of(*options: str) -> Any:
+    return compose("train", TrainConfig, list(options))
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ([], 1),
+        (["devices=1"], 1),
+        (["devices=3"], 3),
+        (["devices=auto"], 4),
+        (["devices=6", "train.device=cpu"], 6),
+        (["devices=auto", "train.device=cpu"], 1),
+    ],
+)
+def test_devices_are_a_number_of_ranks(options: list[str], count: int, four_gpus: None) -> None:
+    assert ranks_to_start(config_of(*options)) == count
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_more_ranks_than_gpus_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"devices=5 needs 5 GPUs, and torch finds 4 here\. fix: devices=auto"):
+        ranks_to_start(config_of("devices=5"))
+
+
+def test_anything_but_a_number_is_refused() -> None:
+    for devices in ("0", "two", "[0,1]"):
+        with pytest.raises(ConfigError, match="devices must be a number of processes, or auto"):
+            config_of(f"devices={devices}")
+
+
+def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert ranks_to_start(config_of("devices=2")) == 1
+
+
+def test_a_multirun_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execv", lambda *command: pytest.fail(f"{command}"))
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "devices=2,3", "data=shapes", "hydra.sweep.dir=mine"])
+    monkeypatch.setattr(programs, "_let_signals_end_all_jobs", lambda: None)  # the tests go on in this process
+    with pytest.raises(SystemExit) as ended:
+        run("train")
+    assert ended.value.code == 2
+    assert "devices=2 is for one setting. fix: start each by itself" in capsys.readouterr().err
+
+
+TINY = [
+    "data=shapes", "data.shapes={train_images: 8, val_images: 4, image_size: 64, seed: 0}", "data.workers=0",
+    "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=4", "train.epochs=1",
+    "train.device=cpu", "train.precision=float32", "logger.pictures=false",
+]  # fmt: skip
+
+
+def state_of_the_process() -> list[Any]:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    return [*handlers, GlobalHydra.instance().hydra, torch.get_num_threads(), torch.distributed.is_initialized()]
+
+
+def test_a_training_and_its_evaluation_called_twice_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = state_of_the_process()
+    run = train(TINY)
+    assert run.folder is not None and run.folder.parent == tmp_path / "runs" / "shapes" and 0 <= run["AP"] <= 1
+    assert (run.folder / "checkpoints" / "best.pt").is_file()
+    scored = evaluate([f"ckpt={run.folder}", "device=cpu", "out=scored"])
+    assert scored == run and scored.folder == tmp_path / "scored"
+    more = train([f"resume={run.folder}", "extend=1"])
+    assert more.folder == run.folder and len((run.folder / "metrics.csv").read_text().splitlines()) == 3
+    assert state_of_the_process() == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "said"),
+    [
+        (["train.epoch=3"], ConfigError, "no option train.epoch; did you mean train.epochs=3?"),
+        (["--epochs", "3"], ConfigError, "--epochs is no option: options are key=value here. fix: train.epochs=3"),
+        (["-m", "train.seed=1,2"], ConfigError, "-m is for the command line"),
+        (["train.epochs"], ConfigError, "cannot read the option train.epochs"),
+        ("train.epochs=3", ConfigError, "options are a list of key=value here, got 'train.epochs=3'"),
+        (["train.epochs=3", 3], ConfigError, "options are a list of key=value here, got ['train.epochs=3', 3]"),
+        (["devices=2"], ConfigError, "devices starts processes on a command line alone"),
+        (["data=yolo", "data.root=nowhere"], DataError, "nowhere"),
+    ],
+)
+def test_errors_are_exceptions_with_the_sentence_of_the_command_line(
+    overrides: Any, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = state_of_the_process()
+    with pytest.raises(error) as refused:
+        train(overrides)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert vars(refused.value)["_render_traceback_"]() == [f"{error.__name__}: {refused.value}"], "for IPython"
+    assert state_of_the_process() == before and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("code", "error"), [(128 + signal.SIGINT, KeyboardInterrupt), (143, SystemExit)])
+def test_ctrl_c_interrupts_the_caller_instead_of_ending_it(
+    code: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr("conf.programs.shutdown", lambda: ended.append(True))
+    with pytest.raises(error):
+        callable_from_python("predict")(lambda _: sys.exit(code))(["source=a"])
+    assert ended, "the process group is left"
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "a b", "it's", 'say "x"', "a=b,c", "[1]", "{a: 1}", "back\\", "\\'", "null", "ü", "~/x", ""]
+)
+def test_a_text_goes_through_hydra_unchanged(text: str) -> None:
+    config = options_of("predict", [override("source", text), override("out", None)])
+    assert isinstance(config, PredictConfig)
+    assert (config.source, config.out) == (text, None)
+    assert override("train.multi_scale", (0.5, 1)) == "train.multi_scale=[0.5,1]"
+
+
+MULTIRUN = [
+    "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0", "model=yolov3-tiny",
+    "data.shapes={train_images: 4, val_images: 2, image_size: 64, seed: 0}", "model.width=0.125",
+    "train.image_size=64", "train.batch_size=4", "train.device=cpu", "evaluate.every=0", "logger.pictures=false",
+]  # fmt: skip
+
+
+@pytest.fixture
+def multirun(tmp_path: Path) -> list[str]:
+    """The command of a multirun; its data set is there."""
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=4, val_images=2, image_size=64, seed=0))
+    return [sys.executable, str(REPOSITORY / "train.py"), "-m", *MULTIRUN]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_local"])
+def test_jobs_have_folders_of_their_own_and_a_failure_is_the_exit_code(
+    launcher: str, multirun: list[str], tmp_path: Path
+) -> None:
+    side_by_side = ["hydra.launcher.n_jobs=2"] * (launcher == "joblib")
+    command = [*multirun, f"hydra/launcher={launcher}", *side_by_side, "train.epochs=1", "optim.lr=0.01,-1,0.02"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "error: optim.lr must be above 0, got -1" in done.stderr, done.stderr
+    tables = [list(csv.DictReader(table.open())) for table in tmp_path.glob("runs/shapes/*/metrics.csv")]
+    assert [len(rows) for rows in tables] == [1, 1], "a job is missing, or two wrote to one folder"
+
+
+@pytest.mark.slow
+def test_a_signal_ends_all_jobs_with_a_checkpoint(multirun: list[str], tmp_path: Path) -> None:
+    with (tmp_path / "output.txt").open("wb") as output:
+        program = subprocess.Popen(
+            [*multirun, "train.epochs=1000", "train.seed=0,1"], cwd=tmp_path, stdout=output, stderr=output
+        )
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("runs/shapes/*/checkpoints/last.pt")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(timeout=120) == 128 + signal.SIGTERM, (tmp_path / "output.txt").read_text()[-3000:]
+    assert len(list(tmp_path.glob("runs/shapes/*"))) == 1, "the next job was multirun"

@@ -1,0 +1,130 @@
+"""The border: what users type, and what they are told when it does not fit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conf import CONF_DIR
+from conf.entry import compose, to_dictionary, to_yaml
+from conf.messages import kinds_of
+from conf.programs import run
+from conf.schema import TrainConfig
+
+Program = Callable[..., str]
+
+
+@pytest.fixture
+def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
+    """What ``train.py <arguments>`` says on stderr; it must be one sentence, and nothing may be
+    left behind.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def called(*arguments: str, program: str = "train") -> str:
+        monkeypatch.setattr(sys, "argv", [f"{program}.py", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            run(program)
+        assert ended.value.code == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1 and lines[0].startswith("error: "), lines
+        assert not (tmp_path / "runs").exists(), "a run folder was left behind"
+        assert not list(tmp_path.rglob("*.tmp")), "something half-written was left behind"
+        return lines[0].removeprefix("error: ")
+
+    return called
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("train.epoch=3", "no option train.epoch; did you mean train.epochs=3?"),
+        ("epochs=3", "no option epochs; did you mean train.epochs=3?"),
+        ("+train.foo=1", "no option train.foo"),
+        ("data=/x/my.yaml", "data=/x/my.yaml: there is no /x/my.yaml. fix: one of the names, or the path of a data.ya"),
+        ("data=coko", "no choice data=coko; did you mean data=coco?"),
+        ("train.epochs=null", "train.epochs: "),
+        ("evaluate.resize=[0.8,1]", "evaluate.resize: "),
+        ("train.epochs=0", "train.epochs must be 1 or more, got 0"),
+        ("loss.iou=riou", "loss.iou"),
+        ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
+        ("optim.lr=-1", "optim.lr must be above 0"),
+        ("data.root=a=b", "quote a value"),
+        ("train.epochs", "write key=value"),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: str, said: str) -> None:
+    assert said in error_of(argument)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["data.root=nowhere"], "nowhere/annotations/instances_train2017.json"),
+        (["train.device=cuda"], "CUDA"),
+        (["resume=nowhere"], "nowhere"),
+        (["run_dir=/proc/nothing"], "cannot be written"),
+        (["train.batch_size=9", "train.micro_batch_size=2"], "train.micro_batch_size=2 must divide"),
+        (["train.batch_size=64"], "fewer than train.batch_size=64"),
+        (["train.image_size=50"], "train.image_size=50 is not a multiple"),
+        (["model.weights=nothing.weights"], "nothing.weights"),
+        (["model.cfg=nothing.cfg"], "nothing.cfg"),
+        (["data.names=[circle,hexagon]"], "'hexagon'"),
+        (["resume=a", "run_dir=b"], "leave run_dir out"),
+        (["augment.mosaic=0", "augment.mosaic_nine=0.5"], "fix: a larger augment.mosaic"),
+    ],
+)
+def test_what_does_not_fit_stops_before_a_run_folder_is_made(
+    error_of: Program, arguments: list[str], said: str
+) -> None:
+    shapes = [
+        "data=shapes", "data.root=shapes", "data.workers=0", "model=yolov3-tiny", "model.width=0.125",
+        "data.shapes={train_images: 10, val_images: 2, image_size: 64, seed: 0}", "train.image_size=64",
+        "train.batch_size=4",
+    ]  # fmt: skip
+    coco = arguments == ["data.root=nowhere"]
+    assert said in error_of(*([] if coco else shapes), *arguments)
+
+
+@pytest.mark.parametrize("group", ["data", "model", "augment", "loss", "optim", "experiment"])
+def test_every_choice_of_a_group_composes(group: str) -> None:
+    choices = sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml") if path.stem != "base")
+    assert choices
+    for choice in choices:
+        config = compose("train", TrainConfig, [f"{group}={choice}"])
+        assert isinstance(config, TrainConfig)
+
+
+def test_the_saved_configuration_says_every_key_and_reads_back() -> None:
+    config = compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.003"])
+    assert config.optim.lr == 0.003 and config.name == "quickstart"
+    other = ["loss=darknet", "logger=[tensorboard,wandb,mlflow]"]  # kinds_of has those of all choices
+    text = to_yaml(config) + to_yaml(compose("train", TrainConfig, other))
+    for key in kinds_of(TrainConfig):
+        assert f"{key.split('.')[-1]}:" in text, key
+    assert to_dictionary(config)["data"]["format"] == "shapes"
+
+
+def test_a_data_set_of_ones_own_is_one_file_outside_the_repository(tmp_path: Path) -> None:
+    """`--config-dir` cannot be given to compose; its search path is what it adds."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.yaml").write_text(
+        "defaults: [coco]\nname: mine\nroot: /my/pictures\ntrain: {annotations: a.json, images: a}\n"
+    )
+    config = compose("train", TrainConfig, ["data=mine", f"hydra.searchpath=[file://{tmp_path}]"])
+    assert (config.data.name, config.data.root, config.data.train.images) == ("mine", "/my/pictures", "a")
+    assert config.name == "mine"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml")))
+def test_presets_compose_with_data_and_network(name: str) -> None:
+    given = ["data=shapes", "model=yolov4-tiny", "train.epochs=7"]
+    config = compose("train", TrainConfig, [f"experiment={name}", *given])
+    assert (config.model.cfg, config.train.epochs, config.data.format.value) == ("yolov4-tiny", 7, "shapes")
+    assert config.name == (name if name == "quickstart" else f"{name}-shapes")
+    tuned = name in ("finetune", "multi-scale", "single-class")
+    assert config.model.weights == ("coco" if tuned else None)
+    assert (CONF_DIR / "experiment" / f"{name}.yaml").read_text().startswith("# @package _global_\n# ")
