@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.build.network import TrainedNetwork, open_detector
 from conf.failures import ConfigError
 from conf.help import own_version
+from conf.network import TrainedNetwork, open_detector
 from conf.programs import callable_from_python
 from conf.schema import SUFFIXES, ExportConfig, ExportFormat
 from data.geometry import letterbox

@@ -21,17 +21,18 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
-from conf.api.detector import Detector
-from conf.build.network import open_detector
-from conf.build.predictor import Predictor
-from conf.build.results import ResultWriter, counted
+from conf.detector import Detector, Prediction, Predictor, format_counts
 from conf.failures import ConfigError
+from conf.network import TrainedNetwork, open_detector
 from conf.programs import callable_from_python
 from conf.schema import PredictConfig
-from data import find_media
+from data import Medium, find_media
+from train_utils.detections import ImageResult, coco_files, file_names, make_detections, write_json, write_yolo
 from train_utils.distributed import init_distributed_mode
+from train_utils.draw import WRITTEN, DrawnFiles
 from train_utils.launch import read_launch
 from train_utils.progress import Progress
 from train_utils.run_folder import dated_folder, open_folder
@@ -55,19 +56,20 @@ def predict(config: PredictConfig) -> Path:
         )
     world = init_distributed_mode(config.device.value, timeout_seconds=60)
     media = find_media(config.source)
-    detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
-    predictor = Predictor(config, detector, world.device)
+    network = open_detector(config.ckpt, config.model, config.names, config.image_size)
+    predictor = Predictor(config, network, world.device)
     frames = predictor.frames(media)
     total = frames.count()
     out = Path(config.out) if config.out is not None else dated_folder("predict")
-    writer = ResultWriter(media, detector, out, config.draw, config.save_json, config.save_txt)
+    writer = ResultWriter(media, network, out, config.draw, config.save_json, config.save_txt)
     open_folder(world, out, "out")
-    print(f"{detector.note}; {detector.image_size} pixels on {world.device.type}", flush=True)
+    print(f"{network.note}; {network.image_size} pixels on {world.device.type}", flush=True)
+
     started = time.perf_counter()
     with StopRequest() as stop:
         with Progress(total, "predict", enabled=True) as progress, writer.drawn:
-            for frame, found in predictor.found(frames):
-                writer.add(frame, found)
+            for prediction in predictor.predict(frames):
+                writer.add(prediction)
                 progress.at(writer.num_images, lambda: {"found": str(writer.counts.total())})
                 if stop.signal is not None:
                     break
@@ -77,7 +79,7 @@ def predict(config: PredictConfig) -> Path:
             stop.signal = None  # answered here
     milliseconds = 1000 * (time.perf_counter() - started) / max(1, writer.num_images)
     left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
-    print(counted(writer.counts) or "nothing found")
+    print(format_counts(writer.counts) or "nothing found")
     print(
         f"{writer.num_images} images, {writer.counts.total()} detections{left_out}, in {out}; "
         f"{milliseconds:.1f} ms per image",
@@ -87,3 +89,62 @@ def predict(config: PredictConfig) -> Path:
         print(f"stopped by {stopped_by.name}: the rest of the source is not in there", file=sys.stderr)
         sys.exit(128 + stopped_by)
     return out
+
+
+class ResultWriter:
+    """The files of one prediction below ``out``, and its counts.
+
+    Raises ConfigError if a picture would overwrite its source.
+    """
+
+    def __init__(
+        self,
+        media: list[Medium],
+        network: TrainedNetwork,
+        out: Path,
+        draw: bool = True,
+        save_json: bool = True,
+        save_txt: bool = False,
+        video_suffix: str = ".mp4",
+    ) -> None:
+        self.network, self.out = network, out
+        self.draw, self.save_json, self.save_txt = draw, save_json, save_txt
+        names = [medium.name for medium in media]
+        videos = file_names([medium.name for medium in media if medium.is_video], video_suffix)
+        pictures = file_names(names, ".png")
+        self.drawn_names = {
+            name: videos.get(name, name if name.lower().endswith(WRITTEN) else pictures[name]) for name in names
+        }
+        self.label_names = file_names([medium.name for medium in media if not medium.is_video], ".txt")
+        for medium in media:
+            if draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
+                raise ConfigError(f"out={out} would overwrite {medium.path}. fix: choose another out=, or draw=false")
+        self.drawn = DrawnFiles(network.names)
+        self.results: list[ImageResult] = []
+        self.num_images = 0
+        self.counts = Counter[str]()  # detections of each class
+
+    def add(self, prediction: Prediction) -> None:
+        """Draw a frame, write its labels and count it."""
+        frame, columns = prediction.frame, (prediction.boxes_xyxy, prediction.classes, prediction.scores)
+        medium = frame.medium
+        detections = make_detections(0, prediction.classes, prediction.scores, prediction.boxes_xyxy)
+        result = ImageResult(medium.name, frame.number if medium.is_video else None, frame.size, detections)
+        if self.save_json:  # else a camera may run for days without filling the memory
+            self.results.append(result)
+        self.num_images += 1
+        self.counts.update(prediction.names)
+        if self.save_txt and not medium.is_video:
+            write_yolo(self.out / "labels" / self.label_names[medium.name], result)
+        path = self.out / self.drawn_names[medium.name]
+        if self.draw and medium.is_video:
+            self.drawn.frame(path, frame.frames_per_second, frame.image, *columns)
+        elif self.draw:
+            self.drawn.picture(path, frame.image, *columns)
+
+    def close(self) -> None:
+        """Write the files that need all results."""
+        if self.save_json:
+            images, detections = coco_files(self.results, self.network.names, self.network.category_ids)
+            write_json(self.out / "images.json", images)
+            write_json(self.out / "detections.json", detections)

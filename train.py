@@ -25,16 +25,16 @@ from torch import Tensor
 
 from conf.build.batches import MEMORY_FILES, make_train_loader, open_sets
 from conf.build.checkpoints import extend_run, tell_extension
-from conf.build.evaluator import Evaluator
 from conf.build.loss import fit_loss, make_loss
-from conf.build.network import build_model, build_resumed_model
 from conf.build.report import announce, draw_first_batch, save_config
 from conf.build.start import fit_anchors, prepare_numerics, resolve, spare_heads, start_state
 from conf.build.training import Training
+from conf.network import build_model, build_resumed_model
 from conf.programs import Outcome, callable_from_python
 from conf.resume import check_options
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
+from eval import Evaluator
 from models import Darknet
 from models.config import AUTO
 from train_utils.checkpoint import CheckpointWriter

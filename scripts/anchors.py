@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.build.network import load_network
 from conf.failures import ConfigError
+from conf.network import load_network
 from conf.schema_tools import AnchorsConfig
 from data import open_annotations
 from data.anchors import (

@@ -24,9 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conf.build.network import TrainedNetwork, build_model, describe_network, model_from_checkpoint, open_detector
 from conf.entry import to_dictionary
 from conf.failures import ConfigError
+from conf.network import TrainedNetwork, build_model, describe_network, model_from_checkpoint, open_detector
 from conf.schema_tools import ConvertConfig
 from models import Darknet, ModelError, fitted_cfg, load_cfg, save_darknet_weights
 from models.config import ModelConfig

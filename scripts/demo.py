@@ -16,19 +16,19 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit
 
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from conf.build.network import TrainedNetwork, open_detector
-from conf.build.predictor import Found, Predictor
-from conf.build.results import ResultWriter, counted
+from conf.detector import Prediction, Predictor, format_counts
 from conf.failures import ConfigError
+from conf.network import open_detector
 from conf.schema import DemoConfig
-from data import Frame, FrameBatches, Medium, OnBadFile
+from data import Frame, FrameBatch, FrameBatches, Medium, OnBadFile
+from predict import ResultWriter
 from train_utils.distributed import init_distributed_mode
-from train_utils.draw import draw_boxes
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 SECONDS_BETWEEN_FRAMES = 0.2  # of the camera
@@ -49,34 +49,34 @@ def build(config: DemoConfig, folder: Path) -> Any:
     except ImportError as error:
         raise ConfigError("the demo needs gradio, which is not installed. fix: uv sync --extra demo") from error
     world = init_distributed_mode(config.device.value, timeout_seconds=60)
-    detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
-    session = Session(config, detector, Predictor(config, detector, world.device), folder)
+    network = open_detector(config.ckpt, config.model, config.names, config.image_size)
+    session = Session(config, Predictor(config, network, world.device), folder)
     with gr.Blocks(title="Detector", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
-        gr.Markdown(f"## Detector\n{detector.note}; {detector.image_size} pixels on {world.device.type}")
+        gr.Markdown(f"## Detector\n{network.note}; {network.image_size} pixels on {world.device.type}")
         with gr.Row():
             confidence = gr.Slider(0, 1, config.confidence, step=0.01, label="Lowest confidence")
             overlap = gr.Slider(0, 1, config.nms_iou, step=0.01, label="Largest overlap (IoU)")
-            names = list(zip(detector.names, range(len(detector.names)), strict=True))
+            names = [(name, number) for number, name in enumerate(network.names)]
             classes = gr.Dropdown(names, multiselect=True, label="Classes (none: all)")
         settings = [confidence, overlap, classes]
         with gr.Tab("Pictures and videos"):
-            given = gr.File(file_count="multiple", file_types=["image", "video"], label="Drop them here", height=140)
-            said = gr.Markdown()
+            files = gr.File(file_count="multiple", file_types=["image", "video"], label="Drop them here", height=140)
+            summary = gr.Markdown()
             drawn = gr.Gallery(
                 label="Detections", columns=2, object_fit="contain", height="max-content", interactive=False,
                 buttons=["download", "fullscreen"],
             )  # fmt: skip
-            files = gr.File(file_count="multiple", label="As COCO json", interactive=False)
+            jsons = gr.File(file_count="multiple", label="As COCO json", interactive=False)
         with gr.Tab("Camera"), gr.Row():
             camera = gr.Image(sources=["webcam"], streaming=True, label="Camera")
-            seen = gr.Image(label="Detections", format="jpeg", interactive=False, buttons=["download", "fullscreen"])
+            shown = gr.Image(label="Detections", format="jpeg", interactive=False, buttons=["download", "fullscreen"])
         busy: dict[str, Any] = {"concurrency_id": "network", "concurrency_limit": 1}  # one pass at a time
         gr.on(
-            [given.change, confidence.release, overlap.release, classes.change],
-            session.files, [given, *settings], [said, drawn, files], **busy, trigger_mode="always_last",
+            [files.change, confidence.release, overlap.release, classes.change],
+            session.files, [files, *settings], [summary, drawn, jsons], **busy, trigger_mode="always_last",
         )  # fmt: skip
         camera.stream(
-            session.camera, [camera, *settings], seen, **busy, stream_every=SECONDS_BETWEEN_FRAMES,
+            session.camera, [camera, *settings], shown, **busy, stream_every=SECONDS_BETWEEN_FRAMES,
             show_progress="hidden", trigger_mode="always_last",
         )  # fmt: skip
     return page
@@ -103,8 +103,8 @@ def launch(page: Any, config: DemoConfig) -> str:
 class Session:
     """What the page calls; its functions take the values of its controls."""
 
-    def __init__(self, config: DemoConfig, detector: TrainedNetwork, predictor: Predictor, folder: Path) -> None:
-        self.config, self.detector, self.predictor, self.folder = config, detector, predictor, folder
+    def __init__(self, config: DemoConfig, predictor: Predictor, folder: Path) -> None:
+        self.config, self.predictor, self.folder = config, predictor, folder
 
     def files(
         self, paths: list[str] | None, confidence: float, overlap: float, classes: list[int]
@@ -114,20 +114,20 @@ class Session:
         What cannot be read is left out and named in the text.
         """
         out = Path(tempfile.mkdtemp(dir=self.folder))
-        given = [Path(path) for path in paths or []]
-        unique = len({path.name for path in given}) == len(given)
-        media = [Medium(path, path.name if unique else f"{n} {path.name}") for n, path in enumerate(given, start=1)]
+        files = [Path(path) for path in paths or []]
+        unique = len({path.name for path in files}) == len(files)
+        media = [Medium(path, path.name if unique else f"{n} {path.name}") for n, path in enumerate(files, start=1)]
         frames = FrameBatches(media, self.predictor.fit, 1, self.config.exif, OnBadFile.skip, self.config.workers)
-        writer = ResultWriter(media, self.detector, out, video_suffix=".webm")
+        writer = ResultWriter(media, self.predictor.network, out, video_suffix=".webm")
         with writer.drawn:
-            for frame, found in self.predictor.at(confidence, overlap).found(frames):
-                writer.add(frame, only(found, classes))
+            for prediction in self._predict(frames, confidence, overlap, classes):
+                writer.add(prediction)
         writer.close()
-        shown = [(str(out / name), medium) for medium, name in writer.drawn_names.items() if (out / name).exists()]
-        missing = sorted(set(writer.drawn_names) - {medium for _, medium in shown})
+        drawn = [(str(out / name), medium) for medium, name in writer.drawn_names.items() if (out / name).exists()]
+        missing = sorted(set(writer.drawn_names) - {medium for _, medium in drawn})
         total = f"{writer.num_images} images, {writer.counts.total()} detections"
-        said = [total, counted(writer.counts), f"cannot be read: {', '.join(missing)}" if missing else ""]
-        return "\n\n".join(filter(None, said)), shown, [str(out / "images.json"), str(out / "detections.json")]
+        lines = [total, format_counts(writer.counts), f"cannot be read: {', '.join(missing)}" if missing else ""]
+        return "\n\n".join(filter(None, lines)), drawn, [str(out / "images.json"), str(out / "detections.json")]
 
     def camera(
         self, image: np.ndarray | None, confidence: float, overlap: float, classes: list[int]
@@ -136,12 +136,12 @@ class Session:
         if image is None:
             return None
         batch = self.predictor.fit.batch(Frame(Medium(Path("camera"), "camera"), 1, image))
-        ((_, found),) = self.predictor.at(confidence, overlap).found([batch])
-        kept = only(found, classes)
-        return draw_boxes(image, kept.boxes_xyxy, kept.classes, self.detector.names, kept.scores)
+        (prediction,) = self._predict([batch], confidence, overlap, classes)
+        return np.ascontiguousarray(prediction.draw()[..., ::-1])
 
-
-def only(found: Found, classes: list[int]) -> Found:
-    """Those of the chosen classes; of all if none is chosen."""
-    kept = np.isin(found.classes, classes) if classes else np.ones(len(found.classes), bool)
-    return Found(found.boxes_xyxy[kept], found.classes[kept], found.scores[kept])
+    def _predict(
+        self, batches: Iterable[FrameBatch], confidence: float, overlap: float, classes: list[int]
+    ) -> Iterator[Prediction]:
+        """The objects of the chosen classes on each frame; of all classes if none is chosen."""
+        for prediction in self.predictor.at(confidence, overlap).predict(batches):
+            yield prediction.select(np.isin(prediction.classes, classes)) if classes else prediction

@@ -13,13 +13,12 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import eval as program
-from conf.build import evaluator as building
 from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
 from conf.failures import ConfigError
 from conf.schema import EvalConfig, TrainConfig
 from data import DataFormat, OnError, ShapesConfig, ensure_shapes, open_annotations
-from eval import evaluate
+from eval import STAGES, evaluate
 from models import Darknet, zoo_cfg
 from tests.data.index.test_boxes_outside import BOXES, NO_AREA, OUTSIDE, write_set
 from tests.test_train import assert_same
@@ -31,7 +30,6 @@ from train_utils.detections import make_detections, to_coco_json
 from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.plots import PLOTS
-from train_utils.speed import STAGES
 
 
 @pytest.mark.slow
@@ -148,7 +146,7 @@ def test_protocols_change_what_they_say(trained: list[str], monkeypatch: pytest.
         found[protocol] = detections
         return score(truth, detections, backend)
 
-    monkeypatch.setattr(building, "score", seen)
+    monkeypatch.setattr(program, "score", seen)
     for protocol in ("coco", "darknet", "ultralytics-archive", "wzmiaomiao"):
         evaluate(compose("eval", EvalConfig, [*trained, f"evaluate={protocol}"], complete_from_checkpoint))
     fractions = {name: np.abs(rows["box_xywh"] % 1).max(initial=0) for name, rows in found.items()}
@@ -194,7 +192,7 @@ def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path
 
     world = init_distributed_mode("cpu", 60)
     config = compose("eval", EvalConfig, ["data=coco", "model=yolov3-tiny", "model.width=0.0625"]).evaluate
-    evaluator = building.Evaluator(
+    evaluator = program.Evaluator(
         open_annotations(data, "val"), config, 64, Darknet(zoo_cfg("yolov3-tiny"), 2, 0.0625), data, world
     )
     generator = np.random.default_rng(0)
@@ -228,7 +226,7 @@ def test_a_precision_that_needs_a_gpu_is_refused(precision: str) -> None:
     model, world = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.0625), init_distributed_mode("cpu", 60)
     unread: Any = None
     with pytest.raises(TrainError, match=rf"^evaluate\.precision={precision} needs a GPU.* fix: evaluate\.precision="):
-        building.Evaluator(unread, config.evaluate, 64, model, config.data, world)
+        program.Evaluator(unread, config.evaluate, 64, model, config.data, world)
 
 
 @pytest.mark.slow

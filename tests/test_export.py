@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import export as program
-from conf.build.network import build_model, describe_network
 from conf.entry import compose
+from conf.network import build_model, describe_network
 from conf.programs import run
 from conf.schema import ExportConfig, TrainConfig
 from export import export

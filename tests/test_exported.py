@@ -14,9 +14,9 @@ import onnx
 import pytest
 import torch
 
-from conf.build.network import build_model, describe_network
 from conf.checkpoints import complete_detection, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose, to_dictionary
+from conf.network import build_model, describe_network
 from conf.programs import run
 from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from conf.build.network import build_model, load_network
 from conf.checkpoints import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose
 from conf.failures import ConfigError
+from conf.network import build_model, load_network
 from conf.resume import complete_training
 from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from conf.schema_tools import ConvertConfig

@@ -15,15 +15,14 @@ import pytest
 import torch
 
 from conf.build.batches import open_split
-from conf.build.evaluator import Evaluator
-from conf.build.network import build_model, describe_network, model_from_checkpoint
 from conf.checkpoints import complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose, to_dictionary
+from conf.network import build_model, describe_network, model_from_checkpoint
 from conf.programs import run
 from conf.schema import EvalConfig, PredictConfig, TrainConfig
 from data import DataFormat, Frame, InputFit, ShapesConfig, cut_at_edges, ensure_shapes
 from data.shapes import CLASSES
-from eval import evaluate
+from eval import Evaluator, evaluate
 from models import Darknet, save_darknet_weights
 from models.weights import head_layers
 from predict import predict

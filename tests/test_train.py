@@ -16,10 +16,10 @@ import torch
 from omegaconf import OmegaConf
 
 from conf.build import start
-from conf.build.network import model_from_checkpoint, open_detector
 from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose, layered
 from conf.failures import ConfigError
+from conf.network import model_from_checkpoint, open_detector
 from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes

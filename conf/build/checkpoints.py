@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from conf.build.network import describe_network
 from conf.entry import to_dictionary
 from conf.failures import ConfigError
+from conf.network import describe_network
 from conf.schema import TrainConfig
 from data import Annotations
 from models import WEIGHTS_VERSION, Darknet

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from conf.build.batches import resolved_options
-from conf.build.evaluator import Evaluation, ground_truth_of
 from conf.entry import defaults, to_yaml
 from conf.help import version_page
 from conf.schema import TrainConfig
-from data import Annotations, DataConfig, ImageSource, TrainBatchSampler, TrainDataset, summarise
+from data import Annotations, TrainBatchSampler, TrainDataset, summarise
 from data.anchors import Sizes
+from eval import Evaluation, draw_plots
 from models import Darknet, Head, LossConfig, count_flops, count_parameters
 from train_utils.coco_eval import CocoResult, format_table
 from train_utils.detections import Detections, GroundTruth
@@ -28,7 +28,7 @@ from train_utils.files import keep_copy, whole_file
 from train_utils.log import RunLog
 from train_utils.numerics import precision_name
 from train_utils.options import flat
-from train_utils.plots import FOLDER, Say, draw_evaluation, draw_training
+from train_utils.plots import FOLDER, Say, draw_training
 from train_utils.progress import duration
 from train_utils.report import Best, keep_best, read_best, read_files, write_report
 from train_utils.shell import option
@@ -135,12 +135,6 @@ def finish(
         plots = folder / FOLDER
         draw_training(plots, folder / "metrics.csv", log.line)
         draw_plots(plots, config.data, val_set, detections, log.line)
-
-
-def draw_plots(folder: Path, data: DataConfig, val_set: Annotations, detections: Detections, say: Say) -> None:
-    """Draw an evaluation into ``folder``; tell by ``say`` what could not be drawn."""
-    read = ImageSource(val_set, data.on_error).read
-    draw_evaluation(folder, ground_truth_of(val_set), detections, read, val_set.file_name, say)
 
 
 def close_run(log: RunLog, folder: Path, seconds: float) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from conf.build.checkpoints import describe
-from conf.build.network import load_network
 from conf.build.report import min_iou_of
 from conf.failures import ConfigError
+from conf.network import load_network
 from conf.resume import resumed_options
 from conf.schema import TrainConfig
 from data import Annotations, Colour, TrainBatchSampler

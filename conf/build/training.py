@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from conf.build.evaluator import Evaluation, Evaluator
 from conf.build.report import close_run, finish, keep_evaluation, report_run, spare
 from conf.entry import to_dictionary
 from conf.schema import TrainConfig
 from data import Batch, TrainBatchSampler
+from eval import Evaluation, Evaluator
 from models import Darknet
 from train_utils.checkpoint import CheckpointWriter
 from train_utils.coco_eval import ABSENT, FIGURES

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conf.build.network import build_model, open_detector
 from conf.checkpoints import fetch_weights, weights_folder, weights_path
 from conf.entry import compose
 from conf.failures import ConfigError
+from conf.network import build_model, open_detector
 from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig
 from conf.schema_tools import GetWeightsConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.build.network import load_initial_weights
+from conf.network import load_initial_weights
 from models import Darknet, ModelError, save_darknet_weights
 from tests.models.small_network import PlainNetwork, small
 from train_utils.checkpoint import save_checkpoint

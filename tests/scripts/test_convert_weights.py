@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from conf.build.network import TrainedNetwork, build_model, load_network, model_from_checkpoint, open_detector
 from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose, to_dictionary
 from conf.failures import ConfigError
+from conf.network import TrainedNetwork, build_model, load_network, model_from_checkpoint, open_detector
 from conf.programs import run
 from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig

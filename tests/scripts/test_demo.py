@@ -14,11 +14,11 @@ import cv2
 import pytest
 import torch
 
-from conf.build.network import open_detector
-from conf.build.predictor import Predictor
 from conf.checkpoints import model_or_checkpoint
+from conf.detector import Predictor
 from conf.entry import compose
 from conf.failures import ConfigError
+from conf.network import open_detector
 from conf.schema import DemoConfig
 from scripts.demo import Session, build, launch
 from tests.data.images.test_media import picture, video
@@ -110,7 +110,7 @@ def test_a_visitor_drops_files_moves_the_sliders_and_takes_the_camera(
 def test_only_the_chosen_classes_are_shown_and_messages_name_no_folder(folder: Path, tmp_path: Path) -> None:
     config = options(folder)
     detector = open_detector(config.ckpt, config.model, config.names, config.image_size)
-    session = Session(config, detector, Predictor(config, detector, torch.device("cpu")), tmp_path)
+    session = Session(config, Predictor(config, detector, torch.device("cpu")), tmp_path)
     picture(tmp_path / "one" / "a.png", 60, 80)
     picture(tmp_path / "two" / "a.png", 90, 50)
     paths = [str(tmp_path / name / "a.png") for name in ("one", "two")] + [str(tmp_path / "gone.mp4")]

@@ -225,7 +225,7 @@ def test_the_network_is_on_the_device_that_is_asked_for(folder: Path, monkeypatc
         asked.append(requested)
         return torch.device("cpu")
 
-    monkeypatch.setattr("conf.api.detector.choose_device", only_cpu)
+    monkeypatch.setattr("conf.detector.choose_device", only_cpu)
     for device in ("cuda", "cpu"):
         Detector(folder / "random.pt", device=device)
     assert asked == ["cuda", "cpu"]

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from conf.build import start
-from conf.build.evaluator import Evaluation, Evaluator
-from conf.build.network import build_model, build_resumed_model, describe_network
 from conf.build.start import spare_heads
 from conf.entry import compose
+from conf.network import build_model, build_resumed_model, describe_network
 from conf.resume import complete_training
 from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
+from eval import Evaluation, Evaluator
 from models import Darknet, save_darknet_weights, zoo_cfg
 from tests.models.cfg_writer import cfg, conv, head
 from tests.small_run import small_run

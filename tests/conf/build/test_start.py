@@ -14,9 +14,9 @@ import torch
 
 from conf.build import batches, start
 from conf.build.batches import loader_workers
-from conf.build.network import build_model, load_network
 from conf.entry import compose, to_dictionary
 from conf.failures import ConfigError
+from conf.network import build_model, load_network
 from conf.schema import TrainConfig
 from data import Colour
 from models import Darknet, ModelError, save_darknet_weights

@@ -1,21 +1,24 @@
-"""From the configuration to a network, built from its .cfg, with its initial or trained weights."""
+"""From the configuration to a network with its initial or trained weights, and its suppression."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from conf.checkpoints import weights_path
 from conf.failures import ConfigError
+from conf.schema import DetectConfig, EvaluateConfig
 from data import read_names
 from models import (
     AnyNetwork,
     Cfg,
     Darknet,
+    Head,
     ModelError,
     OnnxNetwork,
+    Postprocess,
     WeightsReport,
     image_size_of,
     load_cfg,
@@ -198,3 +201,15 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
+
+
+def build_postprocess(config: DetectConfig | EvaluateConfig, heads: Sequence[Head]) -> Postprocess:
+    """What turns the raw maps of ``heads`` into detections, with the limits of ``config``."""
+    return Postprocess(
+        heads,
+        confidence=config.confidence,
+        nms_iou=config.nms_iou,
+        max_detections=config.max_detections,
+        multi_label=config.multi_label,
+        merge=config.merge_nms,
+    )
