@@ -216,16 +216,3 @@ def test_it_works_in_another_folder_twice_and_names_a_missing_extra(
     assert list(tmp_path.iterdir()) == []
     again = importlib.reload(predict_module).Detector(folder / "random.pt", **LOW)(pictures[0])
     assert again.to_coco(1) == found.to_coco(1)
-
-
-def test_the_network_is_on_the_device_that_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def only_cpu(requested: str) -> torch.device:
-        asked.append(requested)
-        return torch.device("cpu")
-
-    monkeypatch.setattr("conf.detector.choose_device", only_cpu)
-    for device in ("cuda", "cpu"):
-        Detector(folder / "random.pt", device=device)
-    assert asked == ["cuda", "cpu"]

@@ -1,0 +1,291 @@
+"""Detections as arrays and as files, read back with the programs they are for."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pycocotools.coco import COCO
+
+from tests.train_utils.coco_sets import CATEGORY_IDS, draw, plain_pycocotools, write_coco
+from train_utils.coco_eval import COMPUTE, FIGURES, score
+from train_utils.curves import class_curves
+from train_utils.detections import (
+    DETECTION,
+    PACKED,
+    Detections,
+    GroundTruth,
+    ImageResult,
+    canonical_order,
+    coco_files,
+    file_names,
+    image_ids,
+    make_detections,
+    pack,
+    read_results,
+    unpack,
+    write_json,
+    write_yolo,
+)
+from train_utils.errors import TrainError
+
+
+def sorted_by_columns(detections: Detections) -> list[tuple[object, ...]]:
+    """The order by its definition, in plain Python."""
+    rows = [(image_id, -score, cls, *box, score) for image_id, cls, score, box in detections.tolist()]
+    return sorted(rows, key=lambda row: row[:-1])
+
+
+def as_rows(detections: Detections) -> list[tuple[object, ...]]:
+    return [(image_id, -score, cls, *box, score) for image_id, cls, score, box in detections.tolist()]
+
+
+@pytest.mark.parametrize("image_ids", ["drawn", "one", "far apart", "negative"])
+def test_canonical_order_is_that_of_the_columns(image_ids: str) -> None:
+    rng = np.random.default_rng(3)
+    found = np.concatenate([draw(seed)[1] for seed in range(3)])
+    found["score"][::7] = rng.normal(0, 1, len(found[::7]))  # also negative ones
+    found["score"][::11] = np.where(rng.random(len(found[::11])) < 0.5, -0.0, 0.0)
+    found = np.concatenate([found, found[::5]])  # identical rows
+    if image_ids != "drawn":
+        choices = {"one": [7], "far apart": [0, 2**40], "negative": [-5, 3]}
+        found["image_id"] = rng.choice(choices[image_ids], len(found))
+    found = rng.permutation(found)
+    before = found.copy()
+    assert as_rows(canonical_order(found)) == sorted_by_columns(found)
+    assert np.array_equal(found, before), "its argument was changed"
+
+
+def test_what_travels_arrives_to_the_last_bit_in_26_bytes() -> None:
+    truth, found = draw()
+    at_positions = found.copy()
+    at_positions["image_id"] = np.argsort(truth.image_ids)[np.searchsorted(np.sort(truth.image_ids), found["image_id"])]
+    packed = pack(at_positions)
+    assert packed.dtype == PACKED and packed.nbytes == 26 * len(found)
+    arrived = unpack(np.frombuffer(packed.tobytes(), PACKED), truth.image_ids)
+    assert arrived.dtype == DETECTION and np.array_equal(arrived, found)
+    assert len(unpack(pack(at_positions[:0]), truth.image_ids)) == 0
+
+
+def test_positions_and_classes_up_to_what_the_bytes_hold() -> None:
+    found = np.zeros(2, DETECTION)
+    found["image_id"], found["class"] = [0, 69_999], [0, 2**16 - 1]
+    arrived = unpack(pack(found), np.arange(70_000) + 10**12)
+    assert arrived["image_id"].tolist() == [10**12, 10**12 + 69_999]
+    assert arrived["class"].tolist() == [0, 2**16 - 1]
+
+
+NAMES, IDS = ["cat", "dog", "bird"], [17, 18, 16]
+
+
+def result(name: str, count: int, frame: int | None = None) -> ImageResult:
+    generator = np.random.default_rng(count)
+    low = generator.uniform(0, 100, (count, 2))
+    boxes_xyxy = np.concatenate([low, low + generator.uniform(1, 100, (count, 2))], axis=1)
+    scores = np.sort(generator.uniform(0, 1, count))[::-1]
+    return ImageResult(name, frame, (240, 320), make_detections(0, generator.integers(0, 3, count), scores, boxes_xyxy))
+
+
+def test_pycocotools_loads_the_results_against_their_images(tmp_path: Path) -> None:
+    results = [result("b/two.jpg", 3), result("a/one.jpg", 4), result("b/none.jpg", 0)]
+    images, detections = coco_files(results, NAMES, IDS)
+    write_json(tmp_path / "images.json", images)
+    write_json(tmp_path / "detections.json", detections)
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(tmp_path / "images.json")
+        loaded = truth.loadRes(str(tmp_path / "detections.json"))
+    assert [image["file_name"] for image in truth.loadImgs([1, 2, 3])] == ["a/one.jpg", "b/none.jpg", "b/two.jpg"]
+    assert truth.loadCats(17)[0]["name"] == "cat"
+    for number, expected in ((1, results[1]), (3, results[0])):
+        rows = loaded.loadAnns(loaded.getAnnIds(imgIds=number))
+        assert [IDS[cls] for cls in expected.detections["class"]] == [row["category_id"] for row in rows]
+        assert np.allclose([row["bbox"] for row in rows], expected.detections["box_xywh"], atol=1e-3)
+        assert np.allclose([row["score"] for row in rows], expected.detections["score"], atol=1e-6)
+    assert not loaded.getAnnIds(imgIds=2)
+
+
+def test_image_ids_are_coco_s_numbers_where_all_names_are_numbers() -> None:
+    assert image_ids([result("val/000000000139.jpg", 0), result("val/000000000285.jpg", 0)]) == [139, 285]
+    assert image_ids([result("000139.jpg", 0), result("a285.jpg", 0)]) == [1, 2]
+    assert image_ids([result("a/7.jpg", 0), result("b/7.jpg", 0)]) == [1, 2]
+    assert image_ids([result("20261122153000123.jpg", 0), result("12345678901234567890123.jpg", 0)]) == [1, 2]
+    assert image_ids([result("0.jpg", 0), result(f"{2**53 - 1}.jpg", 0)]) == [0, 2**53 - 1]
+    assert image_ids([result("7.mp4", 0, frame=number) for number in (1, 2, 3)]) == [1, 2, 3]
+
+
+def test_yolo_labels_hold_the_boxes(tmp_path: Path) -> None:
+    expected = result("a.jpg", 5)
+    write_yolo(tmp_path / "deep" / "a.txt", expected)
+    table = np.loadtxt(tmp_path / "deep" / "a.txt", ndmin=2)
+    assert table.shape == (5, 6) and ((table[:, 1:] >= 0) & (table[:, 1:] <= 1)).all()
+    assert table[:, 0].tolist() == expected.detections["class"].tolist()
+    assert np.allclose(table[:, 5], expected.detections["score"], atol=1e-6)
+    sides = np.array([320, 240])
+    found = np.concatenate([(table[:, 1:3] - table[:, 3:5] / 2) * sides, table[:, 3:5] * sides], axis=1)
+    assert np.abs(found - expected.detections["box_xywh"]).max() < 1e-3
+    write_yolo(tmp_path / "none.txt", result("none.jpg", 0))
+    assert (tmp_path / "none.txt").read_bytes() == b""
+
+
+NESTED = [folder + ".".join(parts) for n in (2, 3, 4) for parts in product("ab", repeat=n) for folder in ("", "a/")]
+
+
+@given(st.sets(st.sampled_from(NESTED), max_size=12))
+def test_no_two_files_get_one_name(names: set[str]) -> None:
+    """Of files such as a.b, a.b.a and b.a, where one's stem is another's name."""
+    given_names = file_names(sorted(names), ".txt")
+    assert set(given_names) == names and len(set(given_names.values())) == len(names)
+
+
+def test_a_file_keeps_its_stem_unless_another_has_it_too() -> None:
+    assert file_names(["a/b.jpg", "c/b.jpg"], ".txt") == {"a/b.jpg": "a/b.txt", "c/b.jpg": "c/b.txt"}
+    assert file_names(["b.jpg", "b.png"], ".txt") == {"b.jpg": "b.jpg.txt", "b.png": "b.png.txt"}
+
+
+Row = dict[str, Any]
+
+
+def drawn(seed: int) -> tuple[GroundTruth, list[Row]]:
+    """Numbers with all their digits, in no order, with many equal scores."""
+    truth, found = draw(seed)
+    rng = np.random.default_rng(seed)
+    rows = [
+        {
+            "image_id": int(row["image_id"]),
+            "category_id": CATEGORY_IDS[row["class"]],
+            "bbox": (row["box_xywh"].astype(float) * (1 + 1e-9 * rng.random())).tolist(),
+            "score": float(rng.integers(1, 9) / 10 if rng.random() < 0.5 else rng.random()),
+        }
+        for row in rng.permutation(found)
+    ]
+    return truth, rows
+
+
+def other_categories(rows: list[Row]) -> None:
+    for row in rows[::5]:
+        row["category_id"] = 4
+
+
+def floats_for_ids(rows: list[Row]) -> None:
+    for row in rows[::2]:
+        row["image_id"] = float(row["image_id"])
+    for row in rows[::3]:
+        row["category_id"] = float(row["category_id"])
+
+
+def whole_numbers(rows: list[Row]) -> None:
+    for row in rows:
+        row["bbox"] = [round(value) for value in row["bbox"]]
+        row["score"] = int(row["score"] * 1000)
+
+
+def odd_boxes(rows: list[Row]) -> None:
+    for number, row in enumerate(rows):
+        change = ([0, 0, -1, 0], [0, 0, 0, -1], [0, 0, 1e6, 1e6], [-3000, 0, 0, 0])[number % 4]
+        if number % 3 == 0:
+            row["bbox"] = [
+                value * (1 + min(0, factor)) + factor for value, factor in zip(row["bbox"], change, strict=True)
+            ]
+
+
+def odd_scores(rows: list[Row]) -> None:
+    for number, row in enumerate(rows):
+        row["score"] = (-row["score"], row["score"] * 1e5, 0.1, 0.1 + 1e-12, -0.0, 0)[number % 6]
+
+
+def more_keys(rows: list[Row]) -> None:
+    for number, row in enumerate(rows):
+        row |= {"id": 7, "area": 1, "iscrowd": number % 2, "file_name": "x.jpg", "segmentation": []}
+
+
+def few(rows: list[Row]) -> None:
+    del rows[1:]
+
+
+CHANGES = [lambda rows: None, other_categories, floats_for_ids, whole_numbers, odd_scores, more_keys, few, odd_boxes]
+
+
+@pytest.mark.parametrize("seed", range(len(CHANGES) + 4))
+def test_figures_are_those_of_pycocotools_on_the_file(seed: int, tmp_path: Path) -> None:
+    truth, rows = drawn(seed)
+    write_coco(truth, tmp_path / "truth.json")
+    CHANGES[seed % len(CHANGES)](rows)
+    (tmp_path / "results.json").write_text(json.dumps(rows))
+    expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
+    found, ignored = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
+    for backend in COMPUTE:
+        assert list(score(truth, found, backend).figures.values()) == expected, backend
+    assert len(class_curves(truth, found)) == len(truth.names)
+    assert ignored == sum(row["category_id"] == 4 for row in rows)
+
+
+def test_no_digit_is_lost(tmp_path: Path) -> None:
+    """An overlap of exactly a half in the file's numbers is a match; in float32 it is less."""
+    truth, _ = draw(0)
+    box = np.array([0.1, 0.1, 20.2, 30.3])
+    truth = GroundTruth(
+        truth.image_ids[:1], truth.sizes[:1], np.array([0, 1]), box[None], np.zeros(1, int), np.zeros(1, bool),
+        box[None, 2:].prod(1), truth.names,
+    )  # fmt: skip
+    write_coco(truth, tmp_path / "truth.json")
+    rows = [{"image_id": int(truth.image_ids[0]), "category_id": 3, "bbox": [0.1, 0.1, 20.2, 15.15], "score": 0.5}]
+    (tmp_path / "results.json").write_text(json.dumps(rows))
+    expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
+    found, _ = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
+    for backend in COMPUTE:
+        assert list(score(truth, found, backend).figures.values()) == expected, backend
+    assert expected[1] > 0.99 and score(truth, found.astype(DETECTION)).figures["AP50"] == 0
+
+
+def test_a_file_without_rows_scores_nothing(tmp_path: Path) -> None:
+    truth, _ = draw(0)
+    (tmp_path / "results.json").write_text("[]")
+    found, _ = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
+    for backend in COMPUTE:
+        figures = score(truth, found, backend).figures
+        assert set(figures.values()) == {0.0} and tuple(figures) == FIGURES
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"image_id": 10**6}, "names image 1000000, which the data does not have. fix: the annotations"),
+        ({"image_id": 1.5}, "names image 1.5, which the data does not have"),
+        ({"bbox": [1, 2, 3]}, "cannot be read (ValueError: "),
+        ({"bbox": [1, 2, 3, "a"]}, "cannot be read (ValueError: "),
+        ({"score": "high"}, "cannot be read (ValueError: "),
+        ({"score": ...}, "cannot be read (KeyError: 'score'). fix: a COCO results file"),
+    ],
+)
+def test_a_wrong_row_is_an_error(change: Row, said: str, tmp_path: Path) -> None:
+    truth, rows = drawn(0)
+    rows[3] = {key: value for key, value in (rows[3] | change).items() if value is not ...}
+    (tmp_path / "results.json").write_text(json.dumps(rows))
+    with pytest.raises(TrainError) as error:
+        read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"annotations": []}', "cannot be read (TypeError: "),
+        ("[", "cannot be read (JSONDecodeError: Expecting value"),
+        (None, "No such file or directory"),
+        ('[{"image_id": 7, "category_id": 0, "bbox": [1, 2, 3, 4], "score": 1}]', "has none of its categories"),
+    ],
+)
+def test_what_is_no_results_file_is_one_sentence(content: str | None, said: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "results.json").write_text(content)
+    with pytest.raises(TrainError) as error:
+        read_results(tmp_path / "results.json", np.array([7]), CATEGORY_IDS)
+    assert said in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,169 @@
+"""Boxes, sheets and drawn files show what they were given, where it is, and can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from train_utils.detections import make_detections
+from train_utils.draw import (
+    GAP,
+    LINE,
+    SIDE,
+    Cell,
+    DrawnFiles,
+    class_color,
+    draw_boxes,
+    draw_detections,
+    draw_targets,
+    save_sheet,
+)
+from train_utils.errors import TrainError
+
+
+def test_a_box_is_drawn_in_its_class_colour_on_its_edge_and_the_image_is_left_alone() -> None:
+    image = np.full((200, 300, 3), 40, np.uint8)
+    drawn = draw_boxes(image, np.array([[50.0, 60.0, 150.0, 160.0]]), np.array([2]), ["a", "b", "cat"], np.array([0.9]))
+    assert (image == 40).all()
+    for x, y in ((50, 100), (150, 100), (100, 160)):
+        assert tuple(drawn[y, x]) == class_color(2)
+    assert (drawn[80:150, 70:140] == 40).all(), "the inside is covered"
+    assert (drawn[:60, 50:100] != 40).any(), "no name above the box"
+
+
+def test_a_name_at_the_edge_is_moved_into_the_picture_and_the_best_box_lies_on_top() -> None:
+    image = np.full((200, 300, 3), 40, np.uint8)
+    corner = np.array([[270.0, 0.0, 300.0, 90.0]])
+    drawn = draw_boxes(image, corner, np.array([0]), ["a long name"], np.array([0.9]))
+    assert (drawn[5, 200:270] != 40).any(), "the name was cut off at the right edge"
+    twice = np.array([[50.0, 60.0, 150.0, 160.0]] * 2)
+    drawn = draw_boxes(image, twice, np.array([1, 0]), ["worse", "better"], np.array([0.9, 0.2]))
+    assert tuple(drawn[160, 100]) == class_color(1)
+
+
+def test_names_of_crowded_boxes_do_not_cover_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train_utils.draw.class_color", lambda _: (0, 0, 200))
+    crowd = np.array([[20 + 12 * i, 80 + 5 * i, 120 + 12 * i, 150 + 5 * i] for i in range(6)], float)
+    names = [f"thing {i}" for i in range(6)]
+    image = np.zeros((300, 300, 3), np.uint8)
+
+    def texts(chosen: slice) -> int:
+        """Pixels of letters, which are black or white, on blue plates."""
+        drawn = draw_boxes(image + 128, crowd[chosen], np.arange(6)[chosen], names)
+        return int((drawn == 255).all(-1).sum())
+
+    assert texts(slice(6)) == sum(texts(slice(i, i + 1)) for i in range(6)) > 0
+
+
+def test_lines_and_names_grow_with_the_picture_and_leave_small_ones_free() -> None:
+    """Shares of the picture: a line is 0.4 to 1 % of it at any size."""
+    for side, named in ((100, False), (640, True), (2600, True)):
+        image = np.full((side, side, 1), 40, np.uint8).repeat(3, axis=2)
+        box = np.array([[0.1, 0.5, 0.9, 0.9]]) * side
+        drawn = draw_boxes(image, box, np.array([0]), ["dog"], np.array([0.9]))
+        changed = (drawn != 40).any(axis=2)
+        assert 0.004 <= changed[round(0.6 * side) : round(0.8 * side), : side // 2].sum(axis=1).max() / side <= 0.01
+        above = changed[: round(0.49 * side)].any(axis=1).sum() / side
+        assert (0.01 < above < 0.03) if named else above == 0, (side, above)
+
+
+NO_BOXES = (np.zeros((0, 4)), np.zeros(0, int))
+SECOND = 2 * GAP + SIDE  # left edge of the second cell
+
+
+def sheet_of(path: Path) -> np.ndarray:
+    picture = cv2.imread(str(path))
+    assert picture is not None
+    return picture[..., ::-1].astype(int)
+
+
+def test_a_sheet_keeps_aspect_ratios_and_colours(tmp_path: Path) -> None:
+    red = np.zeros((50, 100, 3), np.uint8)
+    red[..., 0] = 255
+    save_sheet([Cell(red, *NO_BOXES, names=[])] * 3, 2, tmp_path / "sheet.png")
+    sheet = sheet_of(tmp_path / "sheet.png")
+    assert sheet.shape == (2 * (LINE + SIDE + GAP) + GAP, 2 * (SIDE + GAP) + GAP, 3)
+    for left in (GAP, SECOND):
+        cell = sheet[LINE : LINE + SIDE, left : left + SIDE]
+        assert (cell[: SIDE // 2] == [255, 0, 0]).all() and (cell[SIDE // 2 :] == 255).all()
+        assert (sheet[LINE + 10, left - GAP : left] == 255).all(), "cells stand apart"
+    assert (sheet[LINE + SIDE + GAP :, SECOND:] == 255).all(), "the fourth place is empty"
+
+
+def test_names_are_drawn_at_the_size_of_the_page_whatever_that_of_the_image(tmp_path: Path) -> None:
+    """A box of the same place and name in images of 100 and of 4000 pixels looks the same."""
+    pages = []
+    for side in (100, 4000):
+        box = np.array([[0.25, 0.25, 0.75, 0.75]]) * side
+        image = np.full((side, side, 3), 90, np.uint8)
+        cell = Cell(image, box, np.array([0]), ["a name"], np.array([0.87]), title="x" * 99 + "7.jpg")
+        save_sheet([cell], 1, tmp_path / "page.png")
+        pages.append(sheet_of(tmp_path / "page.png"))
+    assert np.array_equal(*pages)
+    assert (pages[0][:LINE] != 255).any() and (pages[0][:, -GAP:] == 255).all(), "the title is there and fits"
+    picture = pages[0][LINE:, GAP:]
+    assert tuple(picture[SIDE // 2, SIDE // 4]) == class_color(0), "no box"
+    assert (picture[SIDE // 4 - 20 : SIDE // 4, SIDE // 4 : SIDE // 2] != 90).any(), "no name above the box"
+
+
+def test_detections_stand_beside_the_labels_of_their_picture(tmp_path: Path) -> None:
+    image = np.full((SIDE, SIDE, 3), 90, np.uint8)
+    classes, box = np.array([0]), np.array([[100, 100, 200, 200]])
+    for score in (0.24, 0.75):
+        found = make_detections(7, classes, np.array([score]), box)
+        draw_detections([("a.jpg", image, classes, box, found)], ["cat"], tmp_path / "pairs.png", confidence=0.25)
+        sheet = sheet_of(tmp_path / "pairs.png")
+        assert tuple(sheet[LINE + 150, GAP + 200]) == class_color(0), "the label"
+        shown = tuple(sheet[LINE + 150, SECOND + 200])
+        assert shown == (class_color(0) if score > 0.25 else (90, 90, 90)), "the detection"
+
+
+def test_targets_are_drawn_on_the_image_they_belong_to(tmp_path: Path) -> None:
+    images = np.full((2, 3, SIDE, SIDE), 90, np.uint8)
+    draw_targets(images, np.array([[1, 0, 200, 200, 100, 60]], np.float32), ["box"], tmp_path / "batch.png")
+    sheet = sheet_of(tmp_path / "batch.png")
+    assert not (sheet[LINE:, GAP : GAP + SIDE] == class_color(0)).all(-1).any(), "the first image has no boxes"
+    assert tuple(sheet[LINE + 200, SECOND + 150]) == class_color(0)
+
+
+NOTHING = (np.zeros((0, 4)), np.zeros(0, int), np.zeros(0))
+
+
+def test_pictures_are_written_in_their_own_type_and_colours(tmp_path: Path) -> None:
+    red = np.zeros((40, 60, 3), np.uint8)
+    red[..., 0] = 255
+    box = (np.array([[10.0, 10.0, 30.0, 30.0]]), np.array([1]), np.array([0.5]))
+    with DrawnFiles(["a", "b"]) as files:
+        for name in ("one.png", "deep/er/two.BMP", "three.jpg"):
+            files.picture(tmp_path / name, red, *(NOTHING if name == "one.png" else box))
+    assert np.array_equal(cv2.imread(str(tmp_path / "one.png"))[..., ::-1], red)
+    drawn = cv2.imread(str(tmp_path / "deep" / "er" / "two.BMP"))[..., ::-1]
+    assert tuple(drawn[30, 20]) == class_color(1) and tuple(drawn[35, 50]) == (255, 0, 0)
+    assert (tmp_path / "three.jpg").read_bytes()[:2] == b"\xff\xd8"
+
+
+def test_frames_become_videos_in_order(tmp_path: Path) -> None:
+    with DrawnFiles(["a"]) as files:
+        for name, rate in (("one.mp4", 12.5), ("two.mp4", 29.97)):
+            for number in range(30):
+                files.frame(tmp_path / name, rate, np.full((48, 64, 3), 8 * number, np.uint8), *NOTHING)
+    for name, rate in (("one.mp4", 12.5), ("two.mp4", 29.97)):
+        video = cv2.VideoCapture(str(tmp_path / name))
+        assert video.get(cv2.CAP_PROP_FPS) == pytest.approx(rate, abs=1e-3)
+        greys = [video.read()[1].mean() for _ in range(30)]
+        assert np.abs(np.array(greys) - 8 * np.arange(30)).max() < 5 and not video.read()[0]
+
+
+def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    image = np.zeros((40, 60, 3), np.uint8)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainError, match=r"cannot write .*file/a.png.* fix: another out="):
+        with DrawnFiles(["a"]) as files:
+            files.picture(tmp_path / "file" / "a.png", image, *NOTHING)
+    with pytest.raises(TrainError, match=r"cannot write .* with frames of 60 x 40"):
+        with DrawnFiles(["a"]) as files:
+            for side in (40, 60):
+                files.frame(tmp_path / "a.mp4", 5.0, image[:, :side], *NOTHING)

@@ -1,0 +1,247 @@
+"""Charts show their table and stay readable; each is drawn whatever the data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import cv2
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from tests.train_utils.coco_sets import coco128, draw, many_classes
+from train_utils import plots
+from train_utils.coco_eval import COMPUTE, hotcoco_evaluation, score, to_columns
+from train_utils.detections import Detections, GroundTruth
+from train_utils.plots import (
+    LEAST_SMOOTHED,
+    MOST_POINTS,
+    NAMED,
+    PLOTS,
+    draw_confusion,
+    draw_curves,
+    draw_evaluation,
+    draw_precision_recall,
+    draw_training,
+    label,
+    line_style,
+)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that are saved, in place of their files."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, out, dpi: figures.append(figure))
+    return figures
+
+
+OUT = Path("unused.png")
+
+
+def lines_of(axis: Axes) -> dict[str, list[tuple[float, float]]]:
+    """The points of each line by its label."""
+    return {
+        str(line.get_label()): [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
+        for line in axis.lines
+    }
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 2, 7, 300])
+def test_any_number_of_epochs(epochs: int, tmp_path: Path, kept: list[Figure]) -> None:
+    table = tmp_path / "metrics.csv"
+    rows = "".join(f"{epoch},{5 * epoch},0.01,5.5,0.0{epoch % 10},-1.0\n" for epoch in range(1, epochs + 1))
+    table.write_text("epoch,step,lr,loss,AP,APs\n" + rows)
+    draw_curves(table, OUT)
+    for axis in kept[0].axes:
+        if epochs:
+            assert axis.get_xlim()[0] == 0 and axis.get_xlim()[1] >= 5 * epochs
+            assert axis.get_xlabel() == "step (5 per epoch)"
+        if "AP" in axis.get_title() or "precision" in axis.get_title():
+            highest = max((max(float(y) for y in line.get_ydata()) for line in axis.lines[:-1]), default=0)
+            assert axis.get_ylim()[0] == 0 and highest < axis.get_ylim()[1] <= 1
+    said = [text.get_text() for text in kept[0].axes[2].texts]
+    assert said == ["no figures"], "an evaluation without boxes of a size has no curve"
+
+
+def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(
+    tmp_path: Path, kept: list[Figure]
+) -> None:
+    table = tmp_path / "metrics.csv"
+    table.write_text(
+        "epoch,step,lr,loss,AP,AP50\n1,10,0.01,5.5,,\n2,20,0.02,4.5,0.1,0.3\n3,30,0.01,4.0,-1.0,-1.0\n4,40,0.0,4,0.1,0.2\n"
+    )
+    draw_curves(table, OUT)
+    loss, precision, by_size, rate = map(lines_of, kept[0].axes)
+    assert loss.pop("best: epoch 2") == [(20, 0), (20, 1)]
+    assert loss == {"loss": [(10, 5.5), (20, 4.5), (30, 4.0), (40, 4.0)]}
+    assert precision.pop("best: epoch 2, AP 0.100")[0][0] == 20
+    assert precision == {"AP": [(20, 0.1), (40, 0.1)], "AP50": [(20, 0.3), (40, 0.2)]}
+    assert by_size == {} and rate["lr"] == [(10, 0.01), (20, 0.02), (30, 0.01), (40, 0.0)]
+
+
+def test_a_long_curve_is_smoothed_over_the_figures_themselves(tmp_path: Path, kept: list[Figure]) -> None:
+    count = 10 * LEAST_SMOOTHED
+    noise = np.random.default_rng(0).normal(0, 0.3, count)
+    falling = 5 - np.arange(count) / count
+    table = tmp_path / "metrics.csv"
+    rows = "".join(f"{n + 1},{n + 1},{falling[n]},{falling[n] + noise[n]}\n" for n in range(count))
+    table.write_text("epoch,step,lr,loss\n" + rows)
+    draw_curves(table, OUT)
+    raw, smoothed = (np.asarray(line.get_ydata(), float) for line in kept[0].axes[0].lines)
+    assert np.allclose(raw, falling + noise)
+    assert np.abs(smoothed - falling)[10:-10].max() < 0.35 * np.abs(noise).max()
+    (rate,) = (np.asarray(line.get_ydata(), float) for line in kept[0].axes[3].lines)
+    assert np.allclose(rate, falling), "the learning rate is shown as it was"
+
+
+def test_losses_by_step_are_used_where_there_are_more_of_them(tmp_path: Path, kept: list[Figure]) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step,lr,loss,AP\n1,5000,0.01,5.5,0.1\n2,10000,0.01,4.5,0.2\n")
+    rows = "".join(f"{step},{1e4 - step}\n" for step in range(1, 10_001))
+    (tmp_path / "steps.csv").write_text("step,loss\n" + rows)
+    draw_curves(tmp_path / "metrics.csv", OUT)
+    losses, precision = (axis.lines[0].get_data() for axis in kept[0].axes[:2])
+    assert len(losses[0]) == MOST_POINTS and np.allclose(np.asarray(losses[1]), 1e4 - np.asarray(losses[0]))
+    assert list(zip(*precision, strict=True)) == [(5000, 0.1), (10000, 0.2)]
+
+
+OUT = Path("unused.png")
+
+
+def area_of_lines(axis: Axes) -> tuple[list[float], float]:
+    """The means over 101 recalls, as in pycocotools, of the classes' lines and of their mean."""
+    drawn = [line for line in axis.lines if len(np.asarray(line.get_xdata())) == 101]
+    for line in drawn:
+        assert np.allclose(np.asarray(line.get_xdata()), np.linspace(0, 1, 101))
+    areas = [float(np.asarray(line.get_ydata()).mean()) for line in drawn]
+    assert drawn[-1].get_linewidth() == 2.5
+    return areas[:-1], areas[-1]
+
+
+def assert_areas_are_the_table(
+    truth: GroundTruth, found: Detections, figures: list[Figure], backends: Iterable[str] = COMPUTE
+) -> None:
+    boxes = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=len(truth.names))
+    draw_precision_recall(truth, found, OUT)
+    order = [cls for cls in np.argsort(boxes)[::-1] if boxes[cls]]
+    for backend in backends:
+        table = score(truth, found, backend)
+        for axis, figure in zip(figures[-1].axes, ("AP50", "AP"), strict=True):
+            of_classes, of_all = area_of_lines(axis)
+            rows = [table.per_class[truth.names[cls]][figure] for cls in order]
+            assert np.allclose(of_classes, rows, rtol=0, atol=1e-12), (backend, figure)
+            assert of_all == pytest.approx(table.figures[figure], abs=1e-12)
+            legend = [text.get_text() for text in axis.get_legend().get_texts()]
+            assert f"mean of all classes  {table.figures[figure]:.3f}" in legend
+            assert legend[0] == f"{label(truth.names[order[0]])}  {rows[0]:.3f}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_area_under_each_drawn_curve_is_its_ap_in_the_table(seed: int, kept: list[Figure]) -> None:
+    assert_areas_are_the_table(*draw(seed, images=15 + 5 * seed), kept)
+
+
+def test_the_area_under_each_drawn_curve_is_its_ap_on_photographs(shared_dir: Path, kept: list[Figure]) -> None:
+    """A real network on real images: .370 and .161 in shared_dir/darknet/README.md."""
+    truth, found = coco128(shared_dir)
+    assert_areas_are_the_table(truth, found, kept, ["pycocotools"])
+    assert [round(area_of_lines(axis)[1], 3) for axis in kept[0].axes] == [0.370, 0.161]
+
+
+def lightness(color: Any) -> float:
+    """CIE L* of a colour, 0 (black) to 100 (white)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
+    return float(116 * np.cbrt(np.dot(linear, (0.2126, 0.7152, 0.0722))) - 16)
+
+
+def test_named_lines_differ_without_their_hue() -> None:
+    """In a grey print, and for whoever sees no difference of hue, dashes or lightness remain."""
+    styles = [line_style(number) for number in range(NAMED)]
+    assert all(a["linestyle"] != b["linestyle"] for a, b in itertools.pairwise(styles))
+    for a, b in itertools.combinations(styles, 2):
+        assert a["linestyle"] != b["linestyle"] or abs(lightness(a["color"]) - lightness(b["color"])) > 9
+    paler = [lightness(style["color"]) for style in styles]
+    assert max(paler) < 75, "a line is hard to see on white paper"
+
+
+def test_class_names_appear_as_they_are_cut_to_a_length() -> None:
+    """By default, matplotlib hides labels that start with "_" and reads "$...$" as a formula."""
+    assert label("_hidden") == " _hidden" and label("$x^{$") == r"\$x^{\$"
+    assert label("é 猫\t🐕") == "é U+732BU+0009U+1F415"  # else each square is a warning of three lines
+    assert label("n" * 30) == "n" * 30 and label("n" * 31) == "n" * 27 + "..."
+
+
+@pytest.mark.parametrize("classes", [1, 20, 80])
+def test_a_confusion_matrix_has_numbers_that_can_be_read(classes: int, kept: list[Figure]) -> None:
+    truth, found = many_classes(classes)
+    threshold = float(np.median(found["score"]))
+    draw_confusion(truth, found, threshold, OUT)
+    sides = to_columns(truth, found[found["score"] >= threshold])
+    matrix = hotcoco_evaluation(len(truth.image_ids), classes, *sides).confusion_matrix(iou_thr=0.5)["matrix"]
+    axis = cast(Any, kept[-1].axes[0])
+    drawn = axis.images[0].get_array()
+    x_labels, y_labels = (
+        [tick.get_text() for tick in ticks] for ticks in (axis.get_xticklabels(), axis.get_yticklabels())
+    )
+    assert (x_labels[-1], y_labels[-1]) == ("missed", "nothing there") and x_labels[:-1] == y_labels[:-1]
+    if classes <= 30:
+        assert np.array_equal(drawn, matrix) and "of" not in axis.get_title().split(", ")[-1]
+    else:
+        assert drawn.shape == (26, 26) and axis.get_title().endswith("the 25 most confused of 80 classes")
+    labels = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=classes)
+    assert np.array_equal(matrix[:-1].sum(1), labels), "each label is in one cell of its row"
+    assert max(kept[-1].get_size_inches()) <= 17
+
+
+OF_TRAINING = {"curves.png"}
+
+
+def read(position: int) -> np.ndarray | None:
+    """Grey pictures; one is unreadable."""
+    return np.full((500, 500, 3), 90, np.uint8) if position != 2 else None
+
+
+def drawn(truth: GroundTruth, found: Detections, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The pictures by name, and what was said."""
+    said: list[str] = []
+    draw_evaluation(folder, truth, found, read, lambda i: f"{i}.jpg", said.append)
+    pictures = {path.name: cv2.imread(str(path)) for path in folder.iterdir()}
+    for name, picture in pictures.items():
+        assert picture is not None and picture.std() > 3, f"{name} is empty"
+    return pictures, said
+
+
+def test_each_plot_is_a_picture(tmp_path: Path) -> None:
+    pictures, said = drawn(*many_classes(3), tmp_path / "plots")
+    assert set(pictures) == set(PLOTS) - OF_TRAINING and not said
+
+
+def test_one_and_many_classes_nothing_found_and_nothing_labelled(tmp_path: Path, kept: list[Figure]) -> None:
+    truth, found = draw(1)
+    empty = {key: getattr(truth, key)[:0] for key in ("boxes_xywh", "classes", "crowd", "areas")}
+    unlabelled = GroundTruth(truth.image_ids, truth.sizes, np.zeros_like(truth.offsets), names=truth.names, **empty)
+    charts = [name for name in PLOTS if name.endswith(".png") and name not in OF_TRAINING]
+    cases = [many_classes(1), many_classes(80), (truth, found[:0]), (unlabelled, found), (unlabelled, found[:0])]
+    for number, case in enumerate(cases):
+        _, said = drawn(*case, tmp_path / str(number))
+        assert len(kept) == (number + 1) * len(charts) and not said
+    assert max(figure.get_size_inches().max() for figure in kept) < 20, "a chart is larger than a screen"
+
+
+def test_a_plot_that_fails_is_said_and_the_others_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(plots, "draw_confusion", fail)
+    (tmp_path / "confusion.png").write_text("of an earlier run")
+    pictures, said = drawn(*draw(1), tmp_path)
+    assert set(pictures) == {"precision_recall.png", "val_detections.jpg"}
+    assert said == [f"warning: {tmp_path / 'confusion.png'} was not drawn (MemoryError: no room)"]
+    (tmp_path / "file").write_text("")
+    draw_training(tmp_path / "file", tmp_path / "metrics.csv", said.append)
+    assert [line.split(" (")[0].rpartition("/")[2] for line in said[1:]] == ["curves.png was not drawn"]
