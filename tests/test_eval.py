@@ -20,7 +20,7 @@ from conf.schema import EvalConfig, TrainConfig
 from data import DataFormat, OnError, ShapesConfig, ensure_shapes, open_annotations
 from eval import STAGES, evaluate
 from models import Darknet, zoo_cfg
-from tests.data.index.test_boxes_outside import BOXES, NO_AREA, OUTSIDE, write_set
+from tests.data.test_validate import BOXES, NO_AREA, OUTSIDE, write_set
 from tests.test_train import assert_same
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train

@@ -24,7 +24,7 @@ from data.shapes import CLASSES, draw_image
 from eval import evaluate
 from export import export
 from predict import predict
-from tests.data.images.test_source import with_orientation
+from tests.data.test_images import with_orientation
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils.checkpoint import save_checkpoint
 

@@ -26,8 +26,8 @@ from eval import Evaluator, evaluate
 from models import Darknet, save_darknet_weights
 from models.weights import head_layers
 from predict import predict
-from tests.data.images.test_media import picture, video
 from tests.data.tagged import stored_picture, upright, write_set
+from tests.data.test_media import picture, video
 from tests.models.cfg_writer import cfg, conv, head
 from tests.test_programs import start
 from train_utils.checkpoint import load_checkpoint, save_checkpoint

@@ -23,8 +23,8 @@ from conf.failures import ConfigError
 from conf.programs import override
 from data import DataError
 from predict import Detector, predict
-from tests.data.images.test_media import picture, video
 from tests.data.tagged import stored_picture, upright
+from tests.data.test_media import picture, video
 from tests.test_predict import IDS, folder
 from train_utils.errors import TrainError
 

@@ -24,7 +24,7 @@ from data import (
     SplitConfig,
     open_annotations,
 )
-from tests.data.yolo_set import YoloSet
+from tests.data.sets import YoloSet
 
 NO_AUGMENT = AugmentConfig(
     mosaic=0,

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from data import DataConfig, DataFormat, OnError, SplitConfig
-from tests.data.bad_inputs import config_of
+from tests.data.sets import config_of
 
 HEIGHT, WIDTH = 96, 128
 IMAGES = {"train": 5, "val": 3}

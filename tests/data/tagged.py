@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from data import DataConfig, DataFormat
-from tests.data.bad_images import exif, with_segment
-from tests.data.bad_inputs import config_of
+from tests.data.bad_inputs import exif, with_segment
+from tests.data.sets import config_of
 
 HEIGHT, WIDTH = 40, 64
 BOX = (4, 6, 16, 12)  # of the object in the stored pixels: x, y, w, h

@@ -21,7 +21,7 @@ from conf.failures import ConfigError
 from conf.network import open_detector
 from conf.schema import DemoConfig
 from scripts.demo import Session, build, launch
-from tests.data.images.test_media import picture, video
+from tests.data.test_media import picture, video
 from tests.test_predict import folder, found  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:

@@ -1,15 +1,17 @@
-"""Boxes land where their pixels land, and look-up tables of colour equal the formula."""
+"""Boxes land where their pixels land; flips mirror one axis each."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import cv2
 import numpy as np
 import pytest
 
 from data import Resize, cut_at_edges, letterbox
-from data.colour import change_colour
-from data.geometry import PAD_VALUE, resize_into, scaled_size, visible_boxes
+from data.geometry import PAD_VALUE, random_homography, resize_into, scaled_size, visible_boxes
 from data.tiles import warp_into
+from tests.data.conftest import NO_AUGMENT
 
 
 def extent(image: np.ndarray, colour: tuple[int, int, int], tolerance: int = 40) -> np.ndarray:
@@ -119,16 +121,8 @@ def test_warp_outside_the_canvas_draws_nothing() -> None:
     assert (canvas == 7).all()
 
 
-def test_colour_equals_the_formula() -> None:
-    image = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-    for seed in range(5):
-        gains = 1 + np.random.default_rng(seed).uniform(-1, 1, 3) * [0.1, 0.7, 0.4]
-        hsv = cv2.cvtColor(image, cv2.COLOR_RGB2HSV).astype(np.float64) * gains
-        hsv[..., 0] %= 180
-        expected = cv2.cvtColor(np.minimum(hsv, 255).astype(np.uint8), cv2.COLOR_HSV2RGB)
-        changed = image.copy()
-        change_colour(changed, gains)
-        assert np.array_equal(changed, expected)
-    unchanged = image.copy()
-    change_colour(unchanged, np.ones(3))
-    assert np.array_equal(unchanged, image)
+@pytest.mark.parametrize(("flips", "point"), [((1.0, 0.0), (-3, 5)), ((0.0, 1.0), (3, -5)), ((1.0, 1.0), (-3, -5))])
+def test_each_flip_mirrors_its_own_axis(flips: tuple[float, float], point: tuple[int, int]) -> None:
+    augment = replace(NO_AUGMENT, flip_horizontal=flips[0], flip_vertical=flips[1])
+    matrix = random_homography(augment, (60, 100), np.random.default_rng(0))
+    assert (matrix @ [3, 5, 1]).tolist() == [50 + point[0], 30 + point[1], 1]

@@ -1,20 +1,63 @@
-"""The drawn data set: the same bytes every time, and annotations that fit the files."""
+"""Drawn shapes: boxes that fit the pixels, objects that stay in sight."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import cv2
+import numpy as np
 import pytest
 
-from data import DataError, DataFormat, ShapesConfig, SplitConfig, ensure_shapes
-from data.shapes import CLASSES
+from data import DataError, DataFormat, ShapesConfig, SplitConfig, ensure_shapes, shapes
+from data.shapes import CLASSES, LEAST_VISIBLE, draw_image, visible_box
 
 SMALL = ShapesConfig(train_images=6, val_images=3, image_size=128, seed=0)
+
+
+def test_boxes_and_areas_are_those_of_the_visible_pixels() -> None:
+    generator = np.random.default_rng(0)
+    objects, aspects, kinds = 0, [], set()
+    for _ in range(60):
+        drawing = draw_image(128, generator)
+        height, width = drawing.image.shape[:2]
+        aspects.append(height / width)
+        assert 0.69 * 128**2 < height * width < 1.31 * 128**2
+        assert np.sum(drawing.masks or [[0]], axis=0, dtype=int).max() <= 1, "every pixel once"
+        for kind, mask in zip(drawing.classes, drawing.masks, strict=True):
+            left, top, w, h = visible_box(mask)
+            inner = mask[top : top + h, left : left + w]
+            assert inner.sum() == mask.sum() > 0
+            assert inner[0].any() and inner[-1].any() and inner[:, 0].any() and inner[:, -1].any(), "tight"
+            objects += 1
+            kinds.add(kind)
+    assert objects > 150 and kinds == set(range(len(CLASSES)))
+    assert 0.58 < min(aspects) < 0.75 and 1.35 < max(aspects) < 1.63
+
+
+def test_enough_of_every_object_stays_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with the full masks as they were placed, before others covered them."""
+    placed: list[np.ndarray] = []
+    original = shapes._place
+
+    def recording(*arguments):
+        mask = original(*arguments)
+        if mask is not None:
+            placed.append(mask)
+        return mask
+
+    monkeypatch.setattr(shapes, "_place", recording)
+    generator = np.random.default_rng(2)
+    covered = 0
+    for _ in range(40):
+        placed.clear()
+        drawing = draw_image(128, generator)
+        shares = [mask.sum() / full.sum() for mask, full in zip(drawing.masks, placed, strict=True)]
+        assert all(share >= LEAST_VISIBLE for share in shares)
+        covered += sum(share < 1 for share in shares)
+    assert covered > 10
 
 
 def digest(folder: Path) -> str:
@@ -54,10 +97,3 @@ def test_a_root_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "blocked").touch()
     with pytest.raises(DataError, match=r"cannot write the drawn data set to .*data.root"):
         ensure_shapes(tmp_path / "blocked" / "shapes", SMALL)
-
-
-@pytest.mark.slow
-def test_the_quickstart_set_is_drawn_in_seconds(tmp_path: Path) -> None:
-    start = time.perf_counter()
-    ensure_shapes(tmp_path, ShapesConfig(600, 150, 160, 0))
-    assert time.perf_counter() - start < 20  # 2 s on an idle core

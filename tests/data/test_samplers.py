@@ -7,14 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data import (
-    DataError,
-    MultiScale,
-    Request,
-    Resize,
-    TrainBatchSampler,
-    eval_batches,
-)
+from data import DataError, MultiScale, Request, Resize, TrainBatchSampler, eval_batches
 from data.geometry import scaled_size
 
 FIXED = MultiScale(64, 1, 1, 32, 0)
@@ -35,23 +28,6 @@ def micro_batches(world_size: int, images_per_rank: int, epoch: int = 0, **more:
     return [Counter(request for part in parts for request in part) for parts in zip(*shares, strict=True)]
 
 
-@pytest.mark.parametrize("epoch", [0, 3])
-def test_micro_batches_are_the_same_at_any_world_size(epoch: int) -> None:
-    expected = micro_batches(1, 12, epoch)
-    assert len(expected) == 8
-    for world_size in (2, 3, 4, 6, 12):
-        assert micro_batches(world_size, 12 // world_size, epoch) == expected
-
-
-def test_accumulation_cuts_the_same_steps_smaller() -> None:
-    steps = micro_batches(1, 12)
-    for world_size, images_per_rank in ((1, 3), (2, 3), (3, 2), (2, 2)):
-        parts = micro_batches(world_size, images_per_rank)
-        count = 12 // (world_size * images_per_rank)
-        joined = [sum(parts[i : i + count], Counter()) for i in range(0, len(parts), count)]
-        assert joined == steps
-
-
 def test_an_epoch_holds_no_image_twice_and_the_next_has_another_order() -> None:
     epochs = [sum(micro_batches(2, 6, epoch), Counter()) for epoch in range(2)]
     for epoch in epochs:
@@ -66,14 +42,6 @@ def test_seeds_do_not_share_orders() -> None:
         return [request.index for batch in sampler for request in batch]
 
     assert order(0, 1) != order(1, 0) and order(0, 1) == order(0, 1)
-
-
-def test_the_cursor_skips_what_was_seen() -> None:
-    for world_size, images_per_rank in ((1, 3), (2, 3)):
-        everything = micro_batches(world_size, images_per_rank, epoch=2)
-        for start in (1, 5, len(everything)):
-            rest = micro_batches(world_size, images_per_rank, epoch=2, start_micro_batch=start)
-            assert rest == everything[start:]
 
 
 def test_one_size_in_all_micro_batches_of_a_step() -> None:

@@ -13,17 +13,12 @@ import cv2
 import numpy as np
 import pytest
 
-from conf.checkpoints import complete_from_checkpoint
-from conf.entry import compose, to_dictionary
-from conf.schema import EvalConfig, TrainConfig
 from data import Annotations, DataConfig, DataError, DataFormat, OnError, SplitConfig, open_annotations
 from data.index import read_annotations
 from data.source import is_for_validation
-from tests.data.bad_inputs import config_of
-from tests.data.bad_labels import voc_text
+from tests.data.bad_inputs import voc_text
 from tests.data.drawn_set import picture
-from tests.data.yolo_set import YoloSet
-from train_utils.options import MAY_CHANGE, is_covered
+from tests.data.sets import YoloSet, config_of
 
 NAMES = [f"{number:05}.jpg" for number in range(10_000)]
 
@@ -145,15 +140,6 @@ def test_a_side_without_images_is_refused(yolo_set: YoloSet) -> None:
 def test_shares_that_are_none(share: float, coco_set: Any) -> None:
     with pytest.raises(ValueError, match=r"data\.split must lie between 0 and 1, or be null, got"):
         replace(coco_set.config, split=share)
-
-
-def test_a_run_keeps_its_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ckpt = tmp_path / "x.pt"
-    ckpt.touch()
-    assert not is_covered("data.split", MAY_CHANGE), "another one is refused on resume"
-    saved = to_dictionary(compose("train", TrainConfig, ["data.split=0.25"]))
-    monkeypatch.setattr("conf.checkpoints.config_of_checkpoint", lambda _: saved)
-    assert compose("eval", EvalConfig, [f"ckpt={ckpt}"], complete_from_checkpoint).data.split == 0.25
 
 
 def test_sizes_from_the_image_files_stay_with_their_images(coco_set: Any) -> None:

@@ -1,4 +1,4 @@
-"""``model.anchors=auto``: what is fitted, in which rows it stands, and when nothing changes."""
+"""Overlap and recall of anchors against plain formulas; searches find planted sizes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,85 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from data import anchors as anchor_choice
-from data.anchors import FIT_RECALL, GAIN, Sizes, best_overlaps, choose_anchors
+from data.anchors import (
+    CHUNK,
+    FIT_RECALL,
+    GAIN,
+    Sizes,
+    best_overlaps,
+    choose_anchors,
+    kmeans_anchors,
+    nearest_anchors,
+    network_sizes,
+    recall,
+    refine_anchors,
+)
+from models.boxes import wh_iou
+from tests.data.conftest import CocoSet
 
+PLANTED = np.array([[10.0, 12.0], [40.0, 20.0], [30.0, 90.0], [200.0, 150.0]])
 SIDE = 100
-PLANTED = np.array([[6.0, 8.0], [12.0, 30.0], [60.0, 50.0]])
+BOX_SIZES = np.array([[6.0, 8.0], [12.0, 30.0], [60.0, 50.0]])
 FAR = np.array([[200.0, 10.0], [10.0, 300.0], [400.0, 400.0], [2.0, 90.0]])
+
+
+def clusters(generator: np.random.Generator, each: int = 300) -> np.ndarray:
+    return np.concatenate([size * np.exp(generator.normal(0, 0.05, (each, 2))) for size in PLANTED])
+
+
+def test_overlaps_are_those_of_the_loss() -> None:
+    generator = np.random.default_rng(0)
+    sizes, anchors = generator.uniform(1, 300, (CHUNK + 7, 2)), generator.uniform(1, 300, (5, 2))
+    reference = wh_iou(torch.from_numpy(sizes), torch.from_numpy(anchors))
+    np.testing.assert_allclose(best_overlaps(sizes, anchors), reference.max(1).values, rtol=1e-9)
+    assert (nearest_anchors(sizes, anchors) == reference.argmax(1).numpy()).all()
+    assert recall(sizes, anchors, 0.5) == pytest.approx(float((reference.max(1).values > 0.5).double().mean()))
+
+
+def test_a_box_of_an_anchors_size_overlaps_it_wholly_and_nothing_is_recalled_of_nothing() -> None:
+    assert best_overlaps(PLANTED, PLANTED).tolist() == pytest.approx([1] * 4)
+    assert np.isnan(recall(np.zeros((0, 2)), PLANTED, 0.2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kmeans_finds_planted_sizes(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    found = kmeans_anchors(clusters(generator), 4, generator)
+    expected = PLANTED[np.argsort(PLANTED.prod(1))]
+    np.testing.assert_allclose(found, expected, rtol=0.02)
+
+
+def test_refinement_never_loses_and_recovers_from_a_bad_start() -> None:
+    generator = np.random.default_rng(1)
+    sizes = clusters(generator)
+    start = PLANTED * [[1.5, 0.7]]
+    seen: list[float] = []
+    found = refine_anchors(sizes, start, 600, generator, lambda _, fitness: seen.append(fitness))
+    assert seen == sorted(seen) and len(seen) == 600
+    assert best_overlaps(sizes, found).mean() == pytest.approx(seen[-1])
+    assert best_overlaps(sizes, found).mean() > 0.92 > best_overlaps(sizes, start).mean()
+    assert (np.diff(found.prod(1)) >= 0).all()
+
+
+def test_too_few_different_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="different box sizes"):
+        kmeans_anchors(np.ones((50, 2)), 2, np.random.default_rng(0))
+
+
+def test_sizes_are_those_of_the_letterboxed_images(coco_set: CocoSet) -> None:
+    coco_set.json["annotations"][-1]["iscrowd"] = 1
+    annotations = coco_set.open()
+    expected = []
+    for i, (height, width) in enumerate(annotations.sizes.tolist()):
+        rows = slice(annotations.offsets[i], annotations.offsets[i + 1])
+        for (_, _, w, h), crowd in zip(annotations.boxes_xywh[rows].tolist(), annotations.crowd[rows], strict=True):
+            if not crowd:
+                expected.append((w * 320 / max(height, width), h * 320 / max(height, width)))
+    assert len(expected) == len(annotations.classes) - 1
+    np.testing.assert_allclose(network_sizes(annotations, 320), expected)
 
 
 def boxes(sizes: np.ndarray, crowd: bool = False) -> Any:
@@ -32,10 +104,10 @@ def boxes(sizes: np.ndarray, crowd: bool = False) -> Any:
 
 @pytest.mark.parametrize("slots", [[0, 1, 2], [3, 0, 2]])
 def test_planted_sizes_fill_the_rows_in_use_from_small_to_large(tmp_path: Path, slots: list[int]) -> None:
-    sizes = np.repeat(PLANTED, 40, axis=0) * np.random.default_rng(0).uniform(0.95, 1.05, (120, 2))
+    sizes = np.repeat(BOX_SIZES, 40, axis=0) * np.random.default_rng(0).uniform(0.95, 1.05, (120, 2))
     found, sentence = choose_anchors(boxes(sizes), SIDE, FAR, slots, 0.2, tmp_path)
     assert found is not None
-    np.testing.assert_allclose(found[slots], PLANTED, rtol=0.05)
+    np.testing.assert_allclose(found[slots], BOX_SIZES, rtol=0.05)
     unused = [row for row in range(len(FAR)) if row not in slots]
     assert (found[unused] == FAR[unused]).all()
     assert sentence.startswith("recall at IoU 0.5 is 0.000 with the anchors of the .cfg, 1.000 with anchors fitted")
@@ -62,7 +134,7 @@ def test_fewer_sizes_than_anchors_are_fitted_with_neighbours(tmp_path: Path, siz
 
 
 def test_no_boxes_and_tiny_boxes(tmp_path: Path) -> None:
-    for nothing in (boxes(np.zeros((0, 2))), boxes(PLANTED, crowd=True)):
+    for nothing in (boxes(np.zeros((0, 2))), boxes(BOX_SIZES, crowd=True)):
         found, sentence = choose_anchors(nothing, SIDE, FAR, [0, 1], 0.2, tmp_path)
         assert found is None and "no boxes to fit to" in sentence
     found, _ = choose_anchors(
@@ -89,7 +161,7 @@ def test_a_fit_is_made_once_for_the_same_sizes(tmp_path: Path, monkeypatch: pyte
     fits: list[Sizes] = []
     fit = anchor_choice._fit
     monkeypatch.setattr(anchor_choice, "_fit", lambda *given: (fits.append(fit(*given)), fits[-1])[1])
-    sizes = np.repeat(PLANTED, 9, axis=0) * np.random.default_rng(0).uniform(0.9, 1.1, (27, 2))
+    sizes = np.repeat(BOX_SIZES, 9, axis=0) * np.random.default_rng(0).uniform(0.9, 1.1, (27, 2))
 
     def found(boxes: Any, side: int = SIDE, slots: Sequence[int] = (0, 1, 2), folder: Path = tmp_path) -> list[Any]:
         anchors, sentence = choose_anchors(boxes, side, FAR, slots, 0.2, folder)

@@ -1,18 +1,85 @@
-"""A small YOLO set, laid out as a test wants it."""
+"""Broken and unusual inputs: how to write each, and the expected result.
+
+Every set holds a good image ``a`` with one box and, beside it, the image, label or entry that the
+case is about.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from data import Annotations, DataConfig, DataFormat, SplitConfig, open_annotations
-from tests.data.bad_inputs import config_of
+from data import Annotations, DataConfig, DataFormat, Exif, ImageCache, OnError, SplitConfig, open_annotations
 
+HEIGHT, WIDTH = 40, 60
+NAMES = ["cat", "dog"]
+GOOD_ROW = "0 0.5 0.5 0.5 0.5\n"
+GOOD_BOX = [15.0, 10.0, 30.0, 20.0]
+GOOD_BOXES = [[0.0, *GOOD_BOX]]
 SIZES = {"a": (40, 60), "b": (30, 50), "c": (64, 32)}  # height, width
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case: how to make the set, and its ``error`` or else its pixels and boxes.
+
+    ``left``: images and boxes that ``on_error=skip`` leaves; ``None``: the same error.
+    """
+
+    write: Callable[[Path], DataConfig]
+    error: str | None = None  # a pattern
+    left: tuple[int, int] | None = None
+    pixels: np.ndarray | None = None  # of the image b
+    boxes: list[list[float]] | None = None  # of the image b: class, left, top, width, height
+
+
+def picture() -> np.ndarray:
+    noise = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+    return cv2.GaussianBlur(noise, (0, 0), 3)
+
+
+PICTURE = picture()
+
+
+def config_of(
+    root: Path, data_format: DataFormat, annotations: str, images: str, names: list[str] | None
+) -> DataConfig:
+    part = SplitConfig(annotations, images)
+    return DataConfig(
+        name="bad",
+        format=data_format,
+        root=str(root),
+        train=part,
+        val=part,
+        split=None,
+        names=names,
+        shapes=None,
+        single_class=False,
+        exif=Exif.apply,
+        on_error=OnError.stop,
+        workers=0,
+        cache=ImageCache.none,
+        index_dir=str(root.parent / "index"),
+    )
+
+
+def coco_content(second: str = "b.png") -> dict[str, Any]:
+    return {
+        "images": [
+            {"id": number, "file_name": name, "height": HEIGHT, "width": WIDTH}
+            for number, name in ((1, "a.png"), (2, second))
+        ],
+        "annotations": [
+            {"id": 10 + number, "image_id": number, "category_id": 1, "bbox": GOOD_BOX, "area": 600, "iscrowd": 0}
+            for number in (1, 2)
+        ],
+        "categories": [{"id": number, "name": name} for number, name in enumerate(NAMES, start=1)],
+    }
 
 
 class YoloSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from pycocotools.coco import COCO
 
 from data import (
     Annotations,
@@ -19,14 +22,18 @@ from data import (
     ImageSource,
     OnError,
     SplitConfig,
+    TrainDataset,
     open_annotations,
 )
-from tests.data.bad_images import as_coco, images
-from tests.data.bad_inputs import GOOD_BOX, HEIGHT, WIDTH
-from tests.data.bad_jsons import jsons
-from tests.data.bad_labels import labels, xmls
+from data.plan import Request
+from scripts.check_data import check_dataset
+from tests.data.bad_inputs import CORNERS, OBJECT, as_coco, images, labels, voc_set, voc_text, xmls
+from tests.data.conftest import NO_AUGMENT
+from tests.data.sets import GOOD_BOX, HEIGHT, NAMES, PICTURE, WIDTH, coco_content, config_of
 
 Edit = Callable[[dict[str, Any]], Any]
+OVERSHOOTS = (0.0, 0.3, 0.99, 1.14, 7.0, 1e6)
+SIDES = {"left": (-1, 0), "top": (0, -1), "right": (1, 0), "bottom": (0, 1)}
 
 
 def set_box(*numbers: float) -> Edit:
@@ -35,29 +42,25 @@ def set_box(*numbers: float) -> Edit:
 
 SKIPPABLE: dict[str, tuple[Edit, str]] = {
     "no width": (set_box(1, 2, 0, 5), r"annotation 100 of 11.png, box \[1, 2, 0, 5\] .* has no area"),
-    "negative height": (set_box(1, 2, 5, -5), r"has no area"),
     "outside": (set_box(1000, 2, 500, 5), r"lies outside its image of \d+ x \d+ pixels"),
     "left of the image": (set_box(-11.5, 2, 10, 5), r"lies outside its image"),
     "three numbers": (set_box(1, 2, 3), r"has the bbox \(1.0, 2.0, 3.0\) instead of four numbers"),
     "no box": (lambda c: c["annotations"][0].pop("bbox"), r"annotation 100 has the bbox None instead"),
+    "iscrowd of two": (lambda c: c["annotations"][0].update(iscrowd=2), r"annotation 100 has iscrowd=2"),
     "unknown category": (lambda c: c["annotations"][0].update(category_id=99), r"has category 99"),
     "unknown image": (lambda c: c["annotations"][0].update(image_id=99), r"image id 99.*no image of the file"),
 }
 
 FATAL: dict[str, tuple[Edit, str]] = {
     "no images": (lambda c: c.pop("images"), r"missing required field `images`"),
-    "images of numbers": (lambda c: c.update(images=[1, 2]), r"got `int` - at `\$.images\[0\]`"),
     "nan": (set_box(1, float("nan"), 5, 5), r"is not valid JSON"),
-    "text in the box": (
-        lambda c: c["annotations"][0].update(bbox=["a", 2, 3, 4]),
-        r"annotations\[0\].bbox\[0\]`",
-    ),
     "empty images": (lambda c: c.update(images=[], annotations=[]), r"lists no usable image"),
     "no categories": (lambda c: c.update(categories=[]), r"defines no categories"),
-    "no boxes": (lambda c: c.update(annotations=[]), r"no usable box for its 7 images.*data.train.annotations"),
     "category twice": (lambda c: c["categories"].append({"id": 1, "name": "cow"}), r"two categories with the id 1"),
     "name twice": (lambda c: c["categories"].append({"id": 4, "name": "dog"}), r"two categories with the name 'dog'"),
     "id of text": (lambda c: c["images"][0].update(id="x10"), r"got `str` - at `\$.images\[0\].id`. fix: "),
+    "width beyond 64 bits": (lambda c: c["images"][0].update(width=2**70), r"at `\$.images\[0\].width`"),
+    "brackets": (lambda c: c.update(images=[[[]]]), r"got `array` - at `\$.images\[0\]`"),
     "fractional class": (
         lambda c: c["annotations"][0].update(category_id=1.5),
         r"annotations\[0\].category_id`",
@@ -163,7 +166,7 @@ def test_paths_that_lead_nowhere(coco_set) -> None:
         coco_set.open(train=SplitConfig("instances.json", "instances.json"))
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe\x00", b"[]", b"3", b'{"images": []}'])
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe\x00", b"[" * 100_000, b"3", b'{"images": []}'])
 def test_no_coco_file(content: bytes, coco_set) -> None:
     coco_set.save()
     (coco_set.root / "instances.json").write_bytes(content)
@@ -171,48 +174,8 @@ def test_no_coco_file(content: bytes, coco_set) -> None:
         open_annotations(coco_set.config, "train")
 
 
-VOC_XML = """<annotation><filename>a.png</filename><size><width>60</width><height>50</height></size>
-<object><name>cat</name><bndbox><xmin>5</xmin><ymin>6</ymin><xmax>25</xmax><ymax>36</ymax></bndbox></object>
-<object><name>{name}</name><bndbox><xmin>1</xmin><ymin>2</ymin>{right}<ymax>9</ymax></bndbox></object></annotation>"""
-
-
-def open_voc(coco_set, root: Path, text: str, on_error: OnError = OnError.stop):
-    for folder in ("Annotations", "JPEGImages"):
-        (root / folder).mkdir(parents=True, exist_ok=True)
-    (root / "JPEGImages" / "a.png").touch()
-    (root / "Annotations" / "a.xml").write_text(text)
-    (root / "list.txt").write_text("a\n")
-    coco_set.config.format = DataFormat.voc
-    part = SplitConfig("list.txt", ".")
-    return coco_set.open(root=str(root), train=part, names=["cat", "dog"], on_error=on_error)
-
-
-def test_voc_objects_that_cannot_be_used(coco_set, tmp_path: Path) -> None:
-    good = VOC_XML.format(name="dog", right="<xmax>8</xmax>")
-    annotations = open_voc(coco_set, tmp_path, good)
-    assert annotations.boxes_xywh.tolist() == [[5, 6, 20, 30], [1, 2, 7, 7]] and annotations.classes.tolist() == [0, 1]
-    for name, right, message in (
-        ("dgo", "<xmax>8</xmax>", r"object 2 of a.xml is of class 'dgo', .* did you mean 'dog'"),
-        ("dog", "", r"object 2 of a.xml has no bndbox"),
-        ("dog", "<xmax>one</xmax>", r"object 2 of a.xml has no bndbox"),
-        ("dog", "<xmax>1</xmax>", r"object 2 of a.xml .* has no area"),
-        ("dog", "<xmax>99</xmax>", r"object 2 of a.xml .* reaches 39\.00 px out"),
-    ):
-        text = VOC_XML.format(name=name, right=right)
-        with pytest.raises(DataError, match=message):
-            open_voc(coco_set, tmp_path, text)
-        assert len(open_voc(coco_set, tmp_path, text, OnError.skip).boxes_xywh) == 1 + ("99" in right)
-
-
-def test_voc_files_that_cannot_be_used(coco_set, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a.xml is not valid XML"):
-        open_voc(coco_set, tmp_path, "<annotation>")
-    with pytest.raises(DataError, match=r"a.xml has the height '' in <size>"):
-        open_voc(coco_set, tmp_path, "<annotation><object/></annotation>")
-
-
 IMAGES = images()
-CASES = IMAGES | jsons() | labels() | xmls()
+CASES = IMAGES | labels() | xmls()
 
 
 def outcome(config: DataConfig) -> tuple[Annotations, list[np.ndarray | None]]:
@@ -267,3 +230,128 @@ def test_each_input_gives_a_correct_sample_or_one_sentence(name: str, tmp_path: 
             readable = [index for index, picture in enumerate(pictures) if picture is not None]
             assert (len(readable), sum(map(len, map(annotations.boxes_xyxy, readable)))) == case.left
             assert annotations.skipped or annotations.notes or len(readable) < len(annotations)
+
+
+def box_over(side: str, pixels: float) -> list[float]:
+    """x, y, w, h of a box with its centre on the edge or inside, ``pixels`` of it outside."""
+    x, y = SIDES[side]
+    left, right = (-pixels, 12.0) if x < 0 else (WIDTH - 12.0, WIDTH + pixels) if x else (20.0, 40.0)
+    top, bottom = (-pixels, 9.0) if y < 0 else (HEIGHT - 9.0, HEIGHT + pixels) if y else (10.0, 30.0)
+    return [left, top, right - left, bottom - top]
+
+
+BOXES = [box_over(side, pixels) for side in SIDES for pixels in OVERSHOOTS] + [[-3.0, -5.0, WIDTH + 9.0, HEIGHT + 5.5]]
+OUTSIDE = [
+    [-20.0, 5.0, 19.5, 10.0], [WIDTH + 0.0, 5.0, 10.0, 10.0], [WIDTH + 0.4, 5.0, 0.5, 4.0], [5.0, -9.0, 5.0, 9.0],
+]  # fmt: skip
+NO_AREA = [[10.0, 10.0, 0.0, 5.0], [10.0, 10.0, 5.0, -5.0]]
+
+
+def write_set(root: Path, form: DataFormat, boxes: list[list[float]]) -> DataConfig:
+    """An image b with these boxes and a good image a, as COCO json, YOLO txt or VOC xml."""
+    if form == DataFormat.voc:
+        corners = [CORNERS.replace(">15<", f">{x!r}<").replace(">10<", f">{y!r}<") for x, y, _, _ in boxes]
+        objects = "".join(
+            OBJECT.format(text.replace(">45<", f">{x + w!r}<").replace(">30<", f">{y + h!r}<"))
+            for text, (x, y, w, h) in zip(corners, boxes, strict=True)
+        )
+        before, _, after = voc_text().partition(OBJECT.format(CORNERS))
+        return replace(voc_set((before + objects + after).encode())(root), names=NAMES)
+    for folder in ("images", "labels"):
+        (root / folder).mkdir(parents=True)
+    for stem in ("a", "b"):
+        Image.fromarray(PICTURE).save(root / "images" / f"{stem}.png")
+    if form == DataFormat.yolo:
+        rows = [((x + w / 2) / WIDTH, (y + h / 2) / HEIGHT, w / WIDTH, h / HEIGHT) for x, y, w, h in boxes]
+        (root / "labels" / "a.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+        (root / "labels" / "b.txt").write_text("".join(f"0 {' '.join(map(repr, row))}\n" for row in rows))
+        return config_of(root, form, "images", ".", NAMES)
+    content = coco_content()
+    content["annotations"] = content["annotations"][:1] + [
+        {"id": 20 + i, "image_id": 2, "category_id": 1, "bbox": box, "area": 7.5, "iscrowd": 0}
+        for i, box in enumerate(boxes)
+    ]
+    (root / "set.json").write_text(json.dumps(content))
+    return config_of(root, form, "set.json", "images", None)
+
+
+FORMATS = [DataFormat.coco, DataFormat.yolo, DataFormat.voc]
+FRACTIONS = 2.0  # YOLO rows beyond twice the image count as pixels, another error
+
+
+def boxes_for(form: DataFormat, boxes: list[list[float]]) -> list[list[float]]:
+    return [box for box in boxes if form != DataFormat.yolo or max(map(abs, box)) < FRACTIONS * HEIGHT]
+
+
+@pytest.mark.parametrize("on_error", [OnError.clip, OnError.skip])
+@pytest.mark.parametrize("form", FORMATS)
+def test_training_boxes_are_cut_and_reported_with_how_far_they_reached(
+    form: DataFormat, on_error: OnError, tmp_path: Path
+) -> None:
+    boxes = boxes_for(form, BOXES)
+    annotations = open_annotations(replace(write_set(tmp_path / "set", form, boxes), on_error=on_error), "train")
+    low = np.maximum(np.array(boxes)[:, :2], 0)
+    high = np.minimum(np.array(boxes)[:, :2] + np.array(boxes)[:, 2:], [WIDTH, HEIGHT])
+    _, found = annotations.training_boxes(1)
+    np.testing.assert_allclose(found, np.concatenate([low, high], axis=1), atol=1e-4)
+    assert annotations.skipped == []
+    (note,) = annotations.notes
+    beyond = sum(max(-x, -y, x + w - WIDTH, y + h - HEIGHT) > 1 for x, y, w, h in boxes)
+    assert note.startswith(f"boxes that reach out of their image and are cut there ({beyond}), first: ")
+    farthest = "1,000,000.00" if form != DataFormat.yolo else "7.00"
+    assert f"reaches {farthest} px out of its image of 60 x 40 pixels" in note
+    rows = annotations.boxes_xywh[annotations.offsets[1] :]
+    assert (rows[:, :2] > -1.001).all() and (rows[:, :2] + rows[:, 2:] < np.array([WIDTH, HEIGHT]) + 1.001).all()
+    dataset = TrainDataset(annotations, NO_AUGMENT, 0, 1, ImageSource(annotations, on_error))
+    targets = dataset.__getitems__([Request(1, 64, 64, 0)]).targets.numpy()
+    assert len(targets) == len(boxes) and (targets[:, 4:] > 0).all()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_has_nothing_inside_stops_or_is_left_out(form: DataFormat, tmp_path: Path) -> None:
+    for number, box in enumerate(boxes_for(form, OUTSIDE) + NO_AREA):
+        config = write_set(tmp_path / str(number), form, [box, BOXES[3]])
+        said = "has no area" if box in NO_AREA else "lies outside its image of 60 x 40 pixels"
+        for on_error in (OnError.clip, OnError.stop):
+            with pytest.raises(DataError, match=f"{said}.*fix: "):
+                open_annotations(replace(config, on_error=on_error), "train")
+        annotations = open_annotations(replace(config, on_error=OnError.skip), "train")
+        assert len(annotations.boxes_xywh) == 2 and said in annotations.skipped[1]
+        assert len(annotations.notes) == 1, "the real object beside it is kept, and cut"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_stop_names_the_first_box_that_reaches_out(form: DataFormat, tmp_path: Path) -> None:
+    config = replace(write_set(tmp_path / "set", form, [BOXES[1], BOXES[3]]), on_error=OnError.stop)
+    for split in ("train", "val"):
+        with pytest.raises(DataError, match=r"reaches 1\.14 px out of its image .*data\.on_error=clip"):
+            open_annotations(config, split)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("on_error", [OnError.clip, OnError.skip])
+def test_validation_keeps_every_box_that_pycocotools_counts(
+    form: DataFormat, on_error: OnError, tmp_path: Path
+) -> None:
+    boxes = boxes_for(form, BOXES + OUTSIDE) + NO_AREA
+    annotations = open_annotations(replace(write_set(tmp_path / "set", form, boxes), on_error=on_error), "val")
+    kept = annotations.boxes_xywh[annotations.offsets[1] :]
+    if form == DataFormat.coco:
+        assert kept.tolist() == boxes, "the very numbers"
+        reference = COCO(str(tmp_path / "set" / "set.json"))
+        assert [row["bbox"] for row in reference.imgToAnns[2]] == boxes
+        assert set(annotations.areas[1:]) == {7.5}
+    np.testing.assert_allclose(kept, boxes, atol=1e-9)
+    assert annotations.skipped == [] and len(annotations.notes) == 2
+    assert "are scored unchanged" in annotations.notes[0] and "no detection can match" in annotations.notes[1]
+
+
+def test_the_check_of_a_set_calls_them_problems(tmp_path: Path) -> None:
+    config = write_set(tmp_path / "set", DataFormat.coco, [*BOXES, *OUTSIDE, *NO_AREA])
+    network = (64, np.array([[10.0, 10.0]]), 0.2)
+    report = check_dataset(config, *network)
+    found = {(entry.split, entry.kind): entry.count for entry in report.problems}
+    assert found["train", "boxes that reach out of their image and are cut there"] == 13
+    assert found["train", "boxes outside their image"] == 4 and found["train", "boxes without area"] == 2
+    assert found["val", "boxes that reach out of their image and are scored unchanged"] == 13 + 3
+    assert found["val", "boxes without area that are scored unchanged"] == 2

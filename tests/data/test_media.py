@@ -31,7 +31,7 @@ from data import (
 from data.media import read_picture
 from data.samplers import input_shape
 from data.set_files import IMAGE_SUFFIXES
-from tests.data.images.test_source import with_orientation
+from tests.data.test_images import with_orientation
 
 
 def picture(path: Path, height: int = 30, width: int = 40) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Fast samples against plain ones, boxes against pixels, and colour on the device."""
+"""Fast samples against plain ones, boxes against pixels, and what plans are drawn from."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from data import AugmentConfig, Request, TrainDataset
-from data.colour import change_colour, network_input
-from data.config import Colour
-from data.geometry import PAD_VALUE
+from data.plan import MIXUP_BETA, draw_plan, mosaic_of_nine
 from scripts.bench.reference_path import reference_sample
 from tests.data.conftest import NO_AUGMENT, CocoSet
 
@@ -92,16 +89,6 @@ def test_boxes_lie_where_their_pixels_lie(empty_set: CocoSet, nine: float) -> No
     assert seen > 10
 
 
-def test_a_plan_depends_on_nothing_but_seed_and_request(coco_set: CocoSet) -> None:
-    images = coco_set.source()
-    datasets = [TrainDataset(images.annotations, PLANS["mosaic of nine"], seed, 1000, images) for seed in (1, 1, 2)]
-    request = Request(3, 64, 64, 5)
-    datasets[1][Request(0, 64, 64, 0)]  # a past of its own
-    first, second, other = (dataset[request].images for dataset in datasets)
-    assert first.equal(second) and not first.equal(other)
-    assert not first.equal(datasets[0][Request(3, 64, 64, 6)].images)
-
-
 def test_the_pool_bounds_the_partners(coco_set: CocoSet) -> None:
     images = coco_set.source()
     dataset = TrainDataset(images.annotations, MOSAIC, 0, 1000, images)
@@ -110,24 +97,28 @@ def test_the_pool_bounds_the_partners(coco_set: CocoSet) -> None:
         assert picture.indices[0] == 2 and set(picture.indices) <= {2, 4, 5}
 
 
-def test_colour_on_the_device_is_that_of_the_cpu(coco_set: CocoSet) -> None:
-    images = coco_set.source()
-    colourful = PLANS["colour"]
-    on_cpu = TrainDataset(images.annotations, colourful, 0, 1000, images)
-    on_device = TrainDataset(images.annotations, replace(colourful, colour=Colour.device), 0, 1000, images)
-    requests = [Request(index, 96, 96, 0) for index in range(7)]
-    here, there = on_cpu.__getitems__(requests), on_device.__getitems__(requests)
-    assert here.targets.equal(there.targets) and here.gains.shape == (0, 3) and there.gains.shape == (7, 3)
-    expected = network_input(here.images, here.gains)
-    found = network_input(there.images, there.gains)
-    assert expected.equal(here.images.float() / 255)
-    assert float((found - expected).abs().mean()) < 1 / 255
-    one = np.ascontiguousarray(there.images[0].permute(1, 2, 0).numpy())
-    change_colour(one, there.gains[0].double().numpy())
-    assert float((found[0] * 255 - torch.from_numpy(one).permute(2, 0, 1)).abs().mean()) < 1
-    assert PAD_VALUE == 114
-
-
 def test_short_trainings_keep_most_of_their_mosaics() -> None:
     augment = replace(MOSAIC, close_mosaic_epochs=10)
     assert [augment.plain_epochs(epochs) for epochs in (300, 40, 10, 1)] == [10, 10, 2, 0]
+
+
+def test_nine_images_of_the_target_s_size_tile_the_canvas_without_hole_or_overlap() -> None:
+    target = (60, 100)
+    placed, (left, top), _ = mosaic_of_nine([target] * 9, target, np.random.default_rng(0))
+    covered = np.zeros((180, 300), dtype=int)
+    for image in placed:
+        x, y = image.corner[0] - left + target[1], image.corner[1] - top + target[0]
+        covered[y : y + image.scaled[0], x : x + image.scaled[1]] += 1
+    assert (covered == 1).all()
+
+
+def test_the_shares_of_mixup_follow_their_beta_distribution() -> None:
+    sizes = np.full((10, 2), 64, dtype=np.int32)
+    plans = [draw_plan(Request(number % 10, 64, 64, number), sizes, PLANS["mixture"], 0) for number in range(2000)]
+    shares = np.array([plan.share for plan in plans])
+    variance = 1 / (4 * (2 * MIXUP_BETA + 1))
+    assert abs(shares.mean() - 0.5) < 4 * (variance / len(shares)) ** 0.5
+    assert shares.var() == pytest.approx(variance, rel=0.15)
+    assert not any(len(plan.pictures) == 1 for plan in plans)
+    plain = draw_plan(Request(0, 64, 64, 0), sizes, PLANS["mixture"], 0, combine=False)
+    assert len(plain.pictures) == len(plain.pictures[0].indices) == 1 and plain.share == 1

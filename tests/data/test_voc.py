@@ -13,7 +13,7 @@ import pytest
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Annotations, DataConfig, DataFormat, OnError, SplitConfig, open_annotations
-from tests.data.bad_labels import voc_text
+from tests.data.bad_inputs import voc_text
 
 ARRAYS = ("image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas", "category_ids")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,10 +40,12 @@ from data import (
     build_image_cache,
     eval_batches,
     make_loader,
+    shared_memory_note,
 )
 from data.loader import copied_ahead
 
 GPU = torch.device("cuda", 0)
+MB = 10**6
 
 
 def load_epoch(coco_set, augment: AugmentConfig, workers: int, epoch: int = 1, start: int = 0) -> list[Batch]:
@@ -275,7 +279,7 @@ next(batches)
 @pytest.mark.slow
 def test_workers_outlive_signals_and_end_with_the_program(tmp_path: Path) -> None:
     text = PROGRAM.format(folder=str(tmp_path / "set"))
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     program = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(text)],
         cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -292,3 +296,21 @@ def test_workers_outlive_signals_and_end_with_the_program(tmp_path: Path) -> Non
     for pid in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def loader(workers: int) -> Any:
+    return SimpleNamespace(num_workers=workers, prefetch_factor=4 if workers else None)
+
+
+def with_space(patch: pytest.MonkeyPatch, used: int, free: int) -> None:
+    patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=used + free, used=used, free=free))
+
+
+def test_a_container_with_64_mb_hears_what_to_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_space(monkeypatch, 0, 64 * MB)
+    pixels = 16 * 640 * 640  # 19.7 MB
+    note = shared_memory_note(loader(8), pixels, 1, tmp_path)
+    assert note is not None and "may hold 668 MB" in note and "where 64 MB are free" in note
+    assert note.endswith("--shm-size=1g), or data.workers=0")
+    fewer = shared_memory_note(loader(8), pixels // 16, 2, tmp_path)  # 2 x 1.2 MB
+    assert fewer is not None and fewer.endswith("data.workers=6")

@@ -17,6 +17,7 @@ BATCH = 12
 SIDES = np.random.default_rng(0).integers(40, 400, (101, 2)).astype(np.int32)
 FACTORS = np.random.default_rng(1).uniform(1, 3, 101)
 CHOICES: dict[str, dict[str, Any]] = {
+    "plain": {},
     "rect": {"image_sizes": SIDES},
     "repeat": {"factors": FACTORS},
     "pool": {"tile_pool": 6},

@@ -1,0 +1,257 @@
+"""Samples and batches: their content, which depends on seed, epoch and position alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from enum import EnumType
+from itertools import product
+from typing import Any, get_type_hints
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from data import (
+    AugmentConfig,
+    Batch,
+    CachedImages,
+    EvalDataset,
+    ImageCache,
+    ImageSource,
+    MultiScale,
+    OnError,
+    Request,
+    Resize,
+    TrainBatchSampler,
+    TrainDataset,
+    build_image_cache,
+)
+from data import images as jpeg
+from data.geometry import PAD_VALUE
+from tests.data.conftest import NO_AUGMENT, CocoSet
+
+# What an option is set to besides its value in NO_AUGMENT; one that is not listed here gets a value
+# by its type.
+STRONG: dict[str, list[Any]] = {"degrees": [25.0], "shear": [12.0], "perspective": [0.1], "translate": [0.3]}
+STRONG |= {"close_mosaic_epochs": [0], "tile_pool": [4], "scale": [0.6]}
+SIZES = ((64, 64), (96, 160))
+NUM_IMAGES, BATCH = 24, 12
+
+
+def train_dataset(source: ImageSource, augment: AugmentConfig, seed: int = 3, epochs: int = 10) -> TrainDataset:
+    return TrainDataset(source.annotations, augment, seed, epochs, source)
+
+
+def requests(indices: list[int], epoch: int = 0, side: int = 96) -> list[Request]:
+    return [Request(index, side, side, epoch) for index in indices]
+
+
+def sample(batch: Batch, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return batch.images[position], batch.targets[batch.targets[:, 0] == position, 1:]
+
+
+def test_batch_layout(coco_set, every_augment: AugmentConfig) -> None:
+    batch = train_dataset(coco_set.source(), every_augment).__getitems__(requests([3, 1, 0]))
+    assert batch.images.dtype == torch.uint8 and batch.images.shape == (3, 3, 96, 96)
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    assert batch.targets.dtype == torch.float32 and batch.targets.shape[1] == 6
+    assert batch.indices.tolist() == [3, 1, 0] and batch.indices.dtype == torch.int64
+    assert batch.letterboxes.shape == (0, 4) and batch.letterboxes.dtype == torch.float64
+    moved = batch.to(torch.device("cpu"))
+    assert torch.equal(moved.images, batch.images) and moved.images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_seed_epoch_position_and_repeat_decide_a_sample(coco_set, every_augment: AugmentConfig) -> None:
+    source = coco_set.source()
+    images = [
+        train_dataset(source, every_augment, seed)[Request(index, 96, 96, epoch, repeat)].images
+        for seed, epoch, index, repeat in ((3, 0, 4, 0), (4, 0, 4, 0), (3, 1, 4, 0), (3, 0, 5, 0), (3, 0, 4, 1))
+    ]
+    assert not any(torch.equal(images[0], other) for other in images[1:])
+    dataset = train_dataset(source, every_augment)
+    dataset[Request(0, 64, 64, 0)]  # a past of its own
+    assert torch.equal(images[0], dataset[Request(4, 96, 96, 0)].images)
+
+
+def test_crowds_are_no_targets(coco_set, no_augment: AugmentConfig) -> None:
+    coco_set.add_image(np.zeros((90, 90, 3), dtype=np.uint8), [(1, [5, 5, 30, 30]), (7, [40, 40, 30, 30])], iscrowd=0)
+    coco_set.json["annotations"][-1]["iscrowd"] = 1
+    source = coco_set.source()
+    for augment in (no_augment, replace(no_augment, mosaic=1.0)):
+        targets = train_dataset(source, augment)[Request(7, 96, 96, 0, pool=(7,))].targets
+        assert len(targets) >= 1 and set(targets[:, 1].tolist()) == {0.0}, "of the dog, never of the crowd of birds"
+
+
+def test_the_last_epochs_do_without_mosaic(coco_set, no_augment: AugmentConfig) -> None:
+    dataset = train_dataset(coco_set.source(), replace(no_augment, mosaic=1, close_mosaic_epochs=2), epochs=8)
+    plain = train_dataset(coco_set.source(), no_augment)
+    for epoch in range(8):
+        batch, expected = dataset.__getitems__(requests([1], epoch)), plain.__getitems__(requests([1], epoch))
+        assert torch.equal(batch.images, expected.images) == (epoch >= 6)
+
+
+def test_without_augmentation_a_sample_is_the_enlarged_letterbox(coco_set, no_augment: AugmentConfig) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    coco_set.add_image(image, [(1, [10, 20, 30, 25])])
+    source = coco_set.source()
+    batch = train_dataset(source, no_augment).__getitems__(requests([7], side=192))
+    expected = EvalDataset(source.annotations, source, upscale=True).__getitems__(requests([7], side=192))
+    assert torch.equal(batch.targets, expected.targets)
+    difference = (batch.images.int() - expected.images.int()).abs()
+    difference[..., [0, -1]] = 0  # the warp blends the image's outermost pixels with the grey behind them
+    difference[..., [32, -33], :] = 0
+    assert difference.max() <= 1
+
+
+@pytest.mark.parametrize("resize", list(Resize))
+def test_eval_batch(resize: Resize, coco_set) -> None:
+    source = coco_set.source()
+    annotations = source.annotations
+    batch = EvalDataset(annotations, source, resize=resize).__getitems__(requests([0, 3], side=64))
+    for position, index in enumerate((0, 3)):
+        _, targets = sample(batch, position)
+        ratio_x, ratio_y, pad_x, pad_y = batch.letterboxes[position].tolist()
+        if resize == Resize.stretch:
+            height, width = annotations.sizes[index].tolist()
+            assert (ratio_x * width, ratio_y * height, pad_x, pad_y) == pytest.approx((64, 64, 0, 0))
+        else:
+            assert ratio_x <= 1 and ratio_y <= 1, "small images are not enlarged"
+        expected = annotations.boxes_xyxy(index) * np.array([ratio_x, ratio_y] * 2) + np.array([pad_x, pad_y] * 2)
+        found = torch.cat([targets[:, 1:3] - targets[:, 3:] / 2, targets[:, 1:3] + targets[:, 3:] / 2], dim=1).numpy()
+        assert np.allclose(found, expected, atol=1e-4)
+        assert targets[:, 0].tolist() == annotations.training_boxes(index)[0].tolist()
+    assert batch.indices.tolist() == [0, 3]
+
+
+def test_a_small_image_is_centred_untouched(coco_set) -> None:
+    source = coco_set.source()
+    batch = EvalDataset(source.annotations, source).__getitems__(requests([2], side=128))
+    pixels = source.read(2)
+    assert pixels is not None
+    _, _, pad_x, pad_y = (int(number) for number in batch.letterboxes[0])
+    height, width = pixels.shape[:2]
+    inner = batch.images[0].permute(1, 2, 0).numpy()[pad_y : pad_y + height, pad_x : pad_x + width]
+    assert np.array_equal(inner, pixels)
+
+
+def test_no_boxes_at_all(coco_set, every_augment: AugmentConfig) -> None:
+    coco_set.json["annotations"] = []
+    annotations = coco_set.open("val")
+    source = ImageSource(annotations, OnError.stop)
+    for dataset in (TrainDataset(annotations, every_augment, 0, 1, source), EvalDataset(annotations, source)):
+        assert dataset.__getitems__(requests([0, 1])).targets.shape == (0, 6)
+
+
+def test_an_unreadable_image_is_grey(coco_set, no_augment: AugmentConfig) -> None:
+    annotations = coco_set.open()
+    (coco_set.root / "images" / "13.png").write_bytes(b"no image")
+    source = ImageSource(annotations, OnError.skip)
+    trained = TrainDataset(annotations, no_augment, 0, 1, source).__getitems__(requests([3]))
+    assert (trained.images == PAD_VALUE).all() and trained.targets.shape == (0, 6)
+    evaluated = EvalDataset(annotations, source).__getitems__(requests([3]))
+    assert (evaluated.images == PAD_VALUE).all() and len(evaluated.targets) == len(annotations.training_boxes(3)[0])
+
+
+def test_one_batch_has_one_size(coco_set, no_augment: AugmentConfig) -> None:
+    dataset = train_dataset(coco_set.source(), no_augment)
+    with pytest.raises(AssertionError, match="one size per batch"):
+        dataset.__getitems__([Request(0, 96, 96, 0), Request(1, 64, 64, 0)])
+
+
+def values(name: str, kind: Any) -> list[Any]:
+    if name in STRONG:
+        return STRONG[name]
+    if isinstance(kind, EnumType):
+        members: list[Any] = list(kind)
+        return [value for value in members if value != getattr(NO_AUGMENT, name)]
+    return [{float: 0.5, int: 2, bool: True}[kind]]
+
+
+def options() -> Iterator[tuple[str, AugmentConfig]]:
+    """Each option of AugmentConfig with rotation, in a mosaic, and all of them together."""
+    kinds = get_type_hints(AugmentConfig)
+    changes = [
+        {field.name: value} for field in fields(AugmentConfig) for value in values(field.name, kinds[field.name])
+    ]
+    together: dict[str, Any] = {}
+    for change in changes:
+        together |= change
+    bases = {"plain": {}, "rotated": {"degrees": 10.0}, "mosaic": {"mosaic": 1.0}}
+    for (base, more), change in product(bases.items(), changes):
+        yield f"{base} {change}", replace(NO_AUGMENT, **(more | change))
+    yield "together", replace(NO_AUGMENT, **together)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> CocoSet:
+    """Smooth pictures with noise as JPEG files; some are larger than a sample."""
+    made = CocoSet(tmp_path_factory.mktemp("shared") / "set")
+    generator = np.random.default_rng(5)
+    samplings = (0x111111, 0x211111, 0x221111, 0x411111)
+    for number in range(NUM_IMAGES):
+        height, width = generator.integers(40, 180, 2).tolist()
+        y, x = np.mgrid[:height, :width]
+        planes = [127 + 90 * np.sin(x * f + y * g) for f, g in generator.uniform(0.02, 0.3, (3, 2))]
+        image = (np.stack(planes, 2) + generator.normal(0, 10, (height, width, 3))).clip(0, 255).astype(np.uint8)
+        boxes = [(3, [width * 0.1, height * 0.2, width * 0.5, height * 0.6]), (7, [2, 3, width * 0.4, height * 0.4])]
+        made.add_image(image, boxes)
+        record = made.json["images"][-1]
+        record["file_name"] = f"{number}.jpg"
+        flags = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, samplings[number % 4], cv2.IMWRITE_JPEG_PROGRESSIVE, number // 4 % 2]
+        assert cv2.imwrite(str(made.root / "images" / record["file_name"]), image, flags)
+    return made
+
+
+class WholeImages(ImageSource):
+    """Decode every image to its last row, whatever was asked for."""
+
+    def read(self, index: int, rows: int | None = None) -> Any:
+        return super().read(index)
+
+
+@pytest.fixture(scope="module")
+def sources(photographs: CocoSet, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ImageSource]:
+    annotations = photographs.open()
+    plain = ImageSource(annotations, OnError.stop)
+    path = tmp_path_factory.mktemp("cache") / "images"
+    build_image_cache(plain, path, ImageCache.disk)
+    cached = ImageSource(annotations, OnError.stop, CachedImages(path, annotations))
+    return {"files": plain, "whole files": WholeImages(annotations, OnError.stop), "cache": cached}
+
+
+def parts(batch: Batch, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+    of_it = batch.targets[batch.targets[:, 0] == position, 1:]
+    return batch.network_input()[position], of_it
+
+
+@pytest.mark.parametrize("decoder", ["simplejpeg", "opencv"])
+def test_a_sample_is_the_same_alone_and_in_its_batch_however_its_images_are_read(
+    decoder: str, sources: dict[str, ImageSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every augmentation option, decoder, cache and pool, at two sizes: bit for bit."""
+    if decoder == "simplejpeg":
+        pytest.importorskip("simplejpeg")
+    else:
+        monkeypatch.setattr(jpeg, "simplejpeg", None)
+    annotations = sources["files"].annotations
+    different, compared, threads = [], 0, cv2.getNumThreads()
+    for number, (name, augment) in enumerate(options()):
+        height, width = SIZES[number % len(SIZES)]
+        sampler = TrainBatchSampler(
+            NUM_IMAGES, BATCH, BATCH, 1, 0, seed=number, sizes=MultiScale(64, 1, 1, 32, 0), tile_pool=augment.tile_pool
+        )
+        requests = [replace(request, height=height, width=width) for request in next(iter(sampler))]
+        datasets = {key: TrainDataset(annotations, augment, 1, 10, source) for key, source in sources.items()}
+        for key, dataset in datasets.items():
+            together = dataset.__getitems__(requests)
+            for position, request in enumerate(requests):
+                compared += 1
+                cv2.setNumThreads(0)  # as in a worker of the loader
+                alone = datasets["files"][request]
+                cv2.setNumThreads(threads)
+                if not all(map(torch.equal, parts(together, position), parts(alone, 0))):
+                    different.append((name, key, position))
+    assert compared > 1000
+    assert different == [], f"{len(different)} of {compared} samples differ"

@@ -1,0 +1,255 @@
+"""Reading images as they were annotated, and telling what cannot be read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from data import CachedImages, DataError, ImageCache, ImageSource, OnError, build_image_cache, kept_cache_name
+from data import images as jpeg
+from data.headers import TooLargeError, read_header
+from data.images import AS_STORED, is_cut_short
+from tests.data.bad_inputs import exif, with_segment
+
+needs_simplejpeg = pytest.mark.skipif(jpeg.simplejpeg is None, reason="needs simplejpeg")
+
+
+def with_orientation(jpeg: bytes, orientation: int) -> bytes:
+    return with_segment(jpeg, exif(orientation))
+
+
+def test_images_are_rgb(empty_set) -> None:
+    image = np.zeros((30, 40, 3), dtype=np.uint8)
+    image[:10], image[10:20] = (255, 0, 0), (0, 0, 200)
+    empty_set.add_image(image, [(1, [1, 1, 5, 5])])
+    read = empty_set.source().read(0)
+    assert read is not None and read.dtype == np.uint8 and np.array_equal(read, image)
+
+
+def test_exif_is_followed_only_where_the_annotations_did(empty_set) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (40, 64, 3), dtype=np.uint8)
+    empty_set.add_image(image, [(1, [1, 1, 5, 5])])
+    path = empty_set.root / "images" / "10.png"
+    path.write_bytes(with_orientation(cv2.imencode(".jpg", image)[1].tobytes(), 6))
+    stored = empty_set.source().read(0)
+    assert stored is not None and stored.shape == (40, 64, 3)
+    empty_set.json["images"][0] |= {"height": 64, "width": 40}
+    turned = empty_set.source().read(0)
+    assert turned is not None and np.array_equal(turned, np.rot90(stored, -1))
+
+
+BROKEN = {
+    "no image": (lambda path: path.write_bytes(b"no image"), r"11.png is not an image of a known type"),
+    "empty": (lambda path: path.write_bytes(b""), r"11.png is empty"),
+    "gone": (Path.unlink, r"11.png does not exist"),
+    "swapped": (
+        lambda path: cv2.imwrite(str(path), np.zeros((20, 30, 3), np.uint8)),
+        r"11.png has 30 x 20 pixels, its annotations are for \d+ x \d+",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_images(case: str, coco_set, caplog: pytest.LogCaptureFixture) -> None:
+    annotations = coco_set.open()
+    spoil, message = BROKEN[case]
+    spoil(coco_set.root / "images" / "11.png")
+    with pytest.raises(DataError, match=message + r".*fix: .*data.on_error=skip"):
+        ImageSource(annotations, OnError.stop).read(1)
+    source = ImageSource(annotations, OnError.skip)
+    with caplog.at_level(logging.WARNING):
+        assert source.read(1) is None and source.read(1) is None
+    assert len(caplog.records) == 1 and "11.png" in caplog.text
+    assert source.read(0) is not None
+
+
+def sample_files() -> dict[str, bytes]:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (45, 70, 3), dtype=np.uint8))
+    files = {}
+    Image.init()
+    for kind in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF"):
+        if kind not in Image.SAVE:  # Pillow is built without the last two here and there
+            continue
+        file = io.BytesIO()
+        picture.save(file, kind)
+        files[kind] = file.getvalue()
+    file = io.BytesIO()
+    picture.save(file, "WEBP", lossless=True)
+    extended = io.BytesIO()
+    picture.convert("RGBA").save(extended, "WEBP", quality=50, exif=exif(1))
+    big_endian = cv2.imencode(".tif", np.asarray(picture))[1].tobytes()
+    return files | {"lossless WEBP": file.getvalue(), "extended WEBP": extended.getvalue(), "OpenCV's TIFF": big_endian}
+
+
+FILES = sample_files()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_headers_give_type_and_size_and_never_fail(kind: str) -> None:
+    content = FILES[kind]
+    header = read_header(content)
+    assert header is not None and (header.width, header.height) == (70, 45)
+    assert header.kind.replace(" ", "").upper() in {kind.rsplit(maxsplit=1)[-1], "NETPBM"}
+    for end in range(min(len(content), 2000)):
+        part = read_header(content[:end])
+        assert part is None or (part.kind, part.width, part.height) == (header.kind, 70, 45), end
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        spoilt = bytearray(content[:400])
+        for place in generator.integers(0, len(spoilt), 5):
+            spoilt[place] = generator.integers(256)
+        with contextlib.suppress(TooLargeError):
+            read_header(bytes(spoilt))  # whatever it says, it says it without another error
+
+
+@given(st.binary(max_size=200))
+def test_headers_of_anything(content: bytes) -> None:
+    starts = [b"", b"\xff\xd8\xff", b"BM", b"II*\0", b"MM\0*", b"RIFF0000WEBPVP8 ", b"0000ftypavif", b"P6 "]
+    for start in (*starts, b"\xff\xd8\xff\xe1\0\xd0Exif\0\0"):
+        with contextlib.suppress(TooLargeError):
+            read_header(start + content)
+
+
+def test_orientation_tags_equal_pillow_s() -> None:
+    for orientation in range(1, 9):
+        content = with_orientation(FILES["JPEG"], orientation)
+        header = read_header(content)
+        assert header is not None and header.orientation == orientation
+        assert Image.open(io.BytesIO(content)).getexif()[0x0112] == orientation
+    two = FILES["JPEG"] + with_orientation(FILES["JPEG"], 6)
+    for content in (*FILES.values(), two):  # what comes after a picture is another one
+        header = read_header(content)
+        assert header is not None and header.orientation == 1
+
+
+def test_real_photographs_are_whole_and_lose_it_at_any_cut(shared_dir: Path) -> None:
+    """All pictures of coco128 and bccd are read; a few of them, cut anywhere, are not."""
+    paths = sorted((shared_dir / "data").rglob("*.jpg"))
+    assert len(paths) == 620
+    for number, path in enumerate(paths):
+        content = path.read_bytes()
+        header = read_header(content)
+        assert header is not None and not is_cut_short(content), path
+        if number % 60 == 0:
+            for share in (0.02, 0.3, 0.9, 0.999):
+                assert is_cut_short(content[: int(len(content) * share)])
+            decoded = cv2.imdecode(np.frombuffer(content, dtype=np.uint8), cv2.IMREAD_COLOR)
+            assert decoded.shape[:2] == (header.height, header.width)
+
+
+def picture(height: int, width: int) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    planes = [127 + 100 * np.sin(x * f + y * g) for f, g in ((0.11, 0.02), (0.03, 0.17), (0.2, 0.09))]
+    noise = np.random.default_rng(0).normal(0, 12, (height, width, 3))
+    return (np.stack(planes, axis=2) + noise).clip(0, 255).astype(np.uint8)
+
+
+@needs_simplejpeg
+@pytest.mark.parametrize("sampling", [0x111111, 0x211111, 0x121111, 0x221111, 0x411111])
+@pytest.mark.parametrize("progressive", [0, 1])
+@pytest.mark.parametrize("size", [(97, 131), (240, 160), (33, 40)])
+def test_rows_are_those_of_opencv(sampling: int, progressive: int, size: tuple[int, int]) -> None:
+    flags = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling, cv2.IMWRITE_JPEG_PROGRESSIVE, progressive]
+    data = cv2.imencode(".jpg", picture(*size), flags)[1].tobytes()
+    whole = cv2.imdecode(np.frombuffer(data, np.uint8), AS_STORED)
+    for rows in (1, 8, 17, size[0] // 2, size[0] - 1, size[0]):
+        found = jpeg.decode_rows(data, size[0], rows)
+        assert found is not None and found.shape[0] >= rows and found.shape[1:] == whole.shape[1:]
+        assert np.array_equal(found[:rows], whole[:rows])
+
+
+@needs_simplejpeg
+def test_what_it_does_not_take_is_left_to_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = cv2.imencode(".jpg", picture(64, 64))[1].tobytes()
+    assert jpeg.decode_rows(data[: len(data) // 2], 64, 64) is None  # truncated
+    monkeypatch.setattr(jpeg, "simplejpeg", None)
+    assert jpeg.decode_rows(data, 64, 64) is None
+
+
+@pytest.mark.parametrize("reserves", [True, False])
+def test_cached_images_equal_the_files(
+    reserves: bool, coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a system that cannot reserve room in a file: the room is taken by writing."""
+    source = coco_set.source()
+    if not reserves:
+        monkeypatch.delattr(os, "posix_fallocate")
+        monkeypatch.setattr("data.images.ZEROS", bytes(1000))
+    files = [source.read(index) for index in range(len(source.annotations))]
+    path = tmp_path / "images"
+    build_image_cache(source, path, ImageCache.ram)
+    cached = ImageSource(source.annotations, OnError.stop, CachedImages(path, source.annotations))
+    path.unlink()  # an open map outlives its name
+    assert not list(tmp_path.glob("*images*")), "no temporary file is left"
+    shutil.rmtree(coco_set.root / "images")  # what follows comes from the cache
+    for index, first in enumerate(files):
+        second = cached.read(index)
+        assert first is not None and second is not None and np.array_equal(first, second)
+        assert not second.flags.writeable, "all processes share these pages"
+
+
+@pytest.mark.parametrize("reserves", [True, False])
+def test_all_room_is_taken_before_the_first_pixel(
+    reserves: bool, coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with holes would crash its writer once the disk is full."""
+    source = coco_set.source()
+    size = len(source.annotations) + 3 * int(source.annotations.sizes.prod(axis=1).sum())
+    found = []
+
+    def look(_: ImageSource, __: int) -> None:
+        (temporary,) = tmp_path.glob(".images.*.tmp")
+        status = temporary.stat()
+        found.append((status.st_size, status.st_blocks * 512 >= size))
+
+    if not reserves:
+        monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.setattr(ImageSource, "read", look)
+    build_image_cache(source, tmp_path / "images", ImageCache.ram)
+    assert found == [(size, True)] * len(source.annotations)
+
+
+def test_broken_images_are_not_in_a_cache(coco_set, tmp_path: Path) -> None:
+    annotations = coco_set.open()
+    (coco_set.root / "images" / "12.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"12.png is not an image"):
+        build_image_cache(ImageSource(annotations, OnError.stop), tmp_path / "images", ImageCache.ram)
+    assert not list(tmp_path.glob("*images*")), "nothing half-written stays"
+    build_image_cache(ImageSource(annotations, OnError.skip), tmp_path / "images", ImageCache.ram)
+    cache = CachedImages(tmp_path / "images", annotations)
+    assert [cache.read(index) is None for index in range(7)] == [index == 2 for index in range(7)]
+
+
+def test_too_little_memory(coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**30, 2**30, 1000))
+    monkeypatch.setattr(ImageSource, "read", None)  # refused before any work
+    with pytest.raises(DataError, match=r"data\.cache=ram needs 0\.0 GiB in .* fix: data\.cache=none"):
+        build_image_cache(coco_set.source(), tmp_path / "images", ImageCache.ram)
+    assert not list(tmp_path.glob("*images*"))
+
+
+def test_a_kept_cache_belongs_to_these_very_files(coco_set) -> None:
+    annotations = coco_set.open()
+    name = kept_cache_name(annotations, OnError.stop)
+    assert kept_cache_name(coco_set.open(), OnError.stop) == name != kept_cache_name(annotations, OnError.skip)
+    path = Path(annotations.path(3))
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)  # the same pixels, but only reading them would tell
+    changed = kept_cache_name(annotations, OnError.stop)
+    assert changed != name and changed == kept_cache_name(annotations, OnError.stop)
+    assert kept_cache_name(replace(annotations, sizes=annotations.sizes + 1), OnError.stop) != changed
+    turned = replace(annotations, turn=annotations.turn._replace(unclear=not annotations.turn.unclear))
+    assert kept_cache_name(turned, OnError.stop) != changed
