@@ -164,14 +164,14 @@ def first_best_targets(boxes_xyxy: Tensor, targets: Tensor, best: Tensor) -> Ten
     Ties go to the first target. The value is t where no overlap is above 0.
     """
     count, number = boxes_xyxy.shape[1], len(targets)
-    found = torch.full_like(best, number, dtype=torch.int64)
+    first = torch.full_like(best, number, dtype=torch.int64)
     step = max(1, PAIRS_AT_ONCE // count)
     for start in range(0, number, step):
         image, iou = _overlaps(boxes_xyxy, targets[start : start + step])
         index = torch.arange(start, start + len(iou), device=best.device)[:, None]
         reached = (iou == best.gather(0, image)) & (iou > 0)
-        found.scatter_reduce_(0, image, torch.where(reached, index, number), reduce="amin")
-    return found
+        first.scatter_reduce_(0, image, torch.where(reached, index, number), reduce="amin")
+    return first
 
 
 def _overlaps(boxes_xyxy: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

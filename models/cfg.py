@@ -12,7 +12,7 @@ import codecs
 import difflib
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class SectionKeys:
     unbuilt: frozenset[str] = frozenset()
 
     @property
-    def known(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
         """All keys that Darknet reads in this kind of section."""
         return self.used | self.ignored | self.unbuilt
 
@@ -281,11 +281,11 @@ def zoo_cfg(name: str) -> Path:
     return path
 
 
-def nearest_name(name: str, known: Collection[str]) -> str:
-    """A clause for messages: the known name closest to `name`, or all of them if they are few."""
-    if close := difflib.get_close_matches(name[:40], sorted(known), n=1):
+def nearest_name(name: str, names: Collection[str]) -> str:
+    """A clause for messages: the closest of the names, or all of them if they are few."""
+    if close := difflib.get_close_matches(name[:40], sorted(names), n=1):
         return f"did you mean {close[0]}?"
-    return f"known are {', '.join(sorted(known))}" if len(known) <= MAX_LISTED else "fix: leave it out"
+    return f"known are {', '.join(sorted(names))}" if len(names) <= MAX_LISTED else "fix: leave it out"
 
 
 def _start_section(content: str, source: str, line: int) -> Section:
@@ -294,8 +294,8 @@ def _start_section(content: str, source: str, line: int) -> Section:
     if kind in REFUSED_SECTIONS:
         raise ModelError(f"{source}:{line}: [{name}] {REFUSED_SECTIONS[kind]}")
     if not content.endswith("]") or kind not in SECTION_KEYS:
-        known = nearest_name(kind, SECTION_KEYS)
-        raise ModelError(f"{source}:{line}: there is no layer {_shortened(content)}; {known}")
+        nearest = nearest_name(kind, SECTION_KEYS)
+        raise ModelError(f"{source}:{line}: there is no layer {_shortened(content)}; {nearest}")
     return Section(kind, source, line)
 
 
@@ -308,8 +308,8 @@ def _add_option(section: Section, content: str, line: int) -> None:
             f"{section.source}:{line}: '{_shortened(content)}' is neither a [section] nor a key=value line"
         )
     keys = SECTION_KEYS[section.kind]
-    if key not in keys.known:
-        nearest = nearest_name(key, keys.known)
+    if key not in keys.names:
+        nearest = nearest_name(key, keys.names)
         raise ModelError(f"{section.source}:{line}: [{section.kind}] has no option {_shortened(key)}; {nearest}")
     if key in keys.unbuilt and value != "0":
         raise ModelError(
@@ -319,6 +319,18 @@ def _add_option(section: Section, content: str, line: int) -> None:
     # Of two equal keys the first counts, as in Darknet.
     section.options.setdefault(key, value)
     section.option_lines.setdefault(key, line)
+
+
+def with_options(text: str, changes: Iterable[tuple[Section, str, str]]) -> str:
+    """Set each (section, key, value), on the key's line or on a new one at the section's top."""
+    lines = text.split("\n")  # as the parser counts them
+    edits = [
+        (section.option_lines.get(key, section.line), key in section.option_lines, f"{key}={value}")
+        for section, key, value in changes
+    ]
+    for number, replaces, line in sorted(edits, reverse=True):  # from the end, so that earlier line numbers stay valid
+        lines[number - 1 if replaces else number : number] = [line]
+    return "\n".join(lines)
 
 
 def _to_int(section: Section, key: str, value: str) -> int:

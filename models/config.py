@@ -94,8 +94,8 @@ class ModelConfig:
         if self.freeze == BACKBONE and self.cfg in BACKBONE_LAYERS:
             return BACKBONE_LAYERS[self.cfg]
         if type(self.freeze) is not int:
-            known = f"{AUTO}, or {BACKBONE}, which is known for {', '.join(BACKBONE_LAYERS)}"
-            raise ValueError(f"model.freeze must be a number of layers or {known}, got {self.freeze} for {self.cfg}")
+            choices = f"{AUTO}, or {BACKBONE}, which is known for {', '.join(BACKBONE_LAYERS)}"
+            raise ValueError(f"model.freeze must be a number of layers or {choices}, got {self.freeze} for {self.cfg}")
         return self.freeze
 
     def published(self) -> Published | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.cfg import Cfg, load_cfg
+from models.cfg import Cfg, Section, load_cfg, with_options
 from models.errors import ModelError
 from models.graph import IMAGES, Graph, Node, Shape
 from models.heads import Head
@@ -159,6 +159,32 @@ def count_flops(model: Darknet, image_size: tuple[int, int]) -> int:
             rows, columns = shape.size(image_size)
             flops += 2 * convolution.conv.weight.numel() * rows * columns
     return flops
+
+
+def fitted_cfg(model: Darknet) -> str:
+    """The text of `model.cfg` with the filters, groups and classes of the built model.
+
+    Darknet reads it together with the file that save_darknet_weights writes.
+    """
+    changes = (
+        (section, key, str(value))
+        for section, layer in zip(model.cfg.layers, model.layers, strict=True)
+        for key, value in _own_values(section, layer, model.num_classes).items()
+        if section.integer(key, -1) != value
+    )
+    return with_options(model.cfg.text, changes)
+
+
+def _own_values(section: Section, layer: object, num_classes: int) -> dict[str, int]:
+    """The values of the built layer for the options that class count and width affect."""
+    if section.kind == "yolo":
+        return {"classes": num_classes}
+    if isinstance(layer, SharedConvolution):
+        layer = layer.source
+    if isinstance(layer, Convolution):
+        values = {"filters": layer.conv.out_channels}
+        return values | {"groups": layer.conv.groups} if "groups" in section.options else values
+    return {}
 
 
 def _build(cfg: Cfg, num_classes: int | None, width: float) -> Graph:

@@ -18,7 +18,7 @@ from models.boxes import cxcywh_to_xyxy
 from models.heads import Head
 
 MAX_LOG_SIZE = math.log(1e3)  # at most a thousand anchors wide: exp stays finite early in training
-FIRST_LOOK = 10  # candidates for each detection wanted that are looked at before all others
+FIRST_CANDIDATES = 10  # candidates for each detection wanted that are tried before all others
 CHUNK = 2**16  # candidates in one suppression, which takes up to n * n / 8 bytes of a GPU: 512 MB
 
 
@@ -97,7 +97,7 @@ class Postprocess:
     multi_label: a box may be a detection of several classes; otherwise of its best class only.
     candidates: how many boxes, best first, enter non-maximum suppression. This bounds its time
         without a time limit, which would make results depend on speed.
-    merge: a kept box becomes the mean, weighted by score, of all candidates of its class that
+    merge: a surviving box becomes the mean, weighted by score, of all candidates of its class that
         overlap it by more than nms_iou, itself included.
     """
 
@@ -131,21 +131,21 @@ class Postprocess:
         best = scores.amax(2)
         values = scores.flatten(1) if self.multi_label else best
         every = values > self.confidence
-        least = best.topk(min(FIRST_LOOK * self.max_detections, best.shape[1])).values[:, -1:]
+        least = best.topk(min(FIRST_CANDIDATES * self.max_detections, best.shape[1])).values[:, -1:]
         # A box stays or not by those better than it. So the best mostly suffice, but not to merge.
-        looks = [every & (values >= least), every][self.merge :]
-        numbers = torch.stack([wanted.count_nonzero(1) for wanted in looks]).tolist()
-        found: dict[int, Tensor] = {}
-        for wanted, counts in zip(looks, numbers, strict=True):
-            parts = self._candidates(wanted, counts, values, boxes, scores, [*found])
+        masks = [every & (values >= least), every][self.merge :]
+        numbers = torch.stack([wanted.count_nonzero(1) for wanted in masks]).tolist()
+        detections: dict[int, Tensor] = {}
+        for wanted, counts in zip(masks, numbers, strict=True):
+            parts = self._candidates(wanted, counts, values, boxes, scores, [*detections])
             for chunk in _chunks(parts):
                 for image, rows in self._survivors(chunk, scores.shape[2]):
                     whole = len(parts[image]) == min(numbers[-1][image], self.candidates)
                     if whole or len(rows) >= self.max_detections:
-                        found[image] = rows
-            if len(found) == len(boxes):
+                        detections[image] = rows
+            if len(detections) == len(boxes):
                 break
-        return [found[image] for image in range(len(boxes))]
+        return [detections[image] for image in range(len(boxes))]
 
     @cached_property
     def _anchors(self) -> HeadAnchors:
@@ -178,17 +178,18 @@ class Postprocess:
         table = torch.cat([*parts.values()])
         boxes, scores, (classes, images) = table[:, :4], table[:, 4], table[:, 5:].long().unbind(1)
         if table.device.type == "cpu":
-            kept = nms_in_each_group(boxes, scores, images * num_classes + classes, self.nms_iou)
+            survivors = nms_in_each_group(boxes, scores, images * num_classes + classes, self.nms_iou)
         else:
-            kept = nms_at_once(boxes, images, classes, self.nms_iou)
-        rows = table[kept].cpu()
+            survivors = nms_at_once(boxes, images, classes, self.nms_iou)
+        rows = table[survivors].cpu()
         counts = np.bincount(rows[:, 6].numpy().astype(int), minlength=max(parts) + 1)[[*parts]].tolist()
         detections = [of_image[: self.max_detections, :6] for of_image in rows.split(counts)]
         if self.merge:
             starts = accumulate(map(len, parts.values()), initial=0)
-            places = [at[: self.max_detections] - start for at, start in zip(kept.split(counts), starts, strict=False)]
+            of_images = zip(survivors.split(counts), starts, strict=False)
+            places = [at[: self.max_detections] - start for at, start in of_images]
             means = [
-                merged(part[:, :4], part[:, 4], part[:, 5], at, self.nms_iou)
+                merge_boxes(part[:, :4], part[:, 4], part[:, 5], at, self.nms_iou)
                 for part, at in zip(parts.values(), places, strict=True)
             ]
             for of_image, boxes in zip(detections, torch.cat(means).cpu().split([*map(len, means)]), strict=True):
@@ -222,8 +223,8 @@ def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: f
     sizes = sorted_groups.unique_consecutive(return_counts=True)[1].tolist()
     columns = (by_group, boxes_xyxy[by_group], scores[by_group])  # gathered once, then only cut
     parts = zip(*(column.split(sizes) for column in columns), strict=True)
-    kept = [positions[nms(boxes, values, iou)] for positions, boxes, values in parts]
-    return torch.cat(kept).sort().values
+    survivors = [positions[nms(boxes, values, iou)] for positions, boxes, values in parts]
+    return torch.cat(survivors).sort().values
 
 
 def nms_at_once(boxes_xyxy: Tensor, images: Tensor, classes: Tensor, iou: float) -> Tensor:
@@ -239,16 +240,17 @@ def nms_at_once(boxes_xyxy: Tensor, images: Tensor, classes: Tensor, iou: float)
     steps = (boxes_xyxy.double().clamp(-REACH, REACH) * PER_PIXEL).round()
     places = torch.stack((classes, images, classes, images), dim=1)
     in_order = torch.arange(len(boxes_xyxy), 0, -1, dtype=torch.float64, device=boxes_xyxy.device)
-    kept: Tensor = nms(steps + places * (2 * REACH * PER_PIXEL), in_order, iou)
-    return kept
+    survivors: Tensor = nms(steps + places * (2 * REACH * PER_PIXEL), in_order, iou)
+    return survivors
 
 
-def merged(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, kept: Tensor, iou: float) -> Tensor:
-    """The boxes (k, 4) at positions `kept`, each averaged as Postprocess.merge describes."""
+def merge_boxes(boxes_xyxy: Tensor, scores: Tensor, classes: Tensor, survivors: Tensor, iou: float) -> Tensor:
+    """The boxes (k, 4) at positions `survivors`, each averaged as Postprocess.merge describes."""
     from torchvision.ops import box_iou
 
-    alike = (box_iou(boxes_xyxy[kept], boxes_xyxy) > iou) & (classes[kept, None] == classes)
-    alike[torch.arange(len(kept), device=kept.device), kept] = True  # a box without area overlaps itself by 0 / 0
+    alike = (box_iou(boxes_xyxy[survivors], boxes_xyxy) > iou) & (classes[survivors, None] == classes)
+    # A box without area overlaps itself by 0 / 0.
+    alike[torch.arange(len(survivors), device=survivors.device), survivors] = True
     weights = alike * scores
     means: Tensor = weights @ boxes_xyxy / weights.sum(1, keepdim=True)
     return means

@@ -65,8 +65,8 @@ def dynamic_positives(
 
 def _shares(merits: Tensor, won: Tensor, by: PositivesBy) -> Tensor:
     """Merits (t, n) of those that won as shares of the largest of each target."""
-    kept = torch.where(won, merits, 0)
-    shares = kept / kept.amax(1, keepdim=True).clamp(min=torch.finfo(kept.dtype).tiny)
+    winners = torch.where(won, merits, 0)
+    shares = winners / winners.amax(1, keepdim=True).clamp(min=torch.finfo(winners.dtype).tiny)
     return (shares.square() if by == PositivesBy.overlap else shares).mul(STEPS).round() / STEPS
 
 

@@ -68,9 +68,9 @@ class FixedSuppression(nn.Module):
         survives = self._survivors(boxes, values, classes, scores.shape[-1], side)
 
         values, place = _best_first(torch.where(survives, values, 0.0), self.max_detections)
-        found = values > 0
-        boxes = torch.where(found[..., None], _rows(boxes, place), 0.0)
-        return boxes, values, torch.where(found, classes.gather(1, place), 0), found.sum(1)
+        exists = values > 0
+        boxes = torch.where(exists[..., None], _rows(boxes, place), 0.0)
+        return boxes, values, torch.where(exists, classes.gather(1, place), 0), exists.sum(1)
 
     def _survivors(self, boxes: Tensor, values: Tensor, classes: Tensor, num_classes: int, side: int) -> Tensor:
         """Which candidates (batch, candidates) stay: one run over all images and classes.
@@ -93,10 +93,10 @@ class FixedSuppression(nn.Module):
         # because torch.export assumes that two boxes survive and its program fails with fewer.
         places = low + boxes.new_tensor(((-2.0, -2.0, -1.0, -1.0), (-4.0, -4.0, -3.0, -3.0)))
         moved = torch.cat((torch.where(enough, moved, places[0]).flatten(0, 1), places))
-        kept = nms(moved, nn.functional.pad(values.flatten(), (0, len(places))), self.nms_iou)
-        # The number of kept boxes is not known in advance, so they mark a tensor of known size.
+        survivors = nms(moved, nn.functional.pad(values.flatten(), (0, len(places))), self.nms_iou)
+        # The number of survivors is not known in advance, so they mark a tensor of known size.
         survives = torch.zeros_like(moved[:, 0], dtype=torch.bool)
-        survives[kept] = True
+        survives[survivors] = True
         return survives[: -len(places)].view_as(values) & enough.squeeze(-1)
 
 
@@ -320,7 +320,7 @@ def _compare(
     """Compare the outputs of `run`: detections if there is suppression, all boxes, all scores."""
     largest = torch.zeros(2)
     for images in batches:
-        *found, boxes, scores = run(images)
+        *detections, boxes, scores = run(images)
         side = max(images.shape[2:])
         expected_boxes, expected_scores = decode(model(images), model.heads)
         if boxes.shape != expected_boxes.shape or scores.shape != expected_scores.shape:
@@ -329,7 +329,7 @@ def _compare(
         differences = ((boxes - expected_boxes) / sides).abs().max(), (scores - expected_scores).abs().max()
         largest = torch.maximum(largest, torch.stack(differences))
         if suppression is not None:
-            _check_equal(found, suppression(boxes, scores, side))
+            _check_equal(detections, suppression(boxes, scores, side))
     if not (largest <= tolerance).all():  # not "any above": NaN must not pass
         raise ModelError(
             f"the export differs from the network: boxes by {largest[0]:.2g} of the image size, scores by"
@@ -338,8 +338,8 @@ def _compare(
     return float(largest[0]), float(largest[1])
 
 
-def _check_equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+def _check_equal(detections: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     """Raise ModelError if two suppressions of the same boxes differ."""
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(detections, expected, strict=True):
         if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-6, atol=1e-6):
             raise ModelError(f"the export differs from the network in its non-maximum suppression. {FIX}")

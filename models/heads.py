@@ -1,9 +1,11 @@
-"""Read a [yolo] section: its anchors, its decoding, and its options for Darknet's loss."""
+"""The [yolo] sections of a .cfg: their anchors, decoding and options for Darknet's loss."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.cfg import Section
+from models.cfg import Cfg, Section, parse_cfg, with_options
 from models.config import MAX_SCALE_X_Y, IouKind
+from models.errors import ModelError
 
 MISSING_ANCHOR = 0.5
 MIN_ANCHOR, MAX_ANCHOR = 0.01, 1e6  # pixels
@@ -104,3 +106,32 @@ def _loss_keys(section: Section) -> DarknetLossKeys:
         iou_loss=None if kind == "mse" else IouKind[kind],
         **{key: section.number(key, default, minimum=0) for key, default in numbers.items()},
     )
+
+
+def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:
+    """Replace the anchors, (width, height) in pixels at network scale, in all [yolo] sections.
+
+    The masks stay, so the number of anchors must not change: ModelError otherwise, and for "auto",
+    which is resolved when a training starts.
+    """
+    if isinstance(anchors, str):
+        raise ModelError("model.anchors=auto is for train.py, which fits them to its data. fix: leave it out here")
+    text = ",  ".join(f"{width:g},{height:g}" for width, height in anchors)
+    changes = list[tuple[Section, str, str]]()
+    for section in cfg.layers:
+        if section.kind != "yolo":
+            continue
+        count = len(read_anchors(section)[0])
+        if count != len(anchors):
+            raise ModelError(
+                f"model.anchors holds {len(anchors)} anchors, {cfg.source}:{section.line} needs {count}."
+                f" fix: give {count} pairs of width and height"
+            )
+        changes += [(section, "anchors", text), (section, "num", str(count))]
+    return parse_cfg(with_options(cfg.text, changes), cfg.source)
+
+
+def with_scale_x_y(cfg: Cfg, scale_x_y: float) -> Cfg:
+    """Replace scale_x_y in all [yolo] sections."""
+    changes = [(section, "scale_x_y", f"{scale_x_y:g}") for section in cfg.layers if section.kind == "yolo"]
+    return parse_cfg(with_options(cfg.text, changes), cfg.source)

@@ -3,17 +3,6 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import wrap_torch_function
-
-
-# Wrapped like torch's own functions, so that a caller can run a batch image by image, each with
-# its own blocks.
-@wrap_torch_function(lambda x, *_, **__: (x,))
-def _drop_blocks(x: Tensor, probability: float, size: int, training: bool) -> Tensor:
-    from torchvision.ops import drop_block2d  # an import as long as torch's
-
-    dropped: Tensor = drop_block2d(x, probability, size, training=training)
-    return dropped
 
 
 class MaxPool(nn.Module):
@@ -152,7 +141,9 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.block_size is None:
             return F.dropout(x, self.probability, self.training)
+        from torchvision.ops import drop_block2d  # an import as long as torch's
+
         # A block is odd and no larger than the map.
         size = min(self.block_size, *x.shape[2:])
-        thinned: Tensor = _drop_blocks(x, self.probability, size - 1 + size % 2, training=self.training)
-        return thinned
+        dropped: Tensor = drop_block2d(x, self.probability, size - 1 + size % 2, training=self.training)
+        return dropped

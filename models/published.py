@@ -75,12 +75,12 @@ def find_published(weights: str, network: str, width: float) -> Published | None
     """
     if weights not in (COCO, BACKBONE):
         return None
-    there = {entry.kind: entry for entry in PUBLISHED if network in entry.networks}
+    files = {entry.kind: entry for entry in PUBLISHED if network in entry.networks}
     zoo = sorted({name for entry in PUBLISHED if entry.kind == weights for name in entry.networks})
-    said = f"model.weights={weights} is published for {', '.join(zoo)}, not for model.cfg={network}"
-    if weights not in there:
-        raise ModelError(f"{said}. fix: {f'model.weights={COCO}' if there else 'model.weights=<file>, or null'}")
+    sentence = f"model.weights={weights} is published for {', '.join(zoo)}, not for model.cfg={network}"
+    if weights not in files:
+        raise ModelError(f"{sentence}. fix: {f'model.weights={COCO}' if files else 'model.weights=<file>, or null'}")
     if width != 1:
         fix = "fix: model.width=1, or model.weights=null"
         raise ModelError(f"model.weights={weights} is published for model.width=1, not {width:g}. {fix}")
-    return there[weights]
+    return files[weights]

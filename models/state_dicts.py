@@ -45,11 +45,11 @@ def read_tensor_file(path: Path) -> Any:
             # Memory-mapped, so unused parts (an optimiser's state) stay on disk.
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # damaged bytes can break any step of reading, with any error
-        held = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
-        if held is None:
+        pickled = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if pickled is None:
             raise ModelError(f"{path} is damaged, or torch.save did not write it. fix: download it again") from error
         raise ModelError(
-            f"{path} holds pickled objects ({held[1]}), which are not read because that would run code of the file."
+            f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code of the file."
             " fix: in the system that wrote it, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
         ) from error
 
@@ -138,16 +138,16 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
     loads: list[tuple[Tensor, str, Tensor]] = []
     for kind, own_modules, other_modules in zip(("convolution", "batch norm"), ours, theirs, strict=True):
         pairs: Iterable[Any] = zip_longest(own_modules, other_modules, fillvalue=("none", {}))
-        for number, ((mine, wanted), (name, found)) in enumerate(pairs, start=1):
+        for number, ((mine, wanted), (name, stored)) in enumerate(pairs, start=1):
             is_head = mine in {f"layers.{layer}.conv" for layer in layers}
-            if _shapes(wanted, fresh_heads and is_head) != _shapes(found, fresh_heads and is_head):
+            if _shapes(wanted, fresh_heads and is_head) != _shapes(stored, fresh_heads and is_head):
                 fix = ". fix: set model.cfg and model.width as when the file was made"
                 raise ModelError(
-                    f"{path}: {kind} {number} is {name} with {_shapes(found)}, here it is {mine} with {_shapes(wanted)}"
-                    + (HEADS_FIX if is_head and _shapes(wanted, True) == _shapes(found, True) else fix)
+                    f"{path}: {kind} {number} is {name} with {_shapes(stored)}, here it is {mine} with {_shapes(wanted)}"
+                    + (HEADS_FIX if is_head and _shapes(wanted, True) == _shapes(stored, True) else fix)
                 )
             if not (fresh_heads and is_head):
-                loads += [(wanted[part], f"{name}.{part}", found[part]) for part in wanted]
+                loads += [(wanted[part], f"{name}.{part}", stored[part]) for part in wanted]
     check_values(path, ((name, tensor) for _, name, tensor in loads))
     with torch.no_grad():
         for target, _, tensor in loads:

@@ -106,7 +106,7 @@ class WeightsFile:
     values: Values
     extra_bytes: int
 
-    def held(self) -> str:
+    def describe(self) -> str:
         """The number of values in the file, for messages."""
         extra = f" and {self.extra_bytes}/4 of another" if self.extra_bytes else ""
         return f"{len(self.values):,} values{extra}"
@@ -302,8 +302,8 @@ def _extent(model: Darknet, file: WeightsFile) -> _Extent:
         num_classes = model.num_classes + extra_classes if rest == 0 and model.num_classes + extra_classes > 0 else None
         if cuts and num_classes is not None:
             raise ModelError(
-                f"{file.path} holds {file.held()}: that fits a whole file for {plural(num_classes, 'class')} as well as"
-                f" one for {model.num_classes} cut after layer {cuts[0]}. fix: for the whole file build the model for"
+                f"{file.path} holds {file.describe()}: that fits a whole file for {plural(num_classes, 'class')} as well"
+                f" as one for {model.num_classes} cut after layer {cuts[0]}. fix: for the whole file build the model for"
                 f" {plural(num_classes, 'class')}, otherwise cut the file after another layer"
             )
         if cuts or num_classes is not None:
@@ -311,7 +311,7 @@ def _extent(model: Darknet, file: WeightsFile) -> _Extent:
     nearest = min(ends, key=lambda layer: abs(ends[layer] - count))
     cut = "" if ends[nearest] == needed else f"; a file cut after layer {nearest} has {ends[nearest]:,}"
     raise ModelError(
-        f"{file.path} holds {file.held()}, this network with {plural(model.num_classes, 'class')} and width"
+        f"{file.path} holds {file.describe()}, this network with {plural(model.num_classes, 'class')} and width"
         f" {model.width:g} needs {needed:,}{cut}. fix: set model.cfg and model.width as when the file was made, or"
         " download it again"
     )

@@ -10,8 +10,8 @@ from conf.schema import TrainConfig
 from data import Annotations
 from data.anchors import class_weights, few_large_objects
 from models import Darknet, DarknetLoss, Head, LossConfig, LossSection, YoloLoss
-from models.cfg_edit import with_scale_x_y
 from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
+from models.heads import with_scale_x_y
 from models.loss import HeadLoss
 from train_utils.distributed import World, max_over_ranks
 

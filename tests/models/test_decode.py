@@ -165,7 +165,7 @@ def test_the_best_candidates_suffice_or_all_are_looked_at(monkeypatch: pytest.Mo
         raw[:2, ..., 2:4] = 3.0
     looks = []
     for first_look in (1, 2, 10, 1000):
-        monkeypatch.setattr("models.decode.FIRST_LOOK", first_look)
+        monkeypatch.setattr("models.decode.FIRST_CANDIDATES", first_look)
         for multi_label in (True, False):
             looks.append(postprocess(max_detections=9, multi_label=multi_label)(maps))
             assert all(one.equal(other) for one, other in zip(looks[-1], looks[not multi_label], strict=True))

@@ -117,7 +117,7 @@ def test_the_host_waits_few_times_for_a_batch(
 ) -> None:
     """The last one needs both looks at its candidates. The network adds no wait: test_detect.py."""
     on_gpu(monkeypatch)
-    monkeypatch.setattr(decoding, "FIRST_LOOK", 1)
+    monkeypatch.setattr(decoding, "FIRST_CANDIDATES", 1)
     postprocess = Postprocess(HEADS, confidence=0.02, nms_iou=nms_iou, max_detections=70, multi_label=True)
     maps = random_maps(2)
     for raw in maps:
