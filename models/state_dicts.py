@@ -138,16 +138,16 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
     loads: list[tuple[Tensor, str, Tensor]] = []
     for kind, own_modules, other_modules in zip(("convolution", "batch norm"), ours, theirs, strict=True):
         pairs: Iterable[Any] = zip_longest(own_modules, other_modules, fillvalue=("none", {}))
-        for number, ((mine, wanted), (name, stored)) in enumerate(pairs, start=1):
+        for number, ((mine, wanted), (name, their)) in enumerate(pairs, start=1):
             is_head = mine in {f"layers.{layer}.conv" for layer in layers}
-            if _shapes(wanted, fresh_heads and is_head) != _shapes(stored, fresh_heads and is_head):
+            if _shapes(wanted, fresh_heads and is_head) != _shapes(their, fresh_heads and is_head):
                 fix = ". fix: set model.cfg and model.width as when the file was made"
                 raise ModelError(
-                    f"{path}: {kind} {number} is {name} with {_shapes(stored)}, here it is {mine} with {_shapes(wanted)}"
-                    + (HEADS_FIX if is_head and _shapes(wanted, True) == _shapes(stored, True) else fix)
+                    f"{path}: {kind} {number} is {name} with {_shapes(their)}, here it is {mine} with {_shapes(wanted)}"
+                    + (HEADS_FIX if is_head and _shapes(wanted, True) == _shapes(their, True) else fix)
                 )
             if not (fresh_heads and is_head):
-                loads += [(wanted[part], f"{name}.{part}", stored[part]) for part in wanted]
+                loads += [(wanted[part], f"{name}.{part}", their[part]) for part in wanted]
     check_values(path, ((name, tensor) for _, name, tensor in loads))
     with torch.no_grad():
         for target, _, tensor in loads:

@@ -302,9 +302,9 @@ def _extent(model: Darknet, file: WeightsFile) -> _Extent:
         num_classes = model.num_classes + extra_classes if rest == 0 and model.num_classes + extra_classes > 0 else None
         if cuts and num_classes is not None:
             raise ModelError(
-                f"{file.path} holds {file.describe()}: that fits a whole file for {plural(num_classes, 'class')} as well"
-                f" as one for {model.num_classes} cut after layer {cuts[0]}. fix: for the whole file build the model for"
-                f" {plural(num_classes, 'class')}, otherwise cut the file after another layer"
+                f"{file.path} holds {file.describe()}: that fits a whole file for {plural(num_classes, 'class')}"
+                f" as well as one for {model.num_classes} cut after layer {cuts[0]}. fix: for the whole file build"
+                f" the model for {num_classes}, otherwise cut the file after another layer"
             )
         if cuts or num_classes is not None:
             return _Extent(num_classes, cuts[0] if cuts else None)
