@@ -18,6 +18,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,17 +38,17 @@ from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
 from eval import Evaluator
 from models import Darknet
 from models.config import AUTO
-from train_utils.checkpoint import CheckpointWriter
+from train_utils.checkpoint import CheckpointWriter, continue_from
 from train_utils.compiled import compile_step
 from train_utils.distributed import World, init_distributed_mode, wrap_ddp
-from train_utils.engine import Loss, NonFiniteGuard, OptimiserStep
+from train_utils.engine import Loss, NonFiniteGuard, rehearse, train_one_epoch
 from train_utils.launch import fix_cublas_workspace
 from train_utils.log import RunLog, log_warnings
 from train_utils.numerics import autocast_dtype
 from train_utils.optim import Schedule
 from train_utils.run_folder import on_main, open_run_folder
-from train_utils.stop import StepDecisions, StopRequest
-from train_utils.train_state import continue_from
+from train_utils.stop import StopRequest
+from train_utils.train_state import TrainState
 
 
 @callable_from_python("train")
@@ -104,19 +105,37 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     for note in (saved_note, anchors_note, *loss_notes, weights_note, memory_note):
         log.line(note)
 
-    step, writer = build_step(config, world, model, train_set, sampler, dtype, log, stop, saved)
+    state, schedule, ddp_model, loss, to_input = build_state(
+        config, world, model, train_set, sampler, dtype, log, saved
+    )
     if saved is not None:
-        step.rehearse(2 * model.max_stride)
-        log.line(step.state.resume(saved, folder, world))
+        rehearse(ddp_model, loss, state, world, dtype, 2 * model.max_stride)
+        log.line(state.resume(saved, folder, world))
         del saved
         on_main(world, lambda: save_config(folder, given))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
         draw_first_batch(dataset, sampler, train_set.names, folder / "train_batch.jpg")
-    training = Training(config, world, folder, log, step, writer, sampler, loader, evaluator)
+    writer = CheckpointWriter(folder, log.line, options.save_every_steps, options.save_every_minutes)
+    train_rest = partial(
+        train_one_epoch,
+        ddp_model,
+        loss,
+        loader,
+        state,
+        schedule,
+        world,
+        NonFiniteGuard(options.max_nonfinite_steps, log.line),
+        stop,
+        writer,
+        accumulate=sampler.accumulate,
+        autocast_dtype=dtype,
+        to_input=to_input,
+    )
+    training = Training(config, world, folder, log, state, train_rest, stop, writer, sampler, loader, evaluator)
     return Outcome(training.run(), folder)
 
 
-def build_step(
+def build_state(
     config: TrainConfig,
     world: World,
     model: Darknet,
@@ -124,37 +143,18 @@ def build_step(
     sampler: TrainBatchSampler,
     dtype: torch.dtype | None,
     log: RunLog,
-    stop: StopRequest,
     saved: dict[str, Any] | None,
-) -> tuple[OptimiserStep, CheckpointWriter]:
-    """The optimiser, the schedule, the weight average, and the step that joins them."""
+) -> tuple[TrainState, Schedule, torch.nn.Module, Loss, Callable[[Any], Tensor]]:
+    """The state, its schedule, the wrapped model, the loss, and what makes floats of a batch."""
     options, steps = config.train, sampler.steps_per_epoch
     optim, rates_note = spare_heads(config, world, model, options.epochs * len(train_set))
     schedule = Schedule(optim, steps, steps * options.epochs, tuple(steps * at for at in options.extended_after))
     log.line(rates_note)
     log.line(tell_extension(config, schedule, saved))
     state = start_state(config, world, model, train_set, sampler, schedule, dtype)
-    writer = CheckpointWriter(log.line)
     loss: Loss = make_loss(model.heads, config.loss)
     to_input: Callable[[Any], Tensor] = Batch.network_input
     if options.compile.value != "off":
         sizes, mode = sampler.sizes.largest - sampler.sizes.smallest + 1, options.compile.value
         loss, to_input = compile_step(state.model, loss, to_input, mode, sizes, log.line)
-    step = OptimiserStep(
-        model=wrap_ddp(state.model, world),
-        loss=loss,
-        state=state,
-        schedule=schedule,
-        world=world,
-        accumulate=sampler.accumulate,
-        autocast_dtype=dtype,
-        to_input=to_input,
-        guard=NonFiniteGuard(options.max_nonfinite_steps, log.line),
-        decisions=StepDecisions(
-            stop,
-            options.save_every_steps,
-            options.save_every_minutes,
-            writer.failed,
-        ),
-    )
-    return step, writer
+    return state, schedule, wrap_ddp(state.model, world), loss, to_input

@@ -29,9 +29,8 @@ from plugins import AUGMENTATIONS, LOGGERS, import_plugins
 from tests.models.cfg_writer import cfg, conv, head, section
 from tests.small_run import small_run
 from train import train
-from train_utils.checkpoint import load_last
+from train_utils.checkpoint import CheckpointWriter, load_last
 from train_utils.errors import TrainError
-from train_utils.stop import Decision, StepDecisions
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples" / "plugins"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -83,15 +82,15 @@ def scored(run: Path, *more: str) -> EvalConfig:
 
 
 def test_a_run_is_resumed_and_scored(run: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decide = StepDecisions.decide
+    is_due = CheckpointWriter.is_due
 
-    def dies(self: StepDecisions, finite: bool, steps_done: int) -> Decision:
-        if steps_done > 1:
+    def dies(self: CheckpointWriter, step: int) -> bool:
+        if step > 1:
             raise TrainError("power cut")
-        return decide(self, finite, steps_done)
+        return is_due(self, step)
 
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-        patch.setattr(StepDecisions, "decide", dies)
+        patch.setattr(CheckpointWriter, "is_due", dies)
         train(options(files, tmp_path / "cut"))
     train(resumed(tmp_path / "cut", listed()))
     whole, cut = (load_last(folder)[0] for folder in (run, tmp_path / "cut"))

@@ -29,11 +29,9 @@ from models.weights import weight_tensors
 from tests.small_run import small_run
 from train import train
 from train_utils import checkpoint
-from train_utils.checkpoint import load_checkpoint, load_last, save_checkpoint
+from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last, read_run, save_checkpoint
 from train_utils.coco_eval import FIGURES
 from train_utils.errors import CheckpointError, TrainError
-from train_utils.stop import StepDecisions
-from train_utils.train_state import read_run
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)
 
@@ -81,14 +79,14 @@ def resumed(config: TrainConfig, run: Path, **more: Any) -> TrainConfig:
 
 def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Raise TrainError on every rank after ``steps`` steps, once their checkpoint is written."""
-    decide = StepDecisions.decide
+    is_due = CheckpointWriter.is_due
 
-    def dies(self: StepDecisions, finite: bool, steps_done: int) -> Any:
-        if steps_done > steps:
+    def dies(self: CheckpointWriter, step: int) -> bool:
+        if step > steps:
             raise TrainError("power cut")
-        return decide(self, finite, steps_done)
+        return is_due(self, step)
 
-    monkeypatch.setattr(StepDecisions, "decide", dies)
+    monkeypatch.setattr(CheckpointWriter, "is_due", dies)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +287,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_f
         run = tmp_path / resume
         config = options(shapes, run, *given)
         with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-            patch.setattr("train_utils.train_state.RunState.save", power_cut)
+            patch.setattr("train_utils.checkpoint.CheckpointWriter.save", power_cut)
             train(config)
         assert len(rows(run)) == 1
         if resume == "auto":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +24,7 @@ from train_utils.files import CHECKPOINTS, find_checkpoint, other_files, sync_fo
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
+SECONDS_BEFORE_RETRY = 30.0  # after a checkpoint that could not be written
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
@@ -97,6 +99,33 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
         f"no checkpoint of {run_dir} can be read: {'; '.join(damaged)}. fix: start a new run, or copy an intact one "
         "there"
     )
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """The last intact checkpoint of a run folder, and a message if it is not the newest one.
+
+    Raises CheckpointError if there is none, or none of a training.
+    """
+    state, message = load_last(folder)
+    if "optimizer" not in state:
+        raise CheckpointError(
+            f"resume={folder}: its checkpoint holds converted weights, no training to resume."
+            " fix: start a new run with model.weights=<the .pt file>"
+        )
+    return state, message
+
+
+def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None]:
+    """``read_run`` of the folder ``resume``; no state without a folder.
+
+    A run that ended before its first checkpoint starts over, and a message says so.
+    """
+    if resume is None:
+        return None, None
+    folder = Path(resume)
+    if (folder / "config.yaml").is_file() and not any((folder / CHECKPOINTS).glob("*.pt")):
+        return None, f"{folder} holds no checkpoint yet: its run starts over"
+    return read_run(folder)
 
 
 def previous_path(path: Path) -> Path:
@@ -193,26 +222,42 @@ def digest_of(state: Any) -> str:
 
 
 class CheckpointWriter:
-    """Write one checkpoint at a time in the background.
+    """Write the checkpoints of the run in ``folder`` in the background, one at a time.
 
-    Training continues after a failure. Of failures in a row only the first is reported.
+    ``every_steps`` and ``every_minutes`` space those within an epoch (0: no such rule). Training
+    continues after a failure; of failures in a row only the first is logged, by ``log_line``.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(
+        self, folder: Path, log_line: Callable[[str], None], every_steps: int = 0, every_minutes: float = 0
+    ) -> None:
+        self._folder, self._log_line = folder / CHECKPOINTS, log_line
+        self._every_steps, self._every_seconds = every_steps, 60 * every_minutes
+        self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._error: CheckpointError | None = None
 
-    def write(self, state: dict[str, Any], targets: dict[Path, bool]) -> None:
-        """Copy ``state`` and write it to all targets in turn, after any write still under way.
+    def is_due(self, step: int) -> bool:
+        """Whether this rank asks for a checkpoint within the epoch, after ``step`` steps."""
+        waited = time.monotonic() - self._last_save
+        by_steps = self._every_steps > 0 and step % self._every_steps == 0
+        return by_steps or 0 < self._every_seconds <= waited or (waited > SECONDS_BEFORE_RETRY and self.failed())
 
-        ``targets`` maps each file to whether the previous one is kept. Raises CheckpointError at
-        once if the state is not plain data.
+    def save(self, state: dict[str, Any] | None, is_best: bool = False) -> None:
+        """Copy ``state`` and write it to last.pt, and before that to best.pt if ``is_best``.
+
+        The previous last.pt is kept: a damaged file costs one checkpoint, not the run. A write
+        under way is waited for. Off rank 0, without a state, this only restarts the clock. Raises
+        CheckpointError at once if the state is not plain data.
         """
+        self._last_save = time.monotonic()
+        if state is None:
+            return
         copy: dict[str, Any] = to_plain(state, copied=True)
         self.wait()
-        self._pending = self._pool.submit(_write, copy, targets)
+        targets = {self._folder / "best.pt": False} if is_best else {}
+        self._pending = self._pool.submit(_write, copy, targets | {self._folder / "last.pt": True})
 
     def failed(self) -> bool:
         """Whether the last write is over and failed."""
@@ -221,13 +266,13 @@ class CheckpointWriter:
         return self._error is not None
 
     def wait(self) -> None:
-        """Wait for the write under way; report the first of failures in a row."""
+        """Wait for the write under way; log the first of failures in a row."""
         failed_before = self._error is not None
         self._settle()
         if self._error is not None and not failed_before:
-            self._say(f"{self._error}. Training continues with the previous checkpoint and will try again")
+            self._log_line(f"{self._error}. Training continues with the previous checkpoint and will try again")
         elif self._error is None and failed_before:
-            self._say("checkpoints can be written again")
+            self._log_line("checkpoints can be written again")
 
     def close(self) -> None:
         """End the thread. Raises CheckpointError if the last write failed."""

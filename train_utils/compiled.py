@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train_utils.distributed import World, sum_over_ranks
-from train_utils.engine import Loss, LossParts, SumOverRanks
+from train_utils.engine import Loss
 from train_utils.errors import TrainError
 
 CUDA_GRAPHS = "reduce-overhead"  # torch's name of the mode
@@ -54,22 +54,27 @@ def check_tools(device: torch.device) -> None:
     except RuntimeError:
         compiler = ""
     header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
-    for found, tool, fix in (
+    for is_there, tool, fix in (
         (compiler, "a C++ compiler", "apt-get install g++"),
         (header.is_file(), f"{header}", "apt-get install python3-dev"),
         (device.type == "cpu" or has_triton(), "Triton and a GPU that Triton knows", "uv pip install triton"),
     ):
-        if not found:
+        if not is_there:
             raise TrainError(f"train.compile needs {tool}. fix: {fix}, or train.compile=off")
 
 
 def compile_step(
-    network: nn.Module, loss: Loss, to_input: Callable[[Any], Tensor], mode: str, sizes: int, say: Callable[[str], None]
+    network: nn.Module,
+    loss: Loss,
+    to_input: Callable[[Any], Tensor],
+    mode: str,
+    sizes: int,
+    log_line: Callable[[str], None],
 ) -> tuple[Loss, Callable[[Any], Tensor]]:
     """Compile ``network`` in place; return ``loss`` and ``to_input`` compiled, too.
 
     ``mode`` is one of torch.compile, and ``sizes`` the number of image sizes. Each is compiled in
-    its first step. ``say`` then gets a line with the seconds.
+    its first step. ``log_line`` then gets a line with the seconds.
     """
     import torch._dynamo  # slow
 
@@ -77,18 +82,18 @@ def compile_step(
     limits.recompile_limit = max(limits.recompile_limit, sizes * GRAPHS_OF_A_SIZE)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, sizes * GRAPHS_OF_A_SIZE)
     network.compile(mode=mode, dynamic=False)
-    return _CompiledLoss(loss, mode), _CompiledInput(to_input, mode, say, list(network.parameters()))
+    return _CompiledLoss(loss, mode), _CompiledInput(to_input, mode, log_line, list(network.parameters()))
 
 
 class _CompiledLoss:
     """A loss on targets filled up with rows of zeros, which count for nothing."""
 
     def __init__(self, loss: Loss, mode: str) -> None:
-        def parts(maps: list[Tensor], targets: Tensor, ratio: Any, world_size: int) -> LossParts:
+        def parts(maps: list[Tensor], targets: Tensor, ratio: Any, world_size: int) -> Any:
             # Without a clock around it, which could not be compiled.
             return loss(maps, targets, objectness_ratio=ratio, sum_over_ranks=sum_over_ranks, world_size=world_size)
 
-        self._eager, self._kept = loss, False
+        self._eager, self._is_prepared = loss, False
         self._parts = torch.compile(parts, mode=mode, dynamic=False, fullgraph=True)
 
     def __call__(
@@ -97,14 +102,14 @@ class _CompiledLoss:
         targets: Tensor,
         *,
         objectness_ratio: float,
-        sum_over_ranks: SumOverRanks,
+        sum_over_ranks: Callable[[Tensor], Tensor],
         world_size: int,
-    ) -> LossParts:
+    ) -> Any:
         """The parts of the loss; the exchange between ranks lies in its graph."""
-        if not self._kept:  # what a loss keeps for a device, such as its anchors, is to be no part of its graph
+        if not self._is_prepared:  # what a loss keeps for a device, such as its anchors, is to be no part of its graph
             with torch.no_grad():
                 self._eager(raw_maps, targets, objectness_ratio=1.0, sum_over_ranks=lambda tensor: tensor, world_size=1)
-            self._kept = True
+            self._is_prepared = True
         missing = max(len(targets), 1) + -max(len(targets), 1) % TARGET_ROWS - len(targets)
         # A number would be a constant of the graph, and each step of the burn-in has another.
         ratio = torch.full((), objectness_ratio, device=targets.device)
@@ -118,16 +123,20 @@ class _CompiledInput:
     """
 
     def __init__(
-        self, to_input: Callable[[Any], Tensor], mode: str, say: Callable[[str], None], parameters: list[nn.Parameter]
+        self,
+        to_input: Callable[[Any], Tensor],
+        mode: str,
+        log_line: Callable[[str], None],
+        parameters: list[nn.Parameter],
     ) -> None:
         self._to_input = torch.compile(to_input, mode=mode, dynamic=False, fullgraph=True)
-        self._mode, self._say, self._parameters = mode, say, parameters
+        self._mode, self._log_line, self._parameters = mode, log_line, parameters
         self._spent, self._size = _seconds_spent(), ""
 
     def __call__(self, batch: Any) -> Tensor:
         spent = _seconds_spent()
         if spent > self._spent and self._size:
-            self._say(f"compiled for images of {self._size} in {spent - self._spent:.0f} s")
+            self._log_line(f"compiled for images of {self._size} in {spent - self._spent:.0f} s")
         self._spent, self._size = spent, "x".join(map(str, batch.images.shape[2:]))
         if self._mode == CUDA_GRAPHS:
             self._begin_graphs()

@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from train_utils.detections import Detections, make_detections
-from train_utils.engine import ImageBatch, NetworkInput
 from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
 from train_utils.progress import Progress
 
-BatchType = TypeVar("BatchType", bound=ImageBatch)
-InputType = TypeVar("InputType", bound=NetworkInput)
+BatchType = TypeVar("BatchType", bound=Any)  # data.Batch, or FrameBatch without indices
 
 _QUEUEING = Lock()
 
@@ -58,12 +56,12 @@ def detect(
 
 def detect_batches(
     model: Callable[[Tensor], list[Tensor]],
-    loader: Iterable[InputType],
+    loader: Iterable[BatchType],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
     dtype: torch.dtype | None = None,
     tf32: bool = False,
-) -> Iterator[tuple[InputType, list[Tensor]]]:
+) -> Iterator[tuple[BatchType, list[Tensor]]]:
     """Yield each batch with its detections, in order; ``model`` is on ``device``, in eval mode.
 
     On a CPU the last bits of a convolution depend on how many threads share it. So there one thread
@@ -73,16 +71,16 @@ def detect_batches(
     """
 
     # The mode is thread-local, so it is entered in each function.
-    def forward(batch: InputType) -> list[Tensor]:
+    def forward(batch: BatchType) -> list[Tensor]:
         autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
         with torch.inference_mode(), autocast:
             return model(batch.to(device, non_blocking=True).images.float().div_(255))
 
-    def finish(batch: InputType, raw_maps: list[Tensor]) -> tuple[InputType, list[Tensor]]:
+    def finish(batch: BatchType, raw_maps: list[Tensor]) -> tuple[BatchType, list[Tensor]]:
         with torch.inference_mode():
             return batch, postprocess(raw_maps)
 
-    def forward_by_cudnn(batch: InputType) -> list[Tensor]:
+    def forward_by_cudnn(batch: BatchType) -> list[Tensor]:
         # A benchmark would choose algorithms by speed, different ones on each rank. Without tf32
         # figures are those of IEEE 754's float32, also in a training with TF32. The flags are those
         # of the process, so one thread at a time queues its batch.
@@ -94,7 +92,7 @@ def detect_batches(
         yield from _overlapped(forward_by_cudnn, finish, loader, device)
         return
     with one_thread_per_operator() as threads, ThreadPoolExecutor(threads, initializer=keep_to_one_thread) as pool:
-        waiting: list[Future[tuple[InputType, list[Tensor]]]] = []
+        waiting: list[Future[tuple[BatchType, list[Tensor]]]] = []
         for batch in loader:
             waiting.append(pool.submit(lambda batch: finish(batch, forward(batch)), batch))
             # What is finished leaves at once: the next frame of a slow camera may take its time.
@@ -115,11 +113,11 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _overlapped(
-    forward: Callable[[InputType], list[Tensor]],
-    finish: Callable[[InputType, list[Tensor]], tuple[InputType, list[Tensor]]],
-    loader: Iterable[InputType],
+    forward: Callable[[BatchType], list[Tensor]],
+    finish: Callable[[BatchType, list[Tensor]], tuple[BatchType, list[Tensor]]],
+    loader: Iterable[BatchType],
     device: torch.device,
-) -> Iterator[tuple[InputType, list[Tensor]]]:
+) -> Iterator[tuple[BatchType, list[Tensor]]]:
     """Queue each batch's forward pass before the one before it is finished on a second stream.
 
     ``finish`` ends with a copy to the host, so that nothing on that stream still needs the raw maps
@@ -127,12 +125,12 @@ def _overlapped(
     """
     beside = side_stream(device)
 
-    def finish_beside(batch: InputType, raw_maps: list[Tensor], computed: torch.cuda.Event) -> Any:
+    def finish_beside(batch: BatchType, raw_maps: list[Tensor], computed: torch.cuda.Event) -> Any:
         with torch.cuda.stream(beside):
             beside.wait_event(computed)
             return finish(batch, raw_maps)
 
-    waiting: tuple[InputType, list[Tensor], torch.cuda.Event] | None = None
+    waiting: tuple[BatchType, list[Tensor], torch.cuda.Event] | None = None
     for batch in loader:
         raw_maps = forward(batch)
         computed = torch.cuda.current_stream(device).record_event()

@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from train_utils.checkpoint import CheckpointWriter, load_last
 from train_utils.coco_eval import ABSENT
 from train_utils.distributed import World, gather_arrays
 from train_utils.errors import CheckpointError
-from train_utils.files import CHECKPOINTS
 from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import WeightAverage, restore_optimizer
 from train_utils.options import changed_values
@@ -24,7 +22,7 @@ LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
 
 
 @dataclass
-class RunState:
+class TrainState:
     """The objects and counters that training changes.
 
     ``description`` never changes: the network's cfg and shape, class names, resolved configuration,
@@ -102,16 +100,6 @@ class RunState:
             "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__},
         }
 
-    def save(self, writer: CheckpointWriter, folder: Path, is_best: bool = False) -> None:
-        """Queue ``checkpoints/last.pt`` and, after the best epoch, ``best.pt`` for writing.
-
-        The previous ``last.pt`` is kept: a damaged file costs one checkpoint, not the run.
-        """
-        targets = {folder / CHECKPOINTS / "best.pt": False} if is_best else {}
-        state = self.to_plain()
-        if state is not None:
-            writer.write(state, targets | {folder / CHECKPOINTS / "last.pt": True})
-
     def resume(self, state: dict[str, Any], folder: Path, world: World) -> str:
         """Resume from the content of a checkpoint; return a text with the place and what changed.
 
@@ -140,30 +128,3 @@ class RunState:
         changed = changed_values(state["config"], self.description["config"])
         first = f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"
         return "\n".join([first, *(f"changed: {key}: {change}" for key, change in changed.items())])
-
-
-def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """The last intact checkpoint of a run folder, and a message if it is not the newest one.
-
-    Raises CheckpointError if there is none, or none of a training.
-    """
-    state, message = load_last(folder)
-    if "optimizer" not in state:
-        raise CheckpointError(
-            f"resume={folder}: its checkpoint holds converted weights, no training to resume."
-            " fix: start a new run with model.weights=<the .pt file>"
-        )
-    return state, message
-
-
-def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None]:
-    """``read_run`` of the folder ``resume``; no state without a folder.
-
-    A run that ended before its first checkpoint starts over, and a message says so.
-    """
-    if resume is None:
-        return None, None
-    folder = Path(resume)
-    if (folder / "config.yaml").is_file() and not any((folder / CHECKPOINTS).glob("*.pt")):
-        return None, f"{folder} holds no checkpoint yet: its run starts over"
-    return read_run(folder)

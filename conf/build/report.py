@@ -32,7 +32,7 @@ from train_utils.plots import FOLDER, Say, draw_training
 from train_utils.progress import duration
 from train_utils.report import Best, keep_best, read_best, read_files, write_report
 from train_utils.shell import option
-from train_utils.train_state import RunState
+from train_utils.train_state import TrainState
 
 # The first to look at.
 LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.csv", "plots")
@@ -118,7 +118,7 @@ def finish(
     log: RunLog,
     folder: Path,
     config: TrainConfig,
-    state: RunState,
+    state: TrainState,
     val_set: Annotations,
     scores: CocoResult,
     detections: Detections,

@@ -31,7 +31,7 @@ from train_utils.numerics import (
 )
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.sync_batchnorm import convert_sync_batchnorm
-from train_utils.train_state import RunState
+from train_utils.train_state import TrainState
 
 MANY_TIMES = 10  # the images of a training must weights have seen to be spared: docs/develop/decisions.md
 
@@ -124,7 +124,7 @@ def start_state(
     sampler: TrainBatchSampler,
     schedule: Schedule,
     dtype: torch.dtype | None,
-) -> RunState:
+) -> TrainState:
     """The state before the first step, on this rank's device and equal on all ranks.
 
     ``dtype`` is that of autocast. Optimiser, average and checkpoints hold the plain model; only the
@@ -134,7 +134,7 @@ def start_state(
     broadcast_module(model)
     if config.train.sync_bn:
         convert_sync_batchnorm(model, world)
-    state = RunState(
+    state = TrainState(
         model=model,
         average=WeightAverage(model, schedule),
         optimizer=make_optimizer(model, config.optim),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from torch.utils.data import DataLoader
@@ -18,14 +18,14 @@ from models import Darknet
 from train_utils.checkpoint import CheckpointWriter
 from train_utils.coco_eval import ABSENT, FIGURES
 from train_utils.distributed import World, broadcast_module, max_over_ranks
-from train_utils.engine import EpochResult, OptimiserStep, train_one_epoch
+from train_utils.engine import EpochResult
 from train_utils.log import MetricsCsv, RunLog
 from train_utils.loggers import open_loggers
 from train_utils.progress import Progress, epoch_row, epoch_titles, memory
 from train_utils.run_folder import on_main
 from train_utils.shell import option
-from train_utils.stop import ask_for_requeue
-from train_utils.train_state import LOSS_NAMES
+from train_utils.stop import StopRequest, ask_for_requeue
+from train_utils.train_state import LOSS_NAMES, TrainState
 
 COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: equal in every repetition of a run
 TIME_COLUMNS = ("epoch", "seconds", "images_per_second", "waiting")  # of times.csv
@@ -39,14 +39,16 @@ class Training:
     world: World
     folder: Path
     log: RunLog
-    step: OptimiserStep
+    state: TrainState
+    train: Callable[..., EpochResult]  # engine.train_one_epoch with all that lasts
+    stop: StopRequest
     writer: CheckpointWriter
     sampler: TrainBatchSampler
     loader: DataLoader[Batch]
     evaluator: Evaluator
 
     def __post_init__(self) -> None:
-        self.state, is_main = self.step.state, self.world.is_main
+        is_main = self.world.is_main
         self.metrics = MetricsCsv(self.folder / "metrics.csv", COLUMNS, is_main, self.state.epoch)
         self.times = MetricsCsv(self.folder / "times.csv", TIME_COLUMNS, is_main, self.state.epoch)
         self.images = self.sampler.steps_per_epoch * self.config.train.batch_size
@@ -66,29 +68,28 @@ class Training:
         """Train the remaining epochs and show the result, or say why the training stopped."""
         state = self.state
         over = self.why_over()
-        evaluation = stopped_by = None
+        evaluation = None
         if over is not None:
             self.log.line(f"nothing to train: {over}")
-        while over is None and stopped_by is None:
+        while over is None and self.stop.agreed is None:
             started = time.perf_counter()
             result = self.train_epoch()
-            stopped_by = result.stopped_by
             if state.step < (state.epoch + 1) * self.sampler.steps_per_epoch:
                 break  # stopped within the epoch
             state.end_epoch()
             evaluation = self.score() if self.config.evaluate.is_due(state.epoch, self.config.train.epochs) else None
             self.write_epoch(result, evaluation, started)
-            stopped_by = stopped_by or self.step.decisions.decide(True, state.step).stop
+            self.stop.agree()
             over = self.why_over()
             if over is not None and state.epoch < self.config.train.epochs:
                 self.log.line(f"the training ends here: {over}")
         on_main(self.world, self.writer.close)  # all ranks fail if the last checkpoint was not written
-        if stopped_by is not None and over is None:
+        if self.stop.agreed is not None and over is None:
             self.log.line(
-                f"stopped at step {state.step} by {stopped_by.name}; {option('resume', self.folder)} continues"
+                f"stopped at step {state.step} by {self.stop.agreed.name}; {option('resume', self.folder)} continues"
                 " from there"
             )
-            ask_for_requeue(self.world, stopped_by)
+            ask_for_requeue(self.world, self.stop.agreed)
         else:
             self.finish(evaluation)
         return state.best_figures
@@ -112,15 +113,13 @@ class Training:
         sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
         epoch, rest = state.epoch + 1, self.images - steps_done * config.train.batch_size
         progress = Progress(rest, f"epoch {epoch}/{config.train.epochs}", self.world.is_main)
-        save = partial(self.state.save, self.writer, self.folder)
-        result = train_one_epoch(self.step, self.loader, progress, save, self.log_step)
-        return result
+        return self.train(progress=progress, log_step=self.log_step)
 
-    def log_step(self) -> None:
-        """Log the losses of the step just made, if it is one of each ``logger.every_steps``."""
+    def log_step(self, figures: Mapping[str, float]) -> None:
+        """Log the step just made, if it is one of each ``logger.every_steps``."""
         step, every = self.state.step, self.config.logger.every_steps
         if every > 0 and step % every == 0:
-            self.loggers.step(step, {"lr": self.step.lr, **self.step.losses})
+            self.loggers.step(step, figures)
 
     def score(self) -> Evaluation | None:
         """Score the averaged weights; None off rank 0."""
@@ -149,8 +148,7 @@ class Training:
         self.loggers.epoch(state.step, row, took | {"waiting": result.waiting})
         if is_best and evaluation is not None:
             keep_evaluation(self.folder, self.evaluator.ground_truth, evaluation, self.log.line)
-        self.state.save(self.writer, self.folder, is_best)
-        self.step.decisions.saved()
+        self.writer.save(state.to_plain(), is_best)
         epochs = self.config.train.epochs
         pace = (time.monotonic() - self.started) / (state.epoch - self.first_epoch)  # evaluations included
         about = {"epoch": f"{state.epoch}/{epochs}", "memory": memory(), "left": pace * (epochs - state.epoch)}

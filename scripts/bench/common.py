@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from enum import EnumType
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -16,19 +17,22 @@ from torch import Tensor
 
 from data import Batch
 from models import Darknet, LossConfig, YoloLoss, zoo_cfg
+from train_utils.checkpoint import CheckpointWriter
 from train_utils.compiled import compile_step
 from train_utils.config import OptimConfig
 from train_utils.distributed import World, init_distributed_mode, wrap_ddp
-from train_utils.engine import NonFiniteGuard, OptimiserStep
+from train_utils.engine import EpochResult, Loss, NonFiniteGuard, train_one_epoch
 from train_utils.numerics import allow_tf32, autocast_dtype, keep_freed_memory, seed_everything
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
-from train_utils.stop import StepDecisions, StopRequest
-from train_utils.train_state import RunState
+from train_utils.progress import Progress
+from train_utils.stop import StopRequest
+from train_utils.train_state import TrainState
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 CLASSES, BOXES = 80, 20  # of the network, and of an image: COCO has 7, a mosaic up to four times as many
 STEPS = 100_000  # of the whole training: a measurement lies at the start of the burn-in
 Item = TypeVar("Item")
+Step = Callable[[Sequence[Batch]], EpochResult]  # a step on each batch
 
 
 @dataclass(frozen=True)
@@ -107,44 +111,47 @@ def new_loss(network: Darknet) -> YoloLoss:
 
 def new_step(
     settings: Settings, precision: str = "bfloat16", deterministic: bool = False, mode: str = "", sizes: int = 1
-) -> OptimiserStep:
-    """The step of a training that begins, as train.py makes it for one device."""
+) -> Step:
+    """The steps of a training that begins, as train.py makes them on one device."""
     keep_freed_memory()
     world = init_distributed_mode(settings.device.type, 600)
     allow_tf32(False)
     seed_everything(0, deterministic, cudnn_benchmark=not deterministic)
     network = new_network(settings).to(settings.device).to(memory_format=torch.channels_last).train()
-    step = step_of(network, world, autocast_dtype(precision, settings.device))
-    if mode:  # of train.compile
-        step.loss, step.to_input = compile_step(network, step.loss, step.to_input, mode, sizes, print)
-    return step
+    return step_of(network, world, autocast_dtype(precision, settings.device), mode, sizes)
 
 
-def step_of(network: Darknet, world: World, dtype: torch.dtype | None) -> OptimiserStep:
-    """The step of a network on its device; ``dtype`` is autocast's."""
+def step_of(network: Darknet, world: World, dtype: torch.dtype | None, mode: str = "", sizes: int = 1) -> Step:
+    """Steps of a network on its device; ``dtype`` is autocast's, and ``mode`` of train.compile."""
     schedule = Schedule(options(OptimConfig, "optim/sgd.yaml"), STEPS // 100, STEPS)
     scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
-    state = RunState(network, WeightAverage(network, schedule), make_optimizer(network, schedule.config), scaler, {})
+    state = TrainState(network, WeightAverage(network, schedule), make_optimizer(network, schedule.config), scaler, {})
     state.loss_sums = state.loss_sums.to(world.device)
-    return OptimiserStep(
-        model=wrap_ddp(network, world),
-        loss=new_loss(network),
+    loss: Loss = new_loss(network)
+    to_input: Callable[[Any], Tensor] = Batch.network_input
+    if mode:
+        loss, to_input = compile_step(network, loss, to_input, mode, sizes, print)
+    return partial(
+        train_one_epoch,
+        wrap_ddp(network, world),
+        loss,
         state=state,
         schedule=schedule,
         world=world,
+        guard=NonFiniteGuard(50, print),
+        stop=StopRequest(),
+        writer=CheckpointWriter(Path(), print),
+        progress=Progress(0, "", enabled=False),
+        log_step=lambda _: None,
         accumulate=1,
         autocast_dtype=dtype,
-        to_input=Batch.network_input,
-        guard=NonFiniteGuard(50, print),
-        decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
+        to_input=to_input,
     )
 
 
-def make_step(step: OptimiserStep, batch: Batch) -> float:
-    """Make a whole step on one batch; return its loss."""
-    step.add(batch)
-    step.update()
-    return step.losses["loss"]
+def make_step(step: Step, batch: Batch) -> None:
+    """Make a whole step on one batch."""
+    step([batch])
 
 
 def synthetic(settings: Settings, images: int, side: int = 0, seed: int = 0) -> Batch:

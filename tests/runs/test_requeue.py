@@ -13,8 +13,7 @@ from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
 from tests.small_run import small_run
 from train import train
-from train_utils.checkpoint import load_last
-from train_utils.stop import Decision, StepDecisions
+from train_utils.checkpoint import CheckpointWriter, load_last
 
 STEPS = 2  # of each of two epochs
 SHAPES = ShapesConfig(train_images=8, val_images=2, image_size=64, seed=0)
@@ -41,14 +40,14 @@ def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: signal.Signals) -> None:
     """Send this process a real signal just before it makes ``step``."""
-    decide = StepDecisions.decide
+    is_due = CheckpointWriter.is_due
 
-    def signalled(self: StepDecisions, finite: bool, steps_done: int) -> Decision:
+    def signalled(self: CheckpointWriter, steps_done: int) -> bool:
         if steps_done == step:
             os.kill(os.getpid(), number)
-        return decide(self, finite, steps_done)
+        return is_due(self, steps_done)
 
-    monkeypatch.setattr(StepDecisions, "decide", signalled)
+    monkeypatch.setattr(CheckpointWriter, "is_due", signalled)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP])

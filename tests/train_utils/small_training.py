@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from train_utils.checkpoint import CheckpointWriter
 from train_utils.config import Decay, OptimConfig, Optimizer
 from train_utils.distributed import World
-from train_utils.engine import EpochResult, NonFiniteGuard, OptimiserStep, train_one_epoch
+from train_utils.engine import EpochResult, NonFiniteGuard, train_one_epoch
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.progress import Progress
-from train_utils.stop import StepDecisions, StopRequest
-from train_utils.train_state import RunState
+from train_utils.stop import StopRequest
+from train_utils.train_state import TrainState
 
 CONFIG = OptimConfig(
     name=Optimizer.sgd,
@@ -78,10 +80,10 @@ def network_with_norm() -> nn.Module:
     return layers.to(memory_format=torch.channels_last)
 
 
-def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = None) -> RunState:
+def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = None) -> TrainState:
     """A training before its first step; ``loss_scale`` is float16's, as on a GPU."""
     options = asdict(schedule.config) | {"decay": schedule.config.decay.value, "name": schedule.config.name.value}
-    return RunState(
+    return TrainState(
         model=model,
         average=WeightAverage(model, schedule),
         optimizer=make_optimizer(model, schedule.config),
@@ -90,44 +92,38 @@ def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = N
     )
 
 
-def new_step(
+def train_epoch(  # noqa: PLR0913 - as the loop
     world: World,
-    state: RunState,
+    state: TrainState,
     schedule: Schedule,
+    loader: Iterable[Any],
     accumulate: int = 1,
     loss: Any = mean_loss,
     model: nn.Module | None = None,
-    **guard: Any,
-) -> OptimiserStep:
-    """The step of a training; ``guard`` goes to NonFiniteGuard, but for ``autocast_dtype``."""
-    return OptimiserStep(
-        model=model or state.model,
-        loss=loss,
-        state=state,
-        schedule=schedule,
-        world=world,
-        accumulate=accumulate,
-        autocast_dtype=guard.pop("autocast_dtype", None),
-        to_input=lambda batch: batch.images.to(next(state.model.parameters()).dtype).div_(255),
-        guard=NonFiniteGuard(guard.pop("limit", 0), guard.pop("say", print)),
-        decisions=StepDecisions(StopRequest(), 0, 0, lambda: False),
-    )
-
-
-def train_epoch(
-    world: World,
-    state: RunState,
-    schedule: Schedule,
-    loader: Sequence[Batch],
-    accumulate: int = 1,
-    loss: Any = mean_loss,
-    model: nn.Module | None = None,
-    **guard: Any,
+    *,
+    to_input: Any = None,
+    autocast_dtype: torch.dtype | None = None,
+    limit: int = 0,
+    log_line: Any = print,
 ) -> EpochResult:
     """One epoch of the real loop over ``loader``.
 
-    ``model`` is the wrapped ``state.model``, if it is wrapped; ``guard`` goes to ``new_step``.
+    ``model`` is the wrapped ``state.model``, if it is wrapped; ``limit`` and ``log_line`` go to
+    NonFiniteGuard.
     """
-    step = new_step(world, state, schedule, accumulate, loss, model, **guard)
-    progress = Progress(len(loader), "train", enabled=False)
-    return train_one_epoch(step, loader, progress, lambda: None, lambda: None)
+    return train_one_epoch(
+        model or state.model,
+        loss,
+        loader,
+        state,
+        schedule,
+        world,
+        NonFiniteGuard(limit, log_line),
+        StopRequest(),
+        CheckpointWriter(Path(), print),
+        progress=Progress(0, "train", enabled=False),
+        log_step=lambda _: None,
+        accumulate=accumulate,
+        autocast_dtype=autocast_dtype,
+        to_input=to_input or (lambda batch: batch.images.to(next(state.model.parameters()).dtype).div_(255)),
+    )

@@ -241,7 +241,7 @@ def test_writes_that_fail_in_a_row_are_told_once_and_end_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    writer, full = CheckpointWriter(said.append), [True]
+    writer, full = CheckpointWriter(tmp_path, said.append), [True]
 
     def save(path: Path, *_: object) -> None:
         if full[0]:
@@ -249,10 +249,10 @@ def test_writes_that_fail_in_a_row_are_told_once_and_end_with_an_error(
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", save)
     for full[0] in (True, True, False, True, True):
-        writer.write({"step": 1}, {tmp_path / "best.pt": False, tmp_path / "last.pt": True})
+        writer.save({"step": 1}, is_best=True)
         writer.wait()
     lines = [line.partition(". ")[0] for line in said]
-    assert lines == [f"cannot write {tmp_path}/best.pt", "checkpoints can be written again", lines[0]]
+    assert lines == [f"cannot write {tmp_path}/checkpoints/best.pt", "checkpoints can be written again", lines[0]]
     with pytest.raises(CheckpointError, match="cannot write"):
         writer.close()
     assert len(said) == 3, "the error says it"

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from models import IouKind, LossConfig, YoloLoss
 from models.config import Balance, PositivesBy
 from tests.models.small_network import small
-from tests.train_utils.small_training import CONFIG, Batch, new_state, new_step
+from tests.train_utils.small_training import CONFIG, Batch, new_state, train_epoch
 from train_utils import engine, stop
 from train_utils.distributed import World, max_over_ranks, wrap_ddp
 from train_utils.optim import Schedule
@@ -77,17 +77,18 @@ def collectives_of_steps(rank: int, decide: Callable[[bool], None], sync_bn: boo
         if isinstance(wrapped, DistributedDataParallel):
             wrapped.register_comm_hook(None, lambda _, bucket: reduced(bucket))
         loss = YoloLoss(model.heads, LOSS)
-        training = new_step(world, new_state(model, schedule), schedule, 2, loss, wrapped, limit=9)
-        if rank == BAD:
-            training.to_input = lambda batch: torch.full(batch.images.shape, float("nan"))
-        wrapped.train()
-        with Collectives() as collectives:
+        to_input = (lambda batch: torch.full(batch.images.shape, float("nan"))) if rank == BAD else None
+
+        def passes() -> Iterator[Batch]:
             for skip in (False, True):
                 decide(skip)
                 for _ in range(2):
                     images = torch.randint(0, 256, (1, 3, 32, 32), dtype=torch.uint8)
-                    training.add(Batch(images, TARGETS[: rank % 2 == 0], torch.tensor([rank])))
-                training.update()
+                    yield Batch(images, TARGETS[: rank % 2 == 0], torch.tensor([rank]))
+
+        with Collectives() as collectives:
+            state = new_state(model, schedule)
+            train_epoch(world, state, schedule, passes(), 2, loss, wrapped, to_input=to_input, limit=9)
         return collectives.issued
 
 

@@ -6,10 +6,11 @@ import copy
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from models import Darknet
 from models.cfg import ZOO
 from tests.models.small_network import small
 from tests.train_utils.losses import LOSSES, loss_options
-from tests.train_utils.small_training import CONFIG, Parts, network_with_norm, new_state, new_step
+from tests.train_utils.small_training import CONFIG, Parts, network_with_norm, new_state, train_epoch
 from train_utils.compiled import (
     CUDA_GRAPHS,
     TARGET_ROWS,
@@ -32,10 +33,10 @@ from train_utils.compiled import (
     compile_step,
 )
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.engine import OptimiserStep
 from train_utils.errors import TrainError
 from train_utils.optim import Schedule
 from train_utils.sync_batchnorm import convert_sync_batchnorm
+from train_utils.train_state import TrainState
 
 TARGETS = torch.tensor([[0, 1, 20, 20, 10, 12], [0, 0, 40, 12, 33, 20], [1, 1, 30, 40, 30, 22.0]])
 
@@ -56,10 +57,18 @@ def square_loss(raw_maps: Sequence[Tensor], targets: Tensor, **_: Any) -> Parts:
     return Parts(value, value.detach(), value.detach(), value.detach())
 
 
-def new_compiled_step(
-    world: World, mode: str | None, say: Any = print, accumulate: int = 1, precision: torch.dtype | None = None
-) -> OptimiserStep:
-    """A step with a simple loss; ``mode`` None compiles nothing."""
+class Training(NamedTuple):
+    """A training with a simple loss, and what goes into its loop."""
+
+    state: TrainState
+    loss: Any
+    epoch: Any  # train_epoch with the rest of its arguments
+
+
+def new_compiled_training(
+    world: World, mode: str | None, log_line: Any = print, accumulate: int = 1, precision: torch.dtype | None = None
+) -> Training:
+    """A training before its first step; ``mode`` None compiles nothing."""
     torch._dynamo.reset()
     model = network_with_norm().to(world.device).train()
     convert_sync_batchnorm(model, world)
@@ -69,27 +78,35 @@ def new_compiled_step(
     loss: Any = square_loss
     to_input: Any = Batch.network_input
     if mode is not None:
-        loss, to_input = compile_step(model, loss, to_input, mode, 2, say)
-    step = new_step(world, state, schedule, accumulate, loss, limit=3, autocast_dtype=precision)
-    step.to_input = to_input
-    return step
+        loss, to_input = compile_step(model, loss, to_input, mode, 2, log_line)
+    epoch = partial(
+        train_epoch, world, state, schedule, accumulate=accumulate, to_input=to_input, autocast_dtype=precision, limit=3
+    )
+    return Training(state, loss, epoch)
 
 
-def losses_of(step: OptimiserStep, sides: Sequence[int], broken: int | None = None) -> list[float]:
+def losses_of(
+    training: Training, sides: Sequence[int], broken: int | None = None, after_pass: Any = lambda: None
+) -> list[float]:
     """The losses of passes over images of these sides; that of pass ``broken`` is then NaN."""
     losses = []
-    for number, side in enumerate(sides):
-        step.add(batch(side))
-        losses.append(float(step.sums[0]))
-        if number == broken:
-            step.sums += torch.nan
-        if step.full:
-            step.update()
+
+    def loss(*args: Any, **named: Any) -> Any:
+        parts = training.loss(*args, **named)
+        losses.append(float(parts.total.detach()))
+        return parts._replace(box=parts.box * torch.nan) if len(losses) - 1 == broken else parts
+
+    def passes() -> Iterator[Batch]:
+        for side in sides:
+            yield batch(side)
+            after_pass()
+
+    training.epoch(passes(), loss=loss)
     return losses
 
 
-def assert_same_weights(step: OptimiserStep, other: OptimiserStep, rtol: float, atol: float) -> None:
-    found, expected = step.state.model.state_dict(), other.state.model.state_dict()
+def assert_same_weights(one: Training, other: Training, rtol: float, atol: float) -> None:
+    found, expected = one.state.model.state_dict(), other.state.model.state_dict()
     assert list(found) == list(expected)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol, msg=name)
@@ -111,8 +128,8 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiled_training_is_the_eager_one(world: World) -> None:
     """Also in its state's names, and where a step is skipped."""
     said: list[str] = []
-    eager, compiled = (new_compiled_step(world, mode, said.append) for mode in (None, "default"))
-    assert compiled.model._compiled_call_impl is not None
+    eager, compiled = (new_compiled_training(world, mode, said.append) for mode in (None, "default"))
+    assert compiled.state.model._compiled_call_impl is not None
     assert compiled.state.average.module._compiled_call_impl is None
     sides = (64, 64, 32)
     assert losses_of(compiled, sides, broken=1) == pytest.approx(losses_of(eager, sides, broken=1), rel=1e-4)
@@ -126,13 +143,14 @@ def test_a_compiled_training_is_the_eager_one(world: World) -> None:
 @pytest.mark.usefixtures("traced_only")
 def test_what_cuda_graphs_overwrite_is_read_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch's mark of a new micro-batch, all gradients that the last one left become NaN."""
-    eager, graphs = (new_compiled_step(world, mode, accumulate=2) for mode in (None, CUDA_GRAPHS))
+    eager, graphs = (new_compiled_training(world, mode, accumulate=2) for mode in (None, CUDA_GRAPHS))
     left: list[Tensor] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: [grad.fill_(torch.nan) for grad in left])
-    found = []
-    for _ in range(4):
-        found += losses_of(graphs, (32,))
-        left[:] = [parameter.grad for parameter in graphs.parameters if parameter.grad is not None]
+
+    def note() -> None:
+        left[:] = [parameter.grad for parameter in graphs.state.model.parameters() if parameter.grad is not None]
+
+    found = losses_of(graphs, (32,) * 4, after_pass=note)
     assert found == pytest.approx(losses_of(eager, (32,) * 4), rel=1e-4)
     assert_same_weights(graphs, eager, rtol=1e-3, atol=1e-4)
 
@@ -144,7 +162,7 @@ GPU = World(0, 0, 1, 1, 1, torch.device("cuda", 0), "none")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_graphs_train_alike() -> None:
     """Also after each size was seen so often that its graphs are replayed."""
-    eager, graphs = (new_compiled_step(GPU, mode, accumulate=2) for mode in (None, CUDA_GRAPHS))
+    eager, graphs = (new_compiled_training(GPU, mode, accumulate=2) for mode in (None, CUDA_GRAPHS))
     torch._dynamo.utils.counters.clear()
     sides = (64, 64, 32, 64) * 6
     assert losses_of(graphs, sides, broken=3) == pytest.approx(losses_of(eager, sides, broken=3), rel=1e-3)
@@ -188,14 +206,14 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_generated_code_trains_alike_and_resumes_to_the_bit(world: World, tmp_path: Path) -> None:
     """In float16 with a loss scale, two passes a step, of which one is skipped."""
     eager, compiled = (
-        new_compiled_step(world, mode, accumulate=2, precision=torch.float16) for mode in (None, "default")
+        new_compiled_training(world, mode, accumulate=2, precision=torch.float16) for mode in (None, "default")
     )
     sides = (16,) * 6
     assert losses_of(compiled, sides, broken=3) == pytest.approx(losses_of(eager, sides, broken=3), rel=1e-2)
     assert_same_weights(compiled, eager, rtol=1e-2, atol=1e-3)
     assert compiled.state.scaler.get_scale() == eager.state.scaler.get_scale() == 8
     saved = copy.deepcopy(compiled.state.to_plain())
-    resumed = new_compiled_step(world, "default", accumulate=2, precision=torch.float16)
+    resumed = new_compiled_training(world, "default", accumulate=2, precision=torch.float16)
     assert saved is not None
     resumed.state.resume(saved, tmp_path, world)
     assert losses_of(resumed, sides) == losses_of(compiled, sides)

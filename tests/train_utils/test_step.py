@@ -23,7 +23,7 @@ from train_utils.distributed import World, init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.numerics import DTYPES, weights_dtype
 from train_utils.optim import Schedule
-from train_utils.train_state import RunState
+from train_utils.train_state import TrainState
 
 BATCH = batches(8, 8)
 
@@ -53,7 +53,7 @@ def spoilt(factor: float, limit: float = 0.0) -> Any:
     return loss
 
 
-def snapshot(state: RunState) -> list[Tensor]:
+def snapshot(state: TrainState) -> list[Tensor]:
     momentum = [tensor for values in state.optimizer.state.values() for tensor in values.values()]
     kept = [*state.model.state_dict().values(), *state.average.module.state_dict().values(), *momentum]
     return [tensor.clone() for tensor in kept] + [torch.tensor(state.average.updates), state.loss_sums.clone()]
@@ -68,7 +68,7 @@ def start(
     loss_scale: float | None,
     model: nn.Module | None = None,
     optimizer: Optimizer = Optimizer.sgd,
-) -> tuple[RunState, Schedule]:
+) -> tuple[TrainState, Schedule]:
     schedule = Schedule(replace(CONFIG, name=optimizer, clip_norm=clip_norm), steps_per_epoch=1, total_steps=40)
     return new_state(model or network_with_norm(), schedule, loss_scale), schedule
 
@@ -118,7 +118,7 @@ def test_gradients_that_stay_broken_under_a_loss_scale_end_the_training(
     state, schedule = start(clip_norm, loss_scale=8.0)
     before, said = snapshot(state), list[str]()
     with pytest.raises(TrainError, match=r"no longer finite at step 4 .* 2 step\(s\) in a row\. fix: .*float32"):
-        train_epoch(world, state, schedule, BATCH * 9, loss=spoilt(factor), limit=1, say=said.append)
+        train_epoch(world, state, schedule, BATCH * 9, loss=spoilt(factor), limit=1, log_line=said.append)
     assert state.step == 4 and all(same(before, snapshot(state)))
     assert ["loss scale of 8" in line for line in said] == [True, False, False], "told once, then the steps that count"
 
@@ -134,7 +134,7 @@ def test_the_first_overflows_of_a_loss_scale_are_no_trouble(world: World) -> Non
     """float16 starts at 65536 and halves the scale until no gradient overflows."""
     said: list[str] = []
     state, schedule = start(0.5, loss_scale=2.0**16)
-    train_epoch(world, state, schedule, BATCH * 20, loss=spoilt(float("inf"), limit=0.1), limit=0, say=said.append)
+    train_epoch(world, state, schedule, BATCH * 20, loss=spoilt(float("inf"), limit=0.1), limit=0, log_line=said.append)
     skipped = 20 - state.average.updates
     assert 3 < skipped < 16 and state.scaler.get_scale() == 2.0 ** (16 - skipped)
     assert len(said) == 1 and "update skipped" in said[0]

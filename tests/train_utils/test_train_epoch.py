@@ -29,7 +29,7 @@ from train_utils.engine import Waiting
 from train_utils.errors import TrainError
 from train_utils.optim import Schedule
 from train_utils.progress import Progress
-from train_utils.train_state import RunState
+from train_utils.train_state import TrainState
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +46,14 @@ def trained(
     model: nn.Module | None = None,
     loss_scale: float | None = None,
     **guard: Any,
-) -> RunState:
+) -> TrainState:
     """A small network after one epoch of 24 images."""
     config = replace(CONFIG, clip_norm=clip, lr=0.1)
     schedule = Schedule(config, steps_per_epoch=3, total_steps=6)
     state = new_state(model or network(), schedule, loss_scale)
     result = train_epoch(world, state, schedule, batches(size, 24), accumulate, loss, **guard)
     assert state.step == 24 // size // accumulate and state.seen == 24 * world.world_size
-    assert 0 <= result.waiting < 1 and result.stopped_by is None
+    assert 0 <= result.waiting < 1
     return state
 
 
@@ -96,14 +96,14 @@ def test_a_bad_step_leaves_no_trace(world: World) -> None:
     said: list[str] = []
     torch.manual_seed(3)
     model = Explosive()
-    state = trained(world, 8, 1, model=model, limit=1, say=said.append)
+    state = trained(world, 8, 1, model=model, limit=1, log_line=said.append)
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert all(value.isfinite().all() for value in state.average.module.state_dict().values())
     assert state.average.updates == 2 and int(model.first[1].num_batches_tracked) == 2
     (line,) = said
     assert "step 1" in line and "update skipped" in line
     with pytest.raises(TrainError, match="no longer finite at step 1"):
-        trained(world, 8, 1, model=Explosive(), limit=0, say=said.append)
+        trained(world, 8, 1, model=Explosive(), limit=0, log_line=said.append)
 
 
 def train_with_a_bad_batch_on_rank_one() -> tuple[int, list[str]]:
@@ -114,7 +114,7 @@ def train_with_a_bad_batch_on_rank_one() -> tuple[int, list[str]]:
         said: list[str] = []
         torch.manual_seed(3)
         model = Explosive() if world.rank == 1 else network()
-        state = trained(world, 8, 1, model=model, loss_scale=loss_scale, limit=1, say=said.append)
+        state = trained(world, 8, 1, model=model, loss_scale=loss_scale, limit=1, log_line=said.append)
         found.append((state.average.updates, said))
     assert found[0] == found[1]
     return found[0]

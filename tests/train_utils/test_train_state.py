@@ -17,7 +17,7 @@ from train_utils.errors import TrainError
 from train_utils.numerics import autocast_dtype
 from train_utils.optim import Schedule
 from train_utils.options import changed_values
-from train_utils.train_state import RunState
+from train_utils.train_state import TrainState
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ SCHEDULE = Schedule(CONFIG, steps_per_epoch=3, total_steps=12)
 ADAMW = replace(SCHEDULE, config=replace(CONFIG, name=Optimizer.adamw))
 
 
-def trained_and_saved(world: World, schedule: Schedule = SCHEDULE) -> tuple[RunState, dict[str, Any]]:
+def trained_and_saved(world: World, schedule: Schedule = SCHEDULE) -> tuple[TrainState, dict[str, Any]]:
     """A state after one epoch, and what a file of it gives back."""
     state = new_state(network_with_norm(), schedule)
     train_epoch(world, state, schedule, batches(8, 24))
@@ -59,7 +59,7 @@ def trained_and_saved(world: World, schedule: Schedule = SCHEDULE) -> tuple[RunS
     return state, copy
 
 
-def tensors(state: RunState) -> list[torch.Tensor]:
+def tensors(state: TrainState) -> list[torch.Tensor]:
     momentum = [tensor for values in state.optimizer.state.values() for tensor in values.values()]
     return [*state.model.state_dict().values(), *state.average.module.state_dict().values(), *momentum]
 

@@ -22,11 +22,10 @@ from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
 from tests.small_run import small_run
 from train import train
-from train_utils.checkpoint import load_last
+from train_utils.checkpoint import CheckpointWriter, load_last
 from train_utils.errors import TrainError
 from train_utils.optim import Schedule
-from train_utils.stop import StepDecisions
-from train_utils.train_state import RunState
+from train_utils.train_state import TrainState
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)  # 2 steps in an epoch
 RESUMED = ("model", "ema", "optimizer", "rng", "step", "seen", "best", "best_epoch", "figures")
@@ -78,15 +77,15 @@ def test_an_extension_is_the_same_wherever_it_is_cut_and_may_be_extended(
     ways = ((2, "debug=false"), (3, "extend=2"))
     for number, (step, again) in enumerate(ways):
         run = copy_of(finished, tmp_path / f"cut{number}")
-        decide = StepDecisions.decide
+        is_due = CheckpointWriter.is_due
 
-        def dies(self: StepDecisions, finite: bool, done: int, last: int = step, decide: Any = decide) -> Any:
+        def dies(self: CheckpointWriter, done: int, last: int = step, is_due: Any = is_due) -> bool:
             if done > last:
                 raise TrainError("power cut")
-            return decide(self, finite, done)
+            return bool(is_due(self, done))
 
         with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-            patch.setattr(StepDecisions, "decide", dies)
+            patch.setattr(CheckpointWriter, "is_due", dies)
             go_on(run, "extend=2", "evaluate.every=0")
         assert load_last(run)[0]["step"] == step
         go_on(run, again, "evaluate.every=0")
@@ -116,7 +115,7 @@ def test_an_extension_is_the_same_wherever_it_is_cut_and_may_be_extended(
     assert "changed: train.epochs: 3 -> 4" in log_of(whole)
 
 
-def no_better(self: RunState, figures: dict[str, float]) -> bool:
+def no_better(self: TrainState, figures: dict[str, float]) -> bool:
     self.evaluated_epoch = self.epoch
     return False
 
@@ -137,7 +136,7 @@ def test_only_a_finished_run_that_is_named_is_extended(
         go_on(run, "train.epochs=3")
     before = (run / "config.yaml").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(RunState, "record", no_better)
+        patch.setattr(TrainState, "record", no_better)
         go_on(run, "extend=2", "train.patience=1")
     assert len(rows(run)) == 2 and (run / "config.yaml").read_bytes() != before
     assert list(run.glob("config_until_*.yaml")), "the options of the finished run are gone"
