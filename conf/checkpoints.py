@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,51 +24,51 @@ if TYPE_CHECKING:
     from train_utils.distributed import World
 
 
-def complete_from_checkpoint(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of eval.py; the checkpoint fills in what YAML and command line leave open."""
     alone = ConfigError("detections= are scored as they are. fix: leave out ckpt, model and task")
-    if given.get("detections") is not None and given.get("ckpt") is not None:
+    if options.get("detections") is not None and options.get("ckpt") is not None:
         raise alone  # before the checkpoint is read, which may be any file
-    exported = read_exported(given.get("ckpt"))
-    given = model_or_checkpoint(given, named, exported is not None)
-    if given.get("detections") is not None:
-        if given["model"] is not None or given["task"] != EvalTask.score.value:
+    exported = read_exported(options.get("ckpt"))
+    options = model_or_checkpoint(options, named, exported is not None)
+    if options.get("detections") is not None:
+        if options["model"] is not None or options["task"] != EvalTask.score.value:
             raise alone
-        if "data" not in given:
+        if "data" not in options:
             raise ConfigError("detections= are scored against data. fix: add data=...")
-        return given
+        return options
     if exported is not None:
-        if given["task"] == EvalTask.speed.value:
-            raise ConfigError(f"task=speed times networks in torch, not ckpt={given['ckpt']}. fix: ckpt=<run folder>")
-        if "data" not in given:
-            raise ConfigError(f"ckpt={given['ckpt']} names no data. fix: add data=...")
-        return with_exported(given, "evaluate.", exported, named)
-    if given["model"] is None:
-        del given["model"]
-    if given.get("ckpt") is not None:
-        return completed(given, ("data", "model"))
-    if "model" not in given or "data" not in given:
+        if options["task"] == EvalTask.speed.value:
+            raise ConfigError(f"task=speed times networks in torch, not ckpt={options['ckpt']}. fix: ckpt=<run folder>")
+        if "data" not in options:
+            raise ConfigError(f"ckpt={options['ckpt']} names no data. fix: add data=...")
+        return with_exported(options, "evaluate.", exported, named)
+    if options["model"] is None:
+        del options["model"]
+    if options.get("ckpt") is not None:
+        return completed(options, ("data", "model"))
+    if "model" not in options or "data" not in options:
         raise ConfigError(
             "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
         )
-    return given
+    return options
 
 
-def complete_detection(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_detection(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of predict.py and the demo; an exported file fills in its own."""
-    exported = read_exported(given.get("ckpt"))
-    given = model_or_checkpoint(given, named, exported is not None)
-    return given if exported is None else with_exported(given, "", exported, named)
+    exported = read_exported(options.get("ckpt"))
+    options = model_or_checkpoint(options, named, exported is not None)
+    return options if exported is None else with_exported(options, "", exported, named)
 
 
-def with_exported(given: dict[str, Any], prefix: str, exported: Exported, named: Sequence[str]) -> dict[str, Any]:
+def with_exported(options: dict[str, Any], prefix: str, exported: Exported, named: Sequence[str]) -> dict[str, Any]:
     """The options with those of an exported file, which are below ``prefix``, where none are named.
 
     Raises ConfigError for what onnxruntime, or a file with a fixed image size, cannot do.
     """
-    ckpt, section = given["ckpt"], given[prefix.rstrip(".")] if prefix else given
+    ckpt, section = options["ckpt"], options[prefix.rstrip(".")] if prefix else options
     check_values(exported.image_size, ckpt)
-    if given["device"] not in ("auto", "cpu"):
+    if options["device"] not in ("auto", "cpu"):
         raise ConfigError(f"ckpt={ckpt} runs on the CPU, in onnxruntime. fix: device=cpu")
     if section["precision"] != "float32":
         raise ConfigError(f"ckpt={ckpt} computes in float32. fix: {prefix}precision=float32")
@@ -75,7 +76,7 @@ def with_exported(given: dict[str, Any], prefix: str, exported: Exported, named:
         section = {**section, "image_size": max(exported.image_size)}
     if not exported.any_size:
         section = _square_only(section, prefix, exported, named)
-    return {**given, "device": "cpu", prefix.rstrip("."): section} if prefix else {**section, "device": "cpu"}
+    return {**options, "device": "cpu", prefix.rstrip("."): section} if prefix else {**section, "device": "cpu"}
 
 
 def _square_only(section: dict[str, Any], prefix: str, exported: Exported, named: Sequence[str]) -> dict[str, Any]:
@@ -94,61 +95,61 @@ def _square_only(section: dict[str, Any], prefix: str, exported: Exported, named
     return {**section, "rect": False}
 
 
-def model_or_checkpoint(given: dict[str, Any], named: Sequence[str], exported: bool = False) -> dict[str, Any]:
+def model_or_checkpoint(options: dict[str, Any], named: Sequence[str], exported: bool = False) -> dict[str, Any]:
     """The options with ``model`` null if no network is named: then ``ckpt`` holds one.
 
-    ``exported``: that is an ONNX file. Raises ConfigError if options of a network are given beside
+    ``exported``: that is an ONNX file. Raises ConfigError if options of a network stand beside
     ``ckpt``, or without a network; CheckpointError if ``ckpt`` is none.
     """
-    model = given.get("model") or {}
+    model = options.get("model") or {}
     keys = [key for key in named if key.split(".")[0] == "model"]
-    if given.get("ckpt") is not None:
+    if options.get("ckpt") is not None:
         if keys and model:
             raise ConfigError(
                 f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out"
             )
         if not exported:
-            ask_for_plugins(config_of_checkpoint(given["ckpt"]), f"ckpt={given['ckpt']}", named)
+            ask_for_plugins(config_of_checkpoint(options["ckpt"]), f"ckpt={options['ckpt']}", named)
     if "cfg" in model:
-        return given
-    if given.get("ckpt") is None and (keys or model.get("weights") is not None):
+        return options
+    if options.get("ckpt") is None and (keys or model.get("weights") is not None):
         key = keys[0] if keys else "model.weights"
         raise ConfigError(
             f"{key} does not say which network. fix: model.cfg=<Darknet .cfg>, or model=<name of the zoo>"
         )
-    return {**given, "model": None}
+    return {**options, "model": None}
 
 
-def completed(given: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
-    """``given`` over the named sections of the checkpoint's options.
+def completed(options: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+    """``options`` over the named sections of the checkpoint's options.
 
-    Without an image size in ``given`` it is that of the checkpoint's evaluation.
+    Without an image size in ``options`` it is that of the checkpoint's evaluation.
     """
-    saved = config_of_checkpoint(given["ckpt"])
-    image_size = given["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
-    given["evaluate"]["image_size"] = image_size
+    saved = config_of_checkpoint(options["ckpt"])
+    image_size = options["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
+    options["evaluate"]["image_size"] = image_size
     for section in sections:
-        if section not in saved and section not in given:
-            raise ConfigError(f"ckpt={given['ckpt']} was converted and names no {section}. fix: add {section}=...")
-    return layered({section: saved[section] for section in sections if section in saved}, given)
+        if section not in saved and section not in options:
+            raise ConfigError(f"ckpt={options['ckpt']} was converted and names no {section}. fix: add {section}=...")
+    return layered({section: saved[section] for section in sections if section in saved}, options)
 
 
-def complete_conversion(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of convert_weights with the network of ``ckpt``, which ``model`` must not name.
 
     ``model.weights``, the name in other programs, means ``weights``.
     """
-    if given["weights"] is None and given["ckpt"] is None and given["model"]["weights"] is not None:
-        given = {**given, "weights": given["model"]["weights"], "model": {**given["model"], "weights": None}}
-    if given["ckpt"] is not None and given["weights"] is None:
+    if options["weights"] is None and options["ckpt"] is None and options["model"]["weights"] is not None:
+        options = {**options, "weights": options["model"]["weights"], "model": {**options["model"], "weights": None}}
+    if options["ckpt"] is not None and options["weights"] is None:
         if any(key.split(".")[0] == "model" for key in named):
             raise ConfigError("model says nothing about ckpt=, which holds its own network. fix: leave model out")
-        saved = config_of_checkpoint(given["ckpt"])
-        ask_for_plugins(saved, f"ckpt={given['ckpt']}", named)
-        return {**given, "model": saved["model"]}
-    if given["weights"] is not None and "cfg" not in given["model"]:
-        raise ConfigError(f"weights={given['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
-    return {**given, "model": {"cfg": "", **given["model"]}}
+        saved = config_of_checkpoint(options["ckpt"])
+        ask_for_plugins(saved, f"ckpt={options['ckpt']}", named)
+        return {**options, "model": saved["model"]}
+    if options["weights"] is not None and "cfg" not in options["model"]:
+        raise ConfigError(f"weights={options['weights']} needs its network. fix: model=yolov3-spp or model.cfg=<file>")
+    return {**options, "model": {"cfg": "", **options["model"]}}
 
 
 def ask_for_plugins(saved: dict[str, Any], source: str, named: Sequence[str]) -> None:
@@ -214,11 +215,9 @@ def weights_path(config: ModelConfig, world: World | None = None) -> Path | None
     from train_utils.distributed import max_over_ranks, torch_distributed_zero_first  # imports torch
 
     entry = config.published()
-    if world is not None and max_over_ranks([entry is not None])[0]:  # ranks may have other weights
-        with torch_distributed_zero_first(world):
-            return fetch_weights(entry) if entry is not None else _named(config)
-    return fetch_weights(entry) if entry is not None else _named(config)
-
-
-def _named(config: ModelConfig) -> Path | None:
+    # Ranks may have other weights: all enter the wait if one fetches.
+    together = world is not None and max_over_ranks([entry is not None])[0]
+    with torch_distributed_zero_first(world) if world is not None and together else nullcontext():
+        if entry is not None:
+            return fetch_weights(entry)
     return Path(config.weights) if config.weights is not None else None

@@ -66,14 +66,14 @@ def to_plain(
     that its section refuses.
     """
     try:
-        given = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
-        plugins = given.get("plugins", [])
+        options = _drop_missing(OmegaConf.to_container(cfg, resolve=True))
+        plugins = options.get("plugins", [])
         if plugins or "plugins" in sys.modules:  # importing it takes torch
             from plugins import import_plugins
 
             import_plugins(plugins)
         _check_choices(cfg)
-        completed = complete(given, named) if complete is not None else given
+        completed = complete(options, named) if complete is not None else options
         if "plugins" in completed:  # a file is imported because a user names it, never because another file does
             completed = {**completed, "plugins": [Path(file).name for file in plugins]}
         return from_dictionary(completed, schema)
@@ -155,12 +155,12 @@ def _check_choices(cfg: DictConfig) -> None:
             raise ConfigError(f"{section}.name={name} has other options. fix: {section}={choice}")
 
 
-def _structured(schema: type, given: dict[str, Any]) -> DictConfig:
-    """The empty typed tree of ``schema``, with the class of each section that ``given`` chooses."""
+def _structured(schema: type, options: dict[str, Any]) -> DictConfig:
+    """The empty typed tree of ``schema``, with the class that ``options`` choose for a section."""
     tree: DictConfig = OmegaConf.structured(schema)
     for section, choices in CHOICES.items():
-        if section in given:
-            name = given[section].get("name")
+        if section in options:
+            name = options[section].get("name")
             if name not in choices:
                 raise ConfigError(
                     f"{section}.name={name} is none of {', '.join(choices)}. fix: one of them, or plugins=[<its file>]"
@@ -172,6 +172,6 @@ def _structured(schema: type, given: dict[str, Any]) -> DictConfig:
 def _drop_missing(tree: Any) -> Any:
     """The tree without missing values, and without the sections that this empties."""
     if isinstance(tree, dict):
-        kept = {key: _drop_missing(value) for key, value in tree.items() if value != "???"}
-        return {key: value for key, value in kept.items() if value != {} or tree[key] == {}}
+        full = {key: _drop_missing(value) for key, value in tree.items() if value != "???"}
+        return {key: value for key, value in full.items() if value != {} or tree[key] == {}}
     return tree

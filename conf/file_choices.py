@@ -103,9 +103,9 @@ def _of_data(path: Path) -> dict[str, Any]:
         ):
             raise DataError(f"{path} has other defaults than names of data sets. fix: defaults: [coco], or none")
     else:
-        known = recognise(path)
-        usual = yaml.safe_load((CONF_DIR / "data" / f"{known['format']}.yaml").read_text(encoding="utf-8"))
-        content = {**usual, **known}
+        recognised = recognise(path)
+        usual = yaml.safe_load((CONF_DIR / "data" / f"{recognised['format']}.yaml").read_text(encoding="utf-8"))
+        content = {**usual, **recognised}
     check_values(content, str(path))
     return content
 

@@ -43,9 +43,9 @@ def page_instead(name: str, command: str, schema: type, arguments: Sequence[str]
         return version_page()
     if not {"--help", "-h"} & set(arguments):
         return ""
-    given = [word for word in with_search_path(arguments) if "=" in word and not word.startswith("-")]
+    overrides = [word for word in with_search_path(arguments) if "=" in word and not word.startswith("-")]
     width = min(max(shutil.get_terminal_size().columns, LEAST_WIDTH), MOST_WIDTH)
-    values = defaults(name, schema, given)
+    values = defaults(name, schema, overrides)
     described = _description(command.removesuffix(".py"))
     command = command if command.endswith(".py") else f"-m {command}"
     groups = _groups(schema, width)
@@ -111,8 +111,8 @@ def _sections(
     """Dataclass, values and prefix of each section; where choices differ in keys, of the chosen."""
     yield schema, values, prefix
     for name, kind in get_type_hints(schema).items():
-        given = values.get(name)
-        there = given if isinstance(given, Mapping) else {}
+        there = values.get(name)
+        there = there if isinstance(there, Mapping) else {}
         for section in sections_in(CHOICES.get(name, {}).get(str(there.get("name")), kind)):
             named = f"<{'|'.join(there)}>." if get_origin(kind) is dict else ""
             yield from _sections(section, there, f"{prefix}{name}.{named}")
@@ -171,7 +171,7 @@ def sections_in(kind: Any) -> list[type]:
 
 def comments_of(schema: type) -> dict[str, str]:
     """The comment beside each field, with the comment lines that continue it."""
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     for part in reversed(schema.__mro__[:-1]):
         field, last_line = "", 0
         for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(part)).readline):
@@ -179,8 +179,8 @@ def comments_of(schema: type) -> dict[str, str]:
                 field, last_line = token.string, token.start[0]
             elif token.type == tokenize.COMMENT and field and token.start[0] - last_line <= 1:
                 last_line = token.start[0]
-                found[field] = f"{found.get(field, '')} {token.string.lstrip('# ')}".strip()
-    return found
+                comments[field] = f"{comments.get(field, '')} {token.string.lstrip('# ')}".strip()
+    return comments
 
 
 def kind_in_words(kind: Any) -> str:

@@ -181,8 +181,8 @@ def become_torchrun(count: int) -> None:
 
 def _paths_of_children() -> str:
     """PYTHONPATH for the processes of launchers: submitit's import this clone's modules by name."""
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join(dict.fromkeys(filter(None, [*given, str(REPOSITORY)])))
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys(filter(None, [*paths, str(REPOSITORY)])))
 
 
 def prepare_arguments(arguments: list[str], program: Program) -> list[str]:

@@ -22,51 +22,51 @@ from train_utils.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_c
 OF_AN_EXTENSION = ("train.epochs", "train.extended_after")  # extend_run changes them
 
 
-def complete_training(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of train.py: with ``resume`` those of that run.
 
     Folders and files become absolute, so that the saved options hold in another working folder.
     """
     places: dict[str, dict[str, str]] = {"data": {}, "model": {}}
     for section, key in (("data", "root"), ("data", "index_dir"), ("model", "cfg"), ("model", "weights")):
-        place = given.get(section, {}).get(key)
-        known = {"weights": place in (COCO, BACKBONE), "cfg": not {"/", "."} & set(place or "")}  # names, no files
-        if place is not None and not known.get(key):
+        place = options.get(section, {}).get(key)
+        is_name = {"weights": place in (COCO, BACKBONE), "cfg": not {"/", "."} & set(place or "")}.get(key, False)
+        if place is not None and not is_name:
             places[section][key] = str(Path(place).absolute())
-    return continue_run(layered(given, places), named)
+    return continue_run(layered(options, places), named)
 
 
-def continue_run(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """With ``resume`` the options of that run, except what the command line names; else ``given``.
+def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+    """``options``, or with ``resume`` those of that run, except what the command line names.
 
     ``resume=auto`` means the folder ``run_dir``, or that of this SLURM job or torchrun run with
     these options, or the newest run of this name. If there is none, a new run starts.
     ``check_options`` refuses what must not change, once the run folder is held. Raises ConfigError
     if the folder holds no run.
     """
-    if given.get("extend") is not None and (given.get("resume") == "auto" or "train.epochs" in named):
+    if options.get("extend") is not None and (options.get("resume") == "auto" or "train.epochs" in named):
         raise ConfigError(
-            f"extend={given['extend']} adds epochs to the finished run that resume names. fix: resume=<its folder> "
+            f"extend={options['extend']} adds epochs to the finished run that resume names. fix: resume=<its folder> "
             "without train.epochs, and not resume=auto"
         )
-    given = _with_restarts(given, named)
-    if given.get("resume") == "auto":
+    options = _with_restarts(options, named)
+    if options.get("resume") == "auto":
         from train_utils.run_folder import find_run  # imports torch
 
-        found = find_run(given["name"], given["run_dir"], lambda folder: _has_options(folder, given))
-        given = given | {"resume": str(found) if found else None, "run_dir": None if found else given["run_dir"]}
+        run = find_run(options["name"], options["run_dir"], lambda folder: _has_options(folder, options))
+        if run is None:
+            return options | {"resume": None}
+        options = options | {"resume": str(run), "run_dir": None}
         named = [key for key in named if key not in ("resume", "run_dir")]
-        if found is None:
-            return given
-    if given.get("resume") is None or "experiment" in named or "run_dir" in named:
-        return given  # the schema refuses resume with run_dir
-    options = read_config(Path(given["resume"]))
-    ask_for_plugins(options, f"resume={given['resume']}", named)
-    saved = OmegaConf.create(options)
+    if options.get("resume") is None or "experiment" in named or "run_dir" in named:
+        return options  # the schema refuses resume with run_dir
+    before = read_config(Path(options["resume"]))
+    ask_for_plugins(before, f"resume={options['resume']}", named)
+    saved = OmegaConf.create(before)
     for key in named:
         # A group replaces its section: another choice may have other keys.
-        OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(given), key), merge=False, force_add=True)
-    saved.run_dir, saved.resume = None, given["resume"]
+        OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(options), key), merge=False, force_add=True)
+    saved.run_dir, saved.resume = None, options["resume"]
     return plain(saved)
 
 
@@ -106,13 +106,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     raise ConfigError(f"{problem}. fix: a copy of it, or a new run")
 
 
-def _has_options(folder: Path, given: Mapping[str, Any]) -> bool:
+def _has_options(folder: Path, options: Mapping[str, Any]) -> bool:
     """Whether the run in ``folder`` has these options; those of the machine may differ."""
-    changed = changed_values(read_config(folder), plain(OmegaConf.create(dict(given))))
+    changed = changed_values(read_config(folder), plain(OmegaConf.create(dict(options))))
     return all(is_covered(key, OF_THE_MACHINE) for key in changed)
 
 
-def _with_restarts(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
+def _with_restarts(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """Add ``resume=auto`` if SLURM requeued the job or torchrun may restart the run.
 
     What the user says about ``resume`` wins. Torchrun's count of restarts is not used: on nodes
@@ -120,11 +120,11 @@ def _with_restarts(given: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     resumed. Raises ConfigError if torchrun has no id.
     """
     restarts = allowed_restarts()
-    if "resume" in named or given.get("resume") is not None or (restarts == 0 and read_job().restarts == 0):
-        return given
-    if given.get("run_dir") is None and job_folder_name() is None:
+    if "resume" in named or options.get("resume") is not None or (restarts == 0 and read_job().restarts == 0):
+        return options
+    if options.get("run_dir") is None and job_folder_name() is None:
         raise ConfigError(
             f"torchrun may restart this training {restarts} times and would not find its folder again. "
             "fix: torchrun --rdzv-id=<a name for this run>, run_dir=<folder>, or --max-restarts=0"
         )
-    return given | {"resume": "auto"}
+    return options | {"resume": "auto"}

@@ -237,8 +237,8 @@ class ExportConfig(PluggedConfig):
         if self.ckpt is not None and (self.model is not None or self.names is not None):
             raise ValueError("ckpt excludes model and names: a checkpoint holds its own. fix: leave them out")
         sides = self.image_size if isinstance(self.image_size, list) else [self.image_size] * 2
-        known = self.image_size is None or (len(sides) == 2 and all(type(side) is int and side > 0 for side in sides))
-        if not known:
+        are_pixels = len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
+        if self.image_size is not None and not are_pixels:
             raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {self.image_size}")
         if self.opset not in OPSETS:
             raise ValueError(f"opset must lie in {OPSETS[0]}..{OPSETS[-1]}, which are tested, got {self.opset}")

@@ -34,6 +34,8 @@ def page() -> str:
         for key, kind in get_type_hints(schema).items():
             choices = CHOICES.get(key, {"": kind})
             for choice, part in choices.items():
+                if any(part is not other and issubclass(other, part) for other in choices.values() if choice):
+                    continue  # another choice has all its options
                 parts += _section(f"{key}={choice}" if choice else key, key, part, values.get(key), described)
     return "\n".join(parts)
 
