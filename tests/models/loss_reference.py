@@ -127,14 +127,24 @@ def merit(iou: float, values: list[float], label: int, by: str) -> float:
 
 
 def yolo_loss(
-    raw_maps: list[list], targets: list[list[float]], heads: list[Head], config: LossConfig, ratio: float = 1.0
+    raw_maps: list[list],
+    targets: list[list[float]],
+    heads: list[Head],
+    config: LossConfig,
+    ratio: float = 1.0,
+    fixed_maps: list[list] | None = None,
 ) -> tuple[float, float, float]:
-    """Weighted box, objectness and class terms of maps[image][anchor][row][column][value]."""
+    """Weighted box, objectness and class terms of maps[image][anchor][row][column][value].
+
+    fixed_maps: the predictions that choose positives and set the targets of the objectness, by
+    default the same. The gradient treats them as constants.
+    """
+    fixed_maps = fixed_maps or raw_maps
     terms = []  # of each head: sums over its positives and cells, and how many these are
     learnt = None
     if config.positives is not None:
-        learnt = by_prediction(raw_maps, targets, heads, config.positives, config.ranked_by.value)
-    for raw, head in zip(raw_maps, heads, strict=True):
+        learnt = by_prediction(fixed_maps, targets, heads, config.positives, config.ranked_by.value)
+    for raw, fixed, head in zip(raw_maps, fixed_maps, heads, strict=True):
         rows, columns = len(raw[0][0]), len(raw[0][0][0])
         wanted: dict[tuple[int, int, int, int], float] = {}
         box_losses, class_losses, weights = [], [], []
@@ -148,7 +158,10 @@ def yolo_loss(
             box_losses.append((1 - iou) * weight)
             weights.append(weight)
             cell = (int(image), a, row, column)
-            wanted[cell] = max(wanted.get(cell, 0.0), (1 - ratio + ratio * max(iou, 0.0)) * weight)
+            quality = overlap(
+                decoded(fixed[cell[0]][a][row][column], head, a, row, column), tuple(box), config.iou.value
+            )
+            wanted[cell] = max(wanted.get(cell, 0.0), (1 - ratio + ratio * max(quality, 0.0)) * weight)
             for index, logit in enumerate(values[5:]):
                 loss = cross_entropy(logit, float(index == label))
                 factor = config.class_weights[int(label)] if config.class_weights else 1

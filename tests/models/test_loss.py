@@ -95,6 +95,28 @@ def test_equals_the_plain_reference(change: dict, ratio: float) -> None:
     torch.testing.assert_close(parts.total, sum(parts[1:]))
 
 
+@EACH
+@pytest.mark.parametrize("ratio", [1.0, 0.3])
+def test_gradient_is_the_references_with_constant_targets(config: LossConfig, ratio: float) -> None:
+    """Neither the objectness target nor the choice of positives passes a gradient on."""
+    maps, targets = [raw.double().requires_grad_() for raw in random_maps(1)], random_targets(12, 1)
+    gradients = torch.autograd.grad(YoloLoss(HEADS, config)(maps, targets, objectness_ratio=ratio).total, maps)
+    fixed, step = [raw.tolist() for raw in maps], 1e-5
+    for values in (slice(0, 4), slice(4, 5), slice(5, 8)):
+        direction = [torch.zeros_like(raw) for raw in maps]
+        for part in direction:
+            part[..., values].normal_()
+        before, after = (
+            sum(yolo_loss(moved, targets.tolist(), HEADS, config, ratio, fixed))
+            for moved in (
+                [(raw + size * part).tolist() for raw, part in zip(maps, direction, strict=True)]
+                for size in (-step, step)
+            )
+        )
+        slope = sum(float((one * part).sum()) for one, part in zip(gradients, direction, strict=True))
+        assert slope == pytest.approx((after - before) / (2 * step), rel=1e-4, abs=1e-4)
+
+
 def test_one_class_is_learnt_too() -> None:
     heads = [replace(head, num_classes=1) for head in HEADS]
     maps, targets = random_maps(2, heads), random_targets(10, 2)
