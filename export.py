@@ -61,11 +61,11 @@ def export(config: ExportConfig) -> Path:
     require_packages(config.format)
     out = output_path(config)
     sides = config.image_size if isinstance(config.image_size, list) else [config.image_size] * 2
-    detector = open_detector(config.ckpt, config.model, config.names, config.image_size and max(sides))
-    model = detector.model
+    network = open_detector(config.ckpt, config.model, config.names, config.image_size and max(sides))
+    model = network.model
     assert isinstance(model, Darknet), "conf/checkpoints.py refuses exported files"
-    height, width = size = image_size(sides, detector)
-    print(f"{detector.note}; {height} x {width} pixels (height x width)", flush=True)
+    height, width = size = image_size(sides, network)
+    print(f"{network.note}; {height} x {width} pixels (height x width)", flush=True)
     suppression = None
     if config.nms:
         suppression = FixedSuppression(config.confidence, config.nms_iou, config.max_detections, config.candidates)
@@ -73,7 +73,7 @@ def export(config: ExportConfig) -> Path:
     names = {0: "batch"} if config.dynamic_batch else {}
     dynamic = names | ({2: "height", 3: "width"} if config.dynamic_size else {})
     example = torch.zeros(config.batch_size, 3, height, width)
-    details = metadata(config, detector, size, list(dynamic.values()))
+    details = metadata(config, network, size, list(dynamic.values()))
     batches = trial_batches(config, size, model.max_stride)
 
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as workplace:
@@ -95,12 +95,12 @@ def export(config: ExportConfig) -> Path:
     return out
 
 
-def image_size(sides: Sequence[int | None], detector: TrainedNetwork) -> tuple[int, int]:
-    """Height and width: ``sides`` if given, else the detector's. ConfigError if they do not fit."""
-    height, width = (side or detector.image_size for side in sides)
-    if (fits := detector.model.nearest_size(height, width)) != (height, width):
+def image_size(sides: Sequence[int | None], network: TrainedNetwork) -> tuple[int, int]:
+    """Height and width: ``sides`` if given, else the network's. ConfigError if they do not fit."""
+    height, width = (side or network.image_size for side in sides)
+    if (fits := network.model.nearest_size(height, width)) != (height, width):
         raise ConfigError(
-            f"image_size=[{height},{width}] is not a multiple of the network's stride {detector.model.max_stride}."
+            f"image_size=[{height},{width}] is not a multiple of the network's stride {network.model.max_stride}."
             f" fix: image_size=[{fits[0]},{fits[1]}]"
         )
     return height, width
@@ -122,13 +122,12 @@ def trial_batches(config: ExportConfig, size: tuple[int, int], stride: int) -> l
     def noise(count: int, height: int, width: int) -> Tensor:
         return torch.from_numpy(generator.random((count, 3, height, width), dtype=np.float32))
 
-    batch, (height, width) = config.batch_size, size
-    batches = [drawn(batch, height, width), noise(batch, height, width), torch.zeros(batch, 3, height, width)]
+    shape = (config.batch_size, *size)
+    batches = [drawn(*shape), noise(*shape), torch.zeros(shape[0], 3, *size)]
     if config.dynamic_batch or config.dynamic_size:
-        more = 1 if config.dynamic_batch else 0
-        if config.dynamic_size:
-            height, width = height + 2 * stride, width + stride
-        batches.append((drawn(batch + more, height, width) + noise(batch + more, height, width)) / 2)
+        more = stride * config.dynamic_size
+        other = shape[0] + config.dynamic_batch, size[0] + 2 * more, size[1] + more
+        batches.append((drawn(*other) + noise(*other)) / 2)
     return batches
 
 
@@ -149,8 +148,8 @@ def output_path(config: ExportConfig) -> Path:
     suffix = next(suffix for suffix, kind in SUFFIXES.items() if kind == config.format)
     if config.out is not None:
         out = Path(config.out)
-    elif given := config.ckpt or (config.model and config.model.weights):
-        source = Path(given)
+    elif weights := config.ckpt or (config.model and config.model.weights):
+        source = Path(weights)
         out = (source / CHECKPOINTS / "best" if source.is_dir() else source).with_suffix(suffix)
     else:
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
@@ -163,21 +162,21 @@ def output_path(config: ExportConfig) -> Path:
 
 
 def metadata(
-    config: ExportConfig, detector: TrainedNetwork, size: tuple[int, int], open_axes: list[str]
+    config: ExportConfig, network: TrainedNetwork, size: tuple[int, int], open_axes: list[str]
 ) -> dict[str, str]:
     """What the file says about itself, as JSON; models/onnx_metadata.py reads it."""
     facts = {
-        "names": detector.names,
-        "category_ids": detector.category_ids,
+        "names": network.names,
+        "category_ids": network.category_ids,
         "image_size": size,  # height, width
-        "stride": detector.model.max_stride,  # image sides must be multiples of it
+        "stride": network.model.max_stride,  # image sides must be multiples of it
         "open": open_axes,
     }
     if config.nms:
         limits = "confidence", "nms_iou", "max_detections", "candidates"
         facts["suppression"] = {key: getattr(config, key) for key in limits}
     texts = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()}
-    return {"made_by": own_version(), "origin": detector.origin, **texts}
+    return {"made_by": own_version(), "origin": network.origin, **texts}
 
 
 def usage(out: Path, config: ExportConfig, stride: int) -> str:

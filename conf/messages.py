@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf import CONF_DIR
 from conf.schema import CHOICES
 from data.set_files import KINDS
-from train_utils.shell import option
+from train_utils.options import option
 
 VALUED_FLAGS = frozenset(
     "--cfg -c --package -p --config-path -cp --config-name -cn --config-dir -cd --experimental-rerun --info -i".split()

@@ -175,12 +175,12 @@ def open_detector(
         raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model= and model.weights=")
     else:
         names = str(COCO_NAMES) if names is None and config.weights == COCO else names
-        known, ids = read_names(Path(names)) if names is not None else ([], None)
-        model, note = build_model(config, len(known) or None, whole=True)
-        known = known or [str(index) for index in range(model.num_classes)]
-        ids = ids or list(range(1, len(known) + 1))
+        class_names, ids = read_names(Path(names)) if names is not None else ([], None)
+        model, note = build_model(config, len(class_names) or None, whole=True)
+        class_names = class_names or [str(index) for index in range(model.num_classes)]
+        ids = ids or list(range(1, len(class_names) + 1))
         origin = f"the weights {Path(config.weights).name}"
-        opened = TrainedNetwork(model.eval(), known, ids, image_size or image_size_of(model.cfg), note, origin)
+        opened = TrainedNetwork(model.eval(), class_names, ids, image_size or image_size_of(model.cfg), note, origin)
     size, stride = opened.image_size, opened.model.max_stride
     if (nearest := opened.model.nearest_size(size, size)[0]) != size:
         raise ConfigError(f"image_size={size} is not a multiple of the network's stride {stride}. fix: {nearest}")

@@ -46,7 +46,7 @@ from conf.schema_tools import (
     TuneConfig,
 )
 from train_utils.launch import explain_lost_peer, prefer_expandable_segments, read_launch, shutdown, strip_local_rank
-from train_utils.shell import quoted
+from train_utils.options import quoted
 
 Config = TypeVar("Config")
 Result = TypeVar("Result")

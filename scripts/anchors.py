@@ -34,8 +34,8 @@ from data.anchors import (
     refine_anchors,
 )
 from models import Darknet
+from train_utils.options import option
 from train_utils.progress import Progress
-from train_utils.shell import option
 
 
 def find_anchors(config: AnchorsConfig) -> Sizes:

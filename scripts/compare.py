@@ -48,8 +48,8 @@ def compare(config: CompareConfig) -> list[Gain]:
     print_table(("setting", "folder"), [(group.letter, str(run.folder)) for group in groups for run in group.runs])
     first, *others = groups
     gains = [gain(first, other, config.resamples, config.seed) for other in others]
-    for other, found in zip(others, gains, strict=True):
-        print(f"{other.letter} against {first.letter}: {found.sentence()}.")
+    for other, of_other in zip(others, gains, strict=True):
+        print(f"{other.letter} against {first.letter}: {of_other.sentence()}.")
     if any(len(group.runs) == 1 for group in groups):
         print("A setting with one run only may be lucky in its seed: repeat it with train.seed=1,2 (train.py -m).")
     return gains

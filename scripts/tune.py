@@ -33,7 +33,7 @@ from conf.entry import compose
 from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from conf.schema_tools import TuneConfig
-from train_utils.shell import quoted
+from train_utils.options import quoted
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 Space = dict[str, Any]  # by option its values, or Hydra's interval

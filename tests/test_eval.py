@@ -25,7 +25,7 @@ from tests.test_train import assert_same
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
 from train_utils.checkpoint import load_last
-from train_utils.coco_eval import ABSENT, COMPUTE, FIGURES, OPERATING_POINT, PER_CLASS, score
+from train_utils.coco_eval import ABSENT, EVALUATIONS, FIGURES, OPERATING_POINT, PER_CLASS, score
 from train_utils.detections import make_detections, to_coco_json
 from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
@@ -60,7 +60,7 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared
     ]  # fmt: skip
     expected = plain_pycocotools(coco / "annotations" / "instances_val2017.json", results).stats.tolist()
     assert round(expected[0], 6) == 0.161054 and round(expected[1], 4) == 0.3695
-    for backend in COMPUTE:
+    for backend in EVALUATIONS:
         options = [*data, f"detections={results}", f"evaluate.backend={backend}"]
         figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
         assert list(figures.values()) == expected, backend
@@ -207,7 +207,7 @@ def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path
     evaluation.accumulate()
     evaluation.summarize()
     assert 0.05 < evaluation.stats[0] < 0.9
-    for backend in COMPUTE:
+    for backend in EVALUATIONS:
         figures = score(evaluator.ground_truth, found, backend).figures
         assert list(figures.values()) == evaluation.stats.tolist(), backend  # no tolerance
 

@@ -17,16 +17,11 @@ import numpy as np
 
 from train_utils.detections import Detections, GroundTruth, canonical_order
 
-
-class Curves(NamedTuple):
-    """What COCOeval accumulates; -1 where there is no ground truth.
-
-    T: IoU thresholds .5 to .95. R: recalls 0 to 1. K: classes. A: area ranges (all, small, medium,
-    large). M: limits of detections per image (1, 10, 100).
-    """
-
-    precision: np.ndarray  # float64 (T, R, K, A, M)
-    recall: np.ndarray  # float64 (T, K, A, M)
+# In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
+FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+PER_CLASS = ("AP", "AP50", "APs", "APm", "APl")
+OPERATING_POINT = ("threshold", "f1", "precision", "recall")  # of a class, where curves.py added them
+ABSENT = -1.0  # pycocotools' figure where there is no ground truth
 
 
 class Columns(NamedTuple):
@@ -37,11 +32,6 @@ class Columns(NamedTuple):
     boxes_xywh: np.ndarray  # float64 (n, 4)
     areas: np.ndarray  # float64 (n,)
     more: np.ndarray  # (n,) ground truth: bool, whether it is a crowd; detections: float64 scores
-
-
-def accumulate(truth: GroundTruth, detections: Detections, backend: str) -> Curves:
-    """Precision and recall by ``backend``, a key of COMPUTE; ``detections`` in any order."""
-    return COMPUTE[backend](len(truth.image_ids), len(truth.names), *to_columns(truth, detections))
 
 
 def to_columns(truth: GroundTruth, detections: Detections) -> tuple[Columns, Columns]:
@@ -57,98 +47,97 @@ def to_columns(truth: GroundTruth, detections: Detections) -> tuple[Columns, Col
         truth.areas,
         truth.crowd.astype(bool),
     )
-    found = canonical_order(detections)
-    found_xywh = found["box_xywh"].astype(np.float64)
+    ordered = canonical_order(detections)
+    xywh = ordered["box_xywh"].astype(np.float64)
     rows = Columns(
-        np.searchsorted(truth.image_ids[by_id], found["image_id"]) + 1,
-        found["class"].astype(np.int64) + 1,
-        found_xywh,
-        found_xywh[:, 2] * found_xywh[:, 3],
-        found["score"].astype(np.float64),
+        np.searchsorted(truth.image_ids[by_id], ordered["image_id"]) + 1,
+        ordered["class"].astype(np.int64) + 1,
+        xywh,
+        xywh[:, 2] * xywh[:, 3],
+        ordered["score"].astype(np.float64),
     )
     return boxes, rows
 
 
-def _pycocotools(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints as it goes
-        sides = []
-        for annotations in (_ground_truth_rows(truth), _detection_rows(found)):
-            coco = COCO()
-            coco.dataset = _frame(images, classes) | {"annotations": annotations}
-            coco.createIndex()
-            sides.append(coco)
-        evaluation = COCOeval(*sides, "bbox")
-        evaluation.evaluate()
-        evaluation.accumulate()
-    return Curves(evaluation.eval["precision"], evaluation.eval["recall"])
-
-
-def _hotcoco(images: int, classes: int, truth: Columns, found: Columns) -> Curves:
-    evaluation = hotcoco_evaluation(images, classes, truth, found)
-    return Curves(evaluation.eval["precision"], evaluation.eval["recall"])
-
-
-def hotcoco_evaluation(images: int, classes: int, truth: Columns, found: Columns) -> Any:
+def hotcoco_evaluation(truth: GroundTruth, detections: Detections) -> Any:
     """Return hotcoco's COCOeval after evaluate and accumulate.
 
     It numbers images, classes, boxes and detections from 1, in the order of their columns.
     """
-    frame = _frame(images, classes)
-    boxes = hotcoco.COCO.from_arrays(
+    boxes, rows = to_columns(truth, detections)
+    frame = _frame(truth)
+    coco = hotcoco.COCO.from_arrays(
         frame["images"],
         frame["categories"],
-        image_ids=truth.images,
-        category_ids=truth.classes,
-        boxes=truth.boxes_xywh,
-        area=truth.areas,
-        iscrowd=truth.more,
+        image_ids=boxes.images,
+        category_ids=boxes.classes,
+        boxes=boxes.boxes_xywh,
+        area=boxes.areas,
+        iscrowd=boxes.more,
     )
-    table = np.column_stack((found.images, found.boxes_xywh, found.more, found.classes))
-    evaluation = hotcoco.COCOeval(boxes, boxes.load_res(table), "bbox")
+    table = np.column_stack((rows.images, rows.boxes_xywh, rows.more, rows.classes))
+    evaluation = hotcoco.COCOeval(coco, coco.load_res(table), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()
     return evaluation
 
 
-def _frame(images: int, classes: int) -> dict[str, list[dict[str, Any]]]:
+def pycocotools_evaluation(truth: GroundTruth, detections: Detections) -> Any:
+    """Return pycocotools' COCOeval after evaluate and accumulate."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    boxes, rows = to_columns(truth, detections)
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints as it goes
+        sides = []
+        # As COCO.loadRes makes of a results file, without the polygons, which boxes do not need.
+        for columns, last in ((boxes, "iscrowd"), (rows, "score")):
+            coco = COCO()
+            coco.dataset = _frame(truth) | {
+                "annotations": [
+                    # From 1: pycocotools treats a match with annotation 0 as no match.
+                    {"id": number, "image_id": image, "category_id": cls, "bbox": box, "area": area, "iscrowd": 0}
+                    | {last: value}
+                    for number, (image, cls, box, area, value) in enumerate(
+                        zip(*(column.tolist() for column in columns), strict=True), start=1
+                    )
+                ]
+            }
+            coco.createIndex()
+            sides.append(coco)
+        evaluation = COCOeval(*sides, "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+    return evaluation
+
+
+def _frame(truth: GroundTruth) -> dict[str, list[dict[str, Any]]]:
     """Images and categories of a COCO data set; only masks and messages use sizes and names."""
+    images, classes = len(truth.image_ids), len(truth.names)
     return {
         "images": [{"id": number, "height": 1, "width": 1} for number in range(1, images + 1)],
         "categories": [{"id": number, "name": str(number)} for number in range(1, classes + 1)],
     }
 
 
-def _ground_truth_rows(columns: Columns) -> list[dict[str, Any]]:
-    return [
-        # From 1: pycocotools treats a match with annotation 0 as no match.
-        {"id": number, "image_id": image, "category_id": cls, "bbox": box, "area": area, "iscrowd": int(crowd)}
-        for number, (image, cls, box, area, crowd) in enumerate(_rows(columns), start=1)
-    ]
+EVALUATIONS = {"hotcoco": hotcoco_evaluation, "pycocotools": pycocotools_evaluation}  # by config.Backend
 
 
-def _detection_rows(columns: Columns) -> list[dict[str, Any]]:
-    """What COCO.loadRes makes of a results file, without the polygons, which boxes do not need."""
-    return [
-        {"id": number, "image_id": image, "category_id": cls, "bbox": box, "area": area, "iscrowd": 0, "score": score}
-        for number, (image, cls, box, area, score) in enumerate(_rows(columns), start=1)
-    ]
+class Curves(NamedTuple):
+    """What COCOeval accumulates; -1 where there is no ground truth.
+
+    T: IoU thresholds .5 to .95. R: recalls 0 to 1. K: classes. A: area ranges (all, small, medium,
+    large). M: limits of detections per image (1, 10, 100).
+    """
+
+    precision: np.ndarray  # float64 (T, R, K, A, M)
+    recall: np.ndarray  # float64 (T, K, A, M)
 
 
-def _rows(columns: Columns) -> zip[Any]:
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
-COMPUTE = {"hotcoco": _hotcoco, "pycocotools": _pycocotools}
-
-
-# In the order of pycocotools' stats; s, m, l: boxes of less than 32**2, up to 96**2, more pixels.
-FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-PER_CLASS = ("AP", "AP50", "APs", "APm", "APl")
-OPERATING_POINT = ("threshold", "f1", "precision", "recall")  # of a class, where operating_points.py added them
-ABSENT = -1.0  # pycocotools' figure where there is no ground truth
+def accumulate(truth: GroundTruth, detections: Detections, backend: str) -> Curves:
+    """Precision and recall by ``backend``, a key of EVALUATIONS; ``detections`` in any order."""
+    evaluation = EVALUATIONS[backend](truth, detections)
+    return Curves(evaluation.eval["precision"], evaluation.eval["recall"])
 
 
 @dataclass(frozen=True)
@@ -163,7 +152,7 @@ class CocoResult:
 def score(ground_truth: GroundTruth, detections: Detections, backend: str = "hotcoco") -> CocoResult:
     """Compute the 12 COCO figures and those of each class.
 
-    ``detections`` may be empty and in any order. ``backend`` is a key of COMPUTE.
+    ``detections`` may be empty and in any order. ``backend`` is a key of EVALUATIONS.
     """
     precision, recall = accumulate(ground_truth, detections, backend)
     values = summarise(precision, recall)

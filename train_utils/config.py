@@ -165,8 +165,8 @@ class OptimConfig:
         return float(self.flat_fraction)
 
     def __post_init__(self) -> None:
-        if self.name not in (known := (*Optimizer, *OPTIMISERS)):
-            raise ValueError(f"optim.name must be {' or '.join(known)}, or that of one of plugins=, got {self.name}")
+        if self.name not in (names := (*Optimizer, *OPTIMISERS)):
+            raise ValueError(f"optim.name must be {' or '.join(names)}, or that of one of plugins=, got {self.name}")
         for key in ("lr", "kept_heads_factor", "ema_window"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"optim.{key} must be above 0, got {getattr(self, key)}")

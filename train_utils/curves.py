@@ -52,45 +52,45 @@ class ClassCurve:
 
 def class_curves(truth: GroundTruth, detections: Detections) -> list[ClassCurve]:
     """The curve of each class; without ground truth or detections it has no points."""
-    found, right, counted, boxes = _matched(truth, detections)
+    ranked, right, counted, boxes = _matched(truth, detections)
     return [
-        _curve(int(boxes[cls]), found["score"][chosen], right[chosen])
+        _curve(int(boxes[cls]), ranked["score"][chosen], right[chosen])
         for cls in range(len(truth.names))
-        for chosen in [counted & (found["class"] == cls)]
+        for chosen in [counted & (ranked["class"] == cls)]
     ]
 
 
 def pooled_curve(truth: GroundTruth, detections: Detections) -> ClassCurve:
     """One curve for the boxes and detections of all classes together."""
-    found, right, counted, boxes = _matched(truth, detections)
-    return _curve(int(boxes.sum()), found["score"][counted], right[counted])
+    ranked, right, counted, boxes = _matched(truth, detections)
+    return _curve(int(boxes.sum()), ranked["score"][counted], right[counted])
 
 
 def _matched(truth: GroundTruth, detections: Detections) -> tuple[Detections, np.ndarray, np.ndarray, np.ndarray]:
     """The n best detections, whether each is right and counts, bool (n,), and boxes per class."""
-    found = canonical_order(detections)
-    groups = _group_of_detections(truth, found)
-    order = np.lexsort((-found["score"], groups))  # stable: equal scores stay in canonical order
-    found, groups = found[order], groups[order]
+    ranked = canonical_order(detections)
+    groups = _group_of_detections(truth, ranked)
+    order = np.lexsort((-ranked["score"], groups))  # stable: equal scores stay in canonical order
+    ranked, groups = ranked[order], groups[order]
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     rank = np.arange(len(groups)) - np.repeat(starts, np.diff(starts, append=len(groups)))
-    found, groups = found[rank < MAX_DETECTIONS], groups[rank < MAX_DETECTIONS]
-    right, counted = _match(truth, found, groups)
-    return found, right, counted, np.bincount(truth.classes[~_is_ignored(truth)], minlength=len(truth.names))
+    ranked, groups = ranked[rank < MAX_DETECTIONS], groups[rank < MAX_DETECTIONS]
+    right, counted = _match(truth, ranked, groups)
+    return ranked, right, counted, np.bincount(truth.classes[~_is_ignored(truth)], minlength=len(truth.names))
 
 
-def _group_of_detections(truth: GroundTruth, found: Detections) -> np.ndarray:
+def _group_of_detections(truth: GroundTruth, ranked: Detections) -> np.ndarray:
     """One number for image and class together, for each detection."""
     by_id = np.argsort(truth.image_ids)
-    image = by_id[np.searchsorted(truth.image_ids[by_id], found["image_id"])]
-    return np.asarray(image * len(truth.names) + found["class"])
+    image = by_id[np.searchsorted(truth.image_ids[by_id], ranked["image_id"])]
+    return np.asarray(image * len(truth.names) + ranked["class"])
 
 
 def _is_ignored(truth: GroundTruth) -> np.ndarray:
     return np.asarray(truth.crowd.astype(bool) | (truth.areas < 0) | (truth.areas > LARGEST_AREA))
 
 
-def _match(truth: GroundTruth, found: Detections, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _match(truth: GroundTruth, ranked: Detections, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which detections are right and which count, bool (n,); ``groups`` ascend, best first."""
     box_groups = truth.image_of_box * len(truth.names) + truth.classes
     ignored = _is_ignored(truth)
@@ -99,25 +99,25 @@ def _match(truth: GroundTruth, found: Detections, groups: np.ndarray) -> tuple[n
     first, last = (np.searchsorted(box_groups, groups, side) for side in ("left", "right"))
     # All pairs of a detection and a box of its image and class, detection by detection.
     count = last - first
-    row = np.repeat(np.arange(len(found)), count)
+    row = np.repeat(np.arange(len(ranked)), count)
     ends = np.cumsum(count)
     box = box_order[np.arange(len(row)) - np.repeat(ends - count, count) + np.repeat(first, count)]
-    found_xywh = found["box_xywh"].astype(np.float64)[row]
-    overlap = overlaps_of(found_xywh, truth.boxes_xywh[box], truth.crowd[box].astype(bool))
+    detected_xywh = ranked["box_xywh"].astype(np.float64)[row]
+    overlap = overlaps_of(detected_xywh, truth.boxes_xywh[box], truth.crowd[box].astype(bool))
     near = overlap >= IOU
-    chosen = _choose(row[near], box[near], overlap[near], ignored, truth.crowd.astype(bool), len(found))
+    chosen = _choose(row[near], box[near], overlap[near], ignored, truth.crowd.astype(bool), len(ranked))
     right = ~np.append(ignored, True)[chosen]  # -1, no box, is the last
-    areas = found["box_xywh"][:, 2:].astype(np.float64).prod(1)
+    areas = ranked["box_xywh"][:, 2:].astype(np.float64).prod(1)
     outside = (areas < 0) | (areas > LARGEST_AREA)
     return right, right | ((chosen < 0) & ~outside)
 
 
-def overlaps_of(found_xywh: np.ndarray, boxes_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+def overlaps_of(detected_xywh: np.ndarray, boxes_xywh: np.ndarray, crowd: np.ndarray) -> np.ndarray:
     """IoU row by row of float64 (n, 4) and (n, 4); a crowd's divisor is the detection's area."""
-    low = np.maximum(found_xywh[:, :2], boxes_xywh[:, :2])
-    high = np.minimum(found_xywh[:, 2:] + found_xywh[:, :2], boxes_xywh[:, 2:] + boxes_xywh[:, :2])
+    low = np.maximum(detected_xywh[:, :2], boxes_xywh[:, :2])
+    high = np.minimum(detected_xywh[:, 2:] + detected_xywh[:, :2], boxes_xywh[:, 2:] + boxes_xywh[:, :2])
     sides = high - low
-    own, other = found_xywh[:, 2] * found_xywh[:, 3], boxes_xywh[:, 2] * boxes_xywh[:, 3]
+    own, other = detected_xywh[:, 2] * detected_xywh[:, 3], boxes_xywh[:, 2] * boxes_xywh[:, 3]
     shared = np.where((sides > 0).all(1), sides[:, 0] * sides[:, 1], 0)
     union = np.where(crowd, own, own + other - shared)
     overlaps = np.zeros(len(shared))

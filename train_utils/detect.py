@@ -42,16 +42,16 @@ def detect(
     """
     was_training = model.training
     model.eval()
-    found = []
+    tables = []
     with progress:
         for batch, detections in detect_batches(model, loader, postprocess, device, dtype=dtype, tf32=tf32):
             for i, rows in enumerate(detections):
                 table = rows.double().numpy()
                 boxes_xyxy = to_original(batch, i, table[:, :4])
-                found.append(make_detections(int(batch.indices[i]), table[:, 5].astype(int), table[:, 4], boxes_xyxy))
+                tables.append(make_detections(int(batch.indices[i]), table[:, 5].astype(int), table[:, 4], boxes_xyxy))
             progress.advance(len(detections))
     model.train(was_training)
-    return np.concatenate(found) if found else make_detections(0, np.zeros(0, int), np.zeros(0), np.zeros((0, 4)))
+    return np.concatenate(tables) if tables else make_detections(0, np.zeros(0, int), np.zeros(0), np.zeros((0, 4)))
 
 
 def detect_batches(

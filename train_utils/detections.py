@@ -154,9 +154,9 @@ def coco_files(
         height, width = result.size
         frame = {} if result.frame is None else {"frame": result.frame}
         images.append({"id": number, "file_name": result.name, "height": height, "width": width} | frame)
-        found = result.detections.copy()
-        found["image_id"] = number
-        detections += to_coco_json(found, category_ids)
+        rows = result.detections.copy()
+        rows["image_id"] = number
+        detections += to_coco_json(rows, category_ids)
     categories = [{"id": number, "name": name} for number, name in zip(category_ids, names, strict=True)]
     return {"images": images, "categories": categories}, detections
 
@@ -194,7 +194,7 @@ def read_results(path: Path, image_ids: np.ndarray, category_ids: Sequence[int] 
                 f"detections={path} names image {foreign[0]}, which the data does not have. fix: the annotations that "
                 "these detections were made for"
             )
-        rows = [(image, classes[category], *found) for image, category, *found in content if category in classes]
+        rows = [(image, classes[category], *rest) for image, category, *rest in content if category in classes]
         detections = np.array(rows, dtype=DETECTION_AS_READ)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"

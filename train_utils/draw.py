@@ -163,8 +163,8 @@ class DrawnFiles:
     """Draws and writes pictures and videos in a thread while the network works on.
 
     Use it in a ``with`` statement: leaving it waits for the last file. ``picture``, ``frame`` or
-    leaving raises TrainError if a file cannot be written. ``found`` are boxes (n, 4: x1, y1, x2, y2
-    in pixels), classes (n,) and scores (n,).
+    leaving raises TrainError if a file cannot be written. ``columns`` are boxes (n, 4: x1, y1, x2,
+    y2 in pixels), classes (n,) and scores (n,).
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -174,16 +174,16 @@ class DrawnFiles:
         self._running: deque[Future[None]] = deque()
         self._video: tuple[Path, cv2.VideoWriter, tuple[int, int]] | None = None
 
-    def picture(self, path: Path, image: np.ndarray, *found: np.ndarray) -> None:
+    def picture(self, path: Path, image: np.ndarray, *columns: np.ndarray) -> None:
         """Write ``image`` (uint8 RGB) with its boxes."""
-        self._start(lambda: write_image(path, self._draw(image, *found), "another out=, or draw=false"))
+        self._start(lambda: write_image(path, self._draw(image, *columns), "another out=, or draw=false"))
 
-    def frame(self, path: Path, frames_per_second: float, image: np.ndarray, *found: np.ndarray) -> None:
+    def frame(self, path: Path, frames_per_second: float, image: np.ndarray, *columns: np.ndarray) -> None:
         """Add a frame to the .mp4 or .webm at ``path``; a new path is a new video.
 
         The codecs have even sides only, so an odd side loses its last row or column.
         """
-        self._start(self._write_frame, path, frames_per_second, image, *found)
+        self._start(self._write_frame, path, frames_per_second, image, *columns)
 
     def __enter__(self) -> DrawnFiles:
         return self
@@ -205,7 +205,7 @@ class DrawnFiles:
         while len(self._running) > number:
             self._running.popleft().result()
 
-    def _write_frame(self, path: Path, frames_per_second: float, image: np.ndarray, *found: np.ndarray) -> None:
+    def _write_frame(self, path: Path, frames_per_second: float, image: np.ndarray, *columns: np.ndarray) -> None:
         size = (image.shape[1], image.shape[0])
         if self._video is None or self._video[0] != path:
             self._close_video()
@@ -214,7 +214,7 @@ class DrawnFiles:
             self._video = (path, cv2.VideoWriter(str(path), codec, frames_per_second, size), size)
         if not self._video[1].isOpened() or size != self._video[2]:  # OpenCV would drop the frame silently
             raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
-        self._video[1].write(self._draw(image, *found))
+        self._video[1].write(self._draw(image, *columns))
 
     def _draw(self, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray) -> np.ndarray:
         """The drawn image in BGR, as OpenCV writes it."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from train_utils.errors import TrainError
 from train_utils.files import whole_file
-from train_utils.progress import say, warn
+from train_utils.progress import print_lines, warn
 
 
 class RunLog:
@@ -31,7 +31,7 @@ class RunLog:
         """
         if not self._is_main or not text:
             return
-        say(text)
+        print_lines(text)
         if self._path is None:
             return
         try:

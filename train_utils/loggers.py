@@ -49,19 +49,15 @@ class Logger(Protocol):
 
     def scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
         """Take the figures of a group, such as ``train``, after ``step`` optimiser steps."""
-        ...
 
     def picture(self, step: int, name: str, path: Path) -> None:
         """Take the PNG or JPEG in ``path``, which does not change any more."""
-        ...
 
     def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         """Take a table; each row has a cell for each column."""
-        ...
 
     def close(self, complete: bool) -> None:
         """Write out what is left; ``complete`` unless the run stopped or failed before its end."""
-        ...
 
 
 FLUSH_SECONDS = 10  # a kill loses at most the figures of this time
@@ -110,18 +106,13 @@ class WandbLogger:
             raise wandb.errors.UsageError("no login here: wandb login, or WANDB_MODE=offline")
         self._wandb = wandb
         self._run = wandb.init(
-            project=config.project,
-            name=run.folder.name,
-            id=run.run_id,
-            resume="allow",
-            config=run.options,
-            allow_val_change=True,
-            dir=run.folder,
+            project=config.project, name=run.folder.name, id=run.run_id, resume="allow", config=run.options,
+            allow_val_change=True, dir=run.folder,
             reinit="create_new",  # a sweep trains several runs in one process
             settings=wandb.Settings(
                 console="off", silent=True, finish_timeout=FINISH_SECONDS, finish_timeout_raises=False
             ),
-        )
+        )  # fmt: skip
         # Its own count of calls cannot go back, but a resumed run repeats steps.
         self._run.define_metric("*", step_metric="step")
 
@@ -156,11 +147,10 @@ class MlflowLogger:
         from mlflow.entities import Metric, Param
 
         self._client, self._metric = MlflowClient(), Metric
-        known = self._client.get_experiment_by_name(config.experiment)
-        experiment = known.experiment_id if known else self._client.create_experiment(config.experiment)
-        found = self._client.search_runs([experiment], f"tags.own_id = '{run.run_id}'")
-        if found:
-            self._id = found[0].info.run_id
+        existing = self._client.get_experiment_by_name(config.experiment)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(config.experiment)
+        if earlier := self._client.search_runs([experiment], f"tags.own_id = '{run.run_id}'"):
+            self._id = earlier[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
         else:
             tags = {"own_id": run.run_id}
@@ -228,10 +218,10 @@ class LoggerThread:
             except Exception as error:  # of somebody else's client: of any kind
                 self._warn_once(f"failed ({in_short(error)})")
 
-    def _warn_once(self, what: str) -> None:
+    def _warn_once(self, failure: str) -> None:
         if not self._warned:
             self._warned = True
-            self._warn(f"warning: logger={self._name} {what}: the training is whole, figures may be missing there")
+            self._warn(f"warning: logger={self._name} {failure}: the training is whole, figures may be missing there")
 
 
 class Loggers:
@@ -242,14 +232,19 @@ class Loggers:
         self._threads: list[LoggerThread] = []
         self._complete = False
 
-    def start(self, names: Sequence[str], run: LoggedRun, config: LoggerConfig, warn: Callable[[str], None]) -> None:
-        """Start loggers. If one cannot start, a new run raises TrainError, a resumed one warns."""
-        for name in names:
+    def start(self, config: LoggerConfig, step: int, options: dict[str, Any], warn: Callable[[str], None]) -> None:
+        """Start the services and the loggers of plugins.
+
+        If one cannot start, a new run raises TrainError, a resumed one warns: a job that is
+        requeued at night must not end because a service is away.
+        """
+        for name in [*config.services, *LOGGERS]:
+            run = LoggedRun(self._folder, own_id(self._folder), step, options)
             try:
                 logger = LOGGERS[name](run) if name in LOGGERS else SERVICES[name](run, getattr(config, name))
             except Exception as error:  # of somebody else's client: of any kind
                 reason = f"logger={name} cannot start ({in_short(error)})"
-                if run.step == 0:
+                if step == 0:
                     raise TrainError(f"{reason}. fix: that, or leave {name} out") from error
                 warn(f"warning: {reason}: the training is whole, figures are missing there")
             else:
@@ -306,21 +301,13 @@ def open_loggers(
 ) -> Iterator[Loggers]:
     """Start the loggers on rank 0 after ``step`` steps of a run; close them after the body.
 
-    ``options`` are the run's. ``warn`` gets warnings, also from other threads. Raises TrainError on
-    all ranks if a service cannot start in a new run. In a resumed run that is a warning: a job that
-    is requeued at night must not end because a service is away.
+    ``options`` are the run's. ``warn`` gets warnings, also from other threads. Raises the error of
+    ``Loggers.start`` on all ranks.
     """
-    loggers = Loggers(
-        folder, MetricsCsv(folder / "steps.csv", ("step", "lr", *LOSS_NAMES), world.is_main, step, "step")
-    )
-    names = [*config.services, *LOGGERS]
-
-    def start() -> None:
-        if names:
-            loggers.start(names, LoggedRun(folder, own_id(folder), step, options), config, warn)
-
+    steps = MetricsCsv(folder / "steps.csv", ("step", "lr", *LOSS_NAMES), world.is_main, step, "step")
+    loggers = Loggers(folder, steps)
     try:
-        on_main(world, start)
+        on_main(world, lambda: loggers.start(config, step, options, warn))
         yield loggers
     finally:
         loggers.close()

@@ -1,7 +1,9 @@
-"""The options of runs side by side, and which of them a resumed run may change."""
+"""Options of runs side by side, which of them a resume may change, and how a shell reads them."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,3 +42,17 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def is_covered(key: str, options: tuple[str, ...]) -> bool:
     """Whether ``options`` name ``key`` or a section that contains it."""
     return f"{key}.".startswith(tuple(f"{option}." for option in options))
+
+
+PLAIN = re.compile(r"[\w./+@%:*?-][\w./+@%:*? -]*(?<! )", re.ASCII)  # Hydra reads it as text without quotes
+
+
+def option(key: str, value: object) -> str:
+    """``key=value``, quoted for Hydra and a POSIX shell where needed, e.g. a path with spaces."""
+    text = str(value)
+    return shlex.quote(f"{key}={text if PLAIN.fullmatch(text) else quoted(text)}")
+
+
+def quoted(text: str) -> str:
+    """A text that Hydra reads as such, also ``null`` and ``1``."""
+    return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text) + '"'

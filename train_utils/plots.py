@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from train_utils.coco_eval import accumulate, hotcoco_evaluation, to_columns
+from train_utils.coco_eval import accumulate, hotcoco_evaluation
 from train_utils.curves import IOU, pooled_curve
 from train_utils.detections import Detections, GroundTruth
 from train_utils.draw import draw_detections
@@ -188,7 +188,7 @@ def draw_confusion(truth: GroundTruth, detections: Detections, threshold: float,
     from hotcoco.plot import confusion_matrix
 
     reported = detections[detections["score"] >= threshold]
-    evaluation = hotcoco_evaluation(len(truth.image_ids), len(truth.names), *to_columns(truth, reported))
+    evaluation = hotcoco_evaluation(truth, reported)
     names = [label(name) for name in truth.names]
     side = 4 + 0.35 * min(len(names), MOST_ROWS)
     figure, (axis,) = chart(side, side, layout="tight")
@@ -211,23 +211,23 @@ PLOTS = {  # titles by file name, in the order in which one looks at them
     "val_detections.jpg": "The first validation images: labels left, detections right",
 }
 
-Say = Callable[[str], object]
+Warn = Callable[[str], object]
 Read = Callable[[int], np.ndarray | None]  # image (uint8 RGB) at a position of the data set; None: unreadable
 NameOf = Callable[[int], str]
 
 
-def draw_training(folder: Path, metrics_csv: Path, say: Say) -> None:
+def draw_training(folder: Path, metrics_csv: Path, warn: Warn) -> None:
     """Draw the curves of a training into ``folder``."""
-    _draw(folder / "curves.png", partial(draw_curves, metrics_csv), say)
+    _draw(folder / "curves.png", partial(draw_curves, metrics_csv), warn)
 
 
 def draw_evaluation(
-    folder: Path, truth: GroundTruth, detections: Detections, read: Read, name_of: NameOf, say: Say
+    folder: Path, truth: GroundTruth, detections: Detections, read: Read, name_of: NameOf, warn: Warn
 ) -> None:
     """Draw the other PLOTS into ``folder``.
 
-    ``read`` gives the image at a position, ``name_of`` its file name. What cannot be drawn is told
-    by ``say``; an old picture in its place goes.
+    ``read`` gives the image at a position, ``name_of`` its file name. ``warn`` gets what cannot be
+    drawn; an old picture in its place goes.
     """
     best = pooled_curve(truth, detections).best()
     threshold = best["threshold"] if best is not None else USUAL_THRESHOLD
@@ -238,10 +238,10 @@ def draw_evaluation(
         "val_detections.jpg": lambda out: draw_detections(pairs, truth.names, out, max(threshold, LEAST_SHOWN)),
     }
     for name, draw in drawings.items():
-        _draw(folder / name, draw, say)
+        _draw(folder / name, draw, warn)
 
 
-def _draw(out: Path, draw: Callable[[Path], None], say: Say) -> None:
+def _draw(out: Path, draw: Callable[[Path], None], warn: Warn) -> None:
     """If drawing fails, only say so: what it shows is done, and must not be lost."""
     try:
         from hotcoco.plot import style
@@ -253,7 +253,7 @@ def _draw(out: Path, draw: Callable[[Path], None], say: Say) -> None:
         with style(paper_mode=True):
             draw(out)
     except Exception as error:
-        say(f"warning: {out} was not drawn ({type(error).__name__}: {error})")
+        warn(f"warning: {out} was not drawn ({type(error).__name__}: {error})")
 
 
 def _first_images(
@@ -263,5 +263,5 @@ def _first_images(
     for i in range(min(count, len(truth.image_ids))):
         if (image := read(i)) is not None:
             rows = np.flatnonzero((truth.image_of_box == i) & ~truth.crowd.astype(bool))
-            found = detections[detections["image_id"] == truth.image_ids[i]]
-            yield name_of(i), image, truth.classes[rows], truth.boxes_xyxy(rows), found
+            of_image = detections[detections["image_id"] == truth.image_ids[i]]
+            yield name_of(i), image, truth.classes[rows], truth.boxes_xyxy(rows), of_image

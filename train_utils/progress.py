@@ -34,7 +34,7 @@ def is_live() -> bool:
     return sys.stdout.isatty() and sys.stderr.isatty() and SCREEN.is_terminal and not SCREEN.is_dumb_terminal
 
 
-def say(text: str) -> None:
+def print_lines(text: str) -> None:
     """Print lines, on a terminal clear of a live line."""
     if is_live():
         SCREEN.print(text, soft_wrap=True)

@@ -19,14 +19,13 @@ import numpy as np
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from train_utils.coco_eval import ABSENT, FIGURES, PER_CLASS, CocoResult, format_figure, hotcoco_evaluation, to_columns
+from train_utils.coco_eval import ABSENT, FIGURES, PER_CLASS, CocoResult, format_figure, hotcoco_evaluation
 from train_utils.detections import Detections, GroundTruth
 from train_utils.errors import TrainError
 from train_utils.files import whole_file
-from train_utils.options import MAY_CHANGE, flat, is_covered
+from train_utils.options import MAY_CHANGE, flat, is_covered, option
 from train_utils.plots import FOLDER, PLOTS
 from train_utils.progress import Progress, duration
-from train_utils.shell import option
 
 FILE = "best_detections.npz"
 
@@ -298,7 +297,7 @@ def bootstrap(first: Best, second: Best, resamples: int, seed: int) -> Iterator[
 def evaluated(best: Best) -> Any:
     """Hotcoco's evaluation over boxes of all sizes: enough for AP, in a quarter of the time."""
     truth = best.truth
-    evaluation = hotcoco_evaluation(len(truth.image_ids), len(truth.names), *to_columns(truth, best.detections))
+    evaluation = hotcoco_evaluation(truth, best.detections)
     parameters = evaluation.params
     parameters.area_rng, parameters.area_rng_lbl = parameters.area_rng[:1], parameters.area_rng_lbl[:1]
     evaluation.params = parameters

@@ -18,7 +18,7 @@ from train_utils.distributed import World, broadcast_text
 from train_utils.errors import CheckpointError, TrainError
 from train_utils.files import CHECKPOINTS, keep_copy
 from train_utils.launch import Job, job_folder_name, read_job
-from train_utils.shell import option
+from train_utils.options import option
 
 LOCK = ".lock"
 

@@ -27,11 +27,10 @@ from train_utils.errors import TrainError
 from train_utils.files import keep_copy, whole_file
 from train_utils.log import RunLog
 from train_utils.numerics import precision_name
-from train_utils.options import flat
-from train_utils.plots import FOLDER, Say, draw_training
+from train_utils.options import flat, option
+from train_utils.plots import FOLDER, Warn, draw_training
 from train_utils.progress import duration
 from train_utils.report import Best, keep_best, read_best, read_files, write_report
-from train_utils.shell import option
 from train_utils.train_state import TrainState
 
 # The first to look at.
@@ -145,7 +144,7 @@ def close_run(log: RunLog, folder: Path, seconds: float) -> None:
     log.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} source=pictures")
 
 
-def keep_evaluation(folder: Path, truth: GroundTruth, evaluation: Evaluation, say: Say) -> None:
+def keep_evaluation(folder: Path, truth: GroundTruth, evaluation: Evaluation, say: Warn) -> None:
     """Keep labels and detections of the best epoch so far."""
     best = Best(evaluation.scores, truth, evaluation.detections)
     spare(say, "best_detections.npz", lambda: keep_best(folder, best))
@@ -163,7 +162,7 @@ def _defaults() -> dict[str, Any]:
     return flat(defaults("train", TrainConfig))
 
 
-def spare(say: Say, what: str, make: Callable[[], object]) -> None:
+def spare(say: Warn, what: str, make: Callable[[], object]) -> None:
     """Make something that a training can do without; tell by ``say`` if that fails."""
     try:
         make()

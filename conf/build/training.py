@@ -21,9 +21,9 @@ from train_utils.distributed import World, broadcast_module, max_over_ranks
 from train_utils.engine import EpochResult
 from train_utils.log import MetricsCsv, RunLog
 from train_utils.loggers import open_loggers
+from train_utils.options import option
 from train_utils.progress import Progress, epoch_row, epoch_titles, memory
 from train_utils.run_folder import on_main
-from train_utils.shell import option
 from train_utils.stop import StopRequest, ask_for_requeue
 from train_utils.train_state import LOSS_NAMES, TrainState
 

@@ -20,7 +20,7 @@ from tests.train_utils.coco_sets import (
 )
 from train_utils.coco_eval import (
     ABSENT,
-    COMPUTE,
+    EVALUATIONS,
     FIGURES,
     PER_CLASS,
     accumulate,
@@ -38,7 +38,7 @@ def assert_equal_to_pycocotools(case: Case, truth_file: Path, category_ids: list
     truth, found = case
     (folder / "results.json").write_text(json.dumps(to_coco_json(found, category_ids)))
     expected = plain_pycocotools(truth_file, folder / "results.json")
-    for backend in COMPUTE:
+    for backend in EVALUATIONS:
         precision, recall = accumulate(truth, np.random.default_rng(0).permutation(found), backend)
         assert np.array_equal(precision, expected.eval["precision"]), backend
         assert np.array_equal(recall, expected.eval["recall"]), backend
@@ -146,7 +146,7 @@ def test_arrays_and_figures_are_those_of_pycocotools(case: str, tmp_path: Path) 
         return
     # COCO.loadRes does not take an empty file.
     expected = accumulate(*drawn, "pycocotools")
-    for backend in COMPUTE:
+    for backend in EVALUATIONS:
         for ours, theirs in zip(accumulate(*drawn, backend), expected, strict=True):
             assert np.array_equal(ours, theirs), backend
 
@@ -166,7 +166,7 @@ def test_coco128(shared_dir: Path, tmp_path: Path) -> None:
         assert 0.1 < figures[0] < 0.9
 
 
-@pytest.fixture(params=list(COMPUTE))
+@pytest.fixture(params=list(EVALUATIONS))
 def backend(request: pytest.FixtureRequest) -> str:
     """Each library that is installed."""
     return str(request.param)

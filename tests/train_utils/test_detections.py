@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
 from tests.train_utils.coco_sets import CATEGORY_IDS, draw, plain_pycocotools, write_coco
-from train_utils.coco_eval import COMPUTE, FIGURES, score
+from train_utils.coco_eval import EVALUATIONS, FIGURES, score
 from train_utils.curves import class_curves
 from train_utils.detections import (
     DETECTION,
@@ -221,7 +221,7 @@ def test_figures_are_those_of_pycocotools_on_the_file(seed: int, tmp_path: Path)
     (tmp_path / "results.json").write_text(json.dumps(rows))
     expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
     found, ignored = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    for backend in COMPUTE:
+    for backend in EVALUATIONS:
         assert list(score(truth, found, backend).figures.values()) == expected, backend
     assert len(class_curves(truth, found)) == len(truth.names)
     assert ignored == sum(row["category_id"] == 4 for row in rows)
@@ -240,7 +240,7 @@ def test_no_digit_is_lost(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(rows))
     expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
     found, _ = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    for backend in COMPUTE:
+    for backend in EVALUATIONS:
         assert list(score(truth, found, backend).figures.values()) == expected, backend
     assert expected[1] > 0.99 and score(truth, found.astype(DETECTION)).figures["AP50"] == 0
 
@@ -249,7 +249,7 @@ def test_a_file_without_rows_scores_nothing(tmp_path: Path) -> None:
     truth, _ = draw(0)
     (tmp_path / "results.json").write_text("[]")
     found, _ = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    for backend in COMPUTE:
+    for backend in EVALUATIONS:
         figures = score(truth, found, backend).figures
         assert set(figures.values()) == {0.0} and tuple(figures) == FIGURES
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from tests.train_utils.coco_sets import coco128, draw, many_classes
 from train_utils import plots
-from train_utils.coco_eval import COMPUTE, hotcoco_evaluation, score, to_columns
+from train_utils.coco_eval import EVALUATIONS, hotcoco_evaluation, score
 from train_utils.detections import Detections, GroundTruth
 from train_utils.plots import (
     LEAST_SMOOTHED,
@@ -124,7 +124,7 @@ def area_of_lines(axis: Axes) -> tuple[list[float], float]:
 
 
 def assert_areas_are_the_table(
-    truth: GroundTruth, found: Detections, figures: list[Figure], backends: Iterable[str] = COMPUTE
+    truth: GroundTruth, found: Detections, figures: list[Figure], backends: Iterable[str] = EVALUATIONS
 ) -> None:
     boxes = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=len(truth.names))
     draw_precision_recall(truth, found, OUT)
@@ -181,8 +181,8 @@ def test_a_confusion_matrix_has_numbers_that_can_be_read(classes: int, kept: lis
     truth, found = many_classes(classes)
     threshold = float(np.median(found["score"]))
     draw_confusion(truth, found, threshold, OUT)
-    sides = to_columns(truth, found[found["score"] >= threshold])
-    matrix = hotcoco_evaluation(len(truth.image_ids), classes, *sides).confusion_matrix(iou_thr=0.5)["matrix"]
+    reported = found[found["score"] >= threshold]
+    matrix = hotcoco_evaluation(truth, reported).confusion_matrix(iou_thr=0.5)["matrix"]
     axis = cast(Any, kept[-1].axes[0])
     drawn = axis.images[0].get_array()
     x_labels, y_labels = (

@@ -19,7 +19,7 @@ from train_utils import progress as screen
 screen.SECONDS_BETWEEN_UPDATES = -1.0
 with screen.Progress(40, "epoch 1/3", True) as progress:
     progress.at(20, lambda: {"loss": "12.35"})
-    screen.say("a note in the middle of an epoch")
+    screen.print_lines("a note in the middle of an epoch")
     progress.at(40)
 """
 

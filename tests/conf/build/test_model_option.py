@@ -18,7 +18,7 @@ from conf.programs import run
 from data import ShapesConfig, ensure_shapes
 from models import Darknet, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
-from train_utils.shell import option
+from train_utils.options import option
 
 SHAPES = [
     "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",
