@@ -114,8 +114,7 @@ def _sections(
         there = values.get(name)
         there = there if isinstance(there, Mapping) else {}
         for section in sections_in(CHOICES.get(name, {}).get(str(there.get("name")), kind)):
-            named = f"<{'|'.join(there)}>." if get_origin(kind) is dict else ""
-            yield from _sections(section, there, f"{prefix}{name}.{named}")
+            yield from _sections(section, there, f"{prefix}{name}.")
 
 
 def _table(section: type, values: Mapping[str, Any], prefix: str, width: int) -> str:
@@ -191,8 +190,6 @@ def kind_in_words(kind: Any) -> str:
         return " or ".join("null" if part is type(None) else kind_in_words(part) for part in get_args(kind))
     if get_origin(kind) is list:
         return f"list of {kind_in_words(get_args(kind)[0])}"
-    if get_origin(kind) is dict:
-        return "mapping"
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(member.name for member in kind)
     words = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}

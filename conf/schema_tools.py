@@ -88,30 +88,13 @@ class AnchorsConfig(PluggedConfig):
 
 
 @dataclass
-class ArchiveConfig:
-    """An archive to download and unpack."""
-
-    url: str  # where to download it
-    md5: str  # that the file must have
-
-
-@dataclass
-class PublicSetConfig:
-    """A public data set: its folder, and its archives in order."""
-
-    root: str  # folder to unpack into
-    archives: list[ArchiveConfig]
-
-
-@dataclass
 class GetDataConfig:
     """Everything that scripts/get_data.py reads."""
 
-    name: str  # a key of sets
+    name: str  # of a public data set: coco2017, voc2007 or voc2012
     root: str | None  # folder to unpack into; null: that of the set
     keep_archives: bool  # keep the downloaded files
     debug: bool  # show tracebacks of user errors, too
-    sets: dict[str, PublicSetConfig]
 
 
 @dataclass

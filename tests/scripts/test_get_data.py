@@ -15,10 +15,12 @@ from conf.entry import compose
 from conf.failures import ConfigError
 from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema_tools import GetDataConfig
-from scripts.get_data import get_data
+from scripts.get_data import SETS, PublicSet, get_data
 
 
-def test_a_set_is_fetched_unpacked_and_not_fetched_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_set_is_fetched_unpacked_and_not_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     served, root = tmp_path / "served", tmp_path / "root"
     served.mkdir()
     with zipfile.ZipFile(served / "pictures.zip", "w") as archive:
@@ -28,10 +30,9 @@ def test_a_set_is_fetched_unpacked_and_not_fetched_again(tmp_path: Path, capsys:
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=served)) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/pictures.zip"
-        archives = f"sets.voc2007.archives=[{{url: '{url}', md5: {md5}}}]"
-        config = compose(
-            "get_data", GetDataConfig, prepare_arguments(["voc2007", f"root={root}", archives], PROGRAMS["get_data"])
-        )
+        monkeypatch.setitem(SETS, "voc2007", PublicSet("datasets", {url: md5}))
+        arguments = prepare_arguments(["voc2007", f"root={root}"], PROGRAMS["get_data"])
+        config = compose("get_data", GetDataConfig, arguments)
         assert get_data(config) == root
         assert (root / "pictures" / "1.txt").read_text() == "one"
         assert not list(root.rglob("*.zip"))  # not kept unless asked
