@@ -104,11 +104,9 @@ class ModelConfig:
 
 
 def _are_sizes(pairs: Any) -> bool:
-    return isinstance(pairs, list) and all(map(_is_size, pairs))
-
-
-def _is_size(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(map(_is_above_zero, pair))
+    return isinstance(pairs, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(map(_is_above_zero, pair)) for pair in pairs
+    )
 
 
 def _is_above_zero(value: Any) -> bool:

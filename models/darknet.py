@@ -1,7 +1,6 @@
 """A Darknet network as a torch module: images in, one raw map per [yolo] section out."""
 
 import math
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -13,8 +12,6 @@ from models.graph import IMAGES, Graph, Node, Shape
 from models.heads import Head
 from models.layers import Convolution, SharedConvolution, YoloMap
 from models.sections import build_graph
-
-WIDTHS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # suggestions for a width that does not work
 
 
 class Darknet(nn.Module):
@@ -196,13 +193,7 @@ def _build(cfg: Cfg, num_classes: int | None, width: float) -> Graph:
             raise
         with torch.device("meta"):  # shapes only
             build_graph(cfg, num_classes, width=1.0)
-            for near in sorted(WIDTHS, key=lambda near: abs(near - width)):
-                with suppress(ModelError):
-                    build_graph(cfg, num_classes, near)
-                    break
-        raise ModelError(
-            f"model.width={width:g} does not suit this .cfg ({error}). fix: model.width={near:g}"
-        ) from error
+        raise ModelError(f"model.width={width:g} does not suit this .cfg ({error}). fix: model.width=1") from error
 
 
 def _releases(nodes: list[Node]) -> list[list[int]]:

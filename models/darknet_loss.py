@@ -31,7 +31,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from models.assignment import (
@@ -46,7 +45,7 @@ from models.assignment import (
 from models.boxes import EPS, at_least_float32, box_iou_aligned, cxcywh_to_xyxy
 from models.decode import MAX_LOG_SIZE, box_sizes, cell_offsets, decode_boxes
 from models.heads import Head
-from models.loss import HeadLoss, SumOverRanks, Terms
+from models.loss import HeadLoss, SumOverRanks, Terms, cross_entropy
 
 RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability above which a box may be ignored
 
@@ -80,11 +79,11 @@ class DarknetLoss(HeadLoss):
         objects = weight.new_zeros(raw.shape[:4])
         objects.view(-1).scatter_reduce_(0, cells.flat(raw.shape), weight, reduce="amax")
         counted = torch.maximum(objects, (~left_out).float())
-        objectness = (_cross_entropy(at_least_float32(raw[..., 4]), objects) * counted).sum()
+        objectness = (cross_entropy(at_least_float32(raw[..., 4]), objects) * counted).sum()
 
         classes, objects_there = merge_classes(cells.flat(raw.shape), weight, positives.targets[:, 1], head.num_classes)
         smoothed = classes * (1 - keys.label_smooth_eps) + keys.label_smooth_eps / 2
-        classification = (_cross_entropy(predicted[:, 5:], smoothed).sum(-1) * weight / objects_there).sum()
+        classification = (cross_entropy(predicted[:, 5:], smoothed).sum(-1) * weight / objects_there).sum()
 
         image_size = weight.new_full((2,), raw.shape[3] * head.stride)  # filled on the device
         image_size[1] = raw.shape[2] * head.stride
@@ -97,11 +96,6 @@ class DarknetLoss(HeadLoss):
         )
 
 
-def _cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Elementwise. Its gradient is Darknet's: probability - wanted."""
-    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
-
-
 def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
     """Elementwise cross-entropy minus its minimum: 0 where a target between 0 and 1 is met.
 
@@ -109,7 +103,7 @@ def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
     """
     within = wanted.clamp(0, 1)
     least: Tensor = torch.special.entr(within) + torch.special.entr(1 - within)
-    return _cross_entropy(logits, wanted) - least
+    return cross_entropy(logits, wanted) - least
 
 
 def _box_errors(head: Head, raw: Tensor, anchors: Tensor, positives: Positives, image_size: Tensor) -> Tensor:

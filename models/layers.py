@@ -26,9 +26,6 @@ class Functional(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
 
-    def extra_repr(self) -> str:
-        return self.function.__name__
-
 
 def loggy(x: Tensor) -> Tensor:
     """Logistic stretched to -1..1."""

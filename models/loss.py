@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assignment import Anchors, Cells, HeadAnchors, HeadMap, centre_cells, targets_in_cells
+from models.assignment import Cells, HeadAnchors, HeadMap, centre_cells, targets_in_cells
 from models.boxes import at_least_float32, box_iou_aligned, wh_iou
 from models.config import Balance, LossConfig
 from models.decode import boxes_in_cells
@@ -36,6 +36,11 @@ class LossParts(NamedTuple):
     box: Tensor
     objectness: Tensor
     classification: Tensor
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Elementwise binary cross-entropy; its gradient is probability - target."""
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
 
 
 def identity(tensor: Tensor) -> Tensor:
@@ -134,7 +139,9 @@ class YoloLoss(HeadLoss):
         if config.positives is not None:
             pairs = dynamic_positives(maps, targets, config.positives, config.ranked_by)
         else:
-            pairs = [matching_shapes(*part, targets, config.anchor_iou) for part in maps]
+            alike = [(wh_iou(targets[:, 4:6], part.anchors.own) > config.anchor_iou).float() for part in maps]
+            cells = [centre_cells(targets, part.head.stride, part.raw.shape) for part in maps]
+            pairs = list(zip(alike, cells, strict=True))
         return [
             _Assignment(
                 weight=weight.to(at_least_float32(raw).dtype),
@@ -160,28 +167,16 @@ class YoloLoss(HeadLoss):
         quality = 1 - objectness_ratio + objectness_ratio * iou.detach().clamp(min=0)
         targets = _objectness_targets(raw, assigned, quality)
         logits = at_least_float32(raw[..., 4])
-        objectness = _cross_entropy(logits, targets).sum() / cells
+        objectness = cross_entropy(logits, targets).sum() / cells
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
         wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
-        losses = _cross_entropy(class_logits, wanted.to(class_logits.dtype).expand_as(class_logits))
+        losses = cross_entropy(class_logits, wanted.to(class_logits.dtype).expand_as(class_logits))
         learnt = assigned.weight
         if isinstance(config.class_weights, list):
             learnt = learnt * self._weights_of(assigned.classes)
         classification = (losses.mean(-1) * learnt).sum() * share
         return box, objectness, classification
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Elementwise binary cross-entropy."""
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-
-
-def matching_shapes(
-    head: Head, anchors: Anchors, raw: Tensor, targets: Tensor, anchor_iou: float
-) -> tuple[Tensor, Cells]:
-    """The anchors of a target's cell whose shapes overlap its own by more than anchor_iou."""
-    return (wh_iou(targets[:, 4:6], anchors.own) > anchor_iou).float(), centre_cells(targets, head.stride, raw.shape)
 
 
 def _objectness_targets(raw: Tensor, assigned: _Assignment, quality: Tensor) -> Tensor:

@@ -68,11 +68,6 @@ def read_blur(section: Section, strides: tuple[int, int]) -> int | None:
     return {0: None, 1: 3, 2: 2}[kind]
 
 
-def read_activation(section: Section, default: str) -> str:
-    """Name of the activation, one of ACTIVATIONS."""
-    return section.choice("activation", default, ACTIVATIONS)
-
-
 def convolutional(graph: Graph, section: Section) -> Node:
     """[convolutional]: a convolution with its own weights, or with those of share_index."""
     source, shape = graph.previous(section)
@@ -137,7 +132,7 @@ def _activation(graph: Graph, section: Section) -> str:
 
     Raw maps are logits: the loss needs them, and the decoding applies the logistic.
     """
-    activation = read_activation(section, default="logistic")  # Darknet's default
+    activation = section.choice("activation", "logistic", ACTIVATIONS)  # Darknet's default
     following = graph.following()
     if following is None or following.kind != "yolo" or not following.integer("new_coords", 0):
         return activation
@@ -189,7 +184,7 @@ def shortcut(graph: Graph, section: Section) -> Node:
     named = section.choice("weights_normalization", "none", ("none", "relu", "avg_relu", "softmax"))
     normalization = named.removeprefix("avg_")  # Darknet treats both alike
     graph.reserve(section, len(sources) * per_source)
-    module = Shortcut(read_activation(section, default="linear"), len(sources), per_source, normalization)
+    module = Shortcut(section.choice("activation", "linear", ACTIVATIONS), len(sources), per_source, normalization)
     return Node(module, sources, shape)
 
 
@@ -216,7 +211,7 @@ def product(graph: Graph, section: Section) -> Node:
         raise section.error(f"multiplies maps of {factors.channels} and {shape.channels} channels", "from")
     if section.kind == "sam" or factors.stride is not None:
         graph.check_same_size(section, (source, other))
-    return Node(Product(read_activation(section, default="linear")), (source, other), shape)
+    return Node(Product(section.choice("activation", "linear", ACTIVATIONS)), (source, other), shape)
 
 
 def maxpool(graph: Graph, section: Section) -> Node:

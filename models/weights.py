@@ -185,13 +185,6 @@ class WeightTensor(NamedTuple):
     tensor: Tensor
 
 
-class _Extent(NamedTuple):
-    """The part of a network in a file: all of it for `num_classes`, or its layers up to `cut`."""
-
-    num_classes: int | None
-    cut: int | None
-
-
 def weight_tensors(model: Darknet) -> Iterator[WeightTensor]:
     """All tensors of a .weights file in the order Darknet stores them."""
     for index, layer in enumerate(model.layers):
@@ -208,17 +201,17 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
     not fit the network, or holds values that are not finite.
     """
     file = open_weights(Path(path))
-    extent = _extent(model, file)
+    num_classes, cut = _extent(model, file)
     tensors, heads = list(weight_tensors(model)), head_layers(model)
-    fresh_heads = fresh_heads or extent.num_classes not in (None, model.num_classes)
+    fresh_heads = fresh_heads or num_classes not in (None, model.num_classes)
     loads: list[tuple[WeightTensor, Values]] = []
     start = 0
     for own in tensors:
-        if extent.cut is not None and own.layer > extent.cut:
+        if cut is not None and own.layer > cut:
             break
         count = own.tensor.numel()
-        if extent.num_classes is not None and own.layer in heads:
-            count = count // (5 + model.num_classes) * (5 + extent.num_classes)
+        if num_classes is not None and own.layer in heads:
+            count = count // (5 + model.num_classes) * (5 + num_classes)
         stored = file.values[start : start + count]
         start += count
         if fresh_heads and own.layer in heads:
@@ -230,9 +223,9 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
         for own, stored in loads:
             own.tensor.copy_(torch.from_numpy(stored.copy()).view_as(own.tensor))  # the memory map is read-only
     model.seen, model.weights_version = file.seen, file.version
-    report = make_report(model, file.path, [own for own, _ in loads], extent.num_classes)
-    left_out = fresh_heads and (extent.cut is None or min(heads) <= extent.cut)
-    return replace(report, heads_left_out=left_out, cut=extent.cut, version=file.version, seen=file.seen)
+    report = make_report(model, file.path, [own for own, _ in loads], num_classes)
+    left_out = fresh_heads and (cut is None or min(heads) <= cut)
+    return replace(report, heads_left_out=left_out, cut=cut, version=file.version, seen=file.seen)
 
 
 def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | None = None) -> int:
@@ -285,8 +278,11 @@ def head_layers(model: Darknet) -> set[int]:
     return {head.layer - 1 for head in model.heads}
 
 
-def _extent(model: Darknet, file: WeightsFile) -> _Extent:
-    """The part of this network in the file, by its number of values. ModelError if none fits."""
+def _extent(model: Darknet, file: WeightsFile) -> tuple[int | None, int | None]:
+    """The class count of a whole file, else None, and the last layer of a cut one, else None.
+
+    They follow from the number of values. Raises ModelError if none fits.
+    """
     count, heads = len(file.values), head_layers(model)
     ends: dict[int, int] = {}  # by layer: how many values a file cut after it holds
     needed = of_heads = 0
@@ -296,7 +292,7 @@ def _extent(model: Darknet, file: WeightsFile) -> _Extent:
         ends[own.layer] = needed
     if not file.extra_bytes:
         if count == needed:
-            return _Extent(model.num_classes, None)
+            return model.num_classes, None
         cuts = [layer for layer, end in ends.items() if end == count]
         extra_classes, rest = divmod(count - needed, of_heads // (5 + model.num_classes))
         num_classes = model.num_classes + extra_classes if rest == 0 and model.num_classes + extra_classes > 0 else None
@@ -307,7 +303,7 @@ def _extent(model: Darknet, file: WeightsFile) -> _Extent:
                 f" the model for {num_classes}, otherwise cut the file after another layer"
             )
         if cuts or num_classes is not None:
-            return _Extent(num_classes, cuts[0] if cuts else None)
+            return num_classes, (cuts[0] if cuts else None)
     nearest = min(ends, key=lambda layer: abs(ends[layer] - count))
     cut = "" if ends[nearest] == needed else f"; a file cut after layer {nearest} has {ends[nearest]:,}"
     raise ModelError(

@@ -122,12 +122,11 @@ def test_width_scales_in_steps_of_eight(width: float, expected: list[int]) -> No
         ),
     ],
 )
-def test_a_width_that_makes_no_network_is_named_with_one_that_does(layers: tuple[str, ...], fault: str) -> None:
+def test_a_width_that_makes_no_network_is_named(layers: tuple[str, ...], fault: str) -> None:
     text = cfg_writer.cfg(cfg_writer.conv(48), *layers, cfg_writer.head(0))
     assert Darknet(parse_cfg(text, "wide.cfg")).width == 1
-    with pytest.raises(ModelError, match=rf"model\.width=0\.25 does not suit .* \({fault}.*\)\. fix: ") as error:
+    with pytest.raises(ModelError, match=rf"model\.width=0\.25 does not suit .* \({fault}.*\)\. fix: "):
         Darknet(parse_cfg(text, "wide.cfg"), width=0.25)
-    assert Darknet(parse_cfg(text, "wide.cfg"), width=float(str(error.value).split("=")[-1])).width == 0.5
     with pytest.raises(ModelError, match=r"^wide\.cfg:1"):
         Darknet(parse_cfg(text.replace("groups=6", "groups=7"), "wide.cfg"), width=0.25)
 
