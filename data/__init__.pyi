@@ -20,7 +20,7 @@ from .geometry import letterbox as letterbox
 from .images import CachedImages as CachedImages
 from .images import ImageSource as ImageSource
 from .images import build_image_cache as build_image_cache
-from .images import kept_cache_name as kept_cache_name
+from .images import image_cache_name as image_cache_name
 from .index import Annotations as Annotations
 from .index import check_same_classes as check_same_classes
 from .index import open_annotations as open_annotations

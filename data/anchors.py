@@ -5,19 +5,14 @@ Sizes are (width, height) in pixels of images letterboxed to the training size.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.index import Annotations
-from data.index_cache import keep_result
 
 Sizes = NDArray[np.float64]  # (n, 2) width, height
 
@@ -242,7 +237,6 @@ def choose_anchors(
     current: Sizes,
     slots: Sequence[int],
     min_iou: float | None,
-    index_dir: Path,
 ) -> tuple[Sizes | None, str]:
     """Anchors (k, 2) in place of ``current``, or None if these serve; and a sentence for the log.
 
@@ -252,7 +246,7 @@ def choose_anchors(
 
     ``slots`` are the rows of ``current`` that the heads use, in the order in which they shall hold
     larger and larger anchors. The other rows stay. Sizes are those in images letterboxed to
-    ``image_size`` pixels. The same data give the same anchors, and a fit is kept in ``index_dir``.
+    ``image_size`` pixels. The same data give the same anchors.
     """
     sizes, slots = network_sizes(annotations, image_size, MOST_BOXES), list(slots)
     if not len(sizes):
@@ -264,7 +258,7 @@ def choose_anchors(
             "closer fit can cost AP"
         )
     chosen = current.copy()
-    chosen[slots] = np.maximum(_kept_fit(sizes, len(slots), index_dir), LEAST_SIDE).round(1)
+    chosen[slots] = np.maximum(_fit(sizes, len(slots)), LEAST_SIDE).round(1)
     before, after = (float(best_overlaps(sizes, anchors[slots]).mean()) for anchors in (current, chosen))
     found = f"recall at IoU 0.5 is {recall(sizes, current[slots], 0.5):.3f}"
     fit = f"{recall(sizes, chosen[slots], 0.5):.3f} with anchors fitted to the boxes at {image_size} pixels"
@@ -273,19 +267,6 @@ def choose_anchors(
         return None, f"the anchors of the .cfg stay: {found}, {fit} ({overlap}, not {GAIN:g} more)"
     listed = "  ".join(f"{width:g},{height:g}" for width, height in chosen)
     return chosen, f"{found} with the anchors of the .cfg, {fit}, which replace them ({overlap}): {listed}"
-
-
-def _kept_fit(sizes: Sizes, count: int, index_dir: Path) -> Sizes:
-    """``_fit``, or what it gave for the same sizes before, whatever data set they came from."""
-    key = hashlib.sha256(json.dumps([count, ROUNDS, SEED]).encode() + np.ascontiguousarray(sizes).tobytes())
-    path = index_dir / f".{key.hexdigest()[:32]}.anchors"
-    with suppress(OSError, ValueError):  # none is kept, or half of one
-        kept = np.array(json.loads(path.read_text(encoding="utf-8")), dtype=np.float64)
-        if kept.shape == (count, 2):
-            return kept
-    anchors = _fit(sizes, count)
-    keep_result(path, anchors.tolist())
-    return anchors
 
 
 def _fit(sizes: Sizes, count: int) -> Sizes:

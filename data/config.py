@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from data.set_files import NAME_FILES, read_names
+from data.set_files import NAME_FILES, class_names, read_names
 
 AUTO = "auto"  # of data.workers
 
@@ -166,15 +166,7 @@ class DataConfig:
         if isinstance(self.names, str):
             self.names, _ = read_names(self._names_file(self.names))
         if self.names is not None:
-            if not isinstance(self.names, list) or not self.names:
-                raise ValueError("data.names must hold at least one class, or be null")
-            odd = [name for name in self.names if isinstance(name, bool) or not isinstance(name, str | int | float)]
-            if odd:
-                raise ValueError(f"data.names holds {odd[0]!r}, which is not text. fix: put it in quotes")
-            self.names = [str(name) for name in self.names]
-            if len(set(self.names)) < len(self.names):
-                twice = next(name for name in self.names if self.names.count(name) > 1)
-                raise ValueError(f"data.names lists {twice!r} twice")
+            self.names = class_names(self.names, "data.names")
 
     def line(self) -> str:
         """What is read, in a few words for a log."""
@@ -269,13 +261,7 @@ class AugmentConfig:
     min_visible: float  # keep a box if more than this share of its area, 0..1, stays visible
 
     def __post_init__(self) -> None:
-        shares = (
-            "mosaic",
-            "mosaic_nine",
-            "mixup",
-            "flip_horizontal",
-            "flip_vertical",
-        )
+        shares = ("mosaic", "mosaic_nine", "mixup", "flip_horizontal", "flip_vertical")
         for key in (*shares, "hsv_hue", "hsv_saturation", "hsv_value"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"augment.{key} must lie in 0..1, got {getattr(self, key)}")

@@ -184,11 +184,7 @@ class EvalDataset(Dataset[Batch]):
     """Images resized as ``resize`` says; with ``upscale`` the letterbox enlarges small ones."""
 
     def __init__(
-        self,
-        annotations: Annotations,
-        images: ImageSource,
-        upscale: bool = False,
-        resize: Resize = Resize.letterbox,
+        self, annotations: Annotations, images: ImageSource, upscale: bool = False, resize: Resize = Resize.letterbox
     ) -> None:
         self.annotations = annotations
         self.images = images

@@ -11,7 +11,6 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -100,17 +99,8 @@ def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
     return np.asarray(image, dtype=np.uint8)
 
 
-class Encoded(NamedTuple):
-    """An image file ready to decode: complete, and of the annotated size."""
-
-    path: str
-    data: bytes
-    header: Header
-    orientation: int  # EXIF orientation to apply, 1 to 8; 1: leave as stored
-
-
 def open_image(path: str | PathLike[str], fix: str) -> tuple[bytes, Header]:
-    """Read an image file whose header names a known type and a size that is safe to decode.
+    """Read a complete image file of a known type and a size that is safe to decode.
 
     Raises ``DataError``, with ``fix`` as its way out.
     """
@@ -127,13 +117,9 @@ def open_image(path: str | PathLike[str], fix: str) -> tuple[bytes, Header]:
     if header is None:
         what = f"is not an image of a known type ({KNOWN_TYPES})" if data else "is empty"
         raise DataError(f"{path} {what}. {fix}")
-    return data, header
-
-
-def check_complete(path: str | PathLike[str], data: bytes, header: Header, fix: str) -> None:
-    """Raise ``DataError`` if the file ends before its JPEG data do."""
     if header.kind == "JPEG" and is_cut_short(data):
         raise DataError(f"{path} is cut short: the end of its JPEG data is missing. {fix}")
+    return data, header
 
 
 def decode_stored(path: str | PathLike[str], data: bytes, header: Header, fix: str) -> Image:
@@ -183,27 +169,19 @@ class ImageSource:
                 logger.warning("left out: %s", error)
             return None
 
-    def read_encoded(self, index: int) -> Encoded:
-        """Read an image's bytes and check all that needs no decoding. Raises ``DataError``."""
-        path = self.annotations.path(index)
-        height, width = self.annotations.sizes[index].tolist()
-        data, header = open_image(path, _FIX)
-        orientation = self.annotations.turn.orientation(header, (height, width))
-        if header.size(orientation) != (height, width):
-            raise self._wrong_size(index, header)
-        check_complete(path, data, header, _FIX)
-        return Encoded(path, data, header, orientation)
-
     def _decode(self, index: int, rows: int | None) -> NDArray[np.uint8]:
-        path, data, header, orientation = self.read_encoded(index)
+        path, size = self.annotations.path(index), tuple(self.annotations.sizes[index].tolist())
+        data, header = open_image(path, _FIX)
+        orientation = self.annotations.turn.orientation(header, size)
+        if header.size(orientation) != size:
+            raise self._wrong_size(index, header)
         if header.kind == "JPEG":
-            needed = header.height if rows is None or orientation != 1 else rows
-            quickly = decode_rows(data, header.height, needed)
+            quickly = decode_rows(data, header.height, header.height if rows is None or orientation != 1 else rows)
             if quickly is not None:
                 return turn_decoded(quickly, header, orientation)
         image = decode_stored(path, data, header, _FIX)
         turned = turn_decoded(image, header, orientation)
-        if turned.shape[:2] != tuple(self.annotations.sizes[index].tolist()):
+        if turned.shape[:2] != size:
             raise self._wrong_size(index, header._replace(height=image.shape[0], width=image.shape[1]))
         return turned
 
@@ -219,7 +197,7 @@ class ImageSource:
         return DataError(f"{path} has {found}, {meant}. {fix}")
 
 
-def kept_cache_name(annotations: Annotations, on_error: OnError) -> str:
+def image_cache_name(annotations: Annotations, on_error: OnError) -> str:
     """Name the cache of these images; the name changes with any file or how it is turned."""
     paths = [os.path.join(annotations.image_root, annotations.file_name(i)) for i in range(len(annotations))]
     key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}".encode())

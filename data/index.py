@@ -130,7 +130,7 @@ def _open(
     config: DataConfig, split: str, files: Files, index_dir: Path, stamps: list[str], asked: list[Any]
 ) -> tuple[Annotations, str]:
     """The index of these sources, and the stamps of the image files if sizes come from them."""
-    key = index_key(index_dir, files.hashed, stamps, asked)
+    key = index_key(files.hashed, stamps, asked)
     folder = index_dir / key
     arrays, about = load_index(folder if folder.is_dir() else _build(config, split, files, index_dir, key))
     stamps_then = about.pop("image_stamps")

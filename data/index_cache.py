@@ -38,8 +38,7 @@ COLUMNS = (
     "areas",
     "category_ids",
 )
-KEPT_HASH_BYTES = 1 << 24  # size from which on the hash of a file is kept
-KEPT_HASH_AGE = 10  # seconds since the last change, before which no hash is kept
+LARGE_BYTES = 1 << 26  # size from which on a file is identified by its status
 STALE_SECONDS = 24 * 3600  # age of a temporary folder whose build was killed
 
 
@@ -75,55 +74,24 @@ def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
     return digest.digest(), np.frombuffer(columns, dtype=np.int64).reshape(-1, 4)
 
 
-def index_key(index_dir: Path, hashed: Sequence[Path], stamps: Sequence[str], asked: Sequence[Any]) -> str:
+def index_key(hashed: Sequence[Path], stamps: Sequence[str], asked: Sequence[Any]) -> str:
     """The name of the index made from these sources: 32 hexadecimal digits.
 
-    ``hashed`` files count by content. ``stamps`` are digests of the many small files. ``asked`` is
-    everything else the index depends on, as plain data. Raises ``OSError`` where a hashed file
-    cannot be read.
+    ``hashed`` files count by content, large ones by their status. ``stamps`` are digests of the many
+    small files. ``asked`` is everything else the index depends on, as plain data. Raises
+    ``OSError`` where a hashed file cannot be read.
     """
     digest = hashlib.sha256(json.dumps([FORMAT_VERSION, *stamps, *asked]).encode())
     for path in hashed:
-        digest.update(f"{path}\n{_content_hash(path, index_dir)}\n".encode("utf-8", "surrogateescape"))
+        digest.update(f"{path}\n{_content(path)}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
 
 
-def _content_hash(path: Path, index_dir: Path) -> str:
-    """The SHA-256 of a file. Hashing COCO's takes a second, so that of a large file is kept.
-
-    File times are as coarse as seconds on some systems. A file that was just written may change
-    again under the same time, so its hash is not kept.
-    """
-    before = path.stat()
-    if before.st_size < KEPT_HASH_BYTES:
-        return _sha256(path)
-    stamp = [before.st_size, before.st_mtime_ns, before.st_ctime_ns]
-    kept = index_dir / f".{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.hash"
-    with suppress(OSError, ValueError):
-        known_stamp, content_hash = json.loads(kept.read_text(encoding="utf-8"))
-        if known_stamp == stamp:
-            return str(content_hash)
-    content_hash = _sha256(path)
-    if time.time_ns() - before.st_ctime_ns > KEPT_HASH_AGE * 10**9 and path.stat().st_ctime_ns == before.st_ctime_ns:
-        keep_result(kept, [stamp, content_hash])
-    return content_hash
-
-
-def keep_result(path: Path, result: Any) -> None:
-    """Write plain data that can be computed again to a file in the folder of the indices.
-
-    A folder that cannot be written is no error: the next start computes it again.
-    """
-    with suppress(OSError):  # writing an index reports it
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-        temporary.write_text(json.dumps(result), encoding="utf-8")
-        temporary.replace(path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _content(path: Path) -> str:
+    """The SHA-256 of a file; of a large one, whose hash takes a second, size and times."""
+    if path.stat().st_size >= LARGE_BYTES:
+        return stamp_files([str(path)]).digest
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def build_index(

@@ -24,7 +24,7 @@ from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError
 from data.geometry import Image, Letterbox, resize_into
 from data.headers import turn_decoded
-from data.images import check_complete, decode_stored, open_image
+from data.images import decode_stored, open_image
 from data.samplers import input_shape
 from data.set_files import IMAGE_SUFFIXES
 
@@ -89,13 +89,13 @@ def find_media(source: str) -> list[Medium]:
     if path.is_file() and path.suffix.lower() == ".txt":
         return _named([Path(line.strip()) for line in path.read_text().splitlines() if line.strip()], source)
     if glob.has_magic(source):
-        return _named([Path(found) for found in glob.glob(source, recursive=True) if _is_known(Path(found))], source)
+        return _named([Path(found) for found in glob.glob(source, recursive=True) if _is_medium(Path(found))], source)
     if not path.is_file():
         raise DataError(f"source={source}: there is no such file or folder. fix: correct the path")
     return _named([path], source)
 
 
-def _is_known(path: Path) -> bool:
+def _is_medium(path: Path) -> bool:
     return path.suffix.lower() in IMAGE_SUFFIXES.union(VIDEO_SUFFIXES) and not path.is_dir()
 
 
@@ -104,7 +104,7 @@ def _in_folder(folder: Path) -> list[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent, name) for name in files if not name.startswith(".")]
-    return [path for path in found if _is_known(path)]
+    return [path for path in found if _is_medium(path)]
 
 
 def _named(paths: list[Path], source: str, base: Path | None = None) -> list[Medium]:
@@ -125,7 +125,6 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
         return Frame(medium, 1, medium.image)
     path = medium.path
     data, header = open_image(path, _FIX)
-    check_complete(path, data, header, _FIX)
     image = decode_stored(path, data, header, _FIX)
     orientation = header.orientation if exif == Exif.apply else 1
     return Frame(medium, 1, turn_decoded(image, header, orientation))

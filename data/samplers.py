@@ -156,8 +156,8 @@ class TrainBatchSampler(Sampler[list[Request]]):
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(epoch, 1))))
         largest = None
         if epoch == 0:  # so memory runs out in the first step or never
-            spare = 0 if self._order.factors is None else 1  # some epochs draw one more
-            left_out = self._order.length - self.steps_per_epoch * self._batch_size + spare
+            extra = 0 if self._order.factors is None else 1  # some epochs draw one more
+            left_out = self._order.length - self.steps_per_epoch * self._batch_size + extra
             largest = largest_rectangle(self._image_sizes, self._batch_size, left_out, self.sizes.most_pixels)
         return grouped_by_shape(order, self._image_sizes, self._batch_size, generator, largest)
 

@@ -54,8 +54,8 @@ def recognise(place: Path) -> dict[str, Any]:
 def _name(place: Path) -> str:
     """The stem of the file or folder; of ``cats/train/data.yaml`` that is cats."""
     stems = [place.stem if place.is_file() else place.name, *(part.name for part in place.parents)]
-    telling = [stem for stem in stems if stem and not USUAL.fullmatch(stem.lower()) and "instances_" not in stem]
-    return telling[0] if telling else stems[0]
+    specific = [stem for stem in stems if stem and not USUAL.fullmatch(stem.lower()) and "instances_" not in stem]
+    return specific[0] if specific else stems[0]
 
 
 def _of_folder(folder: Path) -> dict[str, Any] | None:
@@ -80,7 +80,7 @@ def _of_folder(folder: Path) -> dict[str, Any] | None:
 
 def _of_json(path: Path) -> dict[str, Any]:
     """The options for a COCO json and its twin."""
-    jsons = _given_and_other(path)
+    jsons = _json_of_each_split(path)
     images = {split: _images_of(path) for split, path in jsons.items()}
     root = os.path.commonpath([*(path.parent for path in jsons.values()), *images.values()])
     parts = {
@@ -90,7 +90,7 @@ def _of_json(path: Path) -> dict[str, Any]:
     return {"format": "coco", "root": root, "on_error": "clip", "val": parts["train"], **parts}
 
 
-def _given_and_other(path: Path) -> dict[str, Path]:
+def _json_of_each_split(path: Path) -> dict[str, Path]:
     """The json of each split where one is given: the other has the other word in its path."""
     for split, other, words, others in (("train", "val", TRAIN, VAL), ("val", "train", VAL, TRAIN)):
         for here, there in ((word, another) for word in words for another in others):
@@ -169,19 +169,25 @@ def names_of_yaml(content: dict[str, Any], path: Path) -> list[str] | None:
                 f"{path}: the keys of names are {shown(list(names))}. fix: number them from 0 on, none left out"
             )
         names = [names[number] for number in range(len(names))]
-    if not isinstance(names, list) or not names:
-        raise DataError(f"{path} has names={shown(names)}. fix: make it a list with at least one class")
-    for name in names:
-        # YAML reads yes, no, on and off as booleans.
-        if isinstance(name, bool) or not isinstance(name, str | int | float):
-            raise DataError(f"{path} has the class name {shown(name)}. fix: make it a text, in quotes")
-    texts = [str(name) for name in names]
-    if len(set(texts)) < len(texts):
-        twice = next(name for name in texts if texts.count(name) > 1)
-        raise DataError(f"{path} has two classes of the name {twice!r}. fix: give each its own name")
+    texts = class_names(names, f"{path}: names")
     count = content.get("nc", len(texts))
     if count != len(texts):
         raise DataError(f"{path} has nc={shown(count)}, but {len(texts)} names. fix: correct one of them")
+    return texts
+
+
+def class_names(names: Any, where: str) -> list[str]:
+    """A list of class names as texts. Raises ``DataError``, naming ``where``, if it is none."""
+    if not isinstance(names, list) or not names:
+        raise DataError(f"{where} must be a list with at least one class, got {shown(names)}. fix: write one")
+    for name in names:
+        # YAML reads yes, no, on and off as booleans.
+        if isinstance(name, bool) or not isinstance(name, str | int | float):
+            raise DataError(f"{where} holds {shown(name)}, which is not text. fix: put it in quotes")
+    texts = [str(name) for name in names]
+    if len(set(texts)) < len(texts):
+        twice = next(name for name in texts if texts.count(name) > 1)
+        raise DataError(f"{where} lists {twice!r} twice. fix: give each class its own name")
     return texts
 
 

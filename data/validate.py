@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 from data.config import OnError
 from data.errors import DataError
 from data.headers import MAX_PIXELS
+from data.index_cache import stamp_files
 from data.source import Source
 
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside
@@ -30,17 +29,17 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
     ``source.notes`` lists them. ``split`` is "train" or "val"; a training set needs a usable box.
     """
     skip = on_error == OnError.skip
-    image_kept = _check_images(source, split)
+    image_used = _check_images(source, split)
     if not skip:
         source.findings.stop()  # before its boxes are reported as those of an unknown image
-    if not image_kept.any():
+    if not image_used.any():
         _raise_empty(source, split, f"{source.path} lists no usable image")
-    positions, box_kept = _check_boxes(source, split, on_error, image_kept)
+    positions, box_used = _check_boxes(source, split, on_error, image_used)
     if not skip:
         source.findings.stop()
-    if split == "train" and not box_kept.any():
-        _raise_empty(source, split, f"{source.path} holds no usable box for its {int(image_kept.sum())} images")
-    return _columns(source, image_kept, positions, box_kept)
+    if split == "train" and not box_used.any():
+        _raise_empty(source, split, f"{source.path} holds no usable box for its {int(image_used.sum())} images")
+    return _columns(source, image_used, positions, box_used)
 
 
 def _raise_empty(source: Source, split: str, problem: str) -> None:
@@ -56,7 +55,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     has_size = (source.sizes > 0).all(axis=1)
     # Each side alone first: the product of two absurd ones may overflow.
     readable = (source.sizes <= MAX_PIXELS).all(axis=1) & (source.sizes.prod(axis=1) <= MAX_PIXELS)
-    exists = existing(source.image_root, source.file_names)
+    exists = stamp_files([os.path.join(source.image_root, name) for name in source.file_names]).is_file
 
     def with_size(row: int) -> str:
         name, (height, width) = source.file_names[row], source.sizes[row].tolist()
@@ -64,75 +63,41 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
             return f"{source.path} gives no size of {name}, and the file is not an image of a known type"
         return f"{source.path}: {name} is {width:,} x {height:,} pixels"
 
-    def report(kind: str, bad: NDArray[np.bool_], describe: Callable[[int], str]) -> None:
-        source.findings.add(kind, [describe(row) for row in np.flatnonzero(bad).tolist()])
+    def id_twice(row: int) -> str:
+        return f"{source.path}: image id {source.image_ids[row]} is used twice, also by {source.file_names[row]}"
 
-    report(
-        "images with an id in use",
-        ~first,
-        lambda row: f"{source.path}: image id {source.image_ids[row]} is used twice, also by {source.file_names[row]}",
-    )
-    report(
-        "missing image files",
-        first & ~exists,
-        lambda row: f"{source.path} names {source.file_names[row]}, which is not in {source.image_root}",
-    )
-    report("images without size", first & exists & ~has_size, with_size)
-    report(
-        "images that are too large",
-        first & exists & has_size & ~readable,
-        lambda row: f"{with_size(row)}, more than the {MAX_PIXELS:,} that are read",
-    )
-    kept: NDArray[np.bool_] = first & exists & has_size & readable
+    def missing(row: int) -> str:
+        return f"{source.path} names {source.file_names[row]}, which is not in {source.image_root}"
+
+    usable = np.ones(count, dtype=bool)
+    for kind, good, describe in (
+        ("images with an id in use", first, id_twice),
+        ("missing image files", exists, missing),
+        ("images without size", has_size, with_size),
+        (
+            "images that are too large",
+            readable,
+            lambda row: f"{with_size(row)}, more than the {MAX_PIXELS:,} that are read",
+        ),
+    ):
+        source.findings.add(kind, [describe(row) for row in np.flatnonzero(usable & ~good).tolist()])
+        usable &= good
     if count and not exists.any():  # a wrong folder, which skipping would hide
         raise DataError(
             f"none of the {count} images of {source.path} is in {source.image_root} (first: {source.file_names[0]}). "
             f"fix: set data.root or data.{split}.images to the folder that the file names start from"
         )
-    return kept
-
-
-def existing(root: Path, file_names: list[str]) -> NDArray[np.bool_]:
-    """Which of the files (N,) below ``root`` exist, by one listing for each folder.
-
-    Raises ``DataError`` where a folder exists but cannot be listed.
-    """
-    rows_by_folder: defaultdict[str, list[int]] = defaultdict(list)
-    for row, name in enumerate(file_names):
-        rows_by_folder[name.rpartition("/")[0]].append(row)
-    exists: NDArray[np.bool_] = np.zeros(len(file_names), dtype=bool)
-    for folder, rows in rows_by_folder.items():
-        present = _files_in(os.path.join(root, folder))
-        exists[rows] = [file_names[row].rpartition("/")[2] in present for row in rows]
-    return exists
-
-
-def _files_in(folder: str) -> set[str]:
-    """The names of the files in a folder; none if it does not exist."""
-    try:
-        with os.scandir(folder) as entries:
-            return {entry.name for entry in entries if _is_file(entry)}
-    except PermissionError as error:
-        raise DataError(f"{folder} cannot be listed ({error.strerror}). fix: make it readable for you") from error
-    except (OSError, ValueError):  # ValueError: an impossible name
-        return set()
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:  # a circular link
-        return False
+    return usable
 
 
 def _check_boxes(
-    source: Source, split: str, on_error: OnError, image_kept: NDArray[np.bool_]
+    source: Source, split: str, on_error: OnError, image_used: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The position of each box's image (M,), and whether it is usable. Cuts boxes of ``source``."""
     order = np.argsort(source.image_ids, kind="stable")
     at = np.searchsorted(source.image_ids, source.box_image_ids, sorter=order)
     positions = order[np.minimum(at, len(order) - 1)]  # of equal ids the first, which is kept
-    image_known = source.image_ids[positions] == source.box_image_ids
+    has_image = source.image_ids[positions] == source.box_image_ids
     height, width = source.sizes[positions].T.astype(np.float64)
 
     x, y, w, h = source.boxes_xywh.T
@@ -144,20 +109,20 @@ def _check_boxes(
         top, bottom = np.maximum(y, 0), np.minimum(y + h, height)
     reaches_out = beyond > BORDER_TOLERANCE
     scored = split == "val" and on_error != OnError.stop
-    category_known = np.isin(source.box_category_ids, list(source.categories))
+    has_category = np.isin(source.box_category_ids, list(source.categories))
 
     def overshoot(row: int) -> str:
         return f"reaches {beyond[row]:,.2f} px out of its image of {width[row]:g} x {height[row]:g} pixels"
 
     def describe(row: int, problem: str) -> str:
-        image = source.file_names[positions[row]] if image_known[row] else f"image id {source.box_image_ids[row]}"
+        image = source.file_names[positions[row]] if has_image[row] else f"image id {source.box_image_ids[row]}"
         numbers = ", ".join(f"{number:g}" for number in source.boxes_xywh[row])
         return f"{source.path}: {source.box_name(row)} of {image}, box [{numbers}] (x, y, w, h), {problem}"
 
-    relevant = ~image_known | image_kept[positions]  # an image that is left out takes its boxes along
+    relevant = ~has_image | image_used[positions]  # an image that is left out takes its boxes along
     checks: tuple[tuple[str, NDArray[np.bool_], Callable[[int], str]], ...] = (
-        ("boxes of an unknown image", image_known, lambda row: "belongs to no image of the file"),
-        ("boxes of a class not in use", category_known, lambda row: _class_problem(source, row)),
+        ("boxes of an unknown image", has_image, lambda row: "belongs to no image of the file"),
+        ("boxes of a class not in use", has_category, lambda row: _class_problem(source, row)),
         ("boxes that are not finite", finite, lambda row: "holds a number that is not finite"),
         ("boxes without area", has_area | scored, lambda row: "has no area"),
         (
@@ -187,22 +152,23 @@ def _check_boxes(
 
 
 def _class_problem(source: Source, row: int) -> str:
-    known = list(source.categories)
-    return f"has category {source.box_category_ids[row]}, which is not one of the {len(known)} classes in use"
+    return (
+        f"has category {source.box_category_ids[row]}, which is not one of the {len(source.categories)} classes in use"
+    )
 
 
 def _columns(
-    source: Source, image_kept: NDArray[np.bool_], positions: NDArray[np.int64], box_kept: NDArray[np.bool_]
+    source: Source, image_used: NDArray[np.bool_], positions: NDArray[np.int64], box_used: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.generic]]:
     """The kept entries; boxes in the order of images, then of the file."""
-    new_position = np.cumsum(image_kept) - 1
-    rows = np.flatnonzero(box_kept)
+    new_position = np.cumsum(image_used) - 1
+    rows = np.flatnonzero(box_used)
     rows = rows[np.argsort(positions[rows], kind="stable")]
-    boxes_per_image = np.bincount(new_position[positions[rows]], minlength=int(image_kept.sum()))
+    boxes_per_image = np.bincount(new_position[positions[rows]], minlength=int(image_used.sum()))
     encoded = [
         name.encode("utf-8", "surrogateescape")
-        for name, kept in zip(source.file_names, image_kept, strict=True)
-        if kept
+        for name, used in zip(source.file_names, image_used, strict=True)
+        if used
     ]
     category_ids = np.array(list(source.categories), dtype=np.int64)
     by_id = np.argsort(category_ids)
@@ -210,8 +176,8 @@ def _columns(
     return {
         "name_bytes": np.frombuffer(b"".join(encoded), dtype=np.uint8),
         "name_offsets": np.concatenate([[0], np.cumsum([len(name) for name in encoded])]).astype(np.int64),
-        "image_ids": source.image_ids[image_kept],
-        "sizes": source.sizes[image_kept].astype(np.int32),
+        "image_ids": source.image_ids[image_used],
+        "sizes": source.sizes[image_used].astype(np.int32),
         "offsets": np.concatenate([[0], np.cumsum(boxes_per_image)]).astype(np.int64),
         "boxes_xywh": source.boxes_xywh[rows],
         "classes": classes.astype(np.int32),

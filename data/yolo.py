@@ -37,10 +37,8 @@ from data.set_files import (
     read_names,
 )
 from data.source import Files, Findings, Source, relative_name
-from data.validate import existing
 
 MAX_FRACTION = 2  # larger numbers are pixels; a little above 1, a box reaches out of its image
-MAX_CLASS = 2**31
 IMAGE_FOLDERS = ("images", "JPEGImages")  # the usual ones, with a folder "labels" beside them
 SPLIT_KEYS = {"train": ("train",), "val": ("val", "valid", "validation")}  # of a data.yaml or obj.data
 
@@ -114,7 +112,7 @@ def read_yolo(
     files. An object's area is that of its box. Unreadable entries go to the findings.
     """
     findings, notes, parts, start = Findings(), Findings(), list[_Read](), 0
-    for part in in_chunks(partial(_read_chunk, exif=exif), listed, "reading labels"):
+    for part in in_chunks(partial(_read_chunk, num_classes=num_classes, exif=exif), listed, "reading labels"):
         part.rows[:, 0] += start
         notes.add(TURNED if exif == Exif.apply else IGNORED, part.tagged)
         for kind, sentence in part.problems:
@@ -124,27 +122,6 @@ def read_yolo(
     sizes = np.concatenate([part.sizes for part in parts])
     rows = np.concatenate([part.rows for part in parts])
 
-    def where(row: NDArray[np.float64]) -> str:
-        return f"{listed[int(row[0])].label}:{int(row[1])}"
-
-    in_range = (rows[:, 2] >= 0) & (rows[:, 2] < num_classes)
-    finite = np.isfinite(rows[:, 3:]).all(axis=1)  # the checks report the others
-    in_pixels = finite & (np.abs(rows[:, 3:]) > MAX_FRACTION).any(axis=1)
-    findings.add(
-        "rows of a class that has no name",
-        [
-            f"{where(row)} is of class {row[2]:.0f}, but there are names for {num_classes} classes, from 0 on"
-            for row in rows[~in_range]
-        ],
-    )
-    findings.add(
-        "rows in pixels",
-        [
-            f"{where(row)} holds {np.abs(row[3:]).max():g} where YOLO has fractions of the image's width and height"
-            for row in rows[in_range & in_pixels]
-        ],
-    )
-    rows = rows[in_range & ~in_pixels]
     usable = np.flatnonzero(sizes[:, 0] >= 0)
     image_of_row = rows[:, 0].astype(np.int64)
     boxes_xywh = _in_pixels(rows[:, 3:], sizes[image_of_row])
@@ -160,7 +137,7 @@ def read_yolo(
         areas=boxes_xywh[:, 2] * boxes_xywh[:, 3],
         crowd=np.zeros(len(rows), dtype=bool),
         categories=categories,
-        box_name=lambda position: where(rows[position]),
+        box_name=lambda row: f"{listed[image_of_row[row]].label}:{int(rows[row, 1])}",
         findings=findings,
         notes=notes,
     )
@@ -173,7 +150,7 @@ def _in_pixels(boxes: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[
         return np.concatenate([(boxes[:, :2] - boxes[:, 2:] / 2) * width_height, boxes[:, 2:] * width_height], axis=1)
 
 
-def _read_chunk(listed: Sequence[_Listed], exif: Exif) -> _Read:
+def _read_chunk(listed: Sequence[_Listed], num_classes: int, exif: Exif) -> _Read:
     sizes = np.zeros((len(listed), 2), dtype=np.int64)
     rows: list[list[float]] = []
     tagged: list[str] = []
@@ -195,15 +172,15 @@ def _read_chunk(listed: Sequence[_Listed], exif: Exif) -> _Read:
         if header.orientation != 1:
             tagged.append(item.image)
         if item.label_is_file:
-            found, faults = read_label_file(item.label)
-            rows += [[position, *row] for row in found]
+            boxes, faults = read_label_file(item.label, num_classes)
+            rows += [[position, *row] for row in boxes]
             problems += faults
         elif item.label_exists:
             problems.append(("label files that cannot be read", f"{item.label} is not a file"))
     return _Read(sizes, tagged, np.array(rows, dtype=np.float64).reshape(-1, 7), problems)
 
 
-def read_label_file(path: str) -> tuple[list[list[float]], list[tuple[str, str]]]:
+def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
     """Rows of line, class, cx, cy, w, h; and kind and sentence of each unusable row."""
     try:
         text = read_file(path).decode("utf-8-sig")
@@ -213,32 +190,38 @@ def read_label_file(path: str) -> tuple[list[list[float]], list[tuple[str, str]]
         return [], [("label files that cannot be read", f"{path} is not a text file in UTF-8")]
     rows, problems = [], []
     for number, line in enumerate(text.splitlines(), start=1):
-        fields = line.split()
-        if not fields:
-            continue
-        try:
-            values = list(map(float, fields))
-        except ValueError:
-            problem = f"holds {shown(line.strip())} instead of numbers separated by blanks"
-        else:
-            if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
-                problem = f"has {len(values)} columns instead of 5: class cx cy w h"
-            elif not (abs(values[0]) < MAX_CLASS and values[0].is_integer()):
-                problem = f"is of class {shown(fields[0])} instead of a whole number"
+        if line.strip():
+            row, (kind, problem) = _row(line.strip(), num_classes)
+            if row is None:
+                problems.append((kind, f"{path}:{number} {problem}"))
             else:
-                rows.append([number, *(values if len(values) == 5 else _around(values))])
-                continue
-        problems.append(("rows that are no boxes", f"{path}:{number} {problem}"))
+                rows.append([number, *row])
     return rows, problems
 
 
-def _around(values: list[float]) -> list[float]:
-    """Class, cx, cy, w, h of the box around a polygon: class, x1, y1, x2, y2, ..."""
-    if not all(map(math.isfinite, values)):  # min and max may ignore a NaN
-        return [values[0], math.nan, math.nan, math.nan, math.nan]
-    xs, ys = values[1::2], values[2::2]
-    left, right, top, bottom = min(xs), max(xs), min(ys), max(ys)
-    return [values[0], (left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
+def _row(line: str, num_classes: int) -> tuple[list[float] | None, tuple[str, str]]:
+    """Class, cx, cy, w, h of a line; or ``None``, and kind and sentence of its fault."""
+    fields, kind = line.split(), "rows that are no boxes"
+    try:
+        values = list(map(float, fields))
+    except ValueError:
+        return None, (kind, f"holds {shown(line)} instead of numbers separated by blanks")
+    if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
+        return None, (kind, f"has {len(values)} columns instead of 5: class cx cy w h")
+    number, *box = values
+    if not number.is_integer():
+        return None, (kind, f"is of class {shown(fields[0])} instead of a whole number")
+    if not 0 <= number < num_classes:
+        problem = f"is of class {number:.0f}, but there are names for {num_classes} classes, from 0 on"
+        return None, ("rows of a class that has no name", problem)
+    if not all(map(math.isfinite, box)):  # the checks report it
+        return [number, math.nan, math.nan, math.nan, math.nan], ("", "")
+    if len(box) > 4:  # a polygon
+        left, right, top, bottom = min(box[::2]), max(box[::2]), min(box[1::2]), max(box[1::2])
+        box = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
+    if (largest := max(map(abs, box))) > MAX_FRACTION:
+        return None, ("rows in pixels", f"holds {largest:g} where YOLO has fractions of the image's width and height")
+    return [number, *box], ("", "")
 
 
 @dataclass
@@ -331,7 +314,8 @@ def _listed(path: Path, starts: list[Path]) -> list[str]:
         raise DataError(f"{path} lists no image. fix: write one path per line, or name another list")
     bases = list(dict.fromkeys((*starts, path.parent)))
     if len(bases) > 1 and not all(line.startswith("/") for line in lines):
-        bases.sort(key=lambda base: -int(existing(base, lines).sum()))  # stable: of equals the first
+        # Stable: of equals the first.
+        bases.sort(key=lambda base: -int(stamp_files([os.path.join(base, line) for line in lines]).is_file.sum()))
     return [os.path.normpath(os.path.join(bases[0], line)) for line in lines]
 
 

@@ -133,7 +133,7 @@ def check_dataset(config: DataConfig, image_size: int, anchors: Sizes, min_iou: 
             _add(problems if is_wrong else notes, split, kind, taken.by_kind[kind], count)
         for kind, count in findings.counts.items():
             _add(problems, split, kind, findings.by_kind[kind], count)
-        twice = boxes_given_twice(annotations)
+        twice = repeated_boxes(annotations)
         examples = [_box_name(annotations, row) for row in twice[:REPORTED_FINDINGS].tolist()]
         _add(problems, split, "boxes given twice", examples, len(twice))
         empty = np.flatnonzero(objects_per_image(annotations) == 0)
@@ -172,9 +172,9 @@ def _check_images(splits: dict[str, Annotations], problems: list[Issue]) -> dict
     twice: defaultdict[str, list[str]] = defaultdict(list)
     for split, part in splits.items():
         readable[split], failed = [], []
-        look_at = partial(_look_at, ImageSource(part, OnError.stop))
+        hash_of = partial(_pixel_hash, ImageSource(part, OnError.stop))
         with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
-            seen = pool.map(look_at, range(len(part)))
+            seen = pool.map(hash_of, range(len(part)))
             for index, found in enumerate(counted(seen, f"decoding {split}", len(part))):
                 if isinstance(found, str):
                     failed.append(found)
@@ -191,7 +191,7 @@ def _check_images(splits: dict[str, Annotations], problems: list[Issue]) -> dict
     return readable
 
 
-def _look_at(source: ImageSource, index: int) -> bytes | str:
+def _pixel_hash(source: ImageSource, index: int) -> bytes | str:
     """The hash of an image's size and pixels, or a sentence on why it cannot be read."""
     try:
         image = source.read(index)
@@ -201,7 +201,7 @@ def _look_at(source: ImageSource, index: int) -> bytes | str:
     return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16, key=b"%d x %d" % image.shape[:2]).digest()
 
 
-def boxes_given_twice(annotations: Annotations) -> NDArray[np.int64]:
+def repeated_boxes(annotations: Annotations) -> NDArray[np.int64]:
     """The rows (n,) that repeat an earlier one: same image, class, box and crowd flag."""
     images = np.repeat(np.arange(len(annotations)), np.diff(annotations.offsets))
     keys = (images, annotations.classes, annotations.crowd, *annotations.boxes_xywh.T)

@@ -23,7 +23,7 @@ from data import (
     TrainDataset,
     build_image_cache,
     check_same_classes,
-    kept_cache_name,
+    image_cache_name,
     make_loader,
     open_annotations,
     repeat_factors,
@@ -88,7 +88,7 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
             f"data.cache=ram needs the memory file system {MEMORY_FILES}, which this system lacks. fix: data.cache=disk"
         )
     if on_disk:
-        path = Path(config.index_dir).absolute() / kept_cache_name(annotations, config.on_error)
+        path = Path(config.index_dir).absolute() / image_cache_name(annotations, config.on_error)
     else:
         path = MEMORY_FILES / f"hydra-yolov3-spp-{broadcast_text(uuid.uuid4().hex)}"
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,8 +98,7 @@ def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tu
     if world.is_main:
         current = np.array(heads[0].all_anchors)
         least = min_iou_of(config)
-        size, index_dir = config.train.image_size, Path(config.data.index_dir)
-        found, sentence = choose_anchors(train_set, size, current, _slots(heads), least, index_dir)
+        found, sentence = choose_anchors(train_set, config.train.image_size, current, _slots(heads), least)
         answer = json.dumps([found.tolist() if found is not None else None, f"model.anchors=auto: {sentence}"])
     anchors, note = json.loads(broadcast_text(answer))
     return replace(config, model=replace(network, anchors=anchors)), note

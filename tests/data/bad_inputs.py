@@ -106,11 +106,7 @@ def bad_images() -> dict[str, Case]:
         "png of a header only": ("b.png", PNG[:33], unknown),
         "truncated webp": ("b.webp", webp[: len(webp) // 2], unknown),
         "truncated tiff": ("b.tif", TIFF[: len(TIFF) // 2], f"{unknown}|{undecodable.format('TIFF')}"),
-        "30,000 x 30,000 pixels": (
-            "b.png",
-            bomb(),
-            r"b\.png has more than the 178,956,970 pixels",
-        ),
+        "30,000 x 30,000 pixels": ("b.png", bomb(), r"b\.png has more than the 178,956,970 pixels"),
     }
     return {name: Case(image_set(file, content), error, left=(1, 1)) for name, (file, content, error) in bad.items()}
 
@@ -191,7 +187,6 @@ def labels() -> dict[str, Case]:
         "no height": (b"0 0.5 0.5 0.5 0", r"b\.txt:1 .* has no area"),
         "pixels": (b"0 30 20 30 20", r"/b\.txt:1 holds 30 where YOLO has fractions"),
         "a class without name": (b"\n2 0.5 0.5 0.5 0.5", r"/b\.txt:2 is of class 2, but there are names for 2 classes"),
-        "a class of 1e30": (b"1e30 0.5 0.5 0.5 0.5", r"/b\.txt:1 is of class '1e30' instead of a whole number"),
         "a class by name": (b"cat 0.5 0.5 0.5 0.5", r"/b\.txt:1 holds 'cat 0\.5 0\.5 0\.5 0\.5' instead of numbers"),
         "missing columns": (b"0 0.5 0.5 0.5", r"/b\.txt:1 has 4 columns instead of 5"),
         "an extra column": (b"0 0.5 0.5 0.5 0.5 0.9", r"/b\.txt:1 has 6 columns instead of 5"),

@@ -36,7 +36,7 @@ def test_augment(key: str, value: float, no_augment: AugmentConfig) -> None:
         ({"workers": -1}, r"data.workers must be 0 or more, or auto, got -1"),
         ({"format": DataFormat.shapes}, r"data.format=shapes needs data.shapes"),
         ({"format": DataFormat.voc}, r"data.format=voc needs data.names"),
-        ({"names": []}, r"data.names must hold at least one class"),
+        ({"names": []}, r"data.names must be a list with at least one class"),
         ({"names": ["a", "b", "a"]}, r"data.names lists 'a' twice"),
     ],
 )

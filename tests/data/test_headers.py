@@ -24,7 +24,7 @@ from data import (
     Resize,
     TrainDataset,
     build_image_cache,
-    kept_cache_name,
+    image_cache_name,
     open_annotations,
 )
 from data import images as jpeg_module
@@ -135,7 +135,7 @@ def test_caches_hold_turned_pixels_and_know_the_choice(cache: ImageCache, tmp_pa
     for exif in Exif:
         annotations = open_annotations(replace(config, exif=exif), "train")
         source = ImageSource(annotations, OnError.stop)
-        path = tmp_path / kept_cache_name(annotations, OnError.stop)
+        path = tmp_path / image_cache_name(annotations, OnError.stop)
         names.add(path)
         build_image_cache(source, path, cache)
         cached = ImageSource(annotations, OnError.stop, CachedImages(path, annotations))
@@ -156,8 +156,9 @@ def retag(config: DataConfig, sizes: dict[int, tuple[int, int]]) -> None:
 
 def orientations(config: DataConfig) -> list[int]:
     annotations = open_annotations(config, "train")
-    source = ImageSource(annotations, OnError.stop)
-    return [source.read_encoded(index).orientation for index in range(len(annotations))]
+    headers = [read_header_of(annotations.path(index)) for index in range(len(annotations))]
+    sizes = [(height, width) for height, width in annotations.sizes.tolist()]
+    return [annotations.turn.orientation(*pair) for pair in zip(headers, sizes, strict=True)]
 
 
 def test_most_of_the_images_whose_size_tells_decide_for_those_whose_size_does_not(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from data import CachedImages, DataError, ImageCache, ImageSource, OnError, build_image_cache, kept_cache_name
+from data import CachedImages, DataError, ImageCache, ImageSource, OnError, build_image_cache, image_cache_name
 from data import images as jpeg
 from data.headers import TooLargeError, read_header
 from data.images import AS_STORED, is_cut_short
@@ -242,14 +242,14 @@ def test_too_little_memory(coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_kept_cache_belongs_to_these_very_files(coco_set) -> None:
     annotations = coco_set.open()
-    name = kept_cache_name(annotations, OnError.stop)
-    assert kept_cache_name(coco_set.open(), OnError.stop) == name != kept_cache_name(annotations, OnError.skip)
+    name = image_cache_name(annotations, OnError.stop)
+    assert image_cache_name(coco_set.open(), OnError.stop) == name != image_cache_name(annotations, OnError.skip)
     path = Path(annotations.path(3))
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(content)  # the same pixels, but only reading them would tell
-    changed = kept_cache_name(annotations, OnError.stop)
-    assert changed != name and changed == kept_cache_name(annotations, OnError.stop)
-    assert kept_cache_name(replace(annotations, sizes=annotations.sizes + 1), OnError.stop) != changed
+    changed = image_cache_name(annotations, OnError.stop)
+    assert changed != name and changed == image_cache_name(annotations, OnError.stop)
+    assert image_cache_name(replace(annotations, sizes=annotations.sizes + 1), OnError.stop) != changed
     turned = replace(annotations, turn=annotations.turn._replace(unclear=not annotations.turn.unclear))
-    assert kept_cache_name(turned, OnError.stop) != changed
+    assert image_cache_name(turned, OnError.stop) != changed

@@ -13,7 +13,6 @@ import pytest
 
 import data.index
 from data import DataConfig, DataError, index_cache, open_annotations
-from data.index_cache import index_key
 
 
 def indices(coco_set) -> list[Path]:
@@ -29,7 +28,9 @@ def test_opening_again_maps_the_files_and_reads_no_source(coco_set, monkeypatch:
     assert isinstance(second.boxes_xywh.base, np.memmap) and not second.boxes_xywh.flags.writeable
 
 
-def test_a_same_size_edit_that_keeps_the_mtime_is_seen(coco_set) -> None:
+@pytest.mark.parametrize("large", [10, 1 << 26])
+def test_a_same_size_edit_that_keeps_the_mtime_is_seen(large: int, coco_set, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_cache, "LARGE_BYTES", large)
     before = coco_set.open()
     path = coco_set.root / "instances.json"
     status = path.stat()
@@ -99,30 +100,3 @@ def test_a_folder_that_cannot_be_written(coco_set) -> None:
     (coco_set.root / "blocked").touch()
     with pytest.raises(DataError, match=r"cannot write the index .* \(Not a directory\).*data.index_dir"):
         coco_set.open(index_dir=str(coco_set.root / "blocked" / "index"))
-
-
-def test_the_hash_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file just written is hashed again: its clock tick may hide another change."""
-    monkeypatch.setattr(index_cache, "KEPT_HASH_BYTES", 10)
-    read: list[Path] = []
-    hashed = index_cache._sha256
-    monkeypatch.setattr(index_cache, "_sha256", lambda path: read.append(path) or hashed(path))
-    path = tmp_path / "large.json"
-    path.write_text("a" * 100)
-
-    def key() -> str:
-        return index_key(tmp_path / "index", [path], [], [])
-
-    first = key()
-    assert key() == first and len(read) == 2, "not kept yet"
-    monkeypatch.setattr(index_cache, "KEPT_HASH_AGE", -1)
-    assert key() == first and len(read) == 3
-    assert key() == first and len(read) == 3, "now it is"
-    times = path.stat()
-    path.write_text("b" * 100)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    second = key()
-    assert second != first and len(read) == 4
-    for kept in (tmp_path / "index").iterdir():
-        kept.write_text("[]")
-    assert key() == second and len(read) == 5, "a damaged file does no harm"

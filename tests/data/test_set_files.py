@@ -376,11 +376,7 @@ def test_a_file_of_our_own_options_and_a_choice_by_its_name(yolo_set: YoloSet, m
     ("text", "typed", "said"),
     [
         ("download: https://x.org/a.zip\n", "a.yaml", "correct its path, or get the images first"),
-        (
-            "download: |\n  import os\n  os.mkdir('ran')  # https://x.org/a.zip\n",
-            "a.yaml",
-            "or get the images first",
-        ),
+        ("download: |\n  import os\n  os.mkdir('ran')  # https://x.org/a.zip\n", "a.yaml", "or get the images first"),
         ("", "a.txt", "is no data set that can be read as it is. fix: name a data.yaml"),
         ("", "empty/", "/empty is no data set that can be read as it is. fix: name a data.yaml"),
         ("", "jsons/", "/jsons is no data set that can be read as it is. fix: name a data.yaml"),

@@ -61,15 +61,9 @@ FATAL: dict[str, tuple[Edit, str]] = {
     "id of text": (lambda c: c["images"][0].update(id="x10"), r"got `str` - at `\$.images\[0\].id`. fix: "),
     "width beyond 64 bits": (lambda c: c["images"][0].update(width=2**70), r"at `\$.images\[0\].width`"),
     "brackets": (lambda c: c.update(images=[[[]]]), r"got `array` - at `\$.images\[0\]`"),
-    "fractional class": (
-        lambda c: c["annotations"][0].update(category_id=1.5),
-        r"annotations\[0\].category_id`",
-    ),
+    "fractional class": (lambda c: c["annotations"][0].update(category_id=1.5), r"annotations\[0\].category_id`"),
     "fractional width": (lambda c: c["images"][1].update(width=60.5), r"at `\$.images\[1\].width`"),
-    "image without name": (
-        lambda c: c["images"][1].pop("file_name"),
-        r"`file_name` - at `\$.images\[1\]`",
-    ),
+    "image without name": (lambda c: c["images"][1].pop("file_name"), r"`file_name` - at `\$.images\[1\]`"),
 }
 
 

@@ -93,7 +93,7 @@ def test_boxes_are_those_in_pixels_within_the_rounding_of_the_text(tmp_path: Pat
     expected = np.concatenate([low, high - low], axis=1) * [width, height, width, height]
     rows = np.concatenate([(low + high) / 2, high - low], axis=1)
     tmp_path.joinpath("a.txt").write_text("".join(f"3 {' '.join(f'{v:.6f}' for v in row)}\n" for row in rows))
-    read, problems = read_label_file(str(tmp_path / "a.txt"))
+    read, problems = read_label_file(str(tmp_path / "a.txt"), 4)
     assert problems == [] and [row[:2] for row in read] == [[number, 3] for number in range(1, 501)]
     fractions = np.array(read)[:, 2:]
     boxes = np.concatenate([fractions[:, :2] - fractions[:, 2:] / 2, fractions[:, 2:]], axis=1)
@@ -193,10 +193,10 @@ WRONG_YAMLS = {
     "val: images\nnames: [x]": r"data\.yaml names no images under 'train'",
     "train: pictures\nnames: [x]": r"data\.yaml names pictures for 'train', but there is no such .*/set/pictures\)",
     "train: images\npath: 7\nnames: [x]": r"data\.yaml has path=7",
-    "train: images\nnames: x": r"data\.yaml has names='x'. fix: make it a list",
+    "train: images\nnames: x": r"data\.yaml: names must be a list with at least one class, got 'x'",
     "train: images\nnames: {1: x, 2: y}": r"the keys of names are \[1, 2\]. fix: number them from 0",
-    "train: images\nnames: [yes, no]": r"has the class name True. fix: make it a text, in quotes",
-    "train: images\nnames: [x, y, x]": r"two classes of the name 'x'",
+    "train: images\nnames: [yes, no]": r"holds True, which is not text. fix: put it in quotes",
+    "train: images\nnames: [x, y, x]": r"lists 'x' twice",
     "train: images\nnames: [x, y, z]\nnc: 4": r"has nc=4, but 3 names",
     "train: images\nkpt_shape: [17, 3]\nnames: [x]": r"is for key points",
     "train: images": r"data\.yaml holds no class names. fix: set data.names",

@@ -144,10 +144,7 @@ def test_a_training_says_what_its_sets_are_like(
     ("data", "problems"),
     [
         ("bccd", {}),
-        (
-            "bccd_voc",
-            {("train", "boxes without area"): 1, ("val", "boxes without area that are scored unchanged"): 1},
-        ),
+        ("bccd_voc", {("train", "boxes without area"): 1, ("val", "boxes without area that are scored unchanged"): 1}),
     ],
 )
 def test_bccd_has_the_faults_that_are_known(
@@ -273,10 +270,7 @@ def test_more_mistakes_than_are_shown_are_counted(drawn: DrawnSet) -> None:
     boxes += [boxes[0] | {"id": 1000 + number, "category_id": 77} for number in range(30)]
     boxes.append(boxes[0] | {"id": 2000, "bbox": [1, 1, 0, 0]})  # another kind, behind all those
     report = check_of(drawn, DataFormat.coco)
-    assert found(report.problems) == {
-        ("train", "boxes of a class not in use"): 30,
-        ("train", "boxes without area"): 1,
-    }
+    assert found(report.problems) == {("train", "boxes of a class not in use"): 30, ("train", "boxes without area"): 1}
     assert [len(entry.examples) for entry in report.problems] == [20, 1]
     assert "    ... and 10 more" in text_report(report)
 
