@@ -77,8 +77,8 @@ def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
 def index_key(hashed: Sequence[Path], stamps: Sequence[str], asked: Sequence[Any]) -> str:
     """The name of the index made from these sources: 32 hexadecimal digits.
 
-    ``hashed`` files count by content, large ones by their status. ``stamps`` are digests of the many
-    small files. ``asked`` is everything else the index depends on, as plain data. Raises
+    ``hashed`` files count by content, large ones by their status. ``stamps`` are digests of
+    many small files. ``asked`` is everything else the index depends on, as plain data. Raises
     ``OSError`` where a hashed file cannot be read.
     """
     digest = hashlib.sha256(json.dumps([FORMAT_VERSION, *stamps, *asked]).encode())
