@@ -46,7 +46,7 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     if options["model"] is None:
         del options["model"]
     if options.get("ckpt") is not None:
-        return completed(options, ("data", "model"))
+        return _over_checkpoint(options)
     if "model" not in options or "data" not in options:
         raise ConfigError(
             "nothing to evaluate. fix: ckpt=<run folder or .pt file>, or model=, model.weights= and data="
@@ -120,18 +120,17 @@ def model_or_checkpoint(options: dict[str, Any], named: Sequence[str], exported:
     return {**options, "model": None}
 
 
-def completed(options: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
-    """``options`` over the named sections of the checkpoint's options.
+def _over_checkpoint(options: dict[str, Any]) -> dict[str, Any]:
+    """``options`` over the data set and the network of the checkpoint.
 
     Without an image size in ``options`` it is that of the checkpoint's evaluation.
     """
     saved = config_of_checkpoint(options["ckpt"])
     image_size = options["evaluate"]["image_size"] or saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     options["evaluate"]["image_size"] = image_size
-    for section in sections:
-        if section not in saved and section not in options:
-            raise ConfigError(f"ckpt={options['ckpt']} was converted and names no {section}. fix: add {section}=...")
-    return layered({section: saved[section] for section in sections if section in saved}, options)
+    if "data" not in saved and "data" not in options:
+        raise ConfigError(f"ckpt={options['ckpt']} was converted and names no data. fix: add data=...")
+    return layered({section: saved[section] for section in ("data", "model") if section in saved}, options)
 
 
 def complete_conversion(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:

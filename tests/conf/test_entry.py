@@ -89,13 +89,12 @@ def test_what_does_not_fit_stops_before_a_run_folder_is_made(
     assert said in error_of(*([] if coco else shapes), *arguments)
 
 
-@pytest.mark.parametrize("group", ["data", "model", "augment", "loss", "optim", "experiment"])
+@pytest.mark.parametrize("group", ["data", "model", "augment", "loss", "optim", "evaluate"])
 def test_every_choice_of_a_group_composes(group: str) -> None:
-    choices = sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml") if path.stem != "base")
+    choices = {path.stem for path in (CONF_DIR / group).glob("*.yaml")} - {"base"}
     assert choices
     for choice in choices:
-        config = compose("train", TrainConfig, [f"{group}={choice}"])
-        assert isinstance(config, TrainConfig)
+        assert isinstance(compose("train", TrainConfig, [f"{group}={choice}"]), TrainConfig)
 
 
 def test_the_saved_configuration_says_every_key_and_reads_back() -> None:
