@@ -38,13 +38,6 @@ def test_small_cfg_builds() -> None:
     assert model.heads[0].anchors == ((4, 6), (10, 12)) and model.heads[0].num_classes == 2
 
 
-def test_spaces_comments_and_trailing_commas_do_not_matter() -> None:
-    text = "# head\n; other comment\n[ net ]\n\n" + SMALL.split("\n", 1)[1]
-    text = text.replace("mask=0,1", "mask = 0, 1,").replace("filters=8", "  filters =  8  # eight")
-    text = text.replace("[convolutional]", "[conv]")
-    assert build(text).heads == build(SMALL).heads
-
-
 def test_first_of_two_equal_keys_counts_as_in_darknet() -> None:
     assert parse_cfg(SMALL.replace("filters=8", "filters=8\nfilters=16"), "x").layers[0].integer("filters") == 8
 
@@ -62,13 +55,8 @@ def test_text_is_kept_for_checkpoints() -> None:
         ("filters=8", "filter=8", "my.cfg:4: .*no option filter; did you mean filters"),
         ("filters=8", "filters=eight", "my.cfg:4: .*whole number, got 'eight'"),
         ("filters=8", "filters=0", "my.cfg:4: .*filters must be 1 or more, got 0"),
-        ("filters=8", "filters=8.5", "my.cfg:4: .*whole number, got '8.5'"),
-        ("filters=8", "filters=1_0", "my.cfg:4: .*whole number, got '1_0'"),
-        ("filters=8", "filters=", "my.cfg:4: .*whole number, got ''"),
         ("filters=8", f"filters=1{'0' * 5000}", r"my.cfg:4: .*filters is out of range: 10+\.\.\.$"),
-        ("filters=8", "filters=3000000000", "my.cfg:4: .*filters is out of range: 3000000000"),
         ("filters=8", "filters", "my.cfg:4: 'filters' is neither"),
-        ("filters=8", "=8", "my.cfg:4: '=8' is neither"),
         ("filters=8", "filters=8\ngroups=2", "my.cfg:5: .*groups=2 must divide the 3 input channels"),
         ("activation=leaky", "activation=leeky", "my.cfg:8: .*did you mean leaky"),
         ("pad=1", "pad=0", "my.cfg:3: .*does not divide the map by 2"),
@@ -80,36 +68,26 @@ def test_text_is_kept_for_checkpoints() -> None:
             "my.cfg:3: .*size 2, stride 1 .*does not divide",
         ),
         ("size=3", "size=301", "my.cfg:5: .*windows of 301 rows, more than 128"),
-        ("stride=2", "stride=2\ndilation=99", "my.cfg:5: .*windows of 199 rows"),
         ("stride=2", "stride=2000\npad=0\npadding=0", "my.cfg:3: .*multiples of 2,000 pixels, more than 1,024"),
         ("width=64", "width=64\nchannels=0", "my.cfg:3: .net. channels must be 1 or more"),
-        ("width=64", "width=64\nchannels=4000", "my.cfg:3: .net. channels must be 2048 or less"),
-        ("width=64", "width=none", "my.cfg:2: .net. width needs a whole number"),
         ("[yolo]", "[avgpool]\n[maxpool]\nsize=2\nstride=2\n[yolo]", "my.cfg:14: .*divides a map of one pixel by 2"),
-        ("[yolo]", "[avgpool]\n[reorg3d]\nstride=2\n[yolo]", "my.cfg:14: .*divides a map of one pixel by 2"),
         ("[yolo]", "[avgpool]\n[upsample]\n[yolo]", "my.cfg:14: .*enlarges a map of one pixel"),
         ("[yolo]", "[upsample]\nstride=100\n[yolo]", "my.cfg:13: .*14 channels at stride 1/50, more than 2,048 values"),
         ("filters=14", "filters=15", "my.cfg:13: .*needs filters=14 .* which has 15"),
         ("mask=0,1", "mask=0,2", "my.cfg:14: .*mask names anchor 2"),
-        ("mask=0,1", "mask=", "my.cfg:14: .*mask is empty"),
         ("mask=0,1\n", "num=2147483647\n", "my.cfg:14: .*num=2147483647 is more than its 2 anchors"),
         ("anchors=4,6, 10,12", "anchors=4,-6, 10,12", "my.cfg:15: .*0.01..1,000,000 pixels, got -6"),
-        ("anchors=4,6, 10,12", "anchors=4,6e9, 10,12", "my.cfg:15: .*0.01..1,000,000 pixels, got 6e.09"),
         ("anchors=4,6, 10,12\n", "", "my.cfg:13: .*has no anchors"),
         ("activation=linear", "activation=relu\n[yolo]\nnew_coords=1", "my.cfg:12: .*needs activation=logistic"),
         ("num=2", "num=2\nscale_x_y=0.9", "my.cfg:17: .*scale_x_y must be 1 or more"),
         ("num=2", "num=2\niou_loss=diuo", "my.cfg:17: .*no iou_loss diuo; did you mean diou"),
-        ("num=2", "num=2\nignore_thresh=-1", "my.cfg:17: .*ignore_thresh must be 0 or more"),
-        ("num=2", "num=2\nscale_x_y=nan", "my.cfg:17: .*scale_x_y needs a number"),
         ("[yolo]", "[route]\nlayers=-3\n[yolo]", "my.cfg:14: .*layers refers to layer -3"),
-        ("[yolo]", "[route]\nlayers=0,5\n[yolo]", "my.cfg:14: .*layers refers to layer 5"),
         (
             "[yolo]",
             "[upsample]\nstride=2\n[route]\nlayers=-1,0\n[yolo]",
             "my.cfg:15: .*layer 2 at stride 1, layer 0 at",
         ),
         ("[yolo]", "[sam]\nfrom=0\n[yolo]", "my.cfg:14: .*14 and 8 channels"),
-        ("[yolo]", "[shortcut]\nfrom=0\n[yolo]", "my.cfg:15: .yolo. must follow a .convolutional."),
         ("[yolo]", "[shortcut]\n[yolo]", "my.cfg:13: .shortcut. has no from. fix: add a line from="),
         ("[yolo]", "[route]\nlayers=-1\n[yolo]", "my.cfg:15: .*must follow a .convolutional."),
         ("classes=2\n", "classes=2\n[upsample]\n", "my.cfg:18: .*input from the .yolo. layer 2"),
@@ -182,19 +160,11 @@ def test_missing_file_and_unknown_name() -> None:
         zoo_cfg("yolov9")
 
 
-def test_darknets_training_options_and_any_bytes_in_comments_are_accepted(tmp_path: Path) -> None:
-    path = tmp_path / "trained.cfg"
-    # A byte order mark, an option of Darknet's own schedule, and a comment that is no UTF-8.
-    path.write_bytes(b"\xef\xbb\xbf" + SMALL.encode().replace(b"[net]", b"[net]\nburn_in=1000 # \xff"))
-    assert len(load_cfg(path).layers) == 3
-
-
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "utf-8", "latin-1"])
-@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 @pytest.mark.parametrize("first", ["[net]", "# für Ä\n[net]"])
-def test_windows_text_files_are_read(encoding: str, line_end: str, first: str, tmp_path: Path) -> None:
+def test_windows_text_files_are_read(encoding: str, first: str, tmp_path: Path) -> None:
     text = cfg(conv(8, 3, 2), head(0)).replace("[net]", first, 1)
-    (tmp_path / "a.cfg").write_bytes(text.replace("\n", line_end).encode(encoding))
+    (tmp_path / "a.cfg").write_bytes(text.replace("\n", "\r\n").encode(encoding))
     read = load_cfg(tmp_path / "a.cfg")
     assert [section.kind for section in read.layers] == ["convolutional", "convolutional", "yolo"]
     assert read.net.integer("width") == 64 and read.net.line == 1 + first.count("\n")

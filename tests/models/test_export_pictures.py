@@ -6,16 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import pytest
 import torch
 from torch import Tensor
 
-from conf.checkpoints import model_or_checkpoint
-from conf.entry import compose
-from conf.schema import ExportConfig
-from export import export
-from models import Darknet, Postprocess, load_darknet_weights, parse_cfg
+from models import Darknet, Postprocess, parse_cfg
 from models.export import DetectorGraph, FixedSuppression, run_onnx, run_torch, write_onnx, write_torch
 
 CELL = 16
@@ -143,37 +138,3 @@ def test_suppression_at_the_ends_of_its_options(confidence: float, nms_iou: floa
     room = FixedSuppression(confidence, nms_iou, 300, 300)
     images = torch.stack([picture(6 * CELL, 5 * CELL, kind) for kind in SHOWN])
     assert_found(DetectorGraph(model, room), model, images, room)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file_format", "open_axes", "confidence"),
-    [("torch", False, 0.25), ("torch", True, 0.001), ("onnx", True, 0.25)],
-)
-def test_any_number_of_boxes_of_trained_weights(
-    file_format: str, open_axes: bool, confidence: float, shared_dir: Path, tmp_path: Path
-) -> None:
-    """The program and its own comparison, on photographs with none to many objects."""
-    network = shared_dir / "darknet" / "yolo-fastest-1.1"
-    options = [
-        f"model.cfg={network / 'yolo-fastest-1.1.cfg'}", f"model.weights={network / 'yolo-fastest-1.1.weights'}",
-        f"names={network / 'coco.names'}", f"format={file_format}", f"out={tmp_path / 'file'}.{SUFFIX[file_format]}",
-        "nms=true", f"confidence={confidence}", f"dynamic_batch={open_axes}", f"dynamic_size={open_axes}",
-        "max_detections=300",
-    ]  # fmt: skip
-    path = export(compose("export", ExportConfig, options, model_or_checkpoint))
-    run = run_onnx(path) if file_format == "onnx" else run_torch(path)
-    model = Darknet(network / "yolo-fastest-1.1.cfg").eval()
-    load_darknet_weights(model, network / "yolo-fastest-1.1.weights")
-    photographs = [shared_dir / "darknet" / "dog.jpg"]  # with thousands of boxes at the lowest confidence
-    photographs += sorted((shared_dir / "data" / "coco128" / "images" / "val2017").iterdir())[:12]
-    counts = []
-    for batch, height, width in [(1, 320, 320)] + open_axes * [(3, 320, 320), (2, 256, 416)]:
-        images = [picture(height, width, kind) for kind in ("black", "white", "grey", "noise")]
-        for photograph in photographs[: None if batch == 1 else 6]:
-            pixels = cv2.resize(cv2.imread(str(photograph))[..., ::-1], (width, height))
-            images.append(torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)
-        for start in range(0, len(images) - batch + 1, batch):
-            stacked = torch.stack(images[start : start + batch])
-            counts += assert_found(run, model, stacked, FixedSuppression(confidence, **ROOM))
-    assert {0, 1, 2} < set(counts) if confidence == 0.25 else {0, 300} <= set(counts)

@@ -95,11 +95,6 @@ def test_comments_in_values_and_blanks(tmp_path: Path) -> None:
     assert [layer.line for layer in model.cfg.layers[:2]] == [9, 16]  # as an editor counts
 
 
-def test_first_of_two_equal_keys_counts() -> None:
-    model = build(cfg(conv(8, 3, 2).replace("filters=8", "filters=8\nfilters=16\nfilters=x"), head(0)))
-    assert model.layers[0].conv.out_channels == 8
-
-
 def test_shared_kernels_with_their_own_dilation(tmp_path: Path) -> None:
     """resnet152_trident: branches share kernels by absolute index; anchors differ between heads."""
     stem = conv(8, 7, 2) + section("maxpool", size=2, stride=2) + conv(16, 3, 2)  # 0..2
