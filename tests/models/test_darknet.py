@@ -80,24 +80,6 @@ def test_raw_map_is_a_view_of_the_head_convolution() -> None:
     torch.testing.assert_close(raw[0, 1, 0, 1], seen[0][0, 7:14, 0, 1], rtol=0, atol=0)
 
 
-def test_memory_format_does_not_change_the_result() -> None:
-    model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=2, width=0.25).eval()
-    images = torch.rand(2, 3, 64, 64)
-    with torch.no_grad():
-        plain = model(images)
-        last = model.to(memory_format=torch.channels_last)(images.to(memory_format=torch.channels_last))
-    for one, other in zip(plain, last, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-def test_maps_are_released_after_their_last_reader() -> None:
-    model = on_meta("yolov3-spp")
-    released = [source for sources in model._released for source in sources]
-    assert len(released) == len(set(released))
-    heads = {head.layer for head in model.heads}
-    assert set(released) == {-1, *range(len(model.layers))} - heads
-
-
 @pytest.mark.parametrize(
     ("width", "expected"), [(0.25, [8, 8, 16, 256]), (0.5, [8, 16, 32, 512]), (2, [32, 64, 128, 2048])]
 )

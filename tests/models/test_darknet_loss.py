@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from models import Darknet, DarknetLoss, Head, IouKind, zoo_cfg
-from models.assignment import Anchors, positives_by_shape
-from models.boxes import box_iou_aligned, cxcywh_to_xyxy
+from models.boxes import cxcywh_to_xyxy
 from models.decode import decode
 from models.heads import DarknetLossKeys
 from tests.models.darknet_loss_reference import darknet
@@ -199,56 +198,6 @@ def test_half_precision_maps_are_computed_in_float32() -> None:
         parts = loss(maps, targets)
     assert parts.total.dtype == torch.float32
     assert parts.total.equal(loss([raw.float() for raw in maps], targets).total)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["yolov3", "yolov4", "yolov4-csp"])
-def test_training_on_drawn_rectangles_finds_them(name: str) -> None:
-    """In forty steps on one batch the loss falls and the positives' boxes move onto the objects."""
-    images, targets = drawn_rectangles()
-    model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=3, width=0.125).train()
-    model.init_head_biases()
-    given = CASES[name][0]
-    heads = [
-        replace(head, scale_x_y=given.scale_x_y, new_coords=given.new_coords, darknet_loss=given.darknet_loss)
-        for head in model.heads
-    ]
-    loss = DarknetLoss(heads)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9)
-    history = []
-    for _ in range(40):
-        raw_maps = model(images)
-        parts = loss(raw_maps, targets)
-        optimizer.zero_grad()
-        parts.total.backward()
-        optimizer.step()
-        history.append((float(parts.total.detach()), overlap_of_positives(raw_maps, targets, heads)))
-    assert history[-1][0] < 0.2 * history[0][0], history
-    assert history[-1][1] > history[0][1] + 0.2, history
-
-
-def drawn_rectangles() -> tuple[Tensor, Tensor]:
-    """Six grey pictures of 96 x 96 with a red, green or blue rectangle each, and the targets."""
-    images, targets = torch.full((6, 3, 96, 96), 0.5), []
-    for index in range(6):
-        width, height = (int(side) for side in torch.randint(20, 60, (2,)))
-        left, top = int(torch.randint(0, 96 - width, ())), int(torch.randint(0, 96 - height, ()))
-        images[index, index % 3, top : top + height, left : left + width] = 1
-        targets.append([index, index % 3, left + width / 2, top + height / 2, width, height])
-    return images, torch.tensor(targets)
-
-
-def overlap_of_positives(raw_maps: list[Tensor], targets: Tensor, heads: list[Head]) -> float:
-    """Mean IoU of the decoded boxes of the best anchors with their objects."""
-    found = []
-    for raw, head in zip(raw_maps, heads, strict=True):
-        anchors = Anchors(*(torch.tensor(part) for part in (head.anchors, head.all_anchors, head.mask)))
-        positives = positives_by_shape(targets, anchors, head.stride, raw.shape, iou_thresh=1.0)
-        boxes, _ = decode([raw.detach()], [head])
-        own = boxes.flatten(0, 1)[positives.cells.flat(raw.shape)]
-        iou = box_iou_aligned(own, cxcywh_to_xyxy(positives.targets[:, 2:]), IouKind.iou)
-        found.append(iou[positives.weight > 0])
-    return float(torch.cat(found).mean())
 
 
 @pytest.mark.gpu
