@@ -178,7 +178,7 @@ class Predictor:
                 table = rows.double().numpy()
                 boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
                 of_all = Prediction(boxes, table[:, 4], table[:, 5].astype(int), names, category_ids, frame)
-                yield of_all.select((boxes[:, 2:] > boxes[:, :2]).all(axis=1))
+                yield of_all.select(np.asarray((boxes[:, 2:] > boxes[:, :2]).all(axis=1)))
 
 
 class Detector:

@@ -255,37 +255,28 @@ def test_a_file_without_rows_scores_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        ({"image_id": 10**6}, "names image 1000000, which the data does not have. fix: the annotations"),
-        ({"image_id": 1.5}, "names image 1.5, which the data does not have"),
-        ({"bbox": [1, 2, 3]}, "cannot be read (ValueError: "),
-        ({"bbox": [1, 2, 3, "a"]}, "cannot be read (ValueError: "),
-        ({"score": "high"}, "cannot be read (ValueError: "),
-        ({"score": ...}, "cannot be read (KeyError: 'score'). fix: a COCO results file"),
+        ({"image_id": 10**6}, "names image 1000000, which the data does not have"),
+        ({"bbox": [1, 2, 3]}, "ValueError"),
+        ({"score": "high"}, "ValueError"),
+        ({"score": ...}, "KeyError: 'score'"),
     ],
 )
-def test_a_wrong_row_is_an_error(change: Row, said: str, tmp_path: Path) -> None:
+def test_a_wrong_row_is_an_error(change: Row, message: str, tmp_path: Path) -> None:
     truth, rows = drawn(0)
     rows[3] = {key: value for key, value in (rows[3] | change).items() if value is not ...}
     (tmp_path / "results.json").write_text(json.dumps(rows))
-    with pytest.raises(TrainError) as error:
+    with pytest.raises(TrainError, match=f"{message}.*fix: "):
         read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('{"annotations": []}', "cannot be read (TypeError: "),
-        ("[", "cannot be read (JSONDecodeError: Expecting value"),
-        (None, "No such file or directory"),
-        ('[{"image_id": 7, "category_id": 0, "bbox": [1, 2, 3, 4], "score": 1}]', "has none of its categories"),
-    ],
+    "content",
+    ['{"annotations": []}', "[", None, '[{"image_id": 7, "category_id": 0, "bbox": [1, 2, 3, 4], "score": 1}]'],
 )
-def test_what_is_no_results_file_is_one_sentence(content: str | None, said: str, tmp_path: Path) -> None:
+def test_what_is_no_results_file_of_the_data_is_one_sentence(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "results.json").write_text(content)
-    with pytest.raises(TrainError) as error:
+    with pytest.raises(TrainError, match=r"^detections=.*\. fix: [^\n]*$"):
         read_results(tmp_path / "results.json", np.array([7]), CATEGORY_IDS)
-    assert said in str(error.value) and "\n" not in str(error.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +10,6 @@ import cv2
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tests.train_utils.coco_sets import coco128, draw, many_classes
@@ -21,7 +19,6 @@ from train_utils.detections import Detections, GroundTruth
 from train_utils.plots import (
     LEAST_SMOOTHED,
     MOST_POINTS,
-    NAMED,
     PLOTS,
     draw_confusion,
     draw_curves,
@@ -29,7 +26,6 @@ from train_utils.plots import (
     draw_precision_recall,
     draw_training,
     label,
-    line_style,
 )
 
 
@@ -50,23 +46,6 @@ def lines_of(axis: Axes) -> dict[str, list[tuple[float, float]]]:
         str(line.get_label()): [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
         for line in axis.lines
     }
-
-
-@pytest.mark.parametrize("epochs", [0, 1, 2, 7, 300])
-def test_any_number_of_epochs(epochs: int, tmp_path: Path, kept: list[Figure]) -> None:
-    table = tmp_path / "metrics.csv"
-    rows = "".join(f"{epoch},{5 * epoch},0.01,5.5,0.0{epoch % 10},-1.0\n" for epoch in range(1, epochs + 1))
-    table.write_text("epoch,step,lr,loss,AP,APs\n" + rows)
-    draw_curves(table, OUT)
-    for axis in kept[0].axes:
-        if epochs:
-            assert axis.get_xlim()[0] == 0 and axis.get_xlim()[1] >= 5 * epochs
-            assert axis.get_xlabel() == "step (5 per epoch)"
-        if "AP" in axis.get_title() or "precision" in axis.get_title():
-            highest = max((max(float(y) for y in line.get_ydata()) for line in axis.lines[:-1]), default=0)
-            assert axis.get_ylim()[0] == 0 and highest < axis.get_ylim()[1] <= 1
-    said = [text.get_text() for text in kept[0].axes[2].texts]
-    assert said == ["no figures"], "an evaluation without boxes of a size has no curve"
 
 
 def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(
@@ -151,22 +130,6 @@ def test_the_area_under_each_drawn_curve_is_its_ap_on_photographs(shared_dir: Pa
     truth, found = coco128(shared_dir)
     assert_areas_are_the_table(truth, found, kept, ["pycocotools"])
     assert [round(area_of_lines(axis)[1], 3) for axis in kept[0].axes] == [0.370, 0.161]
-
-
-def lightness(color: Any) -> float:
-    """CIE L* of a colour, 0 (black) to 100 (white)."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
-    return float(116 * np.cbrt(np.dot(linear, (0.2126, 0.7152, 0.0722))) - 16)
-
-
-def test_named_lines_differ_without_their_hue() -> None:
-    """In a grey print, and for whoever sees no difference of hue, dashes or lightness remain."""
-    styles = [line_style(number) for number in range(NAMED)]
-    assert all(a["linestyle"] != b["linestyle"] for a, b in itertools.pairwise(styles))
-    for a, b in itertools.combinations(styles, 2):
-        assert a["linestyle"] != b["linestyle"] or abs(lightness(a["color"]) - lightness(b["color"])) > 9
-    paler = [lightness(style["color"]) for style in styles]
-    assert max(paler) < 75, "a line is hard to see on white paper"
 
 
 def test_class_names_appear_as_they_are_cut_to_a_length() -> None:
