@@ -88,7 +88,7 @@ def main() -> None:
             cfg = Path(folder) / "network.cfg"
             cfg.write_text(text)
             weights = write_weights(Path(folder) / "network.weights", values)
-            network = cv2.dnn.readNetFromDarknet(str(cfg), str(weights))
+            network = cv2.dnn.readNetFromDarknet(str(cfg), str(weights))  # type: ignore[attr-defined]
         network.setInput(images)
         layers = network.getLayerNames()
         # OpenCV permutes the map first in each [yolo] section.

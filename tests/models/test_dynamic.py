@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from models import Head
-from models.assignment import HeadAnchors
+from models.assignment import HeadAnchors, HeadMap
 from models.config import PositivesBy
 from models.dynamic import dynamic_positives
-from models.loss import HeadMap
 
 
 def test_positives_are_those_that_overlap_most_and_reach_the_centre() -> None:

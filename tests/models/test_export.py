@@ -24,13 +24,12 @@ from models.export import (
     FixedSuppression,
     check_onnx,
     check_torch,
-    fuse_batch_norm,
     run_onnx,
     run_torch,
     write_onnx,
     write_torch,
 )
-from models.networks import Run
+from models.networks import Run, fuse_batch_norm
 from tests.models.small_network import cfg_text
 
 PLACE = str(Path(__file__).resolve().parents[2]).encode()

@@ -39,9 +39,9 @@ def assert_same_maps(model: Darknet, plain: PlainNetwork) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_both_networks_compute_the_same_afterwards(scheme: str, tmp_path: Path) -> None:
     model, plain = small(), SCHEMES[scheme]
-    said = load(model, tmp_path / "theirs.pt", plain.state_dict())
+    message = load(model, tmp_path / "theirs.pt", plain.state_dict())
     assert_same_maps(model, plain)
-    assert "all" in said and "2 classes" in said
+    assert "all" in message and "2 classes" in message
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_files_of_old_torch_versions_are_read(tmp_path: Path) -> None:
 def test_fresh_heads_keep_everything_else(tmp_path: Path) -> None:
     plain, model = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"), num_classes=4), small(2)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    said = load(model, tmp_path / "four.pt", plain.state_dict())
-    assert "5 of 7 layers with weights" in said
-    assert "its heads for 4 classes were left out and those for 2 classes start fresh" in said
+    message = load(model, tmp_path / "four.pt", plain.state_dict())
+    assert "5 of 7 layers with weights" in message
+    assert "its heads for 4 classes were left out and those for 2 classes start fresh" in message
     for name, tensor in model.state_dict().items():
         same = tensor.equal(before[name])
         assert same if name.startswith(("layers.5.", "layers.11.")) or name.endswith("tracked") else not same, name
@@ -91,36 +91,28 @@ KERNELS, SHAPE = "module_list.3.Conv2d.weight", (16, 8, 3, 3)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             without("module_list.0.Conv2d.weight"),
-            r"convolution 1 is module_list\.1\.Conv2d with {'weight': \(16, 8, 3, 3\)}, here it is layers\.0\.conv with"
-            r" {'weight': \(8, 3, 3, 3\)}\. fix: set model\.cfg",
+            r"convolution 1 is module_list\.1\.Conv2d with .* fix: set model\.cfg",
         ),
         (without("module_list.8.Conv2d.weight"), r"convolution 6 is module_list\.11\..*here it is layers\.8\.conv"),
         (without("module_list.11.Conv2d.bias"), r"convolution 7 is module_list\.11\.Conv2d with {'weight"),
         (instead("extra.weight", torch.ones(1, 1, 1, 1)), r"convolution 8 is extra with .*here it is none"),
-        (
-            instead("fc.weight", torch.ones(4, 4)),
-            r"fc with {'weight': \(4, 4\)}, which is neither a convolution nor a batch",
-        ),
+        (instead("fc.weight", torch.ones(4, 4)), r"fc with .*, which is neither a convolution nor a batch"),
         (without("module_list.3.BatchNorm2d.running_var"), r"module_list\.3\.BatchNorm2d with {'bias.* neither"),
         (instead(KERNELS, torch.full(SHAPE, float("nan"))), r"module_list\.3\.Conv2d\.weight has values .* not finite"),
         (instead(KERNELS, torch.full(SHAPE, 1e300, dtype=torch.float64)), r"not finite"),
         (instead(KERNELS, torch.ones(SHAPE).to_sparse()), r"not a plain tensor"),
         (lambda state: {}, "holds no state dict"),
-        (lambda state: [1, 2], "holds no state dict"),
-        (
-            lambda state: {"weights": state},
-            r"holds no state dict, neither at the top level nor under model, state_dict",
-        ),
+        (lambda state: {"weights": state}, "holds no state dict, neither at the top level nor under model"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(change: Any, said: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_and_changes_nothing(change: Any, message: str, tmp_path: Path) -> None:
     model, state = small(), SCHEMES["module_list.N.Conv2d"].state_dict()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(ModelError, match=said) as refused:
+    with pytest.raises(ModelError, match=message) as refused:
         load(model, tmp_path / "theirs.pt", change(state))
     assert "\n" not in str(refused.value) and str(tmp_path / "theirs.pt") in str(refused.value)
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
