@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,37 +27,12 @@ from data import (
 from tests.data.sets import YoloSet
 
 NO_AUGMENT = AugmentConfig(
-    mosaic=0,
-    mosaic_nine=0,
-    mixup=0,
-    close_mosaic_epochs=0,
-    tile_pool=0,
-    degrees=0,
-    translate=0,
-    scale=0,
-    shear=0,
-    perspective=0,
-    flip_horizontal=0,
-    flip_vertical=0,
-    hsv_hue=0,
-    hsv_saturation=0,
-    hsv_value=0,
-    colour=Colour.cpu,
-    min_visible=0.2,
+    **dict.fromkeys((field.name for field in fields(AugmentConfig)), 0) | {"colour": Colour.cpu, "min_visible": 0.2}
 )
 EVERY_AUGMENT = replace(
-    NO_AUGMENT,
-    mosaic=1,
-    degrees=20,
-    translate=0.1,
-    scale=0.5,
-    shear=5,
-    flip_horizontal=0.5,
-    flip_vertical=0.5,
-    hsv_hue=0.0138,
-    hsv_saturation=0.678,
-    hsv_value=0.36,
-)
+    NO_AUGMENT, mosaic=1, degrees=20, translate=0.1, scale=0.5, shear=5, flip_horizontal=0.5, flip_vertical=0.5,
+    hsv_hue=0.0138, hsv_saturation=0.678, hsv_value=0.36,
+)  # fmt: skip
 
 
 class CocoSet:

@@ -28,7 +28,7 @@ from data import (
     open_annotations,
 )
 from data import images as jpeg_module
-from data.headers import read_header, read_header_of
+from data.headers import read_header_of
 from data.media import Medium, read_picture
 from data.plan import Request
 from data.samplers import input_shape
@@ -214,18 +214,3 @@ def test_a_tag_that_changed_since_the_index_was_made_is_seen(tmp_path: Path) -> 
     assert cv2.imwrite(str(path), np.ascontiguousarray(upright(stored_picture(), 6)[..., ::-1]))  # saved turned, no tag
     image = ImageSource(annotations, OnError.stop).read(5)
     assert image is not None and box_is_bright(image, annotations.training_boxes(5)[1][0])
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-def test_headers_of_large_files_find_the_tag(kind: str, tmp_path: Path) -> None:
-    """A file and its bytes give the same tag, even one behind the part that is usually read."""
-    noise = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
-    suffix, write = WRITERS[kind]
-    for tag in (1, 3, 6):
-        content = write(noise, tag)
-        path = tmp_path / f"a{suffix}"
-        path.write_bytes(content)
-        header, whole = read_header_of(str(path)), read_header(content)
-        assert header == whole is not None
-        assert (header.orientation, header.height, header.width) == (tag, 200, 300)
-        assert header.size(tag) == ((300, 200) if tag == 6 else (200, 300))

@@ -127,20 +127,6 @@ def test_a_picture_is_read_as_its_tag_and_the_option_say(tmp_path: Path) -> None
             read_picture(Medium(tmp_path / name, name), Exif.apply)
 
 
-@pytest.mark.parametrize("shape", [(20, 30), (20, 30, 3), (20, 30, 4)])
-@pytest.mark.parametrize("kind", ["uint8", "uint16", "int16", "uint32", "int32", "float32", "float64"])
-def test_a_tiff_is_read_or_its_kind_of_numbers_is_told(kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(1, 100, shape).astype(kind)
-    assert cv2.imwrite(str(tmp_path / "a.tif"), pixels)
-    if kind in ("uint8", "uint16") or (kind, len(shape)) == ("int16", 2):
-        assert read_picture(Medium(tmp_path / "a.tif", "a.tif"), Exif.apply).image.shape == (20, 30, 3)
-        return
-    # Pillow knows few of the others.
-    said = rf"a\.tif (has pixels of {kind}; only images of 8 or 16 bits are read|is not an image of a known type)"
-    with pytest.raises(DataError, match=said):
-        read_picture(Medium(tmp_path / "a.tif", "a.tif"), Exif.apply)
-
-
 def test_a_video_s_frames_come_in_order_and_a_cut_one_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = video(tmp_path / "a.avi", 12)
     medium = Medium(path, "a.avi")
