@@ -130,7 +130,7 @@ def _open(
     config: DataConfig, split: str, files: Files, index_dir: Path, stamps: list[str], asked: list[Any]
 ) -> tuple[Annotations, str]:
     """The index of these sources, and the stamps of the image files if sizes come from them."""
-    key = index_key(files.hashed, stamps, asked)
+    key = index_key(stamps, asked)
     folder = index_dir / key
     arrays, about = load_index(folder if folder.is_dir() else _build(config, split, files, index_dir, key))
     stamps_then = about.pop("image_stamps")
@@ -234,7 +234,7 @@ def locate(config: DataConfig, split: str) -> Files:
     path = pairs[0][0]
     if config.format in FORMATS:
         return _locate_added(config, path, image_root)
-    return Files([path], [], image_root, lambda: read_coco(path, image_root, config.names))
+    return Files([stamp_files([str(path)]).digest], image_root, lambda: read_coco(path, image_root, config.names))
 
 
 def _root(config: DataConfig) -> Path:
@@ -250,9 +250,8 @@ def _locate_added(config: DataConfig, path: Path, image_root: Path) -> Files:
     """The files of a plugin's format: ``path`` itself, or all in it."""
     read = FORMATS[config.format]
     below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
-    stamps = [*below, stamp_files(below).digest] if below else []
-    hashed = [Path(inspect.getfile(read)), *([] if path.is_dir() else [path])]
-    return Files(hashed, stamps, image_root, lambda: read_coco(path, image_root, config.names, read(path, image_root)))
+    stamps = stamp_files([inspect.getfile(read), str(path), *below])
+    return Files([stamps.digest], image_root, lambda: read_coco(path, image_root, config.names, read(path, image_root)))
 
 
 def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) -> None:

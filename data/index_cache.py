@@ -1,4 +1,4 @@
-"""Folders of indices, named by the content of their sources and written whole or not at all.
+"""Folders of indices, named by the status of their sources and written whole or not at all.
 
 A folder holds one ``.npy`` file per array and ``about.json``. Nothing changes in place: other
 sources have another key and folder. A build is synced to the disk, then appears by one rename.
@@ -38,7 +38,6 @@ COLUMNS = (
     "areas",
     "category_ids",
 )
-LARGE_BYTES = 1 << 26  # size from which on a file is identified by its status
 STALE_SECONDS = 24 * 3600  # age of a temporary folder whose build was killed
 
 
@@ -74,24 +73,13 @@ def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
     return digest.digest(), np.frombuffer(columns, dtype=np.int64).reshape(-1, 4)
 
 
-def index_key(hashed: Sequence[Path], stamps: Sequence[str], asked: Sequence[Any]) -> str:
+def index_key(stamps: Sequence[str], asked: Sequence[Any]) -> str:
     """The name of the index made from these sources: 32 hexadecimal digits.
 
-    ``hashed`` files count by content, large ones by their status. ``stamps`` are digests of
-    many small files. ``asked`` is everything else the index depends on, as plain data. Raises
-    ``OSError`` where a hashed file cannot be read.
+    ``stamps`` are digests of the files, ``asked`` is everything else the index depends on, as plain
+    data.
     """
-    digest = hashlib.sha256(json.dumps([FORMAT_VERSION, *stamps, *asked]).encode())
-    for path in hashed:
-        digest.update(f"{path}\n{_content(path)}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()[:32]
-
-
-def _content(path: Path) -> str:
-    """The SHA-256 of a file; of a large one, whose hash takes a second, size and times."""
-    if path.stat().st_size >= LARGE_BYTES:
-        return stamp_files([str(path)]).digest
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(json.dumps([FORMAT_VERSION, *stamps, *asked]).encode()).hexdigest()[:32]
 
 
 def build_index(

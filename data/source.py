@@ -79,8 +79,7 @@ class Source:
 class Files:
     """The files of a split, found but not read. A changed file means a new index."""
 
-    hashed: list[Path]  # few files, identified by content
-    stamps: list[str]  # digests of names, sizes and times of many files
+    stamps: list[str]  # digests of names, sizes and times
     image_root: Path
     read: Callable[[], Source]
 

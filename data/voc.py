@@ -78,8 +78,7 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
         digests.append(stamps.digest)
     path = pairs[0][0] if len(pairs) == 1 else image_root
     return Files(
-        hashed=[place for place, _ in pairs if place.is_file()],
-        stamps=digests,
+        stamps=[*digests, stamp_files([str(place) for place, _ in pairs if place.is_file()]).digest],
         image_root=image_root,
         read=partial(read_voc, listed, path, image_root, names),
     )

@@ -96,8 +96,7 @@ def locate_yolo(
             "fix: put the .txt files there, or set data.format to that of the set"
         )
     return Files(
-        hashed=[read for part in found for read in part.read],
-        stamps=digests,
+        stamps=[*digests, stamp_files([str(file) for part in found for file in part.read]).digest],
         image_root=image_root,
         read=partial(read_yolo, listed, path, image_root, len(classes), categories, exif),
     )

@@ -75,7 +75,9 @@ class CocoSet:
             self.json["annotations"].append(record | {"bbox": box, "area": box[2] * box[3], "iscrowd": 0} | more)
 
     def save(self) -> None:
-        (self.root / "instances.json").write_text(json.dumps(self.json))
+        path, text = self.root / "instances.json", json.dumps(self.json)
+        if not path.exists() or path.read_text() != text:  # another date is another index
+            path.write_text(text)
 
     def open(self, split: str = "train", **changes: Any) -> Annotations:
         """Write the json and open it with changes to the configuration."""
