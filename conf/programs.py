@@ -23,28 +23,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from conf import CONF_DIR, REPOSITORY
-from conf.checkpoints import (
-    complete_conversion,
-    complete_detection,
-    complete_from_checkpoint,
-    model_or_checkpoint,
-)
+from conf import CONF_DIR, REPOSITORY, checkpoints, schema, schema_tools
 from conf.entry import Complete, compose, keys_of, register, to_plain, with_search_path
 from conf.failures import ConfigError, plain_errors, report, report_interrupt
 from conf.help import page_instead
 from conf.messages import VALUED_FLAGS, refusal_of_flags
 from conf.resume import complete_training
-from conf.schema import DemoConfig, EvalConfig, ExportConfig, PredictConfig, TrainConfig
-from conf.schema_tools import (
-    AnchorsConfig,
-    CheckDataConfig,
-    CompareConfig,
-    ConvertConfig,
-    GetDataConfig,
-    GetWeightsConfig,
-    TuneConfig,
-)
+from conf.schema import EvalConfig, TrainConfig
 from train_utils.launch import explain_lost_peer, prefer_expandable_segments, read_launch, shutdown, strip_local_rank
 from train_utils.options import quoted
 
@@ -69,17 +54,17 @@ class Program(NamedTuple):
 
 PROGRAMS = {  # by the name of their YAML file in conf/
     "train": Program(TrainConfig, "train:train", complete_training),
-    "eval": Program(EvalConfig, "eval:evaluate", complete_from_checkpoint),
-    "predict": Program(PredictConfig, "predict:predict", complete_detection),
-    "export": Program(ExportConfig, "export:export", model_or_checkpoint),
-    "check_data": Program(CheckDataConfig, "scripts.check_data:main"),
-    "anchors": Program(AnchorsConfig, "scripts.anchors:find_anchors"),
-    "get_data": Program(GetDataConfig, "scripts.get_data:get_data", bare="name"),
-    "get_weights": Program(GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
-    "convert": Program(ConvertConfig, "scripts.convert_weights:convert", complete_conversion),
-    "demo": Program(DemoConfig, "scripts.demo:main", complete_detection),
-    "compare": Program(CompareConfig, "scripts.compare:compare", bare="runs..."),
-    "tune": Program(TuneConfig, "scripts.tune:tune"),
+    "eval": Program(EvalConfig, "eval:evaluate", checkpoints.complete_from_checkpoint),
+    "predict": Program(schema.PredictConfig, "predict:predict", checkpoints.complete_detection),
+    "export": Program(schema.ExportConfig, "export:export", checkpoints.model_or_checkpoint),
+    "check_data": Program(schema_tools.CheckDataConfig, "scripts.check_data:main"),
+    "anchors": Program(schema_tools.AnchorsConfig, "scripts.anchors:find_anchors"),
+    "get_data": Program(schema_tools.GetDataConfig, "scripts.get_data:get_data", bare="name"),
+    "get_weights": Program(schema_tools.GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
+    "convert": Program(schema_tools.ConvertConfig, "scripts.convert_weights:convert", checkpoints.complete_conversion),
+    "demo": Program(schema.DemoConfig, "scripts.demo:main", checkpoints.complete_detection),
+    "compare": Program(schema_tools.CompareConfig, "scripts.compare:compare", bare="runs..."),
+    "tune": Program(schema_tools.TuneConfig, "scripts.tune:tune"),
 }
 
 
