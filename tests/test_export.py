@@ -14,14 +14,13 @@ import torch
 
 import export as program
 from conf.entry import compose
-from conf.network import build_model, describe_network
 from conf.programs import run
 from conf.schema import ExportConfig, TrainConfig
 from export import export
 from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
 from models.export import METADATA_FILE, DetectorGraph, write_torch
+from tests.random_network import save_random_network
 from tests.test_programs import start
-from train_utils.checkpoint import save_checkpoint
 
 TINY = ["model=yolov3-tiny", "model.width=0.125", "model.weights=tiny.weights"]
 NAMES = ["circle", "square", "star"]
@@ -128,16 +127,8 @@ def test_the_printed_lines_run_a_file_of_any_size(
 def test_the_command_leaves_a_file_that_runs_as_it_says(tmp_path: Path) -> None:
     """A checkpoint in a run folder, another process, and the lines of Python that it prints."""
     config = compose("train", TrainConfig, ["model=yolov3-tiny", "model.width=0.125", "train.image_size=96"])
-    model, _ = build_model(config.model, len(NAMES))
-    with torch.no_grad():
-        for head in model.heads:
-            model.head_convolution(head).conv.weight.mul_(30)
-            model.head_convolution(head).conv.bias.zero_()
-    state = {"network": describe_network(model, config.model), "names": NAMES, "epoch": 1, "ema": model.state_dict()}
-    state |= {"config": {"evaluate": {"image_size": None}, "train": {"image_size": 96}}, "seen": 0, "step": 0}
-    state |= {"weights_version": [0, 2, 5], "category_ids": [1, 2, 3]}
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    save_checkpoint(tmp_path / "run" / "checkpoints" / "best.pt", state)
+    save_random_network(tmp_path / "run" / "checkpoints" / "best.pt", config, NAMES, [1, 2, 3], seed=0, gain=30)
 
     done = start(tmp_path, "export.py", "ckpt=run", "nms=true", "batch_size=2", "max_detections=50")
     assert done.code == 0 and not done.err, done.err

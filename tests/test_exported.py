@@ -12,11 +12,9 @@ import cv2
 import numpy as np
 import onnx
 import pytest
-import torch
 
 from conf.checkpoints import complete_detection, complete_from_checkpoint, model_or_checkpoint
-from conf.entry import compose, to_dictionary
-from conf.network import build_model, describe_network
+from conf.entry import compose
 from conf.programs import run
 from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
@@ -26,7 +24,7 @@ from export import export
 from predict import predict
 from tests.data.test_images import with_orientation
 from tests.models.cfg_writer import cfg, conv, head
-from train_utils.checkpoint import save_checkpoint
+from tests.random_network import save_random_network
 
 # onnxruntime adds up in another order than torch, so the last bits of pixels and scores differ.
 PIXELS, SCORES = 1e-3, 1e-5
@@ -54,30 +52,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cfg(conv(8, 3, 2), conv(8, 3, 2), conv(8, 3, 2), conv(8, 3, 2), head(0, 1, 2, anchors="12,16, 30,24, 60,70"))
     )
     for name, (names, options) in NETWORKS.items():
-        save(path / f"{name}.pt", path / "a.cfg", names)
+        config = compose("train", TrainConfig, [f"model.cfg={path / 'a.cfg'}", f"train.image_size={SIZE}"])
+        save_random_network(path / f"{name}.pt", config, names, range(1, len(names) + 1), seed=3, gain=6)
         given = [f"ckpt={path / name}.pt", *options]
         assert export(compose("export", ExportConfig, given, model_or_checkpoint)) == path / f"{name}.onnx"
     return path
-
-
-def save(path: Path, network: Path, names: list[str]) -> None:
-    """A checkpoint of an untrained network whose scores lie apart: last bits change no more."""
-    config = compose("train", TrainConfig, [f"model.cfg={network}", f"train.image_size={SIZE}"])
-    torch.manual_seed(3)
-    model, _ = build_model(config.model, len(names))
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, torch.nn.BatchNorm2d):
-                module.momentum = 1.0
-        model.train()(torch.rand(8, 3, SIZE, SIZE))  # statistics of the batch norms
-        model.head_convolution(model.heads[0]).conv.weight.mul_(6)
-        model.head_convolution(model.heads[0]).conv.bias.zero_()
-    state = {"network": describe_network(model, config.model), "names": names, "epoch": 2, "optimizer": {}, "step": 0}
-    saved = to_dictionary(config)
-    state |= {"config": {**saved, "data": {**saved["data"], "name": "drawn"}}}
-    ids = list(range(1, len(names) + 1))
-    state |= {"ema": model.state_dict(), "seen": 0, "weights_version": [0, 2, 5], "category_ids": ids}
-    save_checkpoint(path, state)
 
 
 def predicted(folder: Path, ckpt: str, *options: str) -> dict[str, np.ndarray]:

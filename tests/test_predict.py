@@ -12,25 +12,24 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from conf.build.batches import open_split
 from conf.checkpoints import complete_from_checkpoint, model_or_checkpoint
-from conf.entry import compose, to_dictionary
-from conf.network import build_model, describe_network, model_from_checkpoint
+from conf.entry import compose
+from conf.network import model_from_checkpoint
 from conf.programs import run
 from conf.schema import EvalConfig, PredictConfig, TrainConfig
 from data import DataFormat, Frame, InputFit, ShapesConfig, cut_at_edges, ensure_shapes
 from data.shapes import CLASSES
 from eval import Evaluator, evaluate
 from models import Darknet, save_darknet_weights
-from models.weights import head_layers
 from predict import predict
 from tests.data.tagged import stored_picture, upright, write_set
 from tests.data.test_media import picture, video
 from tests.models.cfg_writer import cfg, conv, head
+from tests.random_network import save_random_network
 from tests.test_programs import start
-from train_utils.checkpoint import load_checkpoint, save_checkpoint
+from train_utils.checkpoint import load_checkpoint
 from train_utils.distributed import init_distributed_mode
 
 IDS = [30, 10, 20, 50, 40]  # category ids that are not the order of the classes
@@ -43,22 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("predict")
     ensure_shapes(path / "shapes", ShapesConfig(train_images=3, val_images=9, image_size=64, seed=0))
     config = train_config(path)
-    torch.manual_seed(1)
     names = open_split(config.data, "val", init_distributed_mode("cpu", 60)).names
-    model, _ = build_model(config.model, len(names))
-    with torch.no_grad():  # scores that lie apart, so that the last bits of a convolution change nothing else
-        for module in model.modules():
-            if isinstance(module, torch.nn.BatchNorm2d):
-                module.momentum = 1.0
-        model.train()(torch.rand(8, 3, 96, 96))  # statistics of the batch norms
-        for layer in head_layers(model):
-            convolution = model.layers[layer].conv
-            convolution.weight *= 10
-            convolution.bias.zero_()
-    state = {"network": describe_network(model, config.model), "names": names, "category_ids": IDS, "epoch": 1}
-    state |= {"ema": model.state_dict(), "config": to_dictionary(config), "step": 0, "seen": 0}
-    state |= {"weights_version": [0, 2, 5]}
-    save_checkpoint(path / "random.pt", state)
+    save_random_network(path / "random.pt", config, names, IDS, seed=1, gain=10)
     return path
 
 
