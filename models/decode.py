@@ -20,8 +20,6 @@ from models.heads import Head
 MAX_LOG_SIZE = math.log(1e3)  # at most a thousand anchors wide: exp stays finite early in training
 FIRST_CANDIDATES = 10  # candidates for each detection wanted that are tried before all others
 CHUNK = 2**16  # candidates in one suppression, which takes up to n * n / 8 bytes of a GPU: 512 MB
-
-
 REACH = 2**18  # pixels from the origin; boxes are cut there
 PER_PIXEL = 2**18  # steps of a coordinate, about float32's own at 48 pixels
 

@@ -22,8 +22,6 @@ from models.errors import ModelError
 from models.networks import Run, fuse_batch_norm, open_onnx, root_cause, running
 
 REACH = 4  # image sides; far larger boxes would cost all others their precision
-
-
 DynamicAxes = Mapping[int, str]  # image axis of variable size -> its name
 BOXES = ("boxes_xyxy", "scores")
 DETECTIONS = ("boxes", "scores", "classes", "counts")

@@ -9,21 +9,9 @@ from models.cfg import Cfg, Section
 from models.graph import IMAGES, Graph, Node, Shape
 from models.heads import read_anchors, read_head
 from models.layers import ACTIVATIONS, Convolution, Product, Route, SharedConvolution, Shortcut, YoloMap
-from models.pools import (
-    Blur,
-    ChannelMaxPool,
-    Dropout,
-    LocalAvgPool,
-    MaxPool,
-    Reorg,
-    ScrambledReorg,
-    SumPool,
-    Upsample,
-)
+from models.pools import Blur, ChannelMaxPool, Dropout, LocalAvgPool, MaxPool, Reorg, ScrambledReorg, SumPool, Upsample
 
 MAX_WINDOW = 128  # rows of a kernel, dilation included, or of a pool; published networks have up to 16
-
-
 CHANNEL_STEP = 8  # scaled filter counts are multiples of this
 BN_EPS = 1e-6  # added to the variance, as in Darknet
 BN_MOMENTUM = 0.03  # share of a batch in the running statistics
@@ -160,18 +148,6 @@ def _shared_owner(graph: Graph, section: Section, needed: tuple[int, int, int, i
     if has != needed or _has_batch_norm(section) != (owner.norm is not None):
         raise section.error(f"shares the weights of layer {index}, whose shapes differ", "share_index")
     return owner
-
-
-def build_graph(cfg: Cfg, num_classes: int | None, width: float) -> Graph:
-    """Build the graph of all sections. Raises ModelError with file and line for an invalid one."""
-    graph = Graph(cfg, num_classes, width)
-    for key in ("width", "height"):  # unused here, but a wrong value should fail early
-        cfg.net.integer(key, 1, minimum=1)
-    for section in cfg.layers:
-        graph.add(section, BUILDERS[section.kind](graph, section))
-    if not graph.heads:
-        raise cfg.net.error("is not followed by any [yolo] section, so this is not a detector. fix: use another .cfg")
-    return graph
 
 
 def shortcut(graph: Graph, section: Section) -> Node:
@@ -326,3 +302,15 @@ BUILDERS: dict[str, Callable[[Graph, Section], Node]] = {
     "dropout": dropout,
     "yolo": yolo,
 }
+
+
+def build_graph(cfg: Cfg, num_classes: int | None, width: float) -> Graph:
+    """Build the graph of all sections. Raises ModelError with file and line for an invalid one."""
+    graph = Graph(cfg, num_classes, width)
+    for key in ("width", "height"):  # unused here, but a wrong value should fail early
+        cfg.net.integer(key, 1, minimum=1)
+    for section in cfg.layers:
+        graph.add(section, BUILDERS[section.kind](graph, section))
+    if not graph.heads:
+        raise cfg.net.error("is not followed by any [yolo] section, so this is not a detector. fix: use another .cfg")
+    return graph

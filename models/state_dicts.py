@@ -24,8 +24,6 @@ from models.errors import ModelError
 from models.weights import WeightsReport, head_layers, make_report, weight_tensors
 
 HEADS_FIX = ". fix: model.fresh_heads=true, which loads everything else"
-
-
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 NORM_NAMES = {"weight", "bias", "running_mean", "running_var"}
 Tensors = dict[str, Tensor]  # of one convolution or batch norm, by the last part of their names

@@ -9,17 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.pools import (
-    Blur,
-    ChannelMaxPool,
-    Dropout,
-    LocalAvgPool,
-    MaxPool,
-    Reorg,
-    ScrambledReorg,
-    SumPool,
-    Upsample,
-)
+from models.pools import Blur, ChannelMaxPool, Dropout, LocalAvgPool, MaxPool, Reorg, ScrambledReorg, SumPool, Upsample
 
 Array = npt.NDArray[np.float64]
 
