@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import colorsys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from train_utils.detections import Detections, boxes_xyxy_of
 from train_utils.errors import TrainError
 
 DARK, LIGHT = (0, 0, 0), (255, 255, 255)
@@ -80,7 +79,6 @@ def _place(
 
 SIDE, GAP, LINE = 440, 8, 24  # pixels of a cell's picture, between cells, and of a line of text
 QUALITY = 88  # of a JPEG: half the bytes of OpenCV's 95, with nothing to see
-MOST_DRAWN = 30  # detections on a picture; more hide one another
 LONGEST = 46  # characters that fit over a cell
 
 
@@ -130,28 +128,6 @@ def draw_targets(images: np.ndarray, targets: np.ndarray, names: Sequence[str], 
         boxes_xyxy = np.concatenate([rows[:, 2:4] - half, rows[:, 2:4] + half], axis=1)
         cells.append(Cell(image.transpose(1, 2, 0), boxes_xyxy, rows[:, 1], names))
     save_sheet(cells, 4, out)
-
-
-def draw_detections(
-    pairs: Iterable[tuple[str, np.ndarray, np.ndarray, np.ndarray, Detections]],
-    names: Sequence[str],
-    out: Path,
-    confidence: float = 0.3,
-) -> None:
-    """Save pairs of pictures: labels on the left, detections from ``confidence`` on the right.
-
-    At most MOST_DRAWN are drawn, the best. Each pair is (file name, image uint8 RGB, classes (n,)
-    and boxes_xyxy (n, 4) of its labels, detections), with boxes in pixels of the image.
-    """
-    cells = []
-    for name, image, classes, boxes_xyxy, detections in pairs:
-        ranked = detections[np.argsort(-detections["score"], kind="stable")]
-        shown = ranked[ranked["score"] >= confidence][:MOST_DRAWN]
-        cells.append(Cell(image, boxes_xyxy, classes, names, None, f"{name}: {len(classes)} labels"))
-        title = f"{len(shown)} detections, score from {confidence:.2g}"
-        cells.append(Cell(image, boxes_xyxy_of(shown), shown["class"], names, shown["score"], title))
-    if cells:
-        save_sheet(cells, 4, out)
 
 
 WRITTEN = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # suffixes of pictures that any OpenCV writes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,8 +13,8 @@ import numpy as np
 
 from train_utils.coco_eval import accumulate, hotcoco_evaluation
 from train_utils.curves import IOU, pooled_curve
-from train_utils.detections import Detections, GroundTruth
-from train_utils.draw import draw_detections
+from train_utils.detections import Detections, GroundTruth, boxes_xyxy_of
+from train_utils.draw import Cell, save_sheet
 
 if TYPE_CHECKING:  # matplotlib takes longer to import than to draw, so only charts pay for it
     from matplotlib.axes import Axes
@@ -202,6 +202,7 @@ def draw_confusion(truth: GroundTruth, detections: Detections, threshold: float,
 
 
 USUAL_THRESHOLD = 0.3  # where no detection is right, so that no score is better than another
+SHEET_IMAGES, MOST_DRAWN = 8, 30  # images, and detections on one; more hide one another
 LEAST_SHOWN = 0.1  # score of a box beside the labels: a young network's best threshold may be lower
 FOLDER = "plots"  # in the folder of the run or of the evaluation
 PLOTS = {  # titles by file name, in the order in which one looks at them
@@ -231,11 +232,11 @@ def draw_evaluation(
     """
     best = pooled_curve(truth, detections).best()
     threshold = best["threshold"] if best is not None else USUAL_THRESHOLD
-    pairs = _first_images(truth, detections, read, name_of)
+    least = max(threshold, LEAST_SHOWN)
     drawings: dict[str, Callable[[Path], None]] = {
         "precision_recall.png": partial(draw_precision_recall, truth, detections),
         "confusion.png": partial(draw_confusion, truth, detections, threshold),
-        "val_detections.jpg": lambda out: draw_detections(pairs, truth.names, out, max(threshold, LEAST_SHOWN)),
+        "val_detections.jpg": partial(draw_detections, truth, detections, read, name_of, least),
     }
     for name, draw in drawings.items():
         _draw(folder / name, draw, warn)
@@ -256,12 +257,24 @@ def _draw(out: Path, draw: Callable[[Path], None], warn: Warn) -> None:
         warn(f"warning: {out} was not drawn ({type(error).__name__}: {error})")
 
 
-def _first_images(
-    truth: GroundTruth, detections: Detections, read: Read, name_of: NameOf, count: int = 8
-) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray, Detections]]:
-    """The first images with labels, crowds aside, and detections, as draw_detections takes them."""
-    for i in range(min(count, len(truth.image_ids))):
-        if (image := read(i)) is not None:
-            rows = np.flatnonzero((truth.image_of_box == i) & ~truth.crowd.astype(bool))
-            of_image = detections[detections["image_id"] == truth.image_ids[i]]
-            yield name_of(i), image, truth.classes[rows], truth.boxes_xyxy(rows), of_image
+def draw_detections(
+    truth: GroundTruth, detections: Detections, read: Read, name_of: NameOf, confidence: float, out: Path
+) -> None:
+    """Save the first images twice: labels on the left, crowds aside, detections on the right.
+
+    Of the detections from ``confidence`` at most MOST_DRAWN are drawn, the best.
+    """
+    cells = []
+    for i in range(min(SHEET_IMAGES, len(truth.image_ids))):
+        if (image := read(i)) is None:
+            continue
+        labels = np.flatnonzero((truth.image_of_box == i) & ~truth.crowd.astype(bool))
+        title = f"{name_of(i)}: {len(labels)} labels"
+        cells.append(Cell(image, truth.boxes_xyxy(labels), truth.classes[labels], truth.names, None, title))
+        of_image = detections[detections["image_id"] == truth.image_ids[i]]
+        ranked = of_image[np.argsort(-of_image["score"], kind="stable")]
+        shown = ranked[ranked["score"] >= confidence][:MOST_DRAWN]
+        title = f"{len(shown)} detections, score from {confidence:.2g}"
+        cells.append(Cell(image, boxes_xyxy_of(shown), shown["class"], truth.names, shown["score"], title))
+    if cells:
+        save_sheet(cells, 4, out)

@@ -15,7 +15,7 @@ from models import Darknet, Postprocess, for_detection, zoo_cfg
 from tests.host_reads import HostReads
 from tests.models.small_network import small
 from train_utils import detect
-from train_utils.detect import detect_batches, side_stream
+from train_utils.detect import detect_batches
 
 CUDA = torch.device("cuda")
 
@@ -80,14 +80,6 @@ def test_a_batch_is_finished_while_the_next_is_computed(monkeypatch: pytest.Monk
         "beside: wait 2", "beside: finish 2",
     ]  # fmt: skip
     assert list(detect_batches(model, [], finish, CUDA)) == []
-
-
-def test_all_evaluations_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch keeps the memory of each stream apart, so a new one each time would hoard it."""
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: [device])
-    side_stream.cache_clear()
-    assert side_stream(CUDA) is side_stream(CUDA)
-    side_stream.cache_clear()
 
 
 def test_a_fused_network_in_channels_last_finds_the_same_and_waits_for_nothing() -> None:

@@ -8,7 +8,6 @@ import cv2
 import numpy as np
 import pytest
 
-from train_utils.detections import make_detections
 from train_utils.draw import (
     GAP,
     LINE,
@@ -17,7 +16,6 @@ from train_utils.draw import (
     DrawnFiles,
     class_color,
     draw_boxes,
-    draw_detections,
     draw_targets,
     save_sheet,
 )
@@ -95,18 +93,6 @@ def test_names_are_drawn_at_the_size_of_the_page_whatever_that_of_the_image(tmp_
     picture = pages[0][LINE:, GAP:]
     assert tuple(picture[SIDE // 2, SIDE // 4]) == class_color(0), "no box"
     assert (picture[SIDE // 4 - 20 : SIDE // 4, SIDE // 4 : SIDE // 2] != 90).any(), "no name above the box"
-
-
-def test_detections_stand_beside_the_labels_of_their_picture(tmp_path: Path) -> None:
-    image = np.full((SIDE, SIDE, 3), 90, np.uint8)
-    classes, box = np.array([0]), np.array([[100, 100, 200, 200]])
-    for score in (0.24, 0.75):
-        found = make_detections(7, classes, np.array([score]), box)
-        draw_detections([("a.jpg", image, classes, box, found)], ["cat"], tmp_path / "pairs.png", confidence=0.25)
-        sheet = sheet_of(tmp_path / "pairs.png")
-        assert tuple(sheet[LINE + 150, GAP + 200]) == class_color(0), "the label"
-        shown = tuple(sheet[LINE + 150, SECOND + 200])
-        assert shown == (class_color(0) if score > 0.25 else (90, 90, 90)), "the detection"
 
 
 def test_targets_are_drawn_on_the_image_they_belong_to(tmp_path: Path) -> None:

@@ -15,13 +15,15 @@ from matplotlib.figure import Figure
 from tests.train_utils.coco_sets import coco128, draw, many_classes
 from train_utils import plots
 from train_utils.coco_eval import EVALUATIONS, hotcoco_evaluation, score
-from train_utils.detections import Detections, GroundTruth
+from train_utils.detections import Detections, GroundTruth, make_detections
+from train_utils.draw import GAP, LINE, SIDE, class_color
 from train_utils.plots import (
     LEAST_SMOOTHED,
     MOST_POINTS,
     PLOTS,
     draw_confusion,
     draw_curves,
+    draw_detections,
     draw_evaluation,
     draw_precision_recall,
     draw_training,
@@ -182,6 +184,21 @@ def drawn(truth: GroundTruth, found: Detections, folder: Path) -> tuple[dict[str
 def test_each_plot_is_a_picture(tmp_path: Path) -> None:
     pictures, said = drawn(*many_classes(3), tmp_path / "plots")
     assert set(pictures) == set(PLOTS) - OF_TRAINING and not said
+
+
+def test_detections_stand_beside_the_labels_of_their_picture(tmp_path: Path) -> None:
+    box = np.array([[100.0, 100, 100, 100]])
+    truth = GroundTruth(
+        np.array([7]), np.array([[SIDE, SIDE]]), np.array([0, 1]), box, np.array([0]), np.array([False]),
+        np.array([1e4]), ["cat"],
+    )  # fmt: skip
+    image = np.full((SIDE, SIDE, 3), 90, np.uint8)
+    for confidence, shown in ((0.24, (90, 90, 90)), (0.75, class_color(0))):
+        found = make_detections(7, np.array([0]), np.array([confidence]), np.array([[100, 100, 200, 200]]))
+        draw_detections(truth, found, lambda _: image, str, 0.25, tmp_path / "pairs.png")
+        sheet = cv2.imread(str(tmp_path / "pairs.png"))[..., ::-1]
+        assert tuple(sheet[LINE + 150, GAP + 200]) == class_color(0), "the label"
+        assert tuple(sheet[LINE + 150, SIDE + 2 * GAP + 200]) == shown, "the detection"
 
 
 def test_one_and_many_classes_nothing_found_and_nothing_labelled(tmp_path: Path, kept: list[Figure]) -> None:
