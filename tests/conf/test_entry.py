@@ -39,7 +39,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "sentence"),
     [
         ("train.epoch=3", "no option train.epoch; did you mean train.epochs=3?"),
         ("epochs=3", "no option epochs; did you mean train.epochs=3?"),
@@ -56,12 +56,12 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("train.epochs", "write key=value"),
     ],
 )
-def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: str, said: str) -> None:
-    assert said in error_of(argument)
+def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: str, sentence: str) -> None:
+    assert sentence in error_of(argument)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         (["data.root=nowhere"], "nowhere/annotations/instances_train2017.json"),
         (["train.device=cuda"], "CUDA"),
@@ -78,7 +78,7 @@ def test_a_wrong_option_is_named_with_its_full_key(error_of: Program, argument: 
     ],
 )
 def test_what_does_not_fit_stops_before_a_run_folder_is_made(
-    error_of: Program, arguments: list[str], said: str
+    error_of: Program, arguments: list[str], sentence: str
 ) -> None:
     shapes = [
         "data=shapes", "data.root=shapes", "data.workers=0", "model=yolov3-tiny", "model.width=0.125",
@@ -86,7 +86,7 @@ def test_what_does_not_fit_stops_before_a_run_folder_is_made(
         "train.batch_size=4",
     ]  # fmt: skip
     coco = arguments == ["data.root=nowhere"]
-    assert said in error_of(*([] if coco else shapes), *arguments)
+    assert sentence in error_of(*([] if coco else shapes), *arguments)
 
 
 @pytest.mark.parametrize("group", ["data", "model", "augment", "loss", "optim", "evaluate"])
@@ -120,8 +120,8 @@ def test_a_data_set_of_ones_own_is_one_file_outside_the_repository(tmp_path: Pat
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml")))
 def test_presets_compose_with_data_and_network(name: str) -> None:
-    given = ["data=shapes", "model=yolov4-tiny", "train.epochs=7"]
-    config = compose("train", TrainConfig, [f"experiment={name}", *given])
+    overrides = ["data=shapes", "model=yolov4-tiny", "train.epochs=7"]
+    config = compose("train", TrainConfig, [f"experiment={name}", *overrides])
     assert (config.model.cfg, config.train.epochs, config.data.format.value) == ("yolov4-tiny", 7, "shapes")
     assert config.name == (name if name == "quickstart" else f"{name}-shapes")
     tuned = name in ("finetune", "multi-scale", "single-class")

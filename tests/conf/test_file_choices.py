@@ -84,11 +84,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def outcome(program: str, *words: str) -> str:
     """The options that a program gets, or the sentence instead of them; neither tells a secret."""
-    known = PROGRAMS[program]
+    entry = PROGRAMS[program]
     try:
-        shown = repr(compose(program, known.schema, list(words), known.complete))
+        shown = repr(compose(program, entry.schema, list(words), entry.complete))
     except Exception as error:
-        sentence = in_one_sentence(error, known.schema, words)
+        sentence = in_one_sentence(error, entry.schema, words)
         assert sentence is not None, error
         shown = f"error: {sentence}"
     assert SECRET not in shown and "evil" not in sys.modules and not Path("trace").exists()
@@ -98,29 +98,29 @@ def outcome(program: str, *words: str) -> str:
 @pytest.mark.parametrize("program", ["train", "eval", "check_data", "anchors"])
 @pytest.mark.parametrize("case", DATA_FILES)
 def test_a_data_file_sets_data_alone(case: str, program: str, place: Path) -> None:
-    text, said = DATA_FILES[case]
+    text, sentence = DATA_FILES[case]
     (place / "set.yaml").write_text(text)
     more = ["model=yolov3-tiny", "model.weights=coco"] if program == "eval" else []
     shown = outcome(program, "data=./set.yaml", *more)
-    assert said in shown and shown.startswith("error: ") == bool(said)
+    assert sentence in shown and shown.startswith("error: ") == bool(sentence)
 
 
 @pytest.mark.parametrize("program", READERS)
 @pytest.mark.parametrize("case", SAVED)
 def test_a_checkpoint_imports_nothing_and_refers_to_nothing(case: str, program: str, run: Path, place: Path) -> None:
-    change, said = SAVED[case]
+    change, sentence = SAVED[case]
     state = load_checkpoint(run)
     change(state["config"])
     save_checkpoint(place / "own" / "checkpoints" / "best.pt", state)
     shown = outcome(program, "ckpt=own", *READERS[program])
-    assert case == "target" or said in shown  # only some programs read data.*
-    if "plugins" in said:
+    assert case == "target" or sentence in shown  # only some programs read data.*
+    if "plugins" in sentence:
         outcome(program, "ckpt=own", "plugins=[]", *READERS[program])
 
 
 @pytest.mark.parametrize("case", SAVED)
 def test_a_resumed_checkpoint_imports_nothing_and_refers_to_nothing(case: str, run: Path, place: Path) -> None:
-    change, said = SAVED[case]
+    change, sentence = SAVED[case]
     shutil.copytree(run, place / "own")
     state = load_checkpoint(run, "last")
     change(state["config"])
@@ -130,7 +130,7 @@ def test_a_resumed_checkpoint_imports_nothing_and_refers_to_nothing(case: str, r
     else:
         with pytest.raises((ConfigError, ConfigKeyError)) as raised:
             train(["resume=own", "extend=1"])
-        assert said in str(raised.value) and SECRET not in str(raised.value)
+        assert sentence in str(raised.value) and SECRET not in str(raised.value)
     assert "evil" not in sys.modules and not Path("trace").exists()
 
 
@@ -139,12 +139,12 @@ def test_a_run_folder_imports_nothing_and_refers_to_nothing(case: str, run: Path
     shutil.copytree(run, place / "own")
     path = place / "own" / "config.yaml"
     saved = yaml.safe_load(path.read_text())
-    change, said = SAVED.get(case, (lambda _: None, {"bomb": "holds an alias", "hydra": "hydra"}.get(case, "")))
+    change, sentence = SAVED.get(case, (lambda _: None, {"bomb": "holds an alias", "hydra": "hydra"}.get(case, "")))
     change(saved)
     more = {"bomb": BOMB, "hydra": f"hydra: {{callbacks: {{x: {CALL}}}}}\n"}.get(case, "")
     path.write_text(yaml.safe_dump(saved) + more)
     shown = outcome("train", "resume=own")
-    assert shown.startswith("error: ") and said in shown
+    assert shown.startswith("error: ") and sentence in shown
 
 
 def test_an_exported_file_refers_to_nothing() -> None:
@@ -168,7 +168,7 @@ def test_programs_end_with_a_sentence(run: Path, place: Path) -> None:
     state["config"]["plugins"] = ["evil.py"]
     save_checkpoint(place / "own.pt", state)
     (place / "set.yaml").write_text(DATA_FILES["hydra"][0])
-    for words, said in (
+    for words, sentence in (
         (["train.py", "data=./set.yaml"], "has the key hydra"),
         (["predict.py", "ckpt=own.pt", "source=x"], "ckpt=own.pt needs plugins=[evil.py]"),
     ):
@@ -176,5 +176,5 @@ def test_programs_end_with_a_sentence(run: Path, place: Path) -> None:
             [sys.executable, str(REPOSITORY / words[0]), *words[1:]], cwd=place, text=True, capture_output=True,
             env=os.environ | {"PYTHONPATH": str(place)}, check=False,
         )  # fmt: skip
-        assert ended.returncode == 2 and ended.stderr.startswith("error: ") and said in ended.stderr, ended.stderr
+        assert ended.returncode == 2 and ended.stderr.startswith("error: ") and sentence in ended.stderr, ended.stderr
         assert len(ended.stderr.splitlines()) == 1 and not (place / "trace").exists()

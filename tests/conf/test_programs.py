@@ -71,7 +71,7 @@ STARTS = """
 import contextlib, io, json, os, runpy, sys
 cases, heavy = json.loads(sys.argv[1])
 os.environ["COMP_LINE"] = "python train.py data=co"
-found = []
+outcomes = []
 for command, options in cases:
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -83,26 +83,26 @@ for command, options in cases:
                 runpy.run_module(command, run_name="__main__", alter_sys=True)
         except SystemExit as ended:
             code = ended.code or 0
-    found.append([code, out.getvalue(), err.getvalue(), [name for name in heavy if name in sys.modules]])
-print(json.dumps(found))
+    outcomes.append([code, out.getvalue(), err.getvalue(), [name for name in heavy if name in sys.modules]])
+print(json.dumps(outcomes))
 """
 
 
 def test_help_completion_and_refused_options_need_no_torch() -> None:
     """One process runs all cases: nothing heavy may be imported by any of them."""
     assert CASES.keys() == PROGRAMS.keys()
-    cases = [(name, options, said) for name, answers in CASES.items() for options, said in answers.items()]
+    cases = [(name, options, sentence) for name, answers in CASES.items() for options, sentence in answers.items()]
     given = json.dumps([[(PROGRAMS[name].command, options) for name, options, _ in cases], HEAVY])
     done = subprocess.run(
         [sys.executable, "-c", STARTS, given], cwd=REPOSITORY, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     ours = rf"hydra-yolov3-spp [\d.]+\ntorch {re.escape(version('torch'))}\n"
-    for (name, options, said), (code, out, err, imported) in zip(cases, json.loads(done.stdout), strict=True):
+    for (name, options, sentence), (code, out, err, imported) in zip(cases, json.loads(done.stdout), strict=True):
         case = f"{PROGRAMS[name].command} {options}: {out}{err}"
         assert imported == [], case
-        if said is not None:
-            assert code == 2 and err.count("error: ") == 1 and said in err, case
+        if sentence is not None:
+            assert code == 2 and err.count("error: ") == 1 and sentence in err, case
             continue
         assert code == 0 and err == "", case
         if options == "--help":
@@ -218,7 +218,7 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "error", "said"),
+    ("overrides", "error", "sentence"),
     [
         (["train.epoch=3"], ConfigError, "no option train.epoch; did you mean train.epochs=3?"),
         (["--epochs", "3"], ConfigError, "--epochs is no option: options are key=value here. fix: train.epochs=3"),
@@ -231,13 +231,13 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(
     ],
 )
 def test_errors_are_exceptions_with_the_sentence_of_the_command_line(
-    overrides: Any, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: Any, error: type[Exception], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = state_of_the_process()
     with pytest.raises(error) as refused:
         train(overrides)
-    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert sentence in str(refused.value) and "\n" not in str(refused.value)
     assert vars(refused.value)["_render_traceback_"]() == [f"{error.__name__}: {refused.value}"], "for IPython"
     assert state_of_the_process() == before and list(tmp_path.iterdir()) == []
 

@@ -63,10 +63,10 @@ def test_a_full_disk_leaves_the_configuration_as_it_was(
             patch.setattr(os, name, partial(failing, getattr(os, name)))
         with pytest.raises(TrainError, match=r"cannot write \S+config\.yaml \(No space left on device\)\. fix: "):
             save_config(tmp_path, changed)
-    kept = [path.read_bytes() for path in tmp_path.glob("config_until_*.yaml")]
+    copies = [path.read_bytes() for path in tmp_path.glob("config_until_*.yaml")]
     renamed = call == 6  # only the folder's sync is left then
     assert ((tmp_path / "config.yaml").read_bytes() != before) == renamed
-    assert all(content == before for content in kept) and not list(tmp_path.glob("*.tmp"))
+    assert all(content == before for content in copies) and not list(tmp_path.glob("*.tmp"))
     save_config(tmp_path, changed)
     assert "workers: 3" in (tmp_path / "config.yaml").read_text()
 
@@ -101,9 +101,9 @@ def test_places_in_the_saved_options_hold_elsewhere(tmp_path: Path, monkeypatch:
     """Also of a folder without a slash; words for published weights and names of the zoo stay."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "before").mkdir()
-    for given, kept in (("before", f"{tmp_path}/before"), ("coco", "coco"), ("backbone", "backbone")):
-        config = compose_training(f"model.weights={given}", "data.root=coco")
-        assert (config.model.weights, config.model.cfg) == (kept, "yolov3-spp")
+    for weights, absolute in (("before", f"{tmp_path}/before"), ("coco", "coco"), ("backbone", "backbone")):
+        config = compose_training(f"model.weights={weights}", "data.root=coco")
+        assert (config.model.weights, config.model.cfg) == (absolute, "yolov3-spp")
         assert config.data.root == f"{tmp_path}/coco"
     assert compose_training().model.weights is None
 
