@@ -25,19 +25,7 @@ from numpy.typing import NDArray
 from data.errors import DataError
 from data.files import in_chunks
 
-FORMAT_VERSION = 5  # raise it when the columns or the checks change
-COLUMNS = (
-    "name_bytes",
-    "name_offsets",
-    "image_ids",
-    "sizes",
-    "offsets",
-    "boxes_xywh",
-    "classes",
-    "crowd",
-    "areas",
-    "category_ids",
-)
+FORMAT_VERSION = 6  # raise it when the columns or the checks change
 STALE_SECONDS = 24 * 3600  # age of a temporary folder whose build was killed
 
 
@@ -93,15 +81,12 @@ def build_index(
     try:
         with new_folder(folder) as temporary:
             _remove_stale(index_dir)
-            for name in COLUMNS:
-                with (temporary / f"{name}.npy").open("wb") as file:
-                    np.save(file, columns[name], allow_pickle=False)
-                    file.flush()
-                    os.fsync(file.fileno())
-            with (temporary / "about.json").open("w", encoding="utf-8") as text:
-                json.dump(about, text)
-                text.flush()
-                os.fsync(text.fileno())
+            for name, column in columns.items():
+                np.save(temporary / f"{name}.npy", column, allow_pickle=False)
+            content = json.dumps({**about, "columns": list(columns)})
+            (temporary / "about.json").write_text(content, encoding="utf-8")
+            for path in temporary.iterdir():
+                _sync(path)
     except OSError as error:
         raise DataError(
             f"cannot write the index of the data set to {index_dir} ({error.strerror}). "
@@ -126,20 +111,24 @@ def new_folder(folder: Path) -> Iterator[Path]:
             if not folder.is_dir():
                 raise
             return
-        parent = os.open(folder.parent, os.O_RDONLY)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+        _sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # no longer there after the rename
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays of an index, memory-mapped and read-only, and its ``about``."""
     try:
-        arrays = {name: _map(folder / f"{name}.npy") for name in COLUMNS}
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        arrays = {name: _map(folder / f"{name}.npy") for name in about.pop("columns")}
     except (OSError, ValueError) as error:
         raise DataError(f"the index {folder} is damaged ({error}). fix: delete that folder") from error
     return arrays, about

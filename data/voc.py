@@ -23,6 +23,7 @@ from data.index_cache import stamp_files
 from data.set_files import IMAGE_SUFFIXES, read_lines
 from data.source import Files, Findings, Source, relative_name
 
+BoxXywh = tuple[float, float, float, float]  # left, top, width, height
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
 _PRESENCE = re.compile(r"\s+(-1|0|1)$")  # second column of class lists such as cat_train.txt
@@ -34,12 +35,7 @@ class _Listed(NamedTuple):
     stem: str
     xml: str
     image_folders: tuple[str, ...]  # where to look for the image; messages name the last one
-    found: bool = True  # the xml file exists
-
-
-class _Object(NamedTuple):
-    class_name: str
-    box_xywh: tuple[float, float, float, float] | None  # None: a corner is missing
+    exists: bool = True  # the xml file does
 
 
 class _Annotation(NamedTuple):
@@ -47,7 +43,7 @@ class _Annotation(NamedTuple):
 
     file_name: str  # of the image; may be empty
     size: tuple[int, int]  # height, width
-    objects: list[_Object]
+    objects: list[tuple[str, BoxXywh | None]]  # class and left, top, width, height; None: a corner is missing
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
@@ -74,7 +70,7 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
                 f"{place} {'names no image that has an xml file' if items else 'holds no xml file'} {where}. "
                 "fix: set data.<split>.images to the folder that holds Annotations and JPEGImages"
             )
-        listed += [item._replace(found=found) for item, found in zip(items, stamps.is_file.tolist(), strict=True)]
+        listed += [item._replace(exists=exists) for item, exists in zip(items, stamps.is_file.tolist(), strict=True)]
         digests.append(stamps.digest)
     path = pairs[0][0] if len(pairs) == 1 else image_root
     return Files(
@@ -131,7 +127,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     file_names: list[str] = []
     sizes: list[tuple[int, int]] = []
     image_ids: list[int] = []
-    boxes: list[tuple[float, float, float, float]] = []
+    boxes: list[BoxXywh] = []
     labels: list[tuple[int, int, int]] = []  # of each box: image id, category id, number within its file
     chunks = in_chunks(lambda items: [_parse(item) for item in items], listed, "reading labels")
     annotations = (annotation for chunk in chunks for annotation in chunk)
@@ -142,14 +138,18 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
         image_ids.append(image_id)
         sizes.append(annotation.size)
         file_names.append(relative_name(_image_of(item, annotation.file_name, image_names), image_root))
-        for number, found in enumerate(annotation.objects, start=1):
-            if found.class_name not in category_ids:
-                findings.add("objects of a class not in use", [_class_problem(item.xml, number, found, category_ids)])
-            elif found.box_xywh is None:
-                findings.add("incomplete objects", [f"{_where(item.xml, number)} has no bndbox with all of {CORNERS}"])
+        for number, (name, box) in enumerate(annotation.objects, start=1):
+            where = f"{item.xml}: object {number} of {item.stem}.xml"
+            if name not in category_ids:
+                near = difflib.get_close_matches(name, category_ids, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                problem = f"{where} is of class {shown(name)}, which data.names does not list{hint}"
+                findings.add("objects of a class not in use", [problem])
+            elif box is None:
+                findings.add("incomplete objects", [f"{where} has no bndbox with all of {CORNERS}"])
             else:
-                boxes.append(found.box_xywh)
-                labels.append((image_id, category_ids[found.class_name], number))
+                boxes.append(box)
+                labels.append((image_id, category_ids[name], number))
     boxes_xywh = np.array(boxes, dtype=np.float64).reshape(-1, 4)
     columns = np.array(labels, dtype=np.int64).reshape(-1, 3)
     return Source(
@@ -181,19 +181,9 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]])
     return next(found, f"{item.image_folders[-1]}/{first}")
 
 
-def _class_problem(xml: str, number: int, found: _Object, category_ids: dict[str, int]) -> str:
-    near = difflib.get_close_matches(found.class_name, category_ids, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{_where(xml, number)} is of class {shown(found.class_name)}, which data.names does not list{hint}"
-
-
-def _where(xml: str, number: int) -> str:
-    return f"{xml}: object {number} of {os.path.basename(xml)}"
-
-
 def _parse(item: _Listed) -> _Annotation | str:
     """Return the content of an xml file, or a sentence on why it is unusable."""
-    if not item.found:
+    if not item.exists:
         return f"an image list names {item.stem}, but there is no {item.xml}"
     parser = ElementTree.XMLParser(target=_NoDoctype())
     try:
@@ -212,10 +202,10 @@ def _parse(item: _Listed) -> _Annotation | str:
     return _Annotation(tree.findtext("filename", default="").strip(), (int(texts[0]), int(texts[1])), objects)
 
 
-def _object(element: ElementTree.Element) -> _Object:
+def _object(element: ElementTree.Element) -> tuple[str, BoxXywh | None]:
     name = element.findtext("name", default="").strip()
     try:
         left, top, right, bottom = (float(element.findtext(f"bndbox/{corner}", default="")) for corner in CORNERS)
     except ValueError:
-        return _Object(name, None)
-    return _Object(name, (left, top, right - left, bottom - top))
+        return name, None
+    return name, (left, top, right - left, bottom - top)
