@@ -80,8 +80,8 @@ def kmeans_anchors(sizes: Sizes, count: int, generator: np.random.Generator) -> 
         if (nearest == previous).all():
             break
         for number in range(count):
-            mine = sizes[nearest == number]
-            anchors[number] = mine.mean(axis=0) if len(mine) else sizes[best_overlaps(sizes, anchors).argmin()]
+            own = sizes[nearest == number]
+            anchors[number] = own.mean(axis=0) if len(own) else sizes[best_overlaps(sizes, anchors).argmin()]
     return sorted_by_area(anchors)
 
 
@@ -260,13 +260,13 @@ def choose_anchors(
     chosen = current.copy()
     chosen[slots] = np.maximum(_fit(sizes, len(slots)), LEAST_SIDE).round(1)
     before, after = (float(best_overlaps(sizes, anchors[slots]).mean()) for anchors in (current, chosen))
-    found = f"recall at IoU 0.5 is {recall(sizes, current[slots], 0.5):.3f}"
+    measured = f"recall at IoU 0.5 is {recall(sizes, current[slots], 0.5):.3f}"
     fit = f"{recall(sizes, chosen[slots], 0.5):.3f} with anchors fitted to the boxes at {image_size} pixels"
     overlap = f"mean best IoU {before:.3f}, then {after:.3f}"
     if after <= before + GAIN:
-        return None, f"the anchors of the .cfg stay: {found}, {fit} ({overlap}, not {GAIN:g} more)"
+        return None, f"the anchors of the .cfg stay: {measured}, {fit} ({overlap}, not {GAIN:g} more)"
     listed = "  ".join(f"{width:g},{height:g}" for width, height in chosen)
-    return chosen, f"{found} with the anchors of the .cfg, {fit}, which replace them ({overlap}): {listed}"
+    return chosen, f"{measured} with the anchors of the .cfg, {fit}, which replace them ({overlap}): {listed}"
 
 
 def _fit(sizes: Sizes, count: int) -> Sizes:

@@ -184,8 +184,8 @@ class DataConfig:
         if self.format in DataFormat.__members__:
             self.format = DataFormat(self.format)
         elif self.format not in FORMATS:
-            known = ", ".join((*DataFormat, *FORMATS))
-            raise ValueError(f"data.format must be {known}, or that of one of plugins=, got {self.format}")
+            choices = ", ".join((*DataFormat, *FORMATS))
+            raise ValueError(f"data.format must be {choices}, or that of one of plugins=, got {self.format}")
         if self.is_drawn and self.shapes is None:
             needs = "data.shapes: the number of images, their size and a seed"
             raise ValueError(f"data.format={self.format} needs {needs}")
@@ -193,13 +193,13 @@ class DataConfig:
     def _names_file(self, name: str) -> Path:
         """Find the file of ``data.names``, relative to the data set's or the current folder."""
         root = Path(self.root)
-        tried = [folder / name for folder in (root if root.is_dir() else root.parent, Path())]
-        found = next((path for path in tried if path.is_file()), None)
-        if found is None:
+        candidates = [folder / name for folder in (root if root.is_dir() else root.parent, Path())]
+        existing = next((path for path in candidates if path.is_file()), None)
+        if existing is None:
             raise ValueError(
-                f"data.names={name}: found neither {tried[0]} nor {tried[1]}. fix: a list, or {NAME_FILES}"
+                f"data.names={name}: found neither {candidates[0]} nor {candidates[1]}. fix: a list, or {NAME_FILES}"
             )
-        return found
+        return existing
 
     def _check_split(self, split: str) -> None:
         part: SplitConfig = getattr(self, split)

@@ -137,8 +137,8 @@ class TrainDataset(Dataset[Batch]):
         numbers, classes, boxes = self._labels.moved([tile.position for tile in tiles], [tile.matrix for tile in tiles])
         ends = np.cumsum([len(sample) for sample in drawn])
         samples = np.searchsorted(ends, numbers, side="right")
-        clipped, kept = visible_boxes(boxes, size, self.augment.min_visible)
-        return target_rows(samples[kept], classes[kept], clipped[kept])
+        clipped, usable = visible_boxes(boxes, size, self.augment.min_visible)
+        return target_rows(samples[usable], classes[usable], clipped[usable])
 
 
 def _draw_picture(canvas: Image, tiles: list[Tile], images: _BatchImages) -> list[Tile]:
@@ -260,11 +260,11 @@ class ChangedDataset(TrainDataset):
         image, boxes, classes = change(sample, np.random.default_rng(seeds))
         height, width = image.shape[:2]
         boxes = np.asarray(boxes, dtype=np.float32).reshape(-1, 4).clip(0, [width, height, width, height])
-        kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-        found = Sample(image, boxes[kept].astype(np.float32), np.asarray(classes, dtype=np.int32)[kept])
+        usable = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+        result = Sample(image, boxes[usable].astype(np.float32), np.asarray(classes, dtype=np.int32)[usable])
         if image.shape != sample.image.shape or image.dtype != np.uint8:
             raise DataError(
                 f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 "
                 f"{sample.image.shape}. fix: keep size and type"
             )
-        return found
+        return result

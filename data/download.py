@@ -58,9 +58,9 @@ def download(url: str, path: Path, known_hash: str | None = None, size: int | No
         ) from error
     except ValueError as error:
         raise DataError(f"{url} is damaged: its {known_hash} differs. fix: run the command again") from error
-    if size is not None and (found := path.stat().st_size) != size:
+    if size is not None and (actual := path.stat().st_size) != size:
         path.unlink()
-        raise DataError(f"{url} has {found:,} bytes instead of {size:,}. fix: run the command again")
+        raise DataError(f"{url} has {actual:,} bytes instead of {size:,}. fix: run the command again")
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -119,12 +119,12 @@ def visible_boxes(boxes_xyxy: Boxes, size: Size, min_visible: float) -> tuple[Bo
     height, width = size
     clipped = boxes_xyxy.clip(0, np.array([width, height, width, height], dtype=np.float32))
     full = boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]
-    seen = clipped[:, 2:] - clipped[:, :2]
-    shorter, longer = seen.min(axis=1), seen.max(axis=1)
-    kept = (
-        (shorter > MIN_SIDE) & (longer < MAX_ASPECT * shorter) & (seen.prod(axis=1) > min_visible * full.prod(axis=1))
+    inside = clipped[:, 2:] - clipped[:, :2]
+    shorter, longer = inside.min(axis=1), inside.max(axis=1)
+    usable = (
+        (shorter > MIN_SIDE) & (longer < MAX_ASPECT * shorter) & (inside.prod(axis=1) > min_visible * full.prod(axis=1))
     )
-    return clipped, kept
+    return clipped, usable
 
 
 class Letterbox(NamedTuple):

@@ -187,14 +187,14 @@ class ImageSource:
 
     def _wrong_size(self, index: int, header: Header) -> DataError:
         height, width = self.annotations.sizes[index].tolist()
-        found, fix = f"{header.width:,} x {header.height:,} pixels", _FIX
+        actual, fix = f"{header.width:,} x {header.height:,} pixels", _FIX
         if header.orientation != 1:
             shown_height, shown_width = header.size(header.orientation)
-            found += f", {shown_width:,} x {shown_height:,} once turned by its EXIF tag {header.orientation}"
+            actual += f", {shown_width:,} x {shown_height:,} once turned by its EXIF tag {header.orientation}"
             if (shown_height, shown_width) == (height, width):  # as data.exif=ignore forbids
                 fix = "fix: data.exif=apply"
-        path, meant = self.annotations.path(index), f"its annotations are for {width:,} x {height:,}"
-        return DataError(f"{path} has {found}, {meant}. {fix}")
+        path, expected = self.annotations.path(index), f"its annotations are for {width:,} x {height:,}"
+        return DataError(f"{path} has {actual}, {expected}. {fix}")
 
 
 def image_cache_name(annotations: Annotations, on_error: OnError) -> str:

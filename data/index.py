@@ -165,8 +165,8 @@ def _unreadable(error: OSError, config: DataConfig) -> DataError:
 def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: str) -> Path:
     """Read and check the sources, write their index and return its folder."""
     columns, about, source = _read(config, split, files)
-    found = Annotations(**columns, **about, image_root=files.image_root)
-    about["image_stamps"] = _image_stamps(found) if source.unsized else ""
+    annotations = Annotations(**columns, **about, image_root=files.image_root)
+    about["image_stamps"] = _image_stamps(annotations) if source.unsized else ""
     return build_index(index_dir, key, columns, about)
 
 

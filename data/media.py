@@ -89,7 +89,7 @@ def find_media(source: str) -> list[Medium]:
     if path.is_file() and path.suffix.lower() == ".txt":
         return _named([Path(line.strip()) for line in path.read_text().splitlines() if line.strip()], source)
     if glob.has_magic(source):
-        return _named([Path(found) for found in glob.glob(source, recursive=True) if _is_medium(Path(found))], source)
+        return _named([Path(match) for match in glob.glob(source, recursive=True) if _is_medium(Path(match))], source)
     if not path.is_file():
         raise DataError(f"source={source}: there is no such file or folder. fix: correct the path")
     return _named([path], source)
@@ -100,11 +100,11 @@ def _is_medium(path: Path) -> bool:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    found = []
+    paths = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in files if not name.startswith(".")]
-    return [path for path in found if _is_medium(path)]
+        paths += [Path(parent, name) for name in files if not name.startswith(".")]
+    return [path for path in paths if _is_medium(path)]
 
 
 def _named(paths: list[Path], source: str, base: Path | None = None) -> list[Medium]:
@@ -149,8 +149,8 @@ class Video:
         """Yield the frames. Warns if there are fewer than stated; some containers only estimate."""
         number = 0
         while True:
-            found, image = self._capture.read()
-            if not found:
+            is_frame, image = self._capture.read()
+            if not is_frame:
                 break
             number += 1
             pixels = np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)

@@ -136,13 +136,13 @@ def largest_rectangle(
     # A step may hold one image each of the first and last kind, and those between, less the left
     # out.
     between = batch_size - 2 + left_out if batch_size > 1 else -1
-    found = []
+    rectangles_of_steps = []
     for first in range(len(counts)):
         last = first
         while last + 1 < len(counts) and counts[first + 1 : last + 1].sum() <= between:
             last += 1
-        found.append(tuple(of_kind[first : last + 1].max(axis=0).tolist()))
-    return max(found, key=lambda rectangle: area(*rectangle))
+        rectangles_of_steps.append(tuple(of_kind[first : last + 1].max(axis=0).tolist()))
+    return max(rectangles_of_steps, key=lambda rectangle: area(*rectangle))
 
 
 def _shares(sizes: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -40,15 +40,15 @@ def recognise(place: Path) -> dict[str, Any]:
     """
     place = Path(os.path.abspath(place))
     if place.suffix.lower() in SET_SUFFIXES and place.is_file():
-        found: dict[str, Any] | None = {"format": "yolo", "root": str(place)}
+        result: dict[str, Any] | None = {"format": "yolo", "root": str(place)}
     elif place.is_dir():
         named = next((place / name for name in USUAL_NAMES if (place / name).is_file()), None)
-        found = {"format": "yolo", "root": str(named)} if named else _of_folder(place)
+        result = {"format": "yolo", "root": str(named)} if named else _of_folder(place)
     else:
-        found = _of_json(place) if place.suffix.lower() == ".json" else None
-    if not found:
+        result = _of_json(place) if place.suffix.lower() == ".json" else None
+    if not result:
         raise DataError(f"{place} is no data set that can be read as it is. fix: name {KINDS}")
-    return {"name": _name(place), **found}
+    return {"name": _name(place), **result}
 
 
 def _name(place: Path) -> str:
@@ -106,10 +106,10 @@ def _images_of(path: Path) -> Path:
     """The folder that has the first ``file_name`` of a json; that of the json if none has it."""
     with path.open("rb") as file:
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
-        found = re.search(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text)
-    if found is None:
+        match = re.search(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text)
+    if match is None:
         return path.parent
-    name, word = json.loads(found[1]), path.stem.rpartition("_")[2]  # instances_train2017: train2017
+    name, word = json.loads(match[1]), path.stem.rpartition("_")[2]  # instances_train2017: train2017
     for folder in (path.parent, path.parent.parent):
         for below in ("", word, "images", f"images/{word}"):
             if (folder / below / name).is_file():
@@ -119,8 +119,8 @@ def _images_of(path: Path) -> Path:
 
 def _classes(folder: Path) -> list[str]:
     """The class names in the xml files of a folder, sorted."""
-    found = {name for path in folder.glob("*.xml") for name in _CLASS.findall(path.read_bytes())}
-    return sorted(unescape(name.decode("utf-8", "replace")) for name in found)
+    names = {name for path in folder.glob("*.xml") for name in _CLASS.findall(path.read_bytes())}
+    return sorted(unescape(name.decode("utf-8", "replace")) for name in names)
 
 
 def find_set_file(root: Path) -> Path:
@@ -197,8 +197,8 @@ def darknet_options(path: Path) -> dict[str, str]:
     for number, line in enumerate(read_lines(path, "Darknet's obj.data, with train=, valid= and names="), start=1):
         text = line.strip()
         if text and text[0] not in "#;":
-            key, found, value = (part.strip() for part in text.partition("="))
-            if not found:
+            key, separator, value = (part.strip() for part in text.partition("="))
+            if not separator:
                 raise DataError(f"{path}:{number} is {shown(text)} instead of key = value. fix: correct the line")
             options[key] = value
     return options
@@ -211,11 +211,11 @@ def darknet_path(name: str, path: Path, base: Path) -> Path:
     ``DataError`` where there is none.
     """
     name = name.replace("\\", "/")
-    tried = list(dict.fromkeys(folder / name for folder in darknet_folders(path, base)))
-    place = next((candidate for candidate in tried if candidate.exists()), None)
+    candidates = list(dict.fromkeys(folder / name for folder in darknet_folders(path, base)))
+    place = next((candidate for candidate in candidates if candidate.exists()), None)
     if place is None:
-        looked = ", ".join(map(str, tried))
-        raise DataError(f"{path} names {name}, but there is no such file (looked for {looked}). fix: correct its path")
+        places = ", ".join(map(str, candidates))
+        raise DataError(f"{path} names {name}, but there is no such file (looked for {places}). fix: correct its path")
     return place
 
 

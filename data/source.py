@@ -114,22 +114,22 @@ def part_of(source: Source, split: str, share: float) -> Source:
             f"data.split={share:g} takes {count} of the {total} images of {source.path}"
             " for validation. fix: another share, or give files of different names (folders do not count)"
         )
-    kept = for_val if split == "val" else ~for_val
-    elsewhere = np.isin(source.box_image_ids, source.image_ids[~kept])
-    elsewhere &= ~np.isin(source.box_image_ids, source.image_ids[kept])  # the checks report ids used twice
+    chosen = for_val if split == "val" else ~for_val
+    elsewhere = np.isin(source.box_image_ids, source.image_ids[~chosen])
+    elsewhere &= ~np.isin(source.box_image_ids, source.image_ids[chosen])  # the checks report ids used twice
     rows, name_of = np.flatnonzero(~elsewhere), source.box_name
     kind = f"training images out of {total} that data.split={share:g} takes for validation by name, ignoring data.val"
     source.notes.add(kind, [source.file_names[row] for row in np.flatnonzero(for_val).tolist()])
     return replace(
         source,
-        file_names=[source.file_names[row] for row in np.flatnonzero(kept).tolist()],
-        image_ids=source.image_ids[kept],
-        sizes=source.sizes[kept],
+        file_names=[source.file_names[row] for row in np.flatnonzero(chosen).tolist()],
+        image_ids=source.image_ids[chosen],
+        sizes=source.sizes[chosen],
         box_image_ids=source.box_image_ids[rows],
         boxes_xywh=source.boxes_xywh[rows],
         box_category_ids=source.box_category_ids[rows],
         areas=source.areas[rows],
         crowd=source.crowd[rows],
-        unsized=np.flatnonzero(np.isin(np.flatnonzero(kept), source.unsized)).tolist(),
+        unsized=np.flatnonzero(np.isin(np.flatnonzero(chosen), source.unsized)).tolist(),
         box_name=lambda row: name_of(int(rows[row])),
     )

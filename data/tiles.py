@@ -103,7 +103,7 @@ def _misses(factor: float, shift: float, side: int, canvas_side: int) -> bool:
 
 def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | None:
     """Return one axis of an upright tile, starting at the nearest edge on a whole pixel."""
-    found: Span | None = None
+    best: Span | None = None
     least_skipped = math.inf
     for at_end in (False, True):
         position = factor * side + shift if at_end else shift
@@ -124,11 +124,11 @@ def _span(factor: float, shift: float, side: int, canvas_side: int) -> Span | No
             shown = slice(begin + skipped, begin + stop) if grows else slice(begin - stop, begin - skipped)
             if whole is not None:
                 resized = slice(scaled - stop, scaled - skipped)
-                found = Span(slice(side - whole, side), False, scaled / whole, resized, shown, factor < 0)
+                best = Span(slice(side - whole, side), False, scaled / whole, resized, shown, factor < 0)
             else:
                 source = slice(side - length, side) if at_end else slice(0, length)
-                found = Span(source, at_end, size, slice(skipped, stop), shown, not grows)
-    return found
+                best = Span(source, at_end, size, slice(skipped, stop), shown, not grows)
+    return best
 
 
 def _whole_length(length: int, side: int, factor: float) -> int | None:

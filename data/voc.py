@@ -176,9 +176,9 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]])
     """
     base = os.path.basename(file_name.replace("\\", "/"))
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")
-    names = (first, base, *(item.stem + form for known in _SUFFIXES for form in (known, known.upper())))
-    found = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
-    return next(found, f"{item.image_folders[-1]}/{first}")
+    names = (first, base, *(item.stem + form for suffix in _SUFFIXES for form in (suffix, suffix.upper())))
+    matches = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
+    return next(matches, f"{item.image_folders[-1]}/{first}")
 
 
 def _parse(item: _Listed) -> _Annotation | str:

@@ -66,20 +66,20 @@ def locate_yolo(
     ``names`` are those of classes 0, 1, ...; where a data.yaml has names, they choose and order
     among these. Raises ``DataError`` where there are no images, labels or names.
     """
-    found = [find_images(place, base, split) for place, base in pairs]
-    known = [part.names for part in found if part.names is not None]
-    if any(other != known[0] for other in known):
+    lists = [find_images(place, base, split) for place, base in pairs]
+    named = [part.names for part in lists if part.names is not None]
+    if any(other != named[0] for other in named):
         raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. fix: make them agree")
     path = pairs[0][0] if len(pairs) == 1 else image_root
-    if not known and names is None:
+    if not named and names is None:
         raise DataError(
             f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or name a data.yaml"
         )
-    classes = list(known[0] if known else names or [])
+    classes = list(named[0] if named else names or [])
     categories = choose_classes(dict(enumerate(classes)), names, path)
     listed: list[_Listed] = []
     digests = []
-    for group in (group for part in found for group in part.groups):
+    for group in (group for part in lists for group in part.groups):
         image_stamps = stamp_files(group)
         labels, label_stamps = find_labels(group)
         flags = (image_stamps.is_file, label_stamps.exists, label_stamps.is_file)
@@ -96,7 +96,7 @@ def locate_yolo(
             "fix: put the .txt files there, or set data.format to that of the set"
         )
     return Files(
-        stamps=[*digests, stamp_files([str(file) for part in found for file in part.read]).digest],
+        stamps=[*digests, stamp_files([str(file) for part in lists for file in part.read]).digest],
         image_root=image_root,
         read=partial(read_yolo, listed, path, image_root, len(classes), categories, exif),
     )
@@ -284,7 +284,7 @@ def _images_below(folder: Path) -> list[str]:
     def stop(error: OSError) -> None:
         raise error
 
-    found, visited = [], set()
+    images, visited = [], set()
     for parent, folders, files in os.walk(os.path.normpath(folder), onerror=stop, followlinks=True):
         status = os.stat(parent)
         if (status.st_dev, status.st_ino) in visited:  # a link to a folder above
@@ -292,14 +292,14 @@ def _images_below(folder: Path) -> list[str]:
             continue
         visited.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
+        images += [
             f"{parent}/{name}"
             for name in files
             if name[name.rfind(".") :].lower() in IMAGE_SUFFIXES and not name.startswith(".")
         ]
-    if not found:
+    if not images:
         raise DataError(f"{folder} holds no images. fix: name a folder that does ({' '.join(sorted(IMAGE_SUFFIXES))})")
-    return sorted(found)
+    return sorted(images)
 
 
 def _listed(path: Path, starts: list[Path]) -> list[str]:
@@ -326,18 +326,18 @@ def _from_darknet(path: Path, base: Path, split: str) -> ImageLists:
         raise _no_images(path, "valid" if split == "val" else split)
     place = darknet_path(entry, path, base)
     if place.is_dir():
-        found = ImageLists([_images_below(place)], read=[path])
+        lists = ImageLists([_images_below(place)], read=[path])
     else:
-        found = ImageLists([_listed(place, darknet_folders(path, base))], read=[path, place])
+        lists = ImageLists([_listed(place, darknet_folders(path, base))], read=[path, place])
     if "names" in options:
         names_file = darknet_path(options["names"], path, base)
-        found.names, _ = read_names(names_file)
-        found.read.append(names_file)
-        count = options.get("classes", len(found.names))
-        if str(count) != str(len(found.names)):
-            names = f"{names_file} holds {len(found.names)} names"
+        lists.names, _ = read_names(names_file)
+        lists.read.append(names_file)
+        count = options.get("classes", len(lists.names))
+        if str(count) != str(len(lists.names)):
+            names = f"{names_file} holds {len(lists.names)} names"
             raise DataError(f"{path} has classes={count}, but {names}. fix: correct one of them")
-    return found
+    return lists
 
 
 def _no_images(path: Path, key: str) -> DataError:
@@ -366,18 +366,18 @@ def _from_yaml(path: Path, base: Path, split: str) -> ImageLists:
         raise DataError(f"{path} has path={shown(start)}. fix: make it a folder")
     folders = [path.parent, base, *(Path.cwd() / below for below in ("", "datasets", "../datasets") if start)]
     starts = list(dict.fromkeys([*(folder / start for folder in folders), path.parent, base]))
-    found = ImageLists(names=names_of_yaml(content, path), read=[path])
+    lists = ImageLists(names=names_of_yaml(content, path), read=[path])
     for entry in entries:
         short = re.sub(r"^(\.\./)+", "", entry)
-        tried = dict.fromkeys(Path(os.path.normpath(root / name)) for name in (entry, short) for root in starts)
-        place = next((candidate for candidate in tried if candidate.exists()), None)
+        candidates = dict.fromkeys(Path(os.path.normpath(root / name)) for name in (entry, short) for root in starts)
+        place = next((candidate for candidate in candidates if candidate.exists()), None)
         if place is None or place.suffix.lower() in SET_SUFFIXES:
-            looked = ", ".join(str(candidate) for candidate in tried)
+            places = ", ".join(str(candidate) for candidate in candidates)
             raise DataError(
-                f"{path} names {entry} for {split!r}, but there is no such list or folder (looked for {looked}). "
+                f"{path} names {entry} for {split!r}, but there is no such list or folder (looked for {places}). "
                 "fix: correct its path, or get the images first"
             )
         part = find_images(place, next(filter(Path.is_dir, starts)), split)
-        found.groups += part.groups
-        found.read += part.read
-    return found
+        lists.groups += part.groups
+        lists.read += part.read
+    return lists

@@ -174,13 +174,13 @@ def _check_images(splits: dict[str, Annotations], problems: list[Issue]) -> dict
         readable[split], failed = [], []
         hash_of = partial(_pixel_hash, ImageSource(part, OnError.stop))
         with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
-            seen = pool.map(hash_of, range(len(part)))
-            for index, found in enumerate(counted(seen, f"decoding {split}", len(part))):
-                if isinstance(found, str):
-                    failed.append(found)
+            hashes = pool.map(hash_of, range(len(part)))
+            for index, result in enumerate(counted(hashes, f"decoding {split}", len(part))):
+                if isinstance(result, str):
+                    failed.append(result)
                     continue
                 readable[split].append(index)
-                other, number = first.setdefault(found, (split, index))
+                other, number = first.setdefault(result, (split, index))
                 if (other, number) != (split, index):
                     pair = f"{splits[other].path(number)} and {part.path(index)}"
                     twice[split if other == split else BOTH].append(pair)
