@@ -66,6 +66,10 @@ def explain(error: Exception, schema: Any) -> str:
     if choice := re.search(r"Could not find '((?:hydra/)?[^/]+)/(.+)'$", text, flags=re.MULTILINE):
         group, name = choice.groups()
         return _explain_choice(group, name, re.findall(r"^\t(?!base$)(\S+)$", text, flags=re.MULTILINE), schema)
+    if missing := re.search(r"Could not load '(\w+)/([^'/]+)'", text):  # one of a list
+        group, name = missing.groups()
+        choices = sorted(file.stem for file in (CONF_DIR / group).glob("*.yaml") if file.stem != "base")
+        return _explain_choice(group, name, choices, schema)
     if stray := re.match(r"Key '([^']+)' not in", text):
         key = str(getattr(error, "full_key", None) or stray[1])
         return f"no option {key}; {suggest(key, None, schema)}"

@@ -46,6 +46,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("+train.foo=1", "no option train.foo"),
         ("data=/x/my.yaml", "data=/x/my.yaml: there is no /x/my.yaml. fix: one of the names, or the path of a data.ya"),
         ("data=coko", "no choice data=coko; did you mean data=coco?"),
+        ("logger=[csv,tensorbord]", "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, "),
         ("train.epochs=null", "train.epochs: "),
         ("evaluate.resize=[0.8,1]", "evaluate.resize: "),
         ("train.epochs=0", "train.epochs must be 1 or more, got 0"),
