@@ -90,16 +90,6 @@ class HeadLoss(ABC):
         """The terms of each head, and the factors of the three kinds; ratio: objectness_ratio."""
 
 
-class _Assignment(NamedTuple):
-    """Which anchors of cells of one head learn t targets: p for each, of which some count."""
-
-    weight: Tensor  # float (t, p): 1 where the target is learnt, else 0
-    cells: Cells  # broadcastable to (t, p) each
-    anchors: Tensor  # (p, 2) or (t, p, 2) in pixels
-    boxes_xyxy: Tensor  # (t, p or 1, 4) in pixels, relative to the corner of the cell
-    classes: Tensor  # (t, 1) int64
-
-
 class YoloLoss(HeadLoss):
     """The loss that `config` describes, averaged over the positives of the global micro-batch."""
 
@@ -121,20 +111,23 @@ class YoloLoss(HeadLoss):
     def _terms(
         self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
     ) -> tuple[list[Terms], Sequence[float | Tensor]]:
-        assigned = self._assign(maps, targets)
         config, count = self.config, len(maps)
-        positives = sum_over_ranks(torch.stack([assignment.weight.sum() for assignment in assigned]))
+        pairs = self._positives(maps, targets)
+        positives = sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs]))
         cells: list[float] = [part.raw[..., 4].numel() * world_size for part in maps]
         if config.balance == Balance.pooled:  # each head counts as if all had equally many
             positives, cells = positives.mean().expand(count), [sum(cells) / count] * count
         elif config.balance == Balance.damped:
             positives = positives.maximum(positives.mean())
         shares = 1 / positives.clamp(min=1)  # without positives the terms are 0, not 0 / 0
-        terms = [self._head_terms(*each, ratio) for each in zip(maps, assigned, shares, cells, strict=True)]
+        terms = [self._head_terms(*each, targets, ratio) for each in zip(maps, pairs, shares, cells, strict=True)]
         return terms, (config.box, config.objectness, config.class_weight * self.heads[0].num_classes / 80)
 
-    def _assign(self, maps: list[HeadMap], targets: Tensor) -> list[_Assignment]:
-        """Match targets with the anchors of each head."""
+    def _positives(self, maps: list[HeadMap], targets: Tensor) -> list[tuple[Tensor, Cells]]:
+        """Which anchors of cells of each head learn t targets: p for each, of which some count.
+
+        Returns for each head weights (t, p), 0 where a target is not learnt, and the cells.
+        """
         config = self.config
         if config.positives is not None:
             pairs = dynamic_positives(maps, targets, config.positives, config.ranked_by)
@@ -143,50 +136,41 @@ class YoloLoss(HeadLoss):
             cells = [centre_cells(targets, part.head.stride, part.raw.shape) for part in maps]
             pairs = list(zip(alike, cells, strict=True))
         return [
-            _Assignment(
-                weight=weight.to(at_least_float32(raw).dtype),
-                cells=cells,
-                anchors=anchors.own if config.positives is None else anchors.own[cells.anchor],
-                boxes_xyxy=targets_in_cells(targets, cells, head.stride),
-                classes=targets[:, 1:2].long(),
-            )
-            for (head, anchors, raw), (weight, cells) in zip(maps, pairs, strict=True)
+            (weight.to(at_least_float32(part.raw).dtype), at) for part, (weight, at) in zip(maps, pairs, strict=True)
         ]
 
     def _head_terms(
-        self, part: HeadMap, assigned: _Assignment, share: Tensor, cells: float, objectness_ratio: float
+        self, part: HeadMap, pairs: tuple[Tensor, Cells], share: Tensor, num_cells: float, targets: Tensor, ratio: float
     ) -> Terms:
-        """The terms of one head, without gains; a positive weighs `share`, a cell 1 / `cells`."""
-        config, (head, _, raw) = self.config, part
+        """The terms of one head, without gains; a positive weighs share, a cell 1 / num_cells."""
+        config, (head, anchors, raw), (weight, cells) = self.config, part, pairs
         # (t, p, 5 + classes), one row for each pair, matched or not
-        predicted = at_least_float32(raw[tuple(assigned.cells)])
+        predicted = at_least_float32(raw[tuple(cells)])
         xy, wh, _, class_logits = predicted.split((2, 2, 1, head.num_classes), dim=-1)
-        iou = box_iou_aligned(boxes_in_cells(xy, wh, assigned.anchors, head), assigned.boxes_xyxy, config.iou)
-        box = ((1 - iou) * assigned.weight).sum() * share
+        boxes = boxes_in_cells(xy, wh, anchors.own[cells.anchor], head)
+        iou = box_iou_aligned(boxes, targets_in_cells(targets, cells, head.stride), config.iou)
+        box = ((1 - iou) * weight).sum() * share
 
-        quality = 1 - objectness_ratio + objectness_ratio * iou.detach().clamp(min=0)
-        targets = _objectness_targets(raw, assigned, quality)
-        logits = at_least_float32(raw[..., 4])
-        objectness = cross_entropy(logits, targets).sum() / cells
+        quality = 1 - ratio + ratio * iou.detach().clamp(min=0)
+        wanted = _objectness_targets(raw, cells, quality * weight)
+        objectness = cross_entropy(at_least_float32(raw[..., 4]), wanted).sum() / num_cells
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
-        wanted = assigned.classes[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
-        losses = cross_entropy(class_logits, wanted.to(class_logits.dtype).expand_as(class_logits))
-        learnt = assigned.weight
+        labels = targets[:, 1:2].long()
+        classes = labels[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
+        losses = cross_entropy(class_logits, classes.to(class_logits.dtype).expand_as(class_logits))
         if isinstance(config.class_weights, list):
-            learnt = learnt * self._weights_of(assigned.classes)
-        classification = (losses.mean(-1) * learnt).sum() * share
-        return box, objectness, classification
+            weight = weight * self._weights_of(labels)
+        return box, objectness, (losses.mean(-1) * weight).sum() * share
 
 
-def _objectness_targets(raw: Tensor, assigned: _Assignment, quality: Tensor) -> Tensor:
-    """Objectness targets (batch, anchors, rows, columns): the quality (t, a) of positives, or 0.
+def _objectness_targets(raw: Tensor, cells: Cells, quality: Tensor) -> Tensor:
+    """Objectness targets (batch, anchors, rows, columns): the quality (t, p) of positives, or 0.
 
     If several targets claim one anchor of one cell, the largest quality counts, whatever the order
     of the targets. The box and class terms count each target.
     """
-    position = assigned.cells.flat(raw.shape)  # (t, a)
     targets = quality.new_zeros(raw.shape[:4])
     # Pairs that do not match write 0, which changes no maximum.
-    targets.view(-1).scatter_reduce_(0, position.flatten(), (quality * assigned.weight).flatten(), reduce="amax")
+    targets.view(-1).scatter_reduce_(0, cells.flat(raw.shape).flatten(), quality.flatten(), reduce="amax")
     return targets
