@@ -27,7 +27,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from conf.build.batches import loader_workers, open_images, open_split
+from conf.batches import loader_workers, open_images, open_split
 from conf.failures import ConfigError
 from conf.network import build_model, build_postprocess, open_checkpoint
 from conf.programs import Outcome, callable_from_python

@@ -20,8 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from conf.build.loss import LOSSES
 from conf.failures import ConfigError
+from conf.network import LOSSES
 from conf.schema import CHOICES
 from data.config import FORMATS
 from data.dataset import AUGMENTATIONS

@@ -15,39 +15,36 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     run("train")
     raise SystemExit
 
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from conf.build.batches import MEMORY_FILES, make_train_loader, open_sets
-from conf.build.checkpoints import extend_run, tell_extension
-from conf.build.loss import fit_loss, make_loss
-from conf.build.report import announce, draw_first_batch, save_config
-from conf.build.start import fit_anchors, prepare_numerics, resolve, spare_heads, start_state
-from conf.build.training import Training
-from conf.network import build_model, build_resumed_model
+from conf.auto import describe_extension, describe_run, extend_run, resolve_auto
+from conf.batches import build_dataset, build_sampler, open_images, open_split
+from conf.entry import to_dictionary
+from conf.network import build_loss
 from conf.programs import Outcome, callable_from_python
-from conf.resume import check_options
+from conf.report import EpochLog, announce, draw_first_batch, finish_run, save_config, write_best
 from conf.schema import TrainConfig
-from data import Annotations, Batch, TrainBatchSampler, shared_memory_note
-from eval import Evaluator
-from models import Darknet
-from models.config import AUTO
+from data import Batch, check_same_classes, make_loader
+from eval import Evaluation, Evaluator
 from train_utils.checkpoint import CheckpointWriter, continue_from
-from train_utils.compiled import compile_step
-from train_utils.distributed import World, init_distributed_mode, wrap_ddp
-from train_utils.engine import Loss, NonFiniteGuard, rehearse, train_one_epoch
-from train_utils.launch import fix_cublas_workspace
+from train_utils.coco_eval import ABSENT
+from train_utils.compiled import check_compiling, compile_step
+from train_utils.distributed import broadcast_module, init_distributed_mode, max_over_ranks, wrap_ddp
+from train_utils.engine import NonFiniteGuard, rehearse, train_one_epoch
 from train_utils.log import RunLog, log_warnings
-from train_utils.numerics import autocast_dtype
-from train_utils.optim import Schedule
+from train_utils.loggers import open_loggers
+from train_utils.numerics import autocast_dtype, prepare_numerics, weights_dtype
+from train_utils.optim import Schedule, WeightAverage, make_optimizer
+from train_utils.options import option
+from train_utils.progress import Progress
 from train_utils.run_folder import on_main, open_run_folder
-from train_utils.stop import StopRequest
+from train_utils.stop import StopRequest, ask_for_requeue
+from train_utils.sync_batchnorm import convert_sync_batchnorm
 from train_utils.train_state import TrainState
 
 
@@ -61,100 +58,128 @@ def train(config: TrainConfig) -> Outcome:
         return train_until(config, stop, stack)
 
 
-def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Outcome:
-    """Train until the last epoch or until ``stop``; ``stack`` holds the run folder."""
-    options = config.train
-    if options.deterministic:
-        fix_cublas_workspace()
-    world = init_distributed_mode(options.device.value, options.timeout_seconds)
-    prepare_numerics(config, world)
-    dtype = autocast_dtype(options.precision.value, world.device)
+def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Outcome:  # noqa: C901, PLR0915 - the story
+    """Train until the last epoch or until ``stop``; ``stack`` holds the run folder and loggers."""
+    world = init_distributed_mode(config.train.device.value, config.train.timeout_seconds)
+    prepare_numerics(config.train)
+    check_compiling(config.train.compile.value, world, config.train.rect)
+    dtype = autocast_dtype(config.train.precision.value, world.device)
 
-    # Data and network: whatever is wrong with them shows before a run folder is made. An existing
-    # folder is locked before its checkpoint is read: another run could still write a later one.
+    # Whatever is wrong with data and network shows before a new run folder is made. An existing one
+    # is locked before its checkpoint is read: another run could still write a later one.
     opening = open_run_folder(world, config.name, config.run_dir, config.resume)
     folder = stack.enter_context(opening) if config.resume is not None else None
     saved, saved_note = continue_from(config.resume)
-    if saved is not None:
-        check_options(config)
-    config = extend_run(config, saved)
-    given, config = config, resolve(config, world, saved)
-    train_set, val_set = open_sets(config, world)
-    config, anchors_note = fit_anchors(config, world, train_set)
-    if saved is None:
-        fitted = given.model.anchors == AUTO
-        model, weights_note = build_model(config.model, len(train_set.names), world=world, fitted=fitted)
-    else:
-        model, weights_note = build_resumed_model(config.model, len(train_set.names), saved), None
-    config, loss_notes = fit_loss(config, world, model, train_set)
-    dataset, sampler, loader = make_train_loader(config, train_set, model.max_stride, world)
-    size = config.evaluate.image_size or options.image_size
-    seconds = options.timeout_seconds
-    evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, seconds)
+    given = extend_run(config, saved)
+    train_set, val_set = open_split(given.data, "train", world), open_split(given.data, "val", world)
+    check_same_classes(train_set, val_set)
 
-    # Run folder and log. A job that restarts finds its folder by the options saved there.
+    # What `auto` means for data, network, loss and rates is decided here, once.
+    config, model, notes = resolve_auto(given, train_set, world, saved)
+    loss = build_loss(model.heads, config.loss)
+
+    # The global batch is formed first, then dealt: more ranks change the speed, not the training.
+    options, size = config.train, config.evaluate.image_size or config.train.image_size
+    sampler = build_sampler(config, train_set, model.max_stride, world)
+    dataset = build_dataset(config, train_set, open_images(train_set, config.data, world))
+    loader = make_loader(dataset, sampler, config.data.workers, world.device, options.timeout_seconds)
+    evaluator = Evaluator(val_set, config.evaluate, size, model, config.data, world, options.timeout_seconds)
+
     folder = folder or stack.enter_context(opening)
     log = RunLog(folder, world.is_main)
-    if saved is None:
-        on_main(world, lambda: save_config(folder, given))
     log_warnings(log, "deterministic")  # torch names each operator that is not deterministic
-    announce(log, folder, config, world, train_set, val_set, sampler, model)
-    train_pixels = sampler.images_per_rank * sampler.sizes.most_pixels(1, 1)
-    pixels = max(train_pixels, config.evaluate.batch_size * size**2)
-    memory_note = shared_memory_note(loader, pixels, world.local_world_size, MEMORY_FILES)
-    for note in (saved_note, anchors_note, *loss_notes, weights_note, memory_note):
+    announce(log, folder, config, world, train_set, val_set, loader, sampler, model)
+    for note in (saved_note, *notes):
         log.line(note)
 
-    state, schedule, ddp_model, loss, to_input = build_state(
-        config, world, model, train_set, sampler, dtype, log, saved
+    # All that training changes and a checkpoint holds. It holds the plain model; DDP wraps it last.
+    model = model.to(world.device, weights_dtype(options.precision.value)).to(memory_format=torch.channels_last)
+    broadcast_module(model)
+    if options.sync_bn:
+        convert_sync_batchnorm(model, world)
+    steps = sampler.steps_per_epoch
+    schedule = Schedule(config.optim, steps, steps * options.epochs, tuple(steps * at for at in options.extended_after))
+    state = TrainState(
+        model=model,
+        average=WeightAverage(model, schedule),
+        optimizer=make_optimizer(model, config.optim),
+        scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
+        description=describe_run(config, given, model, train_set),
+        seen=model.seen,
     )
+    sizes = sampler.sizes.largest - sampler.sizes.smallest + 1
+    loss, to_input = compile_step(model, loss, Batch.network_input, options.compile.value, sizes, log.line)
+    ddp_model = wrap_ddp(model, world)
     if saved is not None:
         rehearse(ddp_model, loss, state, world, dtype, 2 * model.max_stride)
+        log.line(describe_extension(config, schedule, saved))
         log.line(state.resume(saved, folder, world))
         del saved
-        on_main(world, lambda: save_config(folder, given))  # not before: a refused resume changes nothing
     elif world.is_main and config.logger.pictures:
         draw_first_batch(dataset, sampler, train_set.names, folder / "train_batch.jpg")
+    on_main(world, lambda: save_config(folder, given))  # not before: a refused resume changes nothing
+
+    guard = NonFiniteGuard(options.max_nonfinite_steps, log.line)
     writer = CheckpointWriter(folder, log.line, options.save_every_steps, options.save_every_minutes)
-    train_rest = partial(
-        train_one_epoch,
-        ddp_model,
-        loss,
-        loader,
-        state,
-        schedule,
-        world,
-        NonFiniteGuard(options.max_nonfinite_steps, log.line),
-        stop,
-        writer,
-        accumulate=sampler.accumulate,
-        autocast_dtype=dtype,
-        to_input=to_input,
+    loggers = stack.enter_context(
+        open_loggers(config.logger, world, folder, state.step, to_dictionary(config), log.line)
     )
-    training = Training(config, world, folder, log, state, train_rest, stop, writer, sampler, loader, evaluator)
-    return Outcome(training.run(), folder)
+    loggers.pictures(state.step, "train_batch.jpg")
+    epoch_log = EpochLog(log, loggers, folder, state, options.epochs, world)
+    if state.step == 0 and model.heads_kept:
+        log.line(describe_start(evaluate_average(evaluator, state)))
+
+    evaluation, over = None, state.why_over(options, world)
+    log.line(over and f"nothing to train: {over}")
+    while over is None and stop.agreed is None:
+        started, steps_done = time.perf_counter(), state.step - state.epoch * steps
+        sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
+        images, title = (steps - steps_done) * options.batch_size, f"epoch {state.epoch + 1}/{options.epochs}"
+        result = train_one_epoch(
+            ddp_model, loss, loader, state, schedule, world, guard, stop, writer,
+            progress=Progress(images, title, world.is_main), log_step=lambda figures: loggers.step(state.step, figures),
+            accumulate=sampler.accumulate, autocast_dtype=dtype, to_input=to_input,
+        )  # fmt: skip
+        if state.step < (state.epoch + 1) * steps:
+            break  # stopped within the epoch
+        state.end_epoch()
+        is_due = config.evaluate.is_due(state.epoch, options.epochs)
+        evaluation = evaluate_average(evaluator, state) if is_due else None
+        figures = evaluation.scores.figures if evaluation is not None else {}
+        is_best = state.record(figures)
+        # The tables first: a run that ends in between repeats the epoch, and its row.
+        epoch_log.write(result, figures, time.perf_counter() - started, is_best)
+        if is_best and evaluation is not None:
+            write_best(folder, evaluator.ground_truth, evaluation, log.line)
+        writer.save(state.to_plain(), is_best)
+        stop.agree()
+        over = state.why_over(options, world)
+        if over is not None and state.epoch < options.epochs:
+            log.line(f"the training ends here: {over}")
+
+    on_main(world, writer.close)  # all ranks fail if the last checkpoint was not written
+    if stop.agreed is not None and over is None:
+        again = option("resume", folder)
+        log.line(f"stopped at step {state.step} by {stop.agreed.name}; {again} continues from there")
+        ask_for_requeue(world, stop.agreed)
+        return Outcome(state.best_figures, folder)
+    if not max_over_ranks([evaluation is not None])[0]:
+        evaluation = evaluate_average(evaluator, state)
+    if evaluation is not None:
+        finish_run(log, loggers, folder, config, state, val_set, evaluation, epoch_log.seconds)
+    return Outcome(state.best_figures, folder)
 
 
-def build_state(
-    config: TrainConfig,
-    world: World,
-    model: Darknet,
-    train_set: Annotations,
-    sampler: TrainBatchSampler,
-    dtype: torch.dtype | None,
-    log: RunLog,
-    saved: dict[str, Any] | None,
-) -> tuple[TrainState, Schedule, torch.nn.Module, Loss, Callable[[Any], Tensor]]:
-    """The state, its schedule, the wrapped model, the loss, and what makes floats of a batch."""
-    options, steps = config.train, sampler.steps_per_epoch
-    optim, rates_note = spare_heads(config, world, model, options.epochs * len(train_set))
-    schedule = Schedule(optim, steps, steps * options.epochs, tuple(steps * at for at in options.extended_after))
-    log.line(rates_note)
-    log.line(tell_extension(config, schedule, saved))
-    state = start_state(config, world, model, train_set, sampler, schedule, dtype)
-    loss: Loss = make_loss(model.heads, config.loss)
-    to_input: Callable[[Any], Tensor] = Batch.network_input
-    if options.compile.value != "off":
-        sizes, mode = sampler.sizes.largest - sampler.sizes.smallest + 1, options.compile.value
-        loss, to_input = compile_step(state.model, loss, to_input, mode, sizes, log.line)
-    return state, schedule, wrap_ddp(state.model, world), loss, to_input
+def evaluate_average(evaluator: Evaluator, state: TrainState) -> Evaluation | None:
+    """Score the averaged weights; None off rank 0."""
+    average = state.average.module
+    broadcast_module(average)  # without SyncBatchNorm each rank averaged its own statistics
+    return evaluator(average)
+
+
+def describe_start(evaluation: Evaluation | None) -> str | None:
+    """What initial weights score whose heads are kept: the training has to beat it."""
+    figures: Mapping[str, float] = evaluation.scores.figures if evaluation is not None else {}
+    if figures.get("AP", ABSENT) == ABSENT:
+        return None
+    return f"the initial weights score AP {figures['AP']:.4f}, AP50 {figures['AP50']:.4f}"

@@ -1,8 +1,8 @@
-"""From the configuration to a network with its initial or trained weights, and its suppression."""
+"""From the configuration to a network with its weights, its loss and its suppression."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,15 @@ from models import (
     AnyNetwork,
     Cfg,
     Darknet,
+    DarknetLoss,
     Head,
+    LossConfig,
+    LossSection,
     ModelError,
     OnnxNetwork,
     Postprocess,
     WeightsReport,
+    YoloLoss,
     image_size_of,
     load_cfg,
     load_darknet_weights,
@@ -33,11 +37,14 @@ from models import (
     zoo_cfg,
 )
 from models.config import ModelConfig
+from models.loss import HeadLoss
 from models.published import COCO, COCO_NAMES
 from train_utils.checkpoint import FORMAT as CHECKPOINT_FORMAT
 from train_utils.checkpoint import load_checkpoint
 from train_utils.distributed import World
 from train_utils.files import find_checkpoint
+
+LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": YoloLoss, "darknet": DarknetLoss}  # and those of plugins
 
 
 def load_network(config: ModelConfig) -> Cfg:
@@ -57,7 +64,7 @@ def build_model(
     ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
     are loaded, and the first layers are frozen, as configured. All ranks of ``world`` call this.
     With ``whole``, for everything but training, a layer that would stay random is an error.
-    With ``fitted`` (start.fit_anchors), so are weights with heads: they learnt with other anchors.
+    With ``fitted`` (auto.fit_anchors), so are weights with heads: they learnt with other anchors.
     """
     path = weights_path(config, world)
     model = _frozen(load_network(config), num_classes, config)
@@ -201,6 +208,12 @@ def open_checkpoint(ckpt: str) -> TrainedNetwork:
     size = saved["evaluate"]["image_size"] or saved["train"]["image_size"]
     origin = (f"epoch {state['epoch']}" if state["epoch"] else "converted weights") + f", {len(names)} classes"
     return TrainedNetwork(model.eval(), names, state["category_ids"], size, f"{ckpt}: {origin}", origin)
+
+
+def build_loss(heads: Sequence[Head], config: LossSection) -> HeadLoss:
+    """The loss that ``loss=`` selects."""
+    make = LOSSES[config.name]
+    return make(heads, config) if isinstance(config, LossConfig) else make(heads)
 
 
 def build_postprocess(config: DetectConfig | EvaluateConfig, heads: Sequence[Head]) -> Postprocess:

@@ -18,7 +18,7 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.build.report import report_run
+from conf.report import report_run
 from conf.schema_tools import CompareConfig
 from train_utils.coco_eval import format_figure
 from train_utils.report import Gain, differences, gain, read_groups

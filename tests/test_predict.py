@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from conf.build.batches import open_split
+from conf.batches import open_split
 from conf.checkpoints import complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose
 from conf.network import model_from_checkpoint

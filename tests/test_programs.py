@@ -17,9 +17,9 @@ import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from conf.build.training import COLUMNS
 from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
+from conf.report import COLUMNS
 from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes

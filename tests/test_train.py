@@ -15,7 +15,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from conf.build import start
+from conf import auto
 from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose, layered
 from conf.failures import ConfigError
@@ -164,7 +164,7 @@ def test_a_run_that_was_killed_before_its_closing_table_writes_it(
         config = options(shapes, run, "logger.pictures=false", *more)
         train(options(shapes, whole, "logger.pictures=false", *more))
         with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-            patch.setattr("conf.build.training.finish", power_cut)
+            patch.setattr("train.finish_run", power_cut)
             train(config)
         assert closing_tables(run) == []
         train(resumed(config, run))
@@ -428,7 +428,7 @@ def test_fitted_anchors_go_with_the_checkpoint(
     assert said.count("model.anchors=auto: recall at IoU 0.5 is ") == 1 and "which replace them" in said
     kept = read_run(tmp_path / "run")[0]["config"]["model"]["anchors"]
     assert "  ".join(f"{width:g},{height:g}" for width, height in kept) in said
-    monkeypatch.setattr(start, "choose_anchors", None)  # not asked again
+    monkeypatch.setattr(auto, "choose_anchors", None)  # not asked again
     figures = train(resumed(config, tmp_path / "run"))
     assert evaluate(compose("eval", EvalConfig, [f"ckpt={tmp_path / 'run'}"], complete_from_checkpoint)) == figures
     network = open_detector(str(tmp_path / "run"), None, None, None)

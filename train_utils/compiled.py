@@ -31,6 +31,8 @@ GRAPHS_OF_A_SIZE = 16  # at most: one for each multiple
 
 def check_compiling(mode: str, world: World, rect: bool) -> None:
     """Raise TrainError for options that train.compile cannot go with, and where it cannot work."""
+    if mode == "off":
+        return
     if rect:
         raise TrainError(
             "train.rect=true gives hundreds of image sizes, and train.compile needs minutes for each. "
@@ -74,8 +76,10 @@ def compile_step(
     """Compile ``network`` in place; return ``loss`` and ``to_input`` compiled, too.
 
     ``mode`` is one of torch.compile, and ``sizes`` the number of image sizes. Each is compiled in
-    its first step. ``log_line`` then gets a line with the seconds.
+    its first step. ``log_line`` then gets a line with the seconds. With ``off`` all stays.
     """
+    if mode == "off":
+        return loss, to_input
     import torch._dynamo  # slow
 
     limits = torch._dynamo.config

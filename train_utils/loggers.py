@@ -227,8 +227,8 @@ class LoggerThread:
 class Loggers:
     """Writes ``steps.csv`` and hands figures and pictures to the chosen services."""
 
-    def __init__(self, folder: Path, steps: MetricsCsv) -> None:
-        self._folder, self._steps = folder, steps
+    def __init__(self, folder: Path, steps: MetricsCsv, every_steps: int) -> None:
+        self._folder, self._steps, self._every_steps = folder, steps, every_steps
         self._threads: list[LoggerThread] = []
         self._complete = False
 
@@ -251,7 +251,9 @@ class Loggers:
                 self._threads.append(LoggerThread(name, logger, warn))
 
     def step(self, step: int, figures: Mapping[str, float]) -> None:
-        """Log the learning rate and the losses of a step."""
+        """Log the learning rate and the losses of a step, if it is one of each ``every_steps``."""
+        if self._every_steps == 0 or step % self._every_steps != 0:
+            return
         self._steps.write({"step": step, **figures})
         self._scalars(step, "train", figures)
 
@@ -305,7 +307,7 @@ def open_loggers(
     ``Loggers.start`` on all ranks.
     """
     steps = MetricsCsv(folder / "steps.csv", ("step", "lr", *LOSS_NAMES), world.is_main, step, "step")
-    loggers = Loggers(folder, steps)
+    loggers = Loggers(folder, steps, config.every_steps)
     try:
         on_main(world, lambda: loggers.start(config, step, options, warn))
         yield loggers

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from train_utils.config import Precision, TrainSection
 from train_utils.errors import TrainError
+from train_utils.launch import fix_cublas_workspace
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # parameters of mallopt(3)
 CPU_INFO = Path("/proc/cpuinfo")
@@ -81,6 +83,17 @@ def seed_everything(seed: int, deterministic: bool, cudnn_benchmark: bool) -> No
     torch.backends.cudnn.benchmark = cudnn_benchmark
     torch.backends.cudnn.deterministic = deterministic
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+def prepare_numerics(options: TrainSection) -> None:
+    """Set seeds, determinism, TF32 and cuDNN's benchmark of a training, before CUDA computes."""
+    if options.deterministic:
+        fix_cublas_workspace()
+    # The benchmark picks algorithms by speed, and times them anew for each image size.
+    one_size = not options.rect and options.multi_scale[0] == options.multi_scale[1]
+    seed_everything(options.seed, options.deterministic, one_size and not options.deterministic)
+    allow_tf32(options.precision is Precision.tf32)
+    keep_freed_memory()
 
 
 def cuda_generator() -> Tensor:

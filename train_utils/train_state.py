@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from train_utils.coco_eval import ABSENT
-from train_utils.distributed import World, gather_arrays
+from train_utils.config import TrainSection
+from train_utils.distributed import World, gather_arrays, max_over_ranks
 from train_utils.errors import CheckpointError
 from train_utils.numerics import cuda_generator, set_cuda_generator
 from train_utils.optim import WeightAverage, restore_optimizer
@@ -44,6 +45,20 @@ class TrainState:
     best_figures: dict[str, float] = field(default_factory=dict)  # on rank 0
     loss_sums: Tensor = field(default_factory=lambda: torch.zeros(len(LOSS_NAMES), dtype=torch.float64))
     loss_steps: int = 0  # steps of the current epoch in loss_sums, which are this rank's
+
+    def __post_init__(self) -> None:
+        self.loss_sums = self.loss_sums.to(next(self.model.parameters()).device)
+
+    def why_over(self, options: TrainSection, world: World) -> str | None:
+        """Why training is over, the same on all ranks, which ask together; None if it is not."""
+        if self.epoch >= options.epochs:
+            return f"all {options.epochs} epochs are done"
+        since = max(self.best_epoch, *options.extended_after, 0)  # an extension has its own patience
+        waited = self.epoch - since if self.evaluated_epoch == self.epoch else 0
+        # Only rank 0 has the figures.
+        if max_over_ranks([world.is_main and 0 < options.patience <= waited])[0]:
+            return f"no better AP in {options.patience} epochs (train.patience)"
+        return None
 
     def record(self, figures: dict[str, float]) -> bool:
         """Record the figures of an evaluation and return whether its AP is the best so far.

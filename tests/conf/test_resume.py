@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conf.build.report import save_config
 from conf.entry import compose, to_dictionary
 from conf.failures import ConfigError
 from conf.messages import kinds_of
+from conf.report import save_config
 from conf.resume import complete_training, continue_run
 from conf.schema import TrainConfig
 from train_utils.errors import TrainError

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from conf.build.batches import make_train_loader, open_split
-from conf.build.start import resolve
+from conf.batches import build_dataset, build_sampler, open_images, open_split
 from conf.entry import compose
 from conf.schema import TrainConfig
-from data import Batch, ShapesConfig, ensure_shapes
+from data import Batch, ShapesConfig, ensure_shapes, make_loader
 from tests.runs.process_group import run_group
 from tests.runs.weights import largest_difference, parts_of
 from train import train
@@ -99,13 +98,15 @@ def test_the_measure_of_differences() -> None:
 
 def micro_batches(folder: Path, world_size: int, workers: int) -> list[list[tuple[Tensor, Tensor]]]:
     """Samples of each pass of two epochs, as (picture, targets) in the order of the data set."""
-    config = options(folder, "model=yolov3-tiny", "train.micro_batch_size=4", "train.epochs=2")
+    config = options(folder, "model=yolov3-tiny", "train.micro_batch_size=4", "train.epochs=2", "augment.colour=cpu")
     config = replace(config, data=replace(config.data, workers=workers))
     annotations = open_split(config.data, "train", init_distributed_mode("cpu", 60))
     epochs = []
     for rank in range(world_size):
         place = World(rank, rank, world_size, world_size, 1, torch.device("cpu"), "none")
-        _, sampler, loader = make_train_loader(resolve(config, place, None), annotations, 32, place)
+        sampler = build_sampler(config, annotations, 32, place)
+        dataset = build_dataset(config, annotations, open_images(annotations, config.data, place))
+        loader = make_loader(dataset, sampler, workers, place.device)
         batches: list[Batch] = []
         for epoch in range(2):
             sampler.set_epoch(epoch)

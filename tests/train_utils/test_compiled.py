@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conf.build.loss import make_loss
+from conf.network import build_loss
 from data import Batch
 from data.colour import network_input
 from models import Darknet
@@ -225,7 +225,7 @@ def test_generated_code_trains_alike_and_resumes_to_the_bit(world: World, tmp_pa
 def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, options: tuple[str, ...]) -> None:
     """Its parts and gradients are those of the eager loss, also in a burn-in."""
     model = detector()
-    plain = make_loss(model.heads[:1], loss_options(*options))  # one head, for the time it takes
+    plain = build_loss(model.heads[:1], loss_options(*options))  # one head, for the time it takes
     compiled, _ = compile_step(model, plain, Batch.network_input, "default", 1, print)
     maps = [raw.detach() for raw in model(torch.rand(2, 3, 64, 64))[:1]]
     for ratio, count in ((0.3, 3), (0.7, 0)):
@@ -249,7 +249,7 @@ def test_a_compiled_loss_is_one_graph_for_all_numbers_of_boxes(world: World, opt
 def test_rows_of_zeros_change_no_loss_and_no_gradient(name: str, count: int, options: tuple[str, ...]) -> None:
     torch.manual_seed(0)
     heads = Darknet(ZOO / f"{name}.cfg", num_classes=2, width=0.125).heads
-    loss = make_loss(heads, loss_options(*options))
+    loss = build_loss(heads, loss_options(*options))
     maps = [torch.randn(2, len(head.anchors), 4, 4, 7, dtype=torch.float64) for head in heads]
     found = []
     for targets in (TARGETS[:count], F.pad(TARGETS[:count], (0, 0, 0, TARGET_ROWS - count))):

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves
 
-from conf.build.loss import make_loss
+from conf.network import build_loss
 from data import Batch
 from models import Darknet, zoo_cfg
 from models.decode import decode
@@ -63,7 +63,7 @@ def test_input_network_losses_and_decoding_stay_on_their_device(
     assert all(raw.device == CUDA and raw.dtype == precision for raw in raw_maps)
     targets = batch().to(CUDA).targets
     for options in LOSSES:
-        loss = make_loss(model.heads, loss_options(*options))
+        loss = build_loss(model.heads, loss_options(*options))
         for rows in (targets, targets[:0]):
             for part in loss(raw_maps, rows):
                 assert part.device == CUDA and part.shape == () and part.dtype == torch.float32
@@ -86,7 +86,7 @@ def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypat
     given, raw_maps = batch().to(CUDA), None
     for options in LOSSES:
         count = 2 if options == COST else 1  # heads, which it ranks together; one saves time
-        plain = make_loss(model.heads[:count], loss_options(*options))
+        plain = build_loss(model.heads[:count], loss_options(*options))
         loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1, print)
         raw_maps = raw_maps or model(to_input(given))
         loss(raw_maps[:count], given.targets, objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)
@@ -98,7 +98,7 @@ def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypat
 
 def test_a_mixture_of_devices_and_a_read_would_show(fake: FakeTensorMode) -> None:
     model, raw_maps = forward("yolov3-tiny")
-    loss = make_loss(model.heads, loss_options())
+    loss = build_loss(model.heads, loss_options())
     with pytest.raises(RuntimeError, match="device"):
         loss(raw_maps, batch().targets)
     with pytest.raises(RuntimeError, match="device"):

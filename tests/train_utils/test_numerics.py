@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from conf.build.start import prepare_numerics
 from train_utils.config import Compile, Precision
 from train_utils.detect import detect_batches
 from train_utils.distributed import World
-from train_utils.numerics import allow_tf32, keep_to_one_thread, one_thread_per_operator
+from train_utils.numerics import allow_tf32, keep_to_one_thread, one_thread_per_operator, prepare_numerics
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +37,11 @@ def test_tf32_is_allowed_or_not_whatever_torch_prefers() -> None:
 
 
 def test_a_training_allows_tf32_only_by_its_name() -> None:
-    world = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
+    World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
     fixed = {"deterministic": False, "multi_scale": [1, 1], "compile": Compile.off}
     for precision in Precision:
         section = SimpleNamespace(**fixed, precision=precision, rect=False, seed=0)
-        prepare_numerics(SimpleNamespace(train=section), world)
+        prepare_numerics(section)
         assert is_allowed() == ((precision == "tf32"),) * 2
 
 
@@ -58,12 +57,12 @@ def test_a_training_allows_tf32_only_by_its_name() -> None:
 def test_cudnn_times_its_algorithms_where_that_helps(
     deterministic: bool, rect: bool, multi_scale: list[float], chosen: bool
 ) -> None:
-    world = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
+    World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
     section = SimpleNamespace(
         deterministic=deterministic, rect=rect, multi_scale=multi_scale, precision=Precision.float32, seed=0,
         compile=Compile.off,
     )  # fmt: skip
-    prepare_numerics(SimpleNamespace(train=section), world)
+    prepare_numerics(section)
     torch.use_deterministic_algorithms(False)
     assert torch.backends.cudnn.benchmark == chosen
 

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from conf.build import training
+from conf import report
 from conf.entry import compose
 from conf.schema_tools import CompareConfig
 from data import ShapesConfig
@@ -77,8 +77,8 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
 def test_a_report_that_fails_is_a_line_and_the_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training, "report_run", lambda folder: 1 / 0)
-    monkeypatch.setattr("conf.build.report.keep_best", lambda *given: 1 / 0)
+    monkeypatch.setattr(report, "report_run", lambda folder: 1 / 0)
+    monkeypatch.setattr("conf.report.keep_best", lambda *given: 1 / 0)
     train(small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", "train.epochs=1", "train.batch_size=4"))
     said = capsys.readouterr().out
     assert "warning: report.html was not written (ZeroDivisionError" in said

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.build.report import save_config
 from conf.entry import compose
+from conf.report import save_config
 from conf.resume import complete_training
 from conf.schema import TrainConfig
 from train_utils.distributed import World, init_distributed_mode

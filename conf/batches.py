@@ -1,4 +1,4 @@
-"""From options to data: the splits, their images, and the training batches of each rank."""
+"""From options to data: the splits, their images, and the training samples of each rank."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from torch.utils.data import DataLoader
-
 from conf.schema import TrainConfig
 from data import (
     Annotations,
-    Batch,
     CachedImages,
     DataConfig,
     DataError,
@@ -22,9 +19,7 @@ from data import (
     TrainBatchSampler,
     TrainDataset,
     build_image_cache,
-    check_same_classes,
     image_cache_name,
-    make_loader,
     open_annotations,
     repeat_factors,
 )
@@ -50,11 +45,6 @@ def loader_workers(wanted: int | str, world: World) -> int:
     return max(1, min(cores - 1, MOST_WORKERS) if world.device.type == "cuda" else min(cores, CPU_WORKERS))
 
 
-def resolved_options(config: TrainConfig, world: World) -> str:
-    """What this rank makes of options that may be ``auto``; ``config`` is from start.resolve."""
-    return f"data.workers={loader_workers(config.data.workers, world)}, augment.colour={config.augment.colour}"
-
-
 def open_split(config: DataConfig, split: str, world: World) -> Annotations:
     """Open the index of a split; if it is missing, one rank of a node builds it.
 
@@ -62,14 +52,6 @@ def open_split(config: DataConfig, split: str, world: World) -> Annotations:
     """
     with torch_distributed_zero_first(world):
         return open_annotations(config, split)
-
-
-def open_sets(config: TrainConfig, world: World) -> tuple[Annotations, Annotations]:
-    """The training and the validation set."""
-    train_set = open_split(config.data, "train", world)
-    val_set = open_split(config.data, "val", world)
-    check_same_classes(train_set, val_set)
-    return train_set, val_set
 
 
 def open_images(annotations: Annotations, config: DataConfig, world: World) -> ImageSource:
@@ -102,36 +84,27 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     return ImageSource(annotations, config.on_error, cache)
 
 
-def make_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> TrainBatchSampler:
-    """Choose this rank's images of each step: the global batch is formed first, then dealt."""
+def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> TrainDataset:
+    """The augmented training samples, changed by plugins if there are any."""
+    kind: Callable[..., TrainDataset] = partial(ChangedDataset, AUGMENTATIONS) if AUGMENTATIONS else TrainDataset
+    return kind(train_set, config.augment, config.train.seed, config.train.epochs, images)
+
+
+def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> TrainBatchSampler:
+    """Choose this rank's images of each step: the global batch is formed first, then dealt.
+
+    Image sizes are multiples of the network's largest ``stride``.
+    """
+    options = config.train
     return TrainBatchSampler(
         num_images=len(train_set),
-        batch_size=config.train.batch_size,
-        micro_batch_size=config.train.micro_batch_size,
+        batch_size=options.batch_size,
+        micro_batch_size=options.micro_batch_size,
         world_size=world.world_size,
         rank=world.rank,
-        seed=config.train.seed,
-        sizes=training_sizes(config, stride),
-        factors=repeat_factors(train_set, config.train.repeat_threshold) if config.train.repeat_threshold else None,
-        image_sizes=train_set.sizes if config.train.rect else None,
+        seed=options.seed,
+        sizes=MultiScale(options.image_size, *options.multi_scale, stride, options.seed),
+        factors=repeat_factors(train_set, options.repeat_threshold) if options.repeat_threshold else None,
+        image_sizes=train_set.sizes if options.rect else None,
         tile_pool=config.augment.tile_pool,
     )
-
-
-def training_sizes(config: TrainConfig, stride: int) -> MultiScale:
-    """The image size of each step, in multiples of the network's largest ``stride``."""
-    low, high = config.train.multi_scale
-    return MultiScale(config.train.image_size, low, high, stride, config.train.seed)
-
-
-def make_train_loader(
-    config: TrainConfig, train_set: Annotations, stride: int, world: World
-) -> tuple[TrainDataset, TrainBatchSampler, DataLoader[Batch]]:
-    """The training batches of this rank, as ``make_sampler`` deals them."""
-    sampler = make_sampler(config, train_set, stride, world)
-    images = open_images(train_set, config.data, world)
-    kind: Callable[..., TrainDataset] = partial(ChangedDataset, AUGMENTATIONS) if AUGMENTATIONS else TrainDataset
-    dataset = kind(train_set, config.augment, config.train.seed, config.train.epochs, images)
-    workers = loader_workers(config.data.workers, world)
-    loader = make_loader(dataset, sampler, workers, world.device, config.train.timeout_seconds)
-    return dataset, sampler, loader

@@ -13,8 +13,8 @@ import pytest
 import torch
 import yaml
 
-from conf.build.checkpoints import extend_run, tell_extension
-from conf.build.training import Training
+from conf import auto
+from conf.auto import describe_extension, extend_run
 from conf.entry import compose
 from conf.failures import ConfigError
 from conf.resume import complete_training
@@ -23,6 +23,7 @@ from data import ShapesConfig, ensure_shapes
 from tests.small_run import small_run
 from train import train
 from train_utils.checkpoint import CheckpointWriter, load_last
+from train_utils.distributed import World
 from train_utils.errors import TrainError
 from train_utils.optim import Schedule
 from train_utils.train_state import TrainState
@@ -111,7 +112,7 @@ def test_an_extension_is_the_same_wherever_it_is_cut_and_may_be_extended(
     planned, joined = Schedule(optim, 2, 6), 2 + int(told[0][4]) - 1  # what a training of the new length has
     assert told[0][3] == f"{optim.lr * planned.lr_factor(joined):.3g}" != told[0][2]
     assert told[0][5] == f"{optim.lr * planned.lr_factor(5):.3g}"
-    assert [tell_extension(config, third, {"epoch": epoch}) is None for epoch in (2, 3, 4)] == [True, False, True]
+    assert [describe_extension(config, third, {"epoch": epoch}) is None for epoch in (2, 3, 4)] == [True, False, True]
     assert "changed: train.epochs: 3 -> 4" in log_of(whole)
 
 
@@ -146,7 +147,8 @@ def test_only_a_finished_run_that_is_named_is_extended(
     assert (run / "metrics.csv").read_bytes() == table, "a refused extension changed the run"
 
 
-def test_an_interrupted_extension_goes_on() -> None:
+def test_an_interrupted_extension_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "check_options", lambda _: None)  # there is no folder
     given = ["train.epochs=10", "resume=my run", "extend=2"]
     config = compose("train", TrainConfig, given)
     assert extend_run(config, {"epoch": 10}).train.epochs == 12
@@ -160,8 +162,7 @@ def test_an_extension_has_its_own_patience(finished: Path) -> None:
 
     def why_over(epoch: int) -> str | None:
         state = SimpleNamespace(best_epoch=3, evaluated_epoch=epoch, epoch=epoch)
-        training = SimpleNamespace(config=config, state=state, world=SimpleNamespace(is_main=True))
-        return Training.why_over(cast(Training, training))
+        return TrainState.why_over(cast(TrainState, state), config.train, cast(World, SimpleNamespace(is_main=True)))
 
     ends = [why_over(epoch) for epoch in (10, 14, 15, 30)]
     late = "no better AP in 5 epochs (train.patience)"

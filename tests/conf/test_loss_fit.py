@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from conf.build import loss
+from conf import auto
 from conf.entry import compose
 from conf.schema import TrainConfig
 from models import Darknet, LossConfig, parse_cfg
@@ -45,7 +45,7 @@ def test_the_loss_suits_images_that_hold_few_large_objects(
     count: int, side: int, given: list[str], decided: tuple[float, str]
 ) -> None:
     config, images = configured(*given), images_with(count, side)
-    found, note = loss.suit_loss(config, images)
+    found, note = auto.choose_loss(config, images)
     assert isinstance(found.loss, LossConfig) and (found.loss.classification, found.loss.balance) == decided
     assert ("loss.classification=200" in (note or "")) == (decided[0] == 200)
     assert ("loss.balance=damped" in (note or "")) == (decided[1] == "damped" and count == 2)
@@ -53,11 +53,11 @@ def test_the_loss_suits_images_that_hold_few_large_objects(
     few = (count, side) == (2, 200)
     assert (found.loss.positives, found.loss.positives_by) == ((10, "cost") if few else (None, "shape"))
     assert found.model.scale_x_y == (2 if few else None)
-    assert loss.suit_loss(found, images_with(0)) == (found, None), "what is decided stays"
+    assert auto.choose_loss(found, images_with(0)) == (found, None), "what is decided stays"
     images.names = ["one"]
-    assert loss.suit_loss(config, images)[1] is None, "there is nothing to tell apart"
+    assert auto.choose_loss(config, images)[1] is None, "there is nothing to tell apart"
     darknet = configured("loss=darknet")
-    assert loss.suit_loss(darknet, images) == (darknet, None)
+    assert auto.choose_loss(darknet, images) == (darknet, None)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_loss_suits_images_that_hold_few_large_objects(
 def test_few_large_objects_have_more_positives_unless_told_otherwise(
     given: list[str], decided: tuple[int | None, str, float | None]
 ) -> None:
-    found, note = loss.suit_loss(configured(*given), images_with(1))
+    found, note = auto.choose_loss(configured(*given), images_with(1))
     assert isinstance(found.loss, LossConfig) and note is not None and "loss.classification=200" in note
     assert (found.loss.positives, found.loss.positives_by, found.model.scale_x_y) == decided
     assert ("loss.positives=10" in note) == (decided[0] == 10)
@@ -99,7 +99,7 @@ def test_fresh_heads_reach_their_neighbours_and_kept_ones_stay(
 ) -> None:
     """The network, its .cfg's text and the options agree, and a resumed run keeps all of it."""
     model = network(scale, kept)
-    found, lines = loss.fit_loss(configured(*given), CPU, model, images_with(2))
+    found, lines = auto.fit_loss(configured(*given), CPU, model, images_with(2))
     assert getattr(found.loss, "positives_by", None) == decided
     assert [head.scale_x_y for head in model.heads] == [reach]
     assert [head.scale_x_y for head in Darknet(model.cfg).heads] == [reach]
@@ -108,7 +108,7 @@ def test_fresh_heads_reach_their_neighbours_and_kept_ones_stay(
 
     # Later the set may have other figures, as after a change of it, and the heads be unknown.
     again = network(scale)
-    resumed, lines = loss.fit_loss(found, CPU, again, images_with(9, 9))
+    resumed, lines = auto.fit_loss(found, CPU, again, images_with(9, 9))
     assert (resumed, lines) == (found, [])
     assert again.heads == model.heads and again.cfg.text == model.cfg.text
 
@@ -121,14 +121,14 @@ def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:
         crowd=np.array([False] * 5 + [True]),
     )
     config = configured("loss.class_weights=auto")
-    found, note = loss.weigh_classes(config, images)
+    found, note = auto.weigh_classes(config, images)
     assert isinstance(found.loss, LossConfig)
     a, *others = found.loss.class_weights
     assert others == [pytest.approx(2 * a, abs=1e-3)] * 3 and 4 * a + others[0] == pytest.approx(5, abs=1e-3)
     assert note == "loss.class_weights=auto: from 0.8333 for a to 1.6667 for b"
-    assert loss.weigh_classes(found, images) == (found, None), "what is decided stays"
+    assert auto.weigh_classes(found, images) == (found, None), "what is decided stays"
     images.crowd[:] = True
-    assert getattr(loss.weigh_classes(config, images)[0].loss, "class_weights") == [1, 1, 1, 1]  # noqa: B009
+    assert getattr(auto.weigh_classes(config, images)[0].loss, "class_weights") == [1, 1, 1, 1]  # noqa: B009
     for given in ("loss=darknet", "loss.class_weights=[1,2]"):
         other = configured(given)
-        assert loss.weigh_classes(other, images) == (other, None)
+        assert auto.weigh_classes(other, images) == (other, None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -10,37 +11,37 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
-from conf.build.batches import resolved_options
+from conf.auto import min_iou_of
+from conf.batches import MEMORY_FILES
 from conf.entry import defaults, to_yaml
 from conf.help import version_page
 from conf.schema import TrainConfig
-from data import Annotations, TrainBatchSampler, TrainDataset, summarise
+from data import Annotations, Batch, TrainBatchSampler, TrainDataset, shared_memory_note, summarise
 from data.anchors import Sizes
 from eval import Evaluation, draw_plots
-from models import Darknet, Head, LossConfig, count_flops, count_parameters
-from train_utils.coco_eval import CocoResult, format_table
-from train_utils.detections import Detections, GroundTruth
+from models import Darknet, Head, count_flops, count_parameters
+from train_utils.coco_eval import FIGURES, format_table
+from train_utils.detections import GroundTruth
 from train_utils.distributed import World
 from train_utils.draw import draw_targets
+from train_utils.engine import EpochResult
 from train_utils.errors import TrainError
 from train_utils.files import keep_copy, whole_file
-from train_utils.log import RunLog
+from train_utils.log import MetricsCsv, RunLog
+from train_utils.loggers import Loggers
 from train_utils.numerics import precision_name
 from train_utils.options import flat, option
 from train_utils.plots import FOLDER, Warn, draw_training
-from train_utils.progress import duration
+from train_utils.progress import duration, epoch_row, epoch_titles, memory
 from train_utils.report import Best, keep_best, read_best, read_files, write_report
-from train_utils.train_state import TrainState
+from train_utils.train_state import LOSS_NAMES, TrainState
 
+COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: equal in every repetition of a run
+TIME_COLUMNS = ("epoch", "seconds", "images_per_second", "waiting")  # of times.csv
 # The first to look at.
 LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.csv", "plots")
-
-
-def min_iou_of(config: TrainConfig) -> float | None:
-    """The overlap that a box needs with an anchor; None where each gets its best."""
-    loss = config.loss
-    return loss.anchor_iou if isinstance(loss, LossConfig) and loss.positives is None else None
 
 
 def anchors_of(heads: Sequence[Head]) -> Sizes:
@@ -55,6 +56,7 @@ def announce(
     world: World,
     train_set: Annotations,
     val_set: Annotations,
+    loader: DataLoader[Batch],
     sampler: TrainBatchSampler,
     model: Darknet,
 ) -> None:
@@ -86,7 +88,10 @@ def announce(
         f"({world.world_size} ranks x {sampler.images_per_rank} images x {sampler.accumulate} passes), "
         f"run folder {folder}"
     )
-    log.line(resolved_options(config, world))
+    log.line(f"data.workers={config.data.workers}, augment.colour={config.augment.colour}")
+    evaluated = config.evaluate.batch_size * (config.evaluate.image_size or size) ** 2
+    pixels = max(sampler.images_per_rank * sampler.sizes.most_pixels(1, 1), evaluated)
+    log.line(shared_memory_note(loader, pixels, world.local_world_size, MEMORY_FILES))
 
 
 def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: Sequence[str], path: Path) -> None:
@@ -113,17 +118,58 @@ def save_config(folder: Path, config: TrainConfig) -> None:
         raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 
 
-def finish(
+class EpochLog:
+    """Writes what an epoch gave to metrics.csv, times.csv, the loggers and the log."""
+
+    def __init__(
+        self, log: RunLog, loggers: Loggers, folder: Path, state: TrainState, epochs: int, world: World
+    ) -> None:
+        self._log, self._loggers, self._state, self._epochs = log, loggers, state, epochs
+        self._metrics = MetricsCsv(folder / "metrics.csv", COLUMNS, world.is_main, state.epoch)
+        self._times = MetricsCsv(folder / "times.csv", TIME_COLUMNS, world.is_main, state.epoch)
+        self._first_epoch, self._started = state.epoch, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the training began or was resumed."""
+        return time.monotonic() - self._started
+
+    def write(self, result: EpochResult, figures: Mapping[str, float], seconds: float, is_best: bool) -> None:
+        """Write the row of the epoch that ``state`` has just counted, which took ``seconds``."""
+        state, epochs = self._state, self._epochs
+        row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **figures}
+        took = {"seconds": seconds, "images_per_second": result.images_per_second}
+        self._metrics.write(row)
+        self._times.write({"epoch": state.epoch, **took, "waiting": result.waiting})
+        self._loggers.epoch(state.step, row, took | {"waiting": result.waiting})
+        pace = self.seconds / (state.epoch - self._first_epoch)  # evaluations included
+        about = {"epoch": f"{state.epoch}/{epochs}", "memory": memory(), "left": pace * (epochs - state.epoch)}
+        if state.epoch == self._first_epoch + 1:
+            self._log.line(epoch_titles())
+        self._log.line(epoch_row(row | took | about, is_best))
+
+
+def write_best(folder: Path, truth: GroundTruth, evaluation: Evaluation, log_line: Warn) -> None:
+    """Write labels and detections of the best epoch so far, for comparisons and the report."""
+    best = Best(evaluation.scores, truth, evaluation.detections)
+    try_to_write("best_detections.npz", lambda: keep_best(folder, best), log_line)
+
+
+def finish_run(
     log: RunLog,
+    loggers: Loggers,
     folder: Path,
     config: TrainConfig,
     state: TrainState,
     val_set: Annotations,
-    scores: CocoResult,
-    detections: Detections,
+    evaluation: Evaluation,
+    seconds: float,
 ) -> None:
-    """Log the figures of the best epoch by class; draw the plots of the run."""
-    shown, of_epoch = scores, state.epoch
+    """Show the result of a training of ``seconds``: figures by class, plots, report, next steps.
+
+    ``evaluation`` is that of the last epoch; the figures are those of the best one.
+    """
+    shown, of_epoch = evaluation.scores, state.epoch
     if state.best_epoch != state.epoch:
         with suppress(TrainError):  # they may not have been written, as to a full disk
             shown, of_epoch = read_best(folder).scores, state.best_epoch
@@ -133,21 +179,13 @@ def finish(
     if config.logger.pictures:
         plots = folder / FOLDER
         draw_training(plots, folder / "metrics.csv", log.line)
-        draw_plots(plots, config.data, val_set, detections, log.line)
-
-
-def close_run(log: RunLog, folder: Path, seconds: float) -> None:
-    """Log how long the training took, what it left and what to type next."""
-    found = (name for name in LEFT if (folder / name).exists())
+        draw_plots(plots, config.data, val_set, evaluation.detections, log.line)
+    try_to_write("report.html", lambda: report_run(folder), log.line)
+    loggers.result(state.step, state.best_figures, evaluation.scores)
+    left = (name for name in LEFT if (folder / name).exists())
     ckpt = option("ckpt", folder)
-    log.line(f"trained for {duration(seconds)}; in {folder}: {', '.join(found)}")
+    log.line(f"trained for {duration(seconds)}; in {folder}: {', '.join(left)}")
     log.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} source=pictures")
-
-
-def keep_evaluation(folder: Path, truth: GroundTruth, evaluation: Evaluation, say: Warn) -> None:
-    """Keep labels and detections of the best epoch so far."""
-    best = Best(evaluation.scores, truth, evaluation.detections)
-    spare(say, "best_detections.npz", lambda: keep_best(folder, best))
 
 
 def report_run(folder: Path) -> Path:
@@ -162,9 +200,9 @@ def _defaults() -> dict[str, Any]:
     return flat(defaults("train", TrainConfig))
 
 
-def spare(say: Warn, what: str, make: Callable[[], object]) -> None:
-    """Make something that a training can do without; tell by ``say`` if that fails."""
+def try_to_write(what: str, write: Callable[[], object], log_line: Warn) -> None:
+    """Write something that a training can do without; log it if that fails."""
     try:
-        make()
+        write()
     except Exception as error:  # whatever it is, it is worth a line and not the training
-        say(f"warning: {what} was not written ({type(error).__name__}: {error})")
+        log_line(f"warning: {what} was not written ({type(error).__name__}: {error})")

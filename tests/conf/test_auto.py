@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from conf.build import batches, start
-from conf.build.batches import loader_workers
+from conf import auto, batches
+from conf.batches import loader_workers
 from conf.entry import compose, to_dictionary
 from conf.failures import ConfigError
 from conf.network import build_model, load_network
+from conf.resume import resumed_options
 from conf.schema import TrainConfig
 from data import Colour
 from models import Darknet, ModelError, save_darknet_weights
@@ -29,10 +30,10 @@ PAIR = replace(GPU, world_size=4, local_world_size=2, num_nodes=2)
 
 
 def resolved(world: World, *options: str, saved: str | None = None) -> Colour:
-    config = compose("train", TrainConfig, list(options))
-    before = None if saved is None else {"config": to_dictionary(compose("train", TrainConfig, [saved]))}
-    found = start.resolve(config, world, before)
-    assert config == compose("train", TrainConfig, list(options)), "the options as given, for config.yaml, changed"
+    config = compose("train", TrainConfig, ["model=yolov3-tiny", "model.width=0.1", *options])
+    if saved is not None:
+        return resumed_options(config, {"config": to_dictionary(compose("train", TrainConfig, [saved]))}).augment.colour
+    found, _, _ = auto.resolve_auto(config, boxes(3), world, None)
     return found.augment.colour
 
 
@@ -76,9 +77,14 @@ def network(path: Path, masks: tuple[list[int], ...], anchors: str = PAIRS) -> P
     return path
 
 
+class ASet(SimpleNamespace):
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
 def boxes(count: int) -> Any:
     sizes = np.random.default_rng(0).uniform(1, (30, 3), (count, 2))  # far from squares
-    return SimpleNamespace(
+    return ASet(
         names=["a", "b"], classes=np.zeros(count, np.int32), crowd=np.zeros(count, bool), offsets=np.array([0, count]),
         boxes_xywh=np.concatenate([np.zeros((count, 2)), sizes], axis=1), sizes=np.array([[64, 64]]),
     )  # fmt: skip
@@ -99,7 +105,7 @@ def with_auto(path: Path, *more: str) -> TrainConfig:
 def test_finer_heads_get_smaller_anchors(tmp_path: Path, name: str) -> None:
     config = with_auto(network(tmp_path / "a.cfg", HEADS[name]))
     state = torch.get_rng_state()
-    fitted, note = start.fit_anchors(config, CPU, boxes(300))
+    fitted, note = auto.fit_anchors(config, CPU, boxes(300))
     assert torch.equal(torch.get_rng_state(), state), "the initial weights would be others"
     assert note is not None and note.startswith("model.anchors=auto: recall at IoU 0.5 is 0."), note
     heads = Darknet(load_network(fitted.model)).heads
@@ -114,7 +120,7 @@ def test_what_varies_the_image_size_does_not_change_the_fit(tmp_path: Path) -> N
     path = network(tmp_path / "a.cfg", HEADS["two"])
 
     def fitted(*more: str) -> tuple[Any, str | None]:
-        config, note = start.fit_anchors(with_auto(path, *more), CPU, boxes(300))
+        config, note = auto.fit_anchors(with_auto(path, *more), CPU, boxes(300))
         return config.model.anchors, note
 
     expected = fitted()
@@ -129,7 +135,7 @@ def test_what_varies_the_image_size_does_not_change_the_fit(tmp_path: Path) -> N
 
 def test_without_boxes_the_anchors_stay_and_other_programs_refuse_auto(tmp_path: Path) -> None:
     config = with_auto(network(tmp_path / "a.cfg", HEADS["two"]))
-    fitted, note = start.fit_anchors(config, CPU, boxes(0))
+    fitted, note = auto.fit_anchors(config, CPU, boxes(0))
     assert fitted.model.anchors is None and note == (
         "model.anchors=auto: there are no boxes to fit to, so the anchors of the .cfg stay"
     )
@@ -140,7 +146,7 @@ def test_without_boxes_the_anchors_stay_and_other_programs_refuse_auto(tmp_path:
     with pytest.raises(
         ConfigError, match=r"model\.anchors=auto needs a \.cfg whose \[yolo\] sections all list the same"
     ):
-        start.fit_anchors(with_auto(tmp_path / "b.cfg"), CPU, boxes(9))
+        auto.fit_anchors(with_auto(tmp_path / "b.cfg"), CPU, boxes(9))
 
 
 def test_heads_that_learnt_with_another_decoding_are_refused_unless_left_out(tmp_path: Path) -> None:

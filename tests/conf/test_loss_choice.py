@@ -12,11 +12,11 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from conf.build.loss import make_loss
 from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose, layered, to_dictionary, to_plain, to_yaml
 from conf.failures import ConfigError
 from conf.messages import explain
+from conf.network import build_loss
 from conf.resume import complete_training, continue_run
 from conf.schema import CHOICES, EvalConfig, TrainConfig
 from data import OnError
@@ -41,8 +41,8 @@ def refusal_of(*overrides: str) -> str:
 
 def test_each_choice_has_its_class_and_makes_its_loss() -> None:
     assert isinstance(composed().loss, LossConfig)
-    assert isinstance(make_loss([HEAD], composed("loss=yolov3").loss), YoloLoss)
-    assert isinstance(make_loss([HEAD], composed("loss=darknet").loss), DarknetLoss)
+    assert isinstance(build_loss([HEAD], composed("loss=yolov3").loss), YoloLoss)
+    assert isinstance(build_loss([HEAD], composed("loss=darknet").loss), DarknetLoss)
     for name, kind in CHOICES["loss"].items():
         assert type(composed(f"loss={name}").loss) is kind
 
@@ -51,7 +51,7 @@ def test_pooled_terms_are_a_choice_that_the_quickstart_makes() -> None:
     default, pooled = composed().loss, composed("loss=yolov3_pooled").loss
     assert isinstance(default, LossConfig) and default.balance == Balance.auto
     assert pooled == replace(default, balance=Balance.pooled) == composed("experiment=quickstart").loss
-    loss = make_loss([HEAD], pooled)
+    loss = build_loss([HEAD], pooled)
     assert isinstance(loss, YoloLoss) and loss.config.balance == Balance.pooled
     assert composed("experiment=quickstart", "loss=darknet").loss == composed("loss=darknet").loss
 

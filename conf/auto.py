@@ -1,0 +1,236 @@
+"""What a training starts from: its options without ``auto``, its network, and what extends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from conf.batches import loader_workers
+from conf.entry import to_dictionary
+from conf.failures import ConfigError
+from conf.network import build_model, build_resumed_model, describe_network, load_network
+from conf.resume import check_options, resumed_options
+from conf.schema import TrainConfig
+from data import Annotations, Colour
+from data.anchors import choose_anchors, class_weights, few_large_objects
+from models import WEIGHTS_VERSION, Darknet, Head, LossConfig
+from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
+from models.heads import with_scale_x_y
+from train_utils.distributed import World, broadcast_text, max_over_ranks
+from train_utils.optim import Schedule
+
+MANY_TIMES = 10  # the images of a training must weights have seen to keep their heads: docs/develop/decisions.md
+# What auto becomes where the training images hold few large objects. There the published values
+# leave classes unlearnt; where objects are smaller this weight costs boxes their place
+# (docs/results/notebook.md).
+FOR_FEW_LARGE: dict[str, Any] = {
+    "classification": 200,
+    "balance": Balance.damped,
+    "positives_by": PositivesBy.cost,
+    "positives": 10,
+}
+REACH = 2.0  # scale_x_y for these positives: half a cell past the edges
+
+
+def resolve_auto(
+    config: TrainConfig, train_set: Annotations, world: World, saved: dict[str, Any] | None
+) -> tuple[TrainConfig, Darknet, list[str]]:
+    """The options without ``auto``, the network with its initial weights, and lines for the log.
+
+    A resumed run has options and network from its checkpoint ``saved``; the caller loads the
+    weights. In a new one they follow from the training set and the initial weights. All ranks call
+    this together and get the same: the weights of rank 0, which all get, decide. What only becomes
+    known later stays: ``optim.flat_fraction`` is for the schedule, which knows the number of steps.
+    """
+    if saved is not None:
+        config = with_workers(resumed_options(config, saved), world)
+        return config, build_resumed_model(config.model, len(train_set.names), saved), []
+    if config.augment.colour == Colour.auto:
+        colour = Colour.device if world.device.type == "cuda" else Colour.cpu
+        config = replace(config, augment=replace(config.augment, colour=colour))
+    fitted = config.model.anchors == AUTO
+    config, anchors_note = fit_anchors(config, world, train_set)
+    model, weights_note = build_model(config.model, len(train_set.names), world=world, fitted=fitted)
+
+    config, loss_notes = fit_loss(config, world, model, train_set)
+    config, rates_note = protect_heads(config, world, model, config.train.epochs * len(train_set))
+    notes = [anchors_note, *loss_notes, weights_note, rates_note]
+    return with_workers(config, world), model, [note for note in notes if note is not None]
+
+
+def with_workers(config: TrainConfig, world: World) -> TrainConfig:
+    """The options with the number of loader processes of this rank."""
+    return replace(config, data=replace(config.data, workers=loader_workers(config.data.workers, world)))
+
+
+def protect_heads(config: TrainConfig, world: World, model: Darknet, images: int) -> tuple[TrainConfig, str | None]:
+    """The options with lower rates if the weights brought the heads, and a line for the log.
+
+    The first layers are frozen, too, if ``model.freeze`` is auto. Neither if the weights are known
+    to have seen few images, next to the ``images`` that all epochs show. All ranks call this
+    together; the weights of rank 0, which all get, decide.
+    """
+    saw_few = 0 < model.seen < MANY_TIMES * images  # 0: unknown
+    model.heads_kept = bool(max_over_ranks([model.heads_kept and not saw_few and world.is_main])[0])
+    optim, factor, notes = config.optim, config.optim.kept_heads_factor, []
+    if model.heads_kept and factor != 1:
+        slow = replace(optim, lr=optim.lr * factor, burn_in_bias_lr=optim.burn_in_bias_lr * factor)
+        why = f"the heads of the initial weights are kept, so the learning rate is {slow.lr:g} instead of {optim.lr:g}"
+        notes, optim = [f"optim.kept_heads_factor={factor:g}: {why}"], slow
+    if config.model.freeze == AUTO:
+        frozen = config.model.frozen_layers(model.heads_kept)
+        config = replace(config, model=replace(config.model, freeze=frozen))
+        if frozen > 0:
+            model.freeze(frozen)
+            notes.append(f"model.freeze=auto: the first {frozen} layers stay as they are")
+    return replace(config, optim=optim), "; ".join(notes) or None
+
+
+def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tuple[TrainConfig, str | None]:
+    """Replace ``auto`` of ``model.anchors`` by what rank 0 finds, and say why in one sentence.
+
+    All ranks call this together. Raises ConfigError if the [yolo] sections list different anchors.
+    """
+    if config.model.anchors != AUTO:
+        return config, None
+    network = replace(config.model, anchors=None)
+    with torch.device("meta"):  # neither memory nor random numbers
+        heads = Darknet(load_network(network), len(train_set.names), config.model.width).heads
+    if len({head.all_anchors for head in heads}) > 1:
+        raise ConfigError("model.anchors=auto needs a .cfg whose [yolo] sections all list the same. fix: leave it out")
+    answer = None
+    if world.is_main:
+        current = np.array(heads[0].all_anchors)
+        least = min_iou_of(config)
+        found, sentence = choose_anchors(train_set, config.train.image_size, current, _slots(heads), least)
+        answer = json.dumps([found.tolist() if found is not None else None, f"model.anchors=auto: {sentence}"])
+    anchors, note = json.loads(broadcast_text(answer))
+    return replace(config, model=replace(network, anchors=anchors)), note
+
+
+def min_iou_of(config: TrainConfig) -> float | None:
+    """The overlap that a box needs with an anchor; None where each gets its best."""
+    loss = config.loss
+    return loss.anchor_iou if isinstance(loss, LossConfig) and loss.positives is None else None
+
+
+def _slots(heads: Sequence[Head]) -> list[int]:
+    """The anchors that masks select, by mean stride of the heads that use them, then by area."""
+    strides: dict[int, list[int]] = {}
+    for head in heads:
+        for index in head.mask:
+            strides.setdefault(index, []).append(head.stride)
+    areas = np.array(heads[0].all_anchors).prod(axis=1)
+    return sorted(strides, key=lambda index: (np.mean(strides[index]), areas[index]))
+
+
+def fit_loss(
+    config: TrainConfig, world: World, model: Darknet, train_set: Annotations
+) -> tuple[TrainConfig, list[str]]:
+    """Replace each ``auto`` of ``loss``, and say how in sentences for the log.
+
+    The reach of box centres is set in ``model``, too. All ranks call this together.
+    """
+    keeps_heads = bool(max_over_ranks([model.heads_kept and world.is_main])[0])
+    reach = min(head.scale_x_y for head in model.heads) if keeps_heads else None
+    config, note = choose_loss(config, train_set, reach)
+    config, classes_note = weigh_classes(config, train_set)
+    if config.model.scale_x_y is not None:
+        model.cfg = with_scale_x_y(model.cfg, config.model.scale_x_y)
+        model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
+    return config, [line for line in (note, classes_note) if line is not None]
+
+
+def choose_loss(
+    config: TrainConfig, train_set: Annotations, heads_reach: float | None = None
+) -> tuple[TrainConfig, str | None]:
+    """Replace each ``auto`` of ``loss=yolov3``, and say so if it is not the published value.
+
+    ``heads_reach`` is the scale_x_y of heads that the weights brought. Such heads stand for boxes,
+    so they keep it, and an object its cell if it is less than REACH.
+    """
+    loss, model = config.loss, config.model
+    few_large = few_large_objects(train_set)
+    if not isinstance(loss, LossConfig):
+        return config, None
+    keys, changes = [key for key in ("classification", "balance") if getattr(loss, key) == AUTO], []
+    if loss.positives_by == PositivesBy.auto:
+        may_reach = heads_reach is None or heads_reach >= REACH
+        if few_large and loss.positives is None and may_reach:
+            keys += ["positives_by", "positives"]
+            if model.scale_x_y is None and heads_reach is None:
+                model, changes = replace(model, scale_x_y=REACH), [f"model.scale_x_y={REACH:g}"]
+        else:
+            loss = replace(loss, positives_by=loss.ranked_by)
+    values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in keys}
+    text = " ".join([f"loss.{key}={value}" for key, value in values.items()] + changes)
+    note = f"auto chose {text} instead of the published values, because {few_large}" if few_large and text else None
+    return replace(config, model=model, loss=replace(loss, **values)), note
+
+
+def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
+    """Replace ``auto`` of ``loss.class_weights`` by numbers, and tell the least and the largest."""
+    loss, names = config.loss, train_set.names
+    if not isinstance(loss, LossConfig) or loss.class_weights != AUTO:
+        return config, None
+    weights = class_weights(train_set)
+    low, high = (f"{value:g} for {names[weights.index(value)]}" for value in (min(weights), max(weights)))
+    note = f"loss.class_weights=auto: from {low} to {high}"
+    return replace(config, loss=replace(loss, class_weights=weights)), note
+
+
+def extend_run(config: TrainConfig, saved: dict[str, Any] | None) -> TrainConfig:
+    """With ``extend``, the options of the longer run; ``saved`` is the checkpoint it goes on from.
+
+    If this extension was interrupted, it goes on: a requeued job repeats its command. Raises
+    ConfigError if the run is not finished, or would change an option that it must keep.
+    """
+    if saved is not None:
+        check_options(config)
+    more, done = config.extend, saved["epoch"] if saved is not None else 0
+    if more is None:
+        return config
+    planned, ends = config.train.epochs, config.train.extended_after
+    if done < planned and [planned - more] != ends[-1:]:
+        raise ConfigError(
+            f"extend={more} is for a finished run, and the last checkpoint of {config.resume} is of epoch {done} of "
+            f"{planned}. fix: leave extend out to finish it (train.patience=0 if that ended it)"
+        )
+    if done == planned:
+        planned, ends = planned + more, [*ends, planned]
+    return replace(config, extend=None, train=replace(config.train, epochs=planned, extended_after=ends))
+
+
+def describe_run(config: TrainConfig, given: TrainConfig, model: Darknet, train_set: Annotations) -> dict[str, Any]:
+    """Everything that a checkpoint needs, besides its values, to be used on its own.
+
+    Options of the data are those ``given``: ``data.workers=auto`` is for each machine to resolve.
+    """
+    return {
+        "network": describe_network(model, config.model),
+        "names": list(train_set.names),
+        "category_ids": train_set.category_ids.tolist(),
+        "config": to_dictionary(replace(config, data=given.data)),
+        "weights_version": list(WEIGHTS_VERSION),
+        "heads_kept": model.heads_kept,
+        "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
+    }
+
+
+def describe_extension(config: TrainConfig, schedule: Schedule, saved: dict[str, Any] | None) -> str | None:
+    """A line about the rates of the extension that begins after the checkpoint, if one does."""
+    if saved is None or saved["epoch"] not in config.train.extended_after[-1:]:
+        return None
+    step, epochs = schedule.ends[-1], config.train.epochs
+    join = schedule.join_steps(step, schedule.total_steps)
+    at = (step - 1, step + join - 1, schedule.total_steps - 1)
+    low, joined, last = (f"{schedule.config.lr * schedule.lr_factor(each):.3g}" for each in at)
+    return (
+        f"extends the run from epoch {config.train.extended_after[-1]} to {epochs}: learning rate from {low}, where it "
+        f"ended, to {joined} in {join} steps, then as in a training of {epochs} epochs to {last}"
+    )

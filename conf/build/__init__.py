@@ -1,1 +1,0 @@
-"""How options become objects."""
