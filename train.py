@@ -35,7 +35,7 @@ from train_utils.checkpoint import CheckpointWriter, continue_from
 from train_utils.coco_eval import ABSENT
 from train_utils.compiled import check_compiling, compile_step
 from train_utils.distributed import broadcast_module, init_distributed_mode, max_over_ranks, wrap_ddp
-from train_utils.engine import NonFiniteGuard, rehearse, train_one_epoch
+from train_utils.engine import Loss, NonFiniteGuard, rehearse, train_one_epoch
 from train_utils.log import RunLog, log_warnings
 from train_utils.loggers import open_loggers
 from train_utils.numerics import autocast_dtype, prepare_numerics, weights_dtype
@@ -76,7 +76,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
 
     # What `auto` means for data, network, loss and rates is decided here, once.
     config, model, notes = resolve_auto(given, train_set, world, saved)
-    loss = build_loss(model.heads, config.loss)
+    loss: Loss = build_loss(model.heads, config.loss)
 
     # The global batch is formed first, then dealt: more ranks change the speed, not the training.
     options, size = config.train, config.evaluate.image_size or config.train.image_size

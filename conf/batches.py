@@ -96,6 +96,7 @@ def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, worl
     Image sizes are multiples of the network's largest ``stride``.
     """
     options = config.train
+    low, high = options.multi_scale
     return TrainBatchSampler(
         num_images=len(train_set),
         batch_size=options.batch_size,
@@ -103,7 +104,7 @@ def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, worl
         world_size=world.world_size,
         rank=world.rank,
         seed=options.seed,
-        sizes=MultiScale(options.image_size, *options.multi_scale, stride, options.seed),
+        sizes=MultiScale(options.image_size, low, high, stride, options.seed),
         factors=repeat_factors(train_set, options.repeat_threshold) if options.repeat_threshold else None,
         image_sizes=train_set.sizes if options.rect else None,
         tile_pool=config.augment.tile_pool,
