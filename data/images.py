@@ -20,7 +20,7 @@ from data.config import ImageCache, OnError
 from data.errors import DataError
 from data.files import counted, read_file, usable_cores
 from data.geometry import Image
-from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, TooLargeError, read_header, turn_decoded
+from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, TooLargeError, read_header, read_segments, turn_decoded
 from data.index import Annotations
 from data.index_cache import stamp_files
 
@@ -31,33 +31,12 @@ except ImportError:
 
 logger = logging.getLogger(__name__)
 
-FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of frame headers (table B.1)
-HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive
-BARE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
+HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81, table B.1)
 CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; only TIFF files are turned
 _FIX = "fix: replace the file, or set data.on_error=skip to leave such images out"
 ZEROS = bytes(1 << 20)  # written if the system cannot reserve file space
 CACHE_VERSION = 2  # raise it when the file layout or the decoding changes
-
-
-def frame_position(data: bytes) -> int | None:
-    """Where the frame header begins: marker, length, precision, height, width, components."""
-    position = 2
-    try:
-        while data[position] == 0xFF:
-            marker = data[position + 1]
-            if marker in FRAMES:
-                return position
-            if marker == 0xFF:  # a fill byte
-                position += 1
-            elif marker in BARE:
-                position += 2
-            else:
-                position += 2 + struct.unpack_from(">H", data, position + 2)[0]
-    except (IndexError, struct.error):
-        pass
-    return None
 
 
 def is_cut_short(data: bytes) -> bool:
@@ -66,8 +45,8 @@ def is_cut_short(data: bytes) -> bool:
     The end marker cannot occur within the pixels (T.81, B.1.1.2), but it can in a thumbnail before
     them. Cameras and tools may append data behind it.
     """
-    position = frame_position(data)
-    return position is None or data.rfind(b"\xff\xd9", position) < 0
+    segments = read_segments(data)
+    return segments is None or data.rfind(b"\xff\xd9", segments[0]) < 0
 
 
 def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
@@ -80,10 +59,11 @@ def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
     ``None`` leaves the image to OpenCV: without simplejpeg, for other than one or three components,
     and for damaged files.
     """
-    position = frame_position(data) if simplejpeg is not None else None
-    if position is None or data[position + 1] not in HUFFMAN_FRAMES or data[position + 4] != 8:
+    segments = read_segments(data) if simplejpeg is not None else None
+    if segments is None:
         return None
-    if data[position + 9] not in (1, 3):
+    position, _ = segments
+    if data[position + 1] not in HUFFMAN_FRAMES or data[position + 4] != 8 or data[position + 9] not in (1, 3):
         return None
     if data[position + 11] & 15 > 1:  # vertical sampling of luma
         rows += CHROMA_ROWS
