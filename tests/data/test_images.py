@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import cv2
@@ -21,7 +22,7 @@ from data.headers import TooLargeError, read_header
 from data.images import AS_STORED, is_cut_short
 from tests.data.bad_inputs import exif, with_segment
 
-needs_simplejpeg = pytest.mark.skipif(jpeg.simplejpeg is None, reason="needs simplejpeg")
+needs_simplejpeg = pytest.mark.skipif(find_spec("simplejpeg") is None, reason="needs simplejpeg")
 
 
 def with_orientation(jpeg: bytes, orientation: int) -> bytes:
