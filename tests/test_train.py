@@ -83,6 +83,7 @@ def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
     def dies(self: CheckpointWriter, step: int) -> bool:
         if step > steps:
+            self.wait()  # a thread writes it
             raise TrainError("power cut")
         return is_due(self, step)
 
