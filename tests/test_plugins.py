@@ -86,6 +86,7 @@ def test_a_run_is_resumed_and_scored(run: Path, files: Path, tmp_path: Path, mon
 
     def dies(self: CheckpointWriter, step: int) -> bool:
         if step > 1:
+            self.wait()  # a thread writes the checkpoint
             raise TrainError("power cut")
         return is_due(self, step)
 
