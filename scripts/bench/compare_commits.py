@@ -39,15 +39,14 @@ TRAININGS = {
     "accumulation": ["train.micro_batch_size=2"],
     "resumed": ["train.save_every_steps=3", "train.epochs=1", "data.shapes.train_images=160"],
 }
-FORMER = {"train.micro_batch_size": "train.device_batch_size"}  # what earlier commits called an option, on one rank
+MICRO, FORMER = "train.micro_batch_size=", "train.device_batch_size="  # the latter in earlier commits, on one rank
 
 
 def options_here(options: list[str]) -> list[str]:
     """The options in the words of the checkout that this process runs in."""
     values = next(Path("conf").rglob("train.yaml")).read_text()  # in another folder of earlier commits
-    for key, former in FORMER.items():
-        if key.rpartition(".")[2] not in values:
-            options = [option.replace(f"{key}=", f"{former}=") for option in options]
+    if "micro_batch_size" not in values:
+        return [option.replace(MICRO, FORMER) for option in options]
     return options
 
 
