@@ -213,7 +213,7 @@ class Evaluator:
         self.ground_truth = ground_truth_of(annotations)
         batches = self.batches(config.batch_size)[world.rank :: world.world_size]
         images = open_images(annotations, data, world)
-        self.dataset = EvalDataset(annotations, images, config.upscale, config.resize)
+        self.dataset = EvalDataset(annotations, images, config.resize)
         self.num_images = sum(len(batch) for batch in batches)
         workers = loader_workers(data.workers, world)
         self.loader = make_loader(self.dataset, batches, workers, world.device, timeout_seconds)
@@ -228,8 +228,6 @@ class Evaluator:
             batch_size,
             self.stride,
             config.rect,
-            upscale=config.upscale,
-            pad=config.rect_pad,
             resize=config.resize,
         )
 
@@ -257,8 +255,8 @@ class Evaluator:
         boxes = Letterbox(*batch.letterboxes[i].tolist()).to_original(boxes_xyxy)
         if self.config.clip:
             height, width = self.ground_truth.sizes[int(batch.indices[i])].tolist()
-            boxes = cut_at_edges(boxes, (height, width))
-        return np.rint(boxes) if self.config.round_boxes else boxes
+            return cut_at_edges(boxes, (height, width))
+        return boxes
 
 
 @torch.inference_mode()

@@ -116,7 +116,7 @@ def trial_batches(config: ExportConfig, size: tuple[int, int], stride: int) -> l
 
     def drawn(count: int, height: int, width: int) -> Tensor:
         pictures = [draw_image(max(DRAWN_SIDE, height, width), generator).image for _ in range(count)]
-        stacked = np.stack([letterbox(picture, (height, width), upscale=True)[0] for picture in pictures])
+        stacked = np.stack([letterbox(picture, (height, width))[0] for picture in pictures])
         return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous() / 255
 
     def noise(count: int, height: int, width: int) -> Tensor:

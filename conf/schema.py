@@ -49,15 +49,12 @@ class EvaluateConfig:
     precision: EvalPrecision  # of the forward pass: float32 on GPUs, too; the others are faster there and round more
     resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill the square, as Darknet does
     rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into a square
-    rect_pad: float  # grey border of that rectangle, both sides together, in strides of the network
-    upscale: bool  # letterbox enlarges smaller images
     confidence: float  # drop detections with this score or less
     nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
     merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score
     max_detections: int  # per image
     multi_label: bool  # report a box once for each class above confidence
     clip: bool  # cut boxes at the image edges
-    round_boxes: bool  # round corners to whole pixels of the image
     backend: Backend  # scores by hotcoco, or by its slower reference, pycocotools, with the same figures
     every: int  # epochs between evaluations in training; 0: only after the last epoch
 
@@ -65,8 +62,6 @@ class EvaluateConfig:
         check_least(self, 1, "image_size", "batch_size", "max_detections", section="evaluate.")
         check_least(self, 0, "every", section="evaluate.")
         check_shares(self, "confidence", "nms_iou", section="evaluate.")
-        if not 0 <= self.rect_pad <= 8:
-            raise ValueError(f"evaluate.rect_pad must lie in 0..8 strides, got {self.rect_pad}")
 
     def is_due(self, epoch: int, epochs: int) -> bool:
         """Whether to evaluate after ``epoch`` (from 1): always after the last of the ``epochs``."""

@@ -109,7 +109,6 @@ class ShapesConfig:
     train_images: int  # number of training images
     val_images: int  # number of validation images
     image_size: int  # average square root of an image's area, in pixels
-    seed: int  # another seed draws other images
 
     def __post_init__(self) -> None:
         for key in ("train_images", "val_images"):
@@ -117,8 +116,6 @@ class ShapesConfig:
                 raise ValueError(f"data.shapes.{key} must be 1 or more, got {getattr(self, key)}")
         if not 64 <= self.image_size <= 4096:
             raise ValueError(f"data.shapes.image_size must lie in 64..4096 pixels, got {self.image_size}")
-        if self.seed < 0:
-            raise ValueError(f"data.shapes.seed must be 0 or more, got {self.seed}")
 
 
 @dataclass
@@ -187,7 +184,7 @@ class DataConfig:
             choices = ", ".join((*DataFormat, *FORMATS))
             raise ValueError(f"data.format must be {choices}, or that of one of plugins=, got {self.format}")
         if self.is_drawn and self.shapes is None:
-            needs = "data.shapes: the number of images, their size and a seed"
+            needs = "data.shapes: the number of images and their size"
             raise ValueError(f"data.format={self.format} needs {needs}")
 
     def _names_file(self, name: str) -> Path:

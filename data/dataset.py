@@ -181,14 +181,11 @@ def _visible_tiles(picture: Picture, size: Size) -> list[Tile]:
 
 
 class EvalDataset(Dataset[Batch]):
-    """Images resized as ``resize`` says; with ``upscale`` the letterbox enlarges small ones."""
+    """Images resized as ``resize`` says."""
 
-    def __init__(
-        self, annotations: Annotations, images: ImageSource, upscale: bool = False, resize: Resize = Resize.letterbox
-    ) -> None:
+    def __init__(self, annotations: Annotations, images: ImageSource, resize: Resize = Resize.letterbox) -> None:
         self.annotations = annotations
         self.images = images
-        self.upscale = upscale
         self.resize = resize
 
     def __len__(self) -> int:
@@ -206,7 +203,7 @@ class EvalDataset(Dataset[Batch]):
             image = self.images.read(index)
             if image is None:  # skipped: a grey image, whose objects count as missed
                 image = np.full((*self.annotations.sizes[index], 3), PAD_VALUE, dtype=np.uint8)
-            box = resize_into(canvas, image, self.resize, self.upscale)
+            box = resize_into(canvas, image, self.resize)
             classes, boxes = self.annotations.training_boxes(index)
             targets.append(target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
             letterboxes.append(box)

@@ -95,12 +95,10 @@ def inverse(matrix: Matrix) -> Matrix:
     return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
 
 
-def scaled_size(image_size: Size, target: Size, upscale: bool) -> Size:
-    """Scale (height, width) by one ratio to fit ``target``; enlarge only if ``upscale``."""
+def scaled_size(image_size: Size, target: Size) -> Size:
+    """Scale (height, width) by one ratio to fit ``target``."""
     height, width = image_size
     ratio = min(target[0] / height, target[1] / width)
-    if not upscale:
-        ratio = min(ratio, 1.0)
     return max(1, round(height * ratio)), max(1, round(width * ratio))
 
 
@@ -149,14 +147,14 @@ class Letterbox(NamedTuple):
         return np.array([self.ratio_x, self.ratio_y] * 2), np.array([self.pad_x, self.pad_y] * 2, dtype=np.float64)
 
 
-def letterbox_into(canvas: Image, image: Image, upscale: bool) -> Letterbox:
+def letterbox_into(canvas: Image, image: Image) -> Letterbox:
     """Scale an image to fit the canvas, centre it and fill the rest with grey.
 
     Shrinks by area average, enlarges linearly. The returned ratios are those of the rounded size,
     so ``to_original`` is the exact inverse.
     """
     height, width = image.shape[:2]
-    new_height, new_width = scaled_size((height, width), canvas.shape[:2], upscale)
+    new_height, new_width = scaled_size((height, width), canvas.shape[:2])
     pad_y, pad_x = (canvas.shape[0] - new_height) // 2, (canvas.shape[1] - new_width) // 2
     shrinks = new_height < height or new_width < width
     canvas.fill(PAD_VALUE)
@@ -169,16 +167,16 @@ def letterbox_into(canvas: Image, image: Image, upscale: bool) -> Letterbox:
     return Letterbox(new_width / width, new_height / height, pad_x, pad_y)
 
 
-def letterbox(image: Image, size: tuple[int, int], upscale: bool) -> tuple[Image, Letterbox]:
+def letterbox(image: Image, size: tuple[int, int]) -> tuple[Image, Letterbox]:
     """Letterbox an image into a new array of ``size`` (height, width)."""
     canvas = np.empty((*size, 3), dtype=np.uint8)
-    return canvas, letterbox_into(canvas, image, upscale)
+    return canvas, letterbox_into(canvas, image)
 
 
-def resize_into(canvas: Image, image: Image, resize: Resize, upscale: bool) -> Letterbox:
-    """Resize an image into the canvas as ``resize`` says; only the letterbox uses ``upscale``."""
+def resize_into(canvas: Image, image: Image, resize: Resize) -> Letterbox:
+    """Resize an image into the canvas as ``resize`` says."""
     if resize == Resize.letterbox:
-        return letterbox_into(canvas, image, upscale)
+        return letterbox_into(canvas, image)
     # Linearly, as Darknet and OpenCV feed networks.
     cv2.resize(image, (canvas.shape[1], canvas.shape[0]), dst=canvas, interpolation=cv2.INTER_LINEAR)
     return Letterbox(canvas.shape[1] / image.shape[1], canvas.shape[0] / image.shape[0], 0, 0)

@@ -192,9 +192,9 @@ class InputFit:
 
     def prepare(self, frame: Frame) -> _Prepared:
         """The frame as network input."""
-        shape = input_shape(frame.size, self.image_size, self.stride, self.rect, upscale=True, resize=self.resize)
+        shape = input_shape(frame.size, self.image_size, self.stride, self.rect, resize=self.resize)
         canvas: Image = np.empty((*shape, 3), dtype=np.uint8)
-        return _Prepared(frame, canvas, resize_into(canvas, frame.image, self.resize, upscale=True))
+        return _Prepared(frame, canvas, resize_into(canvas, frame.image, self.resize))
 
     def batch(self, frame: Frame) -> FrameBatch:
         """A batch of this frame alone."""

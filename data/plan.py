@@ -50,7 +50,7 @@ class Arrangement(NamedTuple):
 
 def alone(size: Size, target: Size) -> Arrangement:
     """Place one image, scaled to fit ``target`` and centred."""
-    height, width = scaled_size(size, target, upscale=True)
+    height, width = scaled_size(size, target)
     left, top = (target[1] - width) // 2 - target[1] // 2, (target[0] - height) // 2 - target[0] // 2
     return Arrangement([Placed(size, (height, width), (left, top))], (left, top), (left + width, top + height))
 
@@ -64,7 +64,7 @@ def mosaic_of_four(sizes: list[Size], target: Size, generator: np.random.Generat
     x, y = _offset(target, generator)
     placed = []
     for size, (right, below) in zip(sizes, ((0, 0), (1, 0), (0, 1), (1, 1)), strict=True):
-        height, width = scaled_size(size, target, upscale=True)
+        height, width = scaled_size(size, target)
         placed.append(Placed(size, (height, width), (x - (1 - right) * width, y - (1 - below) * height)))
     return Arrangement(placed, (x, y), (x, y))
 
@@ -76,7 +76,7 @@ def mosaic_of_nine(sizes: list[Size], target: Size, generator: np.random.Generat
     side is at most as long as that side, and starts where the side starts, clockwise.
     """
     x, y = _offset(target, generator)
-    height, width = scaled_size(sizes[0], target, upscale=True)
+    height, width = scaled_size(sizes[0], target)
     left, top = x - width // 2, y - height // 2
     right, bottom = left + width, top + height
     placed = [Placed(sizes[0], (height, width), (left, top))]
@@ -92,7 +92,7 @@ def mosaic_of_nine(sizes: list[Size], target: Size, generator: np.random.Generat
         (target, (left, top), 1, 1),
     )
     for size, (room, point, is_left, is_above) in zip(sizes[1:], neighbours, strict=True):
-        scaled = scaled_size(size, room, upscale=True)
+        scaled = scaled_size(size, room)
         corner = (point[0] - is_left * scaled[1], point[1] - is_above * scaled[0])
         placed.append(Placed(size, scaled, corner))
     return Arrangement(placed, (left, top), (right, bottom))

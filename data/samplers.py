@@ -192,22 +192,19 @@ def input_shape(
     image_size: int,
     stride: int,
     rect: bool,
-    upscale: bool = False,
-    pad: float = 0.0,
     resize: Resize = Resize.letterbox,
 ) -> tuple[int, int]:
     """Return height and width of the network input for an image of ``size`` (height, width).
 
     This is the square of ``image_size``, rounded up to a multiple of ``stride``. With ``rect`` it
-    is the image's own rectangle, scaled so that its longer side is at most ``image_size``, plus
-    ``pad`` strides, rounded up. A stretched image always has square input.
+    is the image's own rectangle, scaled so that its longer side is ``image_size``, rounded up. A
+    stretched image always has square input.
     """
     if rect and resize == Resize.letterbox:
-        height, width = scaled_size(size, (image_size, image_size), upscale)
-        sides = (height + pad * stride, width + pad * stride)
+        sides = scaled_size(size, (image_size, image_size))
     else:
         sides = (image_size, image_size)
-    height, width = (int(np.ceil(side / stride)) * stride for side in sides)
+    height, width = (-(-side // stride) * stride for side in sides)
     return height, width
 
 
@@ -217,8 +214,6 @@ def eval_batches(
     batch_size: int,
     stride: int,
     rect: bool,
-    upscale: bool = False,
-    pad: float = 0.0,
     resize: Resize = Resize.letterbox,
 ) -> list[list[Request]]:
     """Group all images into batches of one shape, at most ``batch_size`` each, largest first.
@@ -227,9 +222,7 @@ def eval_batches(
     equal shape share a batch, an image's input depends neither on ``batch_size`` nor on its
     neighbours. Rank r of n takes every n-th batch, from number r on.
     """
-    shapes = [
-        input_shape((height, width), image_size, stride, rect, upscale, pad, resize) for height, width in sizes.tolist()
-    ]
+    shapes = [input_shape((height, width), image_size, stride, rect, resize) for height, width in sizes.tolist()]
     order = sorted(range(len(sizes)), key=lambda i: (-shapes[i][0] * shapes[i][1], shapes[i], i))
     batches = []
     for (height, width), group in groupby(order, key=shapes.__getitem__):

@@ -51,7 +51,7 @@ def ensure_shapes(root: Path, config: ShapesConfig) -> Path:
         with new_folder(folder) as temporary:
             (temporary / "annotations").mkdir()
             for number, (split, count) in enumerate((("train", config.train_images), ("val", config.val_images))):
-                content = _draw_split(temporary / split, count, config.image_size, [config.seed, number])
+                content = _draw_split(temporary / split, count, config.image_size, [0, number])
                 (temporary / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
             (temporary / "parameters.json").write_text(json.dumps(parameters, indent=2))
     except OSError as error:

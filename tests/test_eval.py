@@ -75,8 +75,8 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared
 @pytest.mark.slow
 def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: Path) -> None:
     shapes = ["data=shapes", f"data.root={tmp_path / 'shapes'}", f"data.index_dir={tmp_path / 'index'}"]
-    shapes += ["data.workers=0", "data.shapes={train_images: 18, val_images: 5, image_size: 64, seed: 0}"]
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0))
+    shapes += ["data.workers=0", "data.shapes={train_images: 18, val_images: 5, image_size: 64}"]
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64))
     small = ["model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=8", "train.epochs=1"]
     run = [f"run_dir={tmp_path / 'run'}", "logger.pictures=false"]
     trained = train(compose("train", TrainConfig, [*shapes, *small, *run, "evaluate=darknet"]))
@@ -99,8 +99,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """
     folder = tmp_path_factory.mktemp("trained")
     shapes = ["data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0"]
-    shapes += ["data.shapes={train_images: 48, val_images: 11, image_size: 96, seed: 0}"]
-    ensure_shapes(folder / "shapes", ShapesConfig(train_images=48, val_images=11, image_size=96, seed=0))
+    shapes += ["data.shapes={train_images: 48, val_images: 11, image_size: 96}"]
+    ensure_shapes(folder / "shapes", ShapesConfig(train_images=48, val_images=11, image_size=96))
     small = ["model=yolov3-tiny", "model.width=0.125", "train.image_size=96", "train.batch_size=16", "train.epochs=20"]
     run = [f"run_dir={folder / 'run'}", "logger.pictures=false", "evaluate.every=0", "augment=none", "optim.lr=0.02"]
     train(compose("train", TrainConfig, [*shapes, *small, *run]))
@@ -147,14 +147,10 @@ def test_protocols_change_what_they_say(trained: list[str], monkeypatch: pytest.
         return score(truth, detections, backend)
 
     monkeypatch.setattr(program, "score", seen)
-    for protocol in ("coco", "darknet", "ultralytics-archive", "wzmiaomiao"):
+    for protocol in ("coco", "darknet"):
         evaluate(compose("eval", EvalConfig, [*trained, f"evaluate={protocol}"], complete_from_checkpoint))
-    fractions = {name: np.abs(rows["box_xywh"] % 1).max(initial=0) for name, rows in found.items()}
-    assert fractions["wzmiaomiao"] == 0 and fractions["coco"] > 0
     least = {name: rows["score"].min() for name, rows in found.items()}
-    assert least["wzmiaomiao"] > 0.01 and least["darknet"] > 0.005 and least["coco"] > 0.001
-    per_image = {name: np.unique(rows["image_id"], return_counts=True)[1].max() for name, rows in found.items()}
-    assert per_image["coco"] <= 100 < per_image["ultralytics-archive"] <= 300
+    assert least["darknet"] > 0.005 and least["coco"] > 0.001
 
 
 @pytest.mark.slow
@@ -235,8 +231,8 @@ def test_evaluation_does_not_touch_the_training(tmp_path: Path) -> None:
     is not.
     """
     shapes = ["data=shapes", f"data.root={tmp_path / 'shapes'}", f"data.index_dir={tmp_path / 'index'}"]
-    shapes += ["data.workers=0", "data.shapes={train_images: 18, val_images: 5, image_size: 64, seed: 0}"]
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0))
+    shapes += ["data.workers=0", "data.shapes={train_images: 18, val_images: 5, image_size: 64}"]
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64))
     small = ["model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=8", "train.epochs=3"]
     states = []
     for every in (1, 0):

@@ -103,9 +103,9 @@ def by_score(row: dict[str, float]) -> tuple[float, ...]:
 
 
 def test_eval_scores_the_onnx_file_as_its_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ensure_shapes(folder / "shapes", ShapesConfig(train_images=1, val_images=9, image_size=64, seed=0))
+    ensure_shapes(folder / "shapes", ShapesConfig(train_images=1, val_images=9, image_size=64))
     shapes = ["data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0"]
-    shapes += ["data.shapes={train_images: 1, val_images: 9, image_size: 64, seed: 0}", "device=cpu"]
+    shapes += ["data.shapes={train_images: 1, val_images: 9, image_size: 64}", "device=cpu"]
     shapes += ["evaluate.confidence=0.3"]
     results = []
     for ckpt in ("any.pt", "any.onnx"):

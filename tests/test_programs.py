@@ -66,12 +66,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     neither 2 nor 3.
     """
     path = tmp_path_factory.mktemp("programs")
-    ensure_shapes(path / "shapes", ShapesConfig(train_images=35, val_images=13, image_size=64, seed=0))
+    ensure_shapes(path / "shapes", ShapesConfig(train_images=35, val_images=13, image_size=64))
     return path
 
 
 def options(*more: str) -> list[str]:
-    shapes = "{train_images: 35, val_images: 13, image_size: 64, seed: 0}"
+    shapes = "{train_images: 35, val_images: 13, image_size: 64}"
     return [
         "data=shapes", "data.root=shapes", f"data.shapes={shapes}", "data.workers=1", "model=yolov3-tiny",
         "model.width=0.25", "train.image_size=64", "train.batch_size=8", "train.epochs=2", "evaluate.batch_size=4",

@@ -194,7 +194,7 @@ def loader(settings: Settings, rows: Rows) -> None:
     synthetic_speed = images / seconds_each(train, [synthetic(settings, images)], settings)
     rows.add("step on synthetic input", synthetic_speed, "images/s")
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        shapes = ShapesConfig(settings.drawn, 1, 96 if settings.tiny else SHAPES_SIDE, 0)
+        shapes = ShapesConfig(settings.drawn, 1, 96 if settings.tiny else SHAPES_SIDE)
         config = options(
             DataConfig, "data/shapes.yaml", shapes=shapes, root=f"{folder}/set", index_dir=f"{folder}/index"
         )

@@ -28,7 +28,7 @@ from train_utils.errors import TrainError
 from train_utils.optim import Schedule
 from train_utils.train_state import TrainState
 
-SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)  # 2 steps in an epoch
+SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)  # 2 steps in an epoch
 RESUMED = ("model", "ema", "optimizer", "rng", "step", "seen", "best", "best_epoch", "figures")
 
 

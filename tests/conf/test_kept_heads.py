@@ -102,7 +102,7 @@ def test_a_training_says_what_its_initial_weights_score_and_if_it_got_no_better(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once: not in an extension, which goes on at the lower rate."""
-    shapes = ShapesConfig(train_images=8, val_images=3, image_size=64, seed=0)
+    shapes = ShapesConfig(train_images=8, val_images=3, image_size=64)
     ensure_shapes(tmp_path / "shapes", shapes)
     given = ["train.batch_size=8", "train.epochs=1", "optim.kept_heads_factor=0.1", "optim.lr=0.02"]
     given.append("model.freeze=auto")

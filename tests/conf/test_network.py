@@ -22,7 +22,7 @@ from train_utils.options import option
 
 SHAPES = [
     "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0",
-    "data.shapes={train_images: 6, val_images: 2, image_size: 64, seed: 0}",
+    "data.shapes={train_images: 6, val_images: 2, image_size: 64}",
 ]  # fmt: skip
 SMALL = cfg(conv(8, 3, 2), conv(8, 3, 2), conv(8, 3, 2), head(0, 1))
 
@@ -59,7 +59,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_cfg_and_its_weights_are_enough(name: str, start: Callable[..., str], tmp_path: Path) -> None:
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64, seed=0))
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64))
     classes = 5 if "data=shapes" in PROGRAMS[name] else 2
     (tmp_path / "a.cfg").write_text(SMALL)
     save_darknet_weights(Darknet(tmp_path / "a.cfg", classes), tmp_path / "a.weights")
@@ -112,7 +112,7 @@ def test_a_file_that_is_no_checkpoint_is_told_what_is_read(name: str, start: Cal
 def test_the_closing_line_of_a_training_can_be_pasted_into_a_shell(
     start: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64, seed=0))
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=6, val_images=2, image_size=64))
     (tmp_path / "a.cfg").write_text(SMALL)
     run_dir = "my run, übung"
     assert start("train", "model.cfg=a.cfg", option("run_dir", run_dir).strip("'"), "logger.pictures=false") == ""

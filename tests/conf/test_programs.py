@@ -39,7 +39,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "model=yolov7-tiny model.weights=coco": "model.weights=coco is published for",
         "devices=0": "devices must be a number of processes",
         "train.epochs=many": "train.epochs: Value 'many'",
-        "data.shapes.seed=1": "data.shapes.seed=1: the section is null here",
+        "data.shapes.image_size=1": "data.shapes.image_size=1: the section is null here",
         "evaluate.backend=coco": "evaluate.backend",
         "--epochs=3": "--epochs is no option",
         "resume=nowhere": "resume=nowhere holds no config.yaml",
@@ -191,7 +191,7 @@ def test_a_multirun_is_refused(
 
 
 TINY = [
-    "data=shapes", "data.shapes={train_images: 8, val_images: 4, image_size: 64, seed: 0}", "data.workers=0",
+    "data=shapes", "data.shapes={train_images: 8, val_images: 4, image_size: 64}", "data.workers=0",
     "model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=4", "train.epochs=1",
     "train.device=cpu", "train.precision=float32", "logger.pictures=false",
 ]  # fmt: skip
@@ -260,7 +260,7 @@ def test_a_text_goes_through_hydra_unchanged(text: str) -> None:
 
 MULTIRUN = [
     "data=shapes", "data.root=shapes", "data.index_dir=index", "data.workers=0", "model=yolov3-tiny",
-    "data.shapes={train_images: 4, val_images: 2, image_size: 64, seed: 0}", "model.width=0.125",
+    "data.shapes={train_images: 4, val_images: 2, image_size: 64}", "model.width=0.125",
     "train.image_size=64", "train.batch_size=4", "train.device=cpu", "evaluate.every=0", "logger.pictures=false",
 ]  # fmt: skip
 
@@ -268,7 +268,7 @@ MULTIRUN = [
 @pytest.fixture
 def multirun(tmp_path: Path) -> list[str]:
     """The command of a multirun; its data set is there."""
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=4, val_images=2, image_size=64, seed=0))
+    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=4, val_images=2, image_size=64))
     return [sys.executable, str(REPOSITORY / "train.py"), "-m", *MULTIRUN]
 
 

@@ -97,7 +97,7 @@ def test_without_augmentation_a_sample_is_the_enlarged_letterbox(coco_set, no_au
     coco_set.add_image(image, [(1, [10, 20, 30, 25])])
     source = coco_set.source()
     batch = train_dataset(source, no_augment).__getitems__(requests([7], side=192))
-    expected = EvalDataset(source.annotations, source, upscale=True).__getitems__(requests([7], side=192))
+    expected = EvalDataset(source.annotations, source).__getitems__(requests([7], side=192))
     assert torch.equal(batch.targets, expected.targets)
     difference = (batch.images.int() - expected.images.int()).abs()
     difference[..., [0, -1]] = 0  # the warp blends the image's outermost pixels with the grey behind them
@@ -116,24 +116,11 @@ def test_eval_batch(resize: Resize, coco_set) -> None:
         if resize == Resize.stretch:
             height, width = annotations.sizes[index].tolist()
             assert (ratio_x * width, ratio_y * height, pad_x, pad_y) == pytest.approx((64, 64, 0, 0))
-        else:
-            assert ratio_x <= 1 and ratio_y <= 1, "small images are not enlarged"
         expected = annotations.boxes_xyxy(index) * np.array([ratio_x, ratio_y] * 2) + np.array([pad_x, pad_y] * 2)
         found = torch.cat([targets[:, 1:3] - targets[:, 3:] / 2, targets[:, 1:3] + targets[:, 3:] / 2], dim=1).numpy()
         assert np.allclose(found, expected, atol=1e-4)
         assert targets[:, 0].tolist() == annotations.training_boxes(index)[0].tolist()
     assert batch.indices.tolist() == [0, 3]
-
-
-def test_a_small_image_is_centred_untouched(coco_set) -> None:
-    source = coco_set.source()
-    batch = EvalDataset(source.annotations, source).__getitems__(requests([2], side=128))
-    pixels = source.read(2)
-    assert pixels is not None
-    _, _, pad_x, pad_y = (int(number) for number in batch.letterboxes[0])
-    height, width = pixels.shape[:2]
-    inner = batch.images[0].permute(1, 2, 0).numpy()[pad_y : pad_y + height, pad_x : pad_x + width]
-    assert np.array_equal(inner, pixels)
 
 
 def test_no_boxes_at_all(coco_set, every_augment: AugmentConfig) -> None:

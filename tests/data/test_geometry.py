@@ -22,21 +22,20 @@ def extent(image: np.ndarray, colour: tuple[int, int, int], tolerance: int = 40)
 
 
 @pytest.mark.parametrize(
-    ("image_size", "target", "upscale", "expected"),
+    ("image_size", "target", "expected"),
     [
-        ((480, 640), (416, 416), False, (312, 416)),
-        ((640, 480), (416, 416), False, (416, 312)),
-        ((100, 200), (416, 416), False, (100, 200)),
-        ((100, 200), (416, 416), True, (208, 416)),
-        ((427, 640), (320, 320), False, (214, 320)),
-        ((1, 1000), (64, 64), False, (1, 64)),
-        ((480, 640), (256, 416), False, (256, 341)),
+        ((480, 640), (416, 416), (312, 416)),
+        ((640, 480), (416, 416), (416, 312)),
+        ((100, 200), (416, 416), (208, 416)),
+        ((427, 640), (320, 320), (214, 320)),
+        ((1, 1000), (64, 64), (1, 64)),
+        ((480, 640), (256, 416), (256, 341)),
     ],
 )
-def test_letterbox_geometry(image_size, target, upscale, expected) -> None:
-    assert scaled_size(image_size, target, upscale) == expected
+def test_letterbox_geometry(image_size, target, expected) -> None:
+    assert scaled_size(image_size, target) == expected
     image = np.full((*image_size, 3), 200, dtype=np.uint8)
-    canvas, box = letterbox(image, target, upscale)
+    canvas, box = letterbox(image, target)
     assert canvas.shape == (*target, 3)
     assert box == (
         expected[1] / image_size[1],
@@ -56,7 +55,7 @@ def test_letterbox_round_trip() -> None:
     for _ in range(50):
         height, width = generator.integers(20, 1500, 2)
         canvas_size = tuple(32 * generator.integers(2, 25, 2))
-        canvas, box = letterbox(np.zeros((height, width, 3), np.uint8), canvas_size, bool(generator.integers(2)))
+        canvas, box = letterbox(np.zeros((height, width, 3), np.uint8), canvas_size)
         boxes = (generator.random((5, 4)) * [width, height, width, height]).astype(np.float32)
         moved = box.to_network(boxes)
         assert (moved >= -0.01).all() and (moved <= np.array(canvas.shape[1::-1] * 2) + 0.01).all()
@@ -66,7 +65,7 @@ def test_letterbox_round_trip() -> None:
 def test_letterbox_boxes_follow_pixels() -> None:
     image = np.zeros((300, 500, 3), dtype=np.uint8)
     image[60:180, 100:350] = 255
-    canvas, box = letterbox(image, (256, 256), False)
+    canvas, box = letterbox(image, (256, 256))
     moved = box.to_network(np.array([[100, 60, 350, 180]], dtype=np.float32))[0]
     assert np.abs(extent(canvas, (255, 255, 255), 127) - moved).max() <= 0.5
 
@@ -76,7 +75,7 @@ def test_stretching_fills_the_canvas_as_opencv_scales_and_boxes_follow() -> None
     for height, width in ((37, 411), (600, 200), (96, 64), (5, 5)):
         image = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
         canvas = np.empty((96, 64, 3), dtype=np.uint8)
-        box = resize_into(canvas, image, Resize.stretch, upscale=False)
+        box = resize_into(canvas, image, Resize.stretch)
         assert np.array_equal(canvas, cv2.resize(image, (64, 96), interpolation=cv2.INTER_LINEAR))
         assert box == (64 / width, 96 / height, 0, 0)
         whole = np.array([[0, 0, width, height]], dtype=np.float32)
@@ -86,7 +85,7 @@ def test_stretching_fills_the_canvas_as_opencv_scales_and_boxes_follow() -> None
     white = np.zeros((300, 500, 3), dtype=np.uint8)
     white[60:180, 100:350] = 255
     canvas = np.empty((256, 256, 3), dtype=np.uint8)
-    moved = resize_into(canvas, white, Resize.stretch, True).to_network(np.array([[100, 60, 350, 180]], np.float32))[0]
+    moved = resize_into(canvas, white, Resize.stretch).to_network(np.array([[100, 60, 350, 180]], np.float32))[0]
     assert np.abs(extent(canvas, (255, 255, 255), 127) - moved).max() <= 0.5
 
 

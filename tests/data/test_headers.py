@@ -123,7 +123,7 @@ def test_mosaics_are_those_of_the_same_pictures_saved_upright(tmp_path: Path) ->
     rects = [EvalDataset(part, ImageSource(part, OnError.stop)) for part in (first, second)]
     for index in range(8):
         size = tuple(first.sizes[index].tolist())
-        height, width = input_shape(size, 64, 32, True, upscale=True, resize=Resize.letterbox)
+        height, width = input_shape(size, 64, 32, True, resize=Resize.letterbox)
         here, there = (dataset[Request(index, height, width, 0)] for dataset in rects)
         assert here.images.equal(there.images) and here.targets.equal(there.targets)
 

@@ -173,7 +173,7 @@ def test_a_frame_s_input_is_that_of_an_evaluation_whatever_its_batch(resize: Res
     for height, width in ((50, 90), (90, 50), (40, 80), (80, 80), (45, 90), (100, 30)):
         coco_set.add_image(np.full((height, width, 3), height + width, np.uint8), [])
     annotations = coco_set.open()
-    dataset = EvalDataset(annotations, ImageSource(annotations, OnError.stop), upscale=True, resize=resize)
+    dataset = EvalDataset(annotations, ImageSource(annotations, OnError.stop), resize=resize)
     media = find_media(str(coco_set.root / "images"))
     for batch_size in (1, 3, 100):
         seen = []
@@ -183,7 +183,7 @@ def test_a_frame_s_input_is_that_of_an_evaluation_whatever_its_batch(resize: Res
             for frame, image, letterbox in zip(batch.frames, batch.images, batch.letterboxes, strict=True):
                 index = media.index(frame.medium)
                 assert annotations.file_name(index) == frame.medium.name
-                height, width = input_shape(frame.size, 64, 32, True, upscale=True, resize=resize)
+                height, width = input_shape(frame.size, 64, 32, True, resize=resize)
                 expected = dataset[Request(index, height, width, 0)]
                 assert expected.images[0].equal(image) and list(letterbox) == expected.letterboxes[0].tolist()
                 seen.append(frame.medium.name)

@@ -102,12 +102,11 @@ def test_without_a_micro_batch_size_a_pass_takes_the_whole_batch_on_any_number_o
 
 
 @pytest.mark.parametrize("rect", [False, True])
-@pytest.mark.parametrize("upscale", [False, True])
-def test_eval_batches(rect: bool, upscale: bool) -> None:
+def test_eval_batches(rect: bool) -> None:
     sizes = np.random.default_rng(0).integers(40, 500, (53, 2)).astype(np.int32)
     inputs = {}
     for batch_size in (1, 4, 100):
-        batches = eval_batches(sizes, 160, batch_size, 32, rect, upscale)
+        batches = eval_batches(sizes, 160, batch_size, 32, rect)
         flat = [request for batch in batches for request in batch]
         assert sorted(request.index for request in flat) == list(range(53))
         for batch in batches:
@@ -121,7 +120,7 @@ def test_eval_batches(rect: bool, upscale: bool) -> None:
             assert sorted(seen) == list(range(53)) and sum(len(share) for share in shares) == len(batches)
     assert inputs[1] == inputs[4] == inputs[100], "an image's shape does not depend on its batch"
     for index, shape in inputs[1].items():
-        height, width = scaled_size(tuple(sizes[index].tolist()), (160, 160), upscale)
+        height, width = scaled_size(tuple(sizes[index].tolist()), (160, 160))
         expected = (-(-height // 32) * 32, -(-width // 32) * 32) if rect else (160, 160)
         assert shape == expected
 
@@ -129,12 +128,6 @@ def test_eval_batches(rect: bool, upscale: bool) -> None:
 def test_stretched_images_are_square_whatever_rect_says() -> None:
     sizes = np.random.default_rng(0).integers(40, 500, (20, 2)).astype(np.int32)
     for rect in (False, True):
-        batches = eval_batches(sizes, 160, 8, 32, rect, upscale=True, resize=Resize.stretch)
+        batches = eval_batches(sizes, 160, 8, 32, rect, resize=Resize.stretch)
         assert {(r.height, r.width) for batch in batches for r in batch} == {(160, 160)}
         assert [len(batch) for batch in batches] == [8, 8, 4]
-
-
-def test_eval_padding() -> None:
-    sizes = np.array([[480, 640]], dtype=np.int32)
-    ((request,),) = eval_batches(sizes, 416, 8, 32, rect=True, pad=0.5)
-    assert (request.height, request.width) == (352, 448)  # ceil(312 / 32 + 0.5) * 32, ceil(416 / 32 + 0.5) * 32

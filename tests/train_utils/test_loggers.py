@@ -30,7 +30,7 @@ from train_utils.errors import TrainError
 from train_utils.loggers import Loggers, open_loggers
 from train_utils.train_state import LOSS_NAMES
 
-SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64, seed=0)
+SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
 pytestmark = pytest.mark.slow
 
 

@@ -20,7 +20,7 @@ from train_utils.coco_eval import score
 from train_utils.errors import TrainError
 from train_utils.report import read_best
 
-SHAPES = ShapesConfig(train_images=8, val_images=6, image_size=64, seed=0)
+SHAPES = ShapesConfig(train_images=8, val_images=6, image_size=64)
 
 
 @pytest.fixture(scope="module")
