@@ -79,7 +79,7 @@ def protect_heads(config: TrainConfig, world: World, model: Darknet, images: int
     model.heads_kept = bool(max_over_ranks([model.heads_kept and not saw_few and world.is_main])[0])
     optim, factor, notes = config.optim, config.optim.kept_heads_factor, []
     if model.heads_kept and factor != 1:
-        slow = replace(optim, lr=optim.lr * factor, burn_in_bias_lr=optim.burn_in_bias_lr * factor)
+        slow = replace(optim, lr=optim.lr * factor)
         why = f"the heads of the initial weights are kept, so the learning rate is {slow.lr:g} instead of {optim.lr:g}"
         notes, optim = [f"optim.kept_heads_factor={factor:g}: {why}"], slow
     if config.model.freeze == AUTO:

@@ -133,7 +133,7 @@ def test_wrong_options_leave_no_folder(shapes: Path, tmp_path: Path) -> None:
 
 
 STILL = (
-    "optim.lr=1e-9", "optim.burn_in_bias_lr=0", "optim.ema_decay=0", "model.freeze=22", "train.epochs=9",
+    "optim.lr=1e-9", "optim.ema_decay=0", "model.freeze=22", "train.epochs=9",
     "train.patience=2", "logger.pictures=false",
 )  # fmt: skip
 
@@ -376,7 +376,6 @@ def test_initial_weights_from_a_checkpoint_and_from_darknet(shapes: Path, tmp_pa
         # the others.
         same = [
             "optim.lr=1e-12",
-            "optim.burn_in_bias_lr=0",
             "model.freeze=22",
             "train.epochs=1",
             "logger.pictures=false",

@@ -121,9 +121,13 @@ class TrainSection:
 
 
 class Optimizer(StrEnum):
-    """SGD with Nesterov momentum, or AdamW (Loshchilov and Hutter 2019)."""
+    """SGD with Nesterov momentum, or AdamW (Loshchilov and Hutter 2019).
+
+    Biases start at ten times ``lr`` with ``sgd``; ``darknet`` is the same without this.
+    """
 
     sgd = "sgd"
+    darknet = "darknet"
     adamw = "adamw"
 
 
@@ -151,9 +155,8 @@ class OptimConfig:
     # the images of this training: such heads are lost at the rate that suits fresh ones
     momentum: float  # of SGD with Nesterov momentum; beta1 of AdamW
     weight_decay: float  # on convolution weights only; each step of AdamW takes lr times this share of them away
-    burn_in_epochs: float  # length of the burn-in in epochs
-    burn_in_min_steps: int  # lower limit of the burn-in in steps; it never takes more than a tenth of the training
-    burn_in_bias_lr: float  # initial learning rate of biases, which falls to lr; that of other weights rises from 0
+    burn_in_epochs: float  # length of the burn-in in epochs, at least 500 steps and at most a tenth of the training;
+    # 0: none
     clip_norm: float | None  # largest gradient norm; null: no clipping
     ema_decay: float  # largest decay of the weight average in a step; 0: no average
     ema_window: float  # the average covers about this share of the steps made, until ema_decay limits it
@@ -170,7 +173,7 @@ class OptimConfig:
         for key in ("lr", "kept_heads_factor", "ema_window"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"optim.{key} must be above 0, got {getattr(self, key)}")
-        for key in ("weight_decay", "burn_in_epochs", "burn_in_min_steps", "burn_in_bias_lr"):
+        for key in ("weight_decay", "burn_in_epochs"):
             if getattr(self, key) < 0:
                 raise ValueError(f"optim.{key} must be 0 or more, got {getattr(self, key)}")
         for key in ("momentum", "final_lr_ratio", "ema_decay"):

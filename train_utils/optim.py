@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from train_utils.config import OPTIMISERS, Decay, OptimConfig, Optimizer
 
-BURN_IN_MAX_SHARE = 0.1  # of the training, also where burn_in_min_steps is more
+BURN_IN_MIN_STEPS, BURN_IN_MAX_SHARE = 500, 0.1  # the share of the training limits the steps, too
 BURN_IN_MOMENTUM = 0.9  # at its first step
+FAST_BIASES = 10  # times lr, of biases at the start of burn-in with name=sgd: heads start fast
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class Schedule:
         return factor
 
     def _warm_up(self, steps: int) -> int:
-        wanted = max(self.config.burn_in_epochs * self.steps_per_epoch, self.config.burn_in_min_steps)
+        if self.config.burn_in_epochs == 0:
+            return 0
+        wanted = max(self.config.burn_in_epochs * self.steps_per_epoch, BURN_IN_MIN_STEPS)
         return min(round(wanted), round(BURN_IN_MAX_SHARE * steps))
 
     def _decayed(self, step: int, length: int) -> float:
@@ -87,9 +90,10 @@ class Schedule:
         return self.burn_in(step) * self.lr_factor(step)
 
     def bias_lr_factor(self, step: int) -> float:
-        """Factor for biases; falls from ``burn_in_bias_lr / lr`` in burn-in; heads start fast."""
-        done = self.burn_in(step)
-        return (1 - done) * self.config.burn_in_bias_lr / self.config.lr + done * self.lr_factor(step)
+        """Factor for biases; with plain SGD it falls from ``FAST_BIASES`` in burn-in."""
+        done, lr = self.burn_in(step), self.config.lr
+        start = FAST_BIASES * lr if self.config.name == Optimizer.sgd else lr
+        return (1 - done) * start / lr + done * self.lr_factor(step)
 
     def momentum(self, step: int) -> float:
         """Momentum, or beta1; moves from 0.9 to ``momentum`` during burn-in."""

@@ -35,7 +35,7 @@ def small(tmp_path: Path) -> TrainConfig:
     path, weights = tmp_path / "small.cfg", tmp_path / "small.weights"
     path.write_text(cfg(conv(8, 3, 2), conv(8, 3, 2), head(0, 1)))
     save_darknet_weights(Darknet(path, 2), weights)
-    rate = ["optim.lr=0.02", "optim.burn_in_bias_lr=0.4"]
+    rate = ["optim.lr=0.02"]
     return compose("train", TrainConfig, [*GIVEN, f"model.cfg={path}", f"model.weights={weights}", *rate])
 
 
@@ -59,7 +59,7 @@ def test_whole_weights_for_these_classes_are_trained_slowly_also_after_a_resume(
     model, _ = build_model(options, classes)
     slow, note = protect_heads(small, CPU, model, 100)
     optim = slow.optim
-    assert (optim.lr, optim.burn_in_bias_lr) == pytest.approx((0.002, 0.04) if kept else (0.02, 0.4))
+    assert optim.lr == pytest.approx(0.002 if kept else 0.02)
     said = "the heads of the initial weights are kept, so the learning rate is 0.002 instead of 0.02"
     assert note == (f"optim.kept_heads_factor=0.1: {said}" if kept else None)
 

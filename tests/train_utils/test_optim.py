@@ -62,12 +62,12 @@ def test_adamw_follows_its_formula_with_betas_of_the_schedule() -> None:
 
 def test_rates_during_and_after_burn_in() -> None:
     schedule = Schedule(CONFIG, steps_per_epoch=10, total_steps=400)
-    assert schedule.burn_in_steps == 30
+    assert schedule.burn_in_steps == 40
     optimizer = make_optimizer(small_model(), CONFIG)
     for step in range(400):
         schedule.apply(optimizer, step)
         cosine = 0.05 + 0.95 * (1 + math.cos(math.pi * step / 399)) / 2
-        done = min(1, (step + 1) / 30)
+        done = min(1, (step + 1) / 40)
         rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
         assert rates["convolution"] == rates["norm"] == pytest.approx(0.01 * cosine * done)
         assert rates["bias"] == pytest.approx(0.1 * (1 - done) + 0.01 * cosine * done)
@@ -104,9 +104,9 @@ def test_an_extension_joins_the_curve_of_a_training_of_its_length_without_a_jump
     planned = [Schedule(config, 10, total) for total in (250, 300)]
     rates = [twice.weight_lr_factor(step) for step in range(300)]
     assert rates[:100] == [first.weight_lr_factor(step) for step in range(100)]
-    assert rates[110:250] == pytest.approx([planned[0].weight_lr_factor(step) for step in range(110, 250)])
+    assert rates[115:250] == pytest.approx([planned[0].weight_lr_factor(step) for step in range(115, 250)])
     assert rates[255:] == pytest.approx([planned[1].weight_lr_factor(step) for step in range(255, 300)])
-    for before, join, curve in ((100, 10, planned[0]), (250, 5, planned[1])):
+    for before, join, curve in ((100, 15, planned[0]), (250, 5, planned[1])):
         for at in range(join):
             share, step = (at + 1) / join, before + at
             expected = (1 - share) * rates[before - 1] + share * curve.weight_lr_factor(step)
@@ -117,9 +117,15 @@ def test_an_extension_joins_the_curve_of_a_training_of_its_length_without_a_jump
 
 
 def test_burn_in_never_swallows_a_short_training() -> None:
-    config = replace(CONFIG, burn_in_min_steps=500)
-    assert Schedule(config, 13, 520).burn_in_steps == 52
-    assert Schedule(config, 1000, 300_000).burn_in_steps == 3000
+    assert Schedule(CONFIG, 13, 520).burn_in_steps == 52
+    assert Schedule(CONFIG, 100, 30_000).burn_in_steps == 500
+    assert Schedule(CONFIG, 1000, 300_000).burn_in_steps == 3000
+    assert Schedule(replace(CONFIG, burn_in_epochs=0), 100, 30_000).burn_in_steps == 0
+
+
+def test_biases_start_fast_with_plain_sgd_only() -> None:
+    starts = {name: Schedule(replace(CONFIG, name=name), 10, 10_000).bias_lr_factor(0) for name in Optimizer}
+    assert starts == pytest.approx({"sgd": 10, "darknet": 1, "adamw": 1}, rel=0.01)
 
 
 def test_the_average_covers_a_share_of_the_steps_and_the_statistics_are_those_of_the_last_step() -> None:
