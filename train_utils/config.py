@@ -187,28 +187,13 @@ class OptimConfig:
 
 
 @dataclass
-class WandbConfig:
-    """A run in Weights & Biases; WANDB_ENTITY, WANDB_MODE and so on hold, too."""
-
-    project: str  # that the run belongs to
-
-
-@dataclass
-class MlflowConfig:
-    """A run in MLflow, in the store that MLFLOW_TRACKING_URI names."""
-
-    experiment: str  # that the run belongs to
-
-
-@dataclass
 class LoggerConfig:
     """What a run shows, draws and logs, and to which services (keys ``logger.*``)."""
 
     pictures: bool  # draw the first training batch, the curves and detections into the run folder
     every_steps: int  # steps between two rows of steps.csv, and points of the services; 0: none
     tensorboard: bool  # write event files into tensorboard/ of the run folder
-    wandb: WandbConfig | None
-    mlflow: MlflowConfig | None
+    wandb: bool  # log to Weights & Biases, in the project that has the run's name
 
     def __post_init__(self) -> None:
         if self.every_steps < 0:
@@ -220,7 +205,7 @@ class LoggerConfig:
     @property
     def services(self) -> list[str]:
         """The chosen loggers besides CSV: names of modules, and of the extras that install them."""
-        return [name for name in ("tensorboard", "wandb", "mlflow") if getattr(self, name)]
+        return [name for name in ("tensorboard", "wandb") if getattr(self, name)]
 
 
 def is_installed(module: str) -> bool:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,12 +15,11 @@ import cv2
 import yaml
 
 from train_utils.coco_eval import ABSENT, FIGURES, CocoResult
-from train_utils.config import LoggerConfig, MlflowConfig, WandbConfig
+from train_utils.config import LoggerConfig
 from train_utils.distributed import World
 from train_utils.errors import TrainError
 from train_utils.files import whole_file
 from train_utils.log import MetricsCsv
-from train_utils.options import flat
 from train_utils.run_folder import on_main
 from train_utils.train_state import LOSS_NAMES
 
@@ -66,7 +61,7 @@ FLUSH_SECONDS = 10  # a kill loses at most the figures of this time
 class TensorBoardLogger:
     """Writes event files; of a resumed run, TensorBoard drops what was logged after its step."""
 
-    def __init__(self, run: LoggedRun, config: object) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(run.folder / "tensorboard", purge_step=run.step + 1, flush_secs=FLUSH_SECONDS)
@@ -96,9 +91,9 @@ FINISH_SECONDS = 15  # for what the service has not taken yet; the rest stays on
 
 
 class WandbLogger:
-    """Logs into one run of the service, which has the id of the run."""
+    """Logs into one run of the service, which has the id of the run; its project is ``name``."""
 
-    def __init__(self, run: LoggedRun, config: WandbConfig) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         """Open the run. Raises wandb's errors without a login or a connection."""
         import wandb
 
@@ -106,7 +101,7 @@ class WandbLogger:
             raise wandb.errors.UsageError("no login here: wandb login, or WANDB_MODE=offline")
         self._wandb = wandb
         self._run = wandb.init(
-            project=config.project, name=run.folder.name, id=run.run_id, resume="allow", config=run.options,
+            project=run.options["name"], name=run.folder.name, id=run.run_id, resume="allow", config=run.options,
             allow_val_change=True, dir=run.folder,
             reinit="create_new",  # a sweep trains several runs in one process
             settings=wandb.Settings(
@@ -134,55 +129,7 @@ class WandbLogger:
         self._run.finish(exit_code=0 if complete else 1)
 
 
-LONGEST_PARAM = 6000  # characters, the service's limit
-
-
-class MlflowLogger:
-    """Logs into one run of the store, which has the run's id as the tag ``own_id``."""
-
-    def __init__(self, run: LoggedRun, config: MlflowConfig) -> None:
-        """Open the run. Raises MLflow's errors if the store does not answer."""
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
-
-        self._client, self._metric = MlflowClient(), Metric
-        existing = self._client.get_experiment_by_name(config.experiment)
-        experiment = existing.experiment_id if existing else self._client.create_experiment(config.experiment)
-        if earlier := self._client.search_runs([experiment], f"tags.own_id = '{run.run_id}'"):
-            self._id = earlier[0].info.run_id
-            self._client.update_run(self._id, status="RUNNING")
-        else:
-            tags = {"own_id": run.run_id}
-            self._id = self._client.create_run(experiment, run_name=run.folder.name, tags=tags).info.run_id
-            params = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in flat(run.options).items()]
-            self._client.log_batch(self._id, params=params)
-        self._client.log_dict(self._id, run.options, "config.yaml")  # params of a run cannot change
-
-    def scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
-        """Add a point to each curve ``<group>/<name>``."""
-        now = int(time.time() * 1000)
-        metrics = [self._metric(f"{group}/{name}", figure, now, step) for name, figure in figures.items()]
-        self._client.log_batch(self._id, metrics=metrics)
-
-    def picture(self, step: int, name: str, path: Path) -> None:
-        """Keep a picture as an artifact."""
-        self._client.log_artifact(self._id, str(path), str(Path("pictures", name).parent))
-
-    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Keep a table as an artifact in CSV."""
-        text = io.StringIO()
-        csv.writer(text).writerows([columns, *rows])
-        self._client.log_text(self._id, text.getvalue(), f"{name}.csv")
-
-    def close(self, complete: bool) -> None:
-        """End the run; one that is not ``complete`` counts as killed."""
-        self._client.set_terminated(self._id, "FINISHED" if complete else "KILLED")
-
-
-SERVICES: dict[str, Callable[..., Logger]] = {
-    "tensorboard": TensorBoardLogger, "wandb": WandbLogger, "mlflow": MlflowLogger,
-}  # fmt: skip
+SERVICES: dict[str, Callable[[LoggedRun], Logger]] = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger}
 LOGGERS: dict[str, Callable[[LoggedRun], Logger]] = {}  # of the plugins in use, by name
 END_SECONDS = 20.0  # that the end of a training waits for each logger
 
@@ -241,7 +188,7 @@ class Loggers:
         for name in [*config.services, *LOGGERS]:
             run = LoggedRun(self._folder, own_id(self._folder), step, options)
             try:
-                logger = LOGGERS[name](run) if name in LOGGERS else SERVICES[name](run, getattr(config, name))
+                logger = (LOGGERS | SERVICES)[name](run)
             except Exception as error:  # of somebody else's client: of any kind
                 reason = f"logger={name} cannot start ({in_short(error)})"
                 if step == 0:

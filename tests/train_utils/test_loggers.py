@@ -14,7 +14,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
@@ -72,11 +71,8 @@ def wandb_steps(run_folder: Path) -> list[int]:
 def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_of_one_without(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # MLflow keeps artifacts of a file store in mlruns/ of the working folder
-    store, plain, folder = f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "plain", tmp_path / "run"
-    chosen = ["logger=[csv,tensorboard,wandb,mlflow]"]
+    plain, folder, chosen = tmp_path / "plain", tmp_path / "run", ["logger=[csv,tensorboard,wandb]"]
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     train(options(shapes, plain, "logger.every_steps=0"))
     (folder / "plots").mkdir(parents=True)
     cv2.imwrite(str(folder / "plots/drawn.png"), np.full((8, 8, 3), 200, np.uint8))
@@ -92,8 +88,6 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     monkeypatch.setattr(module, "END_SECONDS", 300)
     train(options(shapes, folder, *chosen))
     run_id = (folder / "run_id.txt").read_text()
-    client = MlflowClient(store)
-    assert [run.info.status for run in client.search_runs(["1"])] == ["KILLED"]
     train(options(shapes, folder, *chosen, f"resume={folder}", "run_dir=null"))
 
     a, b = weights(plain), weights(folder)
@@ -113,13 +107,6 @@ def test_a_run_stopped_and_resumed_is_one_run_in_each_service_and_has_the_bits_o
     assert {path.name for path in folder.glob("wandb/offline-run-*/*.wandb")} == {f"run-{run_id}.wandb"}
     assert wandb_steps(folder) == [1, 2, 3, 4, 5, 6]
     assert list(folder.glob("wandb/offline-run-*/files/media/images/plots/drawn*.png"))
-
-    (run,) = client.search_runs(["1"])
-    assert run.info.status == "FINISHED" and run.data.params["optim.lr"] and run.data.tags["own_id"] == run_id
-    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss")] == [1, 2, 3, 4, 5, 6]
-    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "val/AP")] == [3, 6]
-    kept = {file.path for at in (None, "pictures/plots") for file in client.list_artifacts(run.info.run_id, at)}
-    assert kept >= {"pictures/plots/drawn.png", "classes.csv", "config.yaml"}
 
 
 class Service:
