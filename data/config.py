@@ -255,14 +255,13 @@ class AugmentConfig:
     hsv_value: float  # gain on the value (brightness), drawn from 1 - hsv_value..1 + hsv_value
     colour: Colour  # where the HSV gains are applied: per sample on the cpu, or per batch on the
     # device; auto: on the device if it is a GPU; a resumed run stays with what it had
-    min_visible: float  # keep a box if more than this share of its area, 0..1, stays visible
 
     def __post_init__(self) -> None:
         shares = ("mosaic", "mosaic_nine", "mixup", "flip_horizontal", "flip_vertical")
         for key in (*shares, "hsv_hue", "hsv_saturation", "hsv_value"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"augment.{key} must lie in 0..1, got {getattr(self, key)}")
-        for key, limit in (("scale", 1), ("translate", 1), ("shear", 90), ("min_visible", 1), ("perspective", 0.2)):
+        for key, limit in (("scale", 1), ("translate", 1), ("shear", 90), ("perspective", 0.2)):
             if not 0 <= getattr(self, key) < limit:
                 raise ValueError(f"augment.{key} must be at least 0 and below {limit}, got {getattr(self, key)}")
         if not 0 <= self.degrees <= 180:

@@ -137,7 +137,7 @@ class TrainDataset(Dataset[Batch]):
         numbers, classes, boxes = self._labels.moved([tile.position for tile in tiles], [tile.matrix for tile in tiles])
         ends = np.cumsum([len(sample) for sample in drawn])
         samples = np.searchsorted(ends, numbers, side="right")
-        clipped, usable = visible_boxes(boxes, size, self.augment.min_visible)
+        clipped, usable = visible_boxes(boxes, size)
         return target_rows(samples[usable], classes[usable], clipped[usable])
 
 

@@ -22,6 +22,7 @@ Size = tuple[int, int]  # height, width in pixels
 Point = tuple[int, int]  # x, y in pixels
 
 MIN_SIDE = 2.0  # pixels: smaller boxes are no usable targets
+MIN_VISIBLE = 0.2  # share of the area: boxes of which less is left are no usable targets
 MAX_ASPECT = 20.0  # longer boxes are slivers of objects cut at an edge
 PAD_VALUE = 114  # grey of the letterbox, as in all YOLO systems
 
@@ -108,10 +109,10 @@ def corner_points(size: Size) -> NDArray[np.float64]:
     return np.array([[0, 0], [width, 0], [width, height], [0, height]], dtype=np.float64)
 
 
-def visible_boxes(boxes_xyxy: Boxes, size: Size, min_visible: float) -> tuple[Boxes, NDArray[np.bool_]]:
+def visible_boxes(boxes_xyxy: Boxes, size: Size) -> tuple[Boxes, NDArray[np.bool_]]:
     """Clip boxes (n, 4) to a picture of ``size`` (height, width); say which (n,) remain usable.
 
-    A usable box keeps more than ``min_visible`` of its area, has sides above ``MIN_SIDE`` pixels,
+    A usable box keeps more than ``MIN_VISIBLE`` of its area, has sides above ``MIN_SIDE`` pixels,
     and an aspect ratio below ``MAX_ASPECT``.
     """
     height, width = size
@@ -120,7 +121,7 @@ def visible_boxes(boxes_xyxy: Boxes, size: Size, min_visible: float) -> tuple[Bo
     inside = clipped[:, 2:] - clipped[:, :2]
     shorter, longer = inside.min(axis=1), inside.max(axis=1)
     usable = (
-        (shorter > MIN_SIDE) & (longer < MAX_ASPECT * shorter) & (inside.prod(axis=1) > min_visible * full.prod(axis=1))
+        (shorter > MIN_SIDE) & (longer < MAX_ASPECT * shorter) & (inside.prod(axis=1) > MIN_VISIBLE * full.prod(axis=1))
     )
     return clipped, usable
 

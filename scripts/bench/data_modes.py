@@ -146,9 +146,7 @@ class Bench:
         """Make a batch as published systems do: turn each sample to planes, then stack them."""
         samples = []
         for request in requests:
-            image, _, _ = reference_sample(
-                dataset.plan(request), self.annotations, self.read_file, self.config.augment.min_visible
-            )
+            image, _, _ = reference_sample(dataset.plan(request), self.annotations, self.read_file)
             samples.append(torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))))
         return torch.stack(samples)
 

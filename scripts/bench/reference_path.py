@@ -19,7 +19,7 @@ from data.plan import Picture, Plan
 
 
 def reference_sample(
-    plan: Plan, annotations: Annotations, read: Callable[[int], Image | None], min_visible: float
+    plan: Plan, annotations: Annotations, read: Callable[[int], Image | None]
 ) -> tuple[Image, NDArray[np.int32], Boxes]:
     """Draw a plan: the image (H, W, 3), and the visible classes (n,) and boxes_xyxy (n, 4).
 
@@ -29,7 +29,7 @@ def reference_sample(
     image = drawn[0]
     if len(drawn) == 2:
         image = np.asarray(cv2.addWeighted(drawn[0], plan.share, drawn[1], 1 - plan.share, 0), dtype=np.uint8)
-    found = [_boxes(picture, plan.size, annotations, min_visible) for picture in plan.pictures]
+    found = [_boxes(picture, plan.size, annotations) for picture in plan.pictures]
     classes, boxes = (np.concatenate(column) for column in zip(*found, strict=True))
     return _change_colour(image, plan.gains), classes, boxes
 
@@ -76,9 +76,7 @@ def _change_colour(image: Image, gains: NDArray[np.float64]) -> Image:
     return np.asarray(cv2.cvtColor(cv2.merge((hue, saturation, value)), cv2.COLOR_HSV2RGB), dtype=np.uint8)
 
 
-def _boxes(
-    picture: Picture, size: Size, annotations: Annotations, min_visible: float
-) -> tuple[NDArray[np.int32], Boxes]:
+def _boxes(picture: Picture, size: Size, annotations: Annotations) -> tuple[NDArray[np.int32], Boxes]:
     """Scale, paste and warp the boxes like their images."""
     classes, boxes = [], []
     for index, placed in zip(picture.indices, picture.placed, strict=True):
@@ -87,5 +85,5 @@ def _boxes(
         classes.append(image_classes)
         boxes.append((image_boxes * factors + np.array([*placed.corner, *placed.corner])).astype(np.float32))
     moved = move_boxes(np.concatenate(boxes), picture.canvas_to_sample)
-    clipped, kept = visible_boxes(moved, size, min_visible)
+    clipped, kept = visible_boxes(moved, size)
     return np.concatenate(classes)[kept], clipped[kept]

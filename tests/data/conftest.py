@@ -26,9 +26,7 @@ from data import (
 )
 from tests.data.sets import YoloSet
 
-NO_AUGMENT = AugmentConfig(
-    **dict.fromkeys((field.name for field in fields(AugmentConfig)), 0) | {"colour": Colour.cpu, "min_visible": 0.2}
-)
+NO_AUGMENT = AugmentConfig(**dict.fromkeys((field.name for field in fields(AugmentConfig)), 0) | {"colour": Colour.cpu})
 EVERY_AUGMENT = replace(
     NO_AUGMENT, mosaic=1, degrees=20, translate=0.1, scale=0.5, shear=5, flip_horizontal=0.5, flip_vertical=0.5,
     hsv_hue=0.0138, hsv_saturation=0.678, hsv_value=0.36,

@@ -20,7 +20,6 @@ from data import AugmentConfig, DataFormat, ShapesConfig
         ("translate", -0.1),
         ("shear", 90),
         ("degrees", 181),
-        ("min_visible", 1),
         ("close_mosaic_epochs", -1),
         ("scale", float("nan")),
     ],

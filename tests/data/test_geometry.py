@@ -107,7 +107,7 @@ def test_which_boxes_stay() -> None:
         ],
         dtype=np.float32,
     )
-    clipped, kept = visible_boxes(boxes, (80, 100), 0.2)
+    clipped, kept = visible_boxes(boxes, (80, 100))
     assert kept.tolist() == [True, True, False, False, True, False, False]
     assert clipped[1].tolist() == [0, 10, 10, 50]
 

@@ -45,9 +45,7 @@ def test_the_fast_way_draws_what_the_plain_way_draws(empty_set: CocoSet, augment
         for epoch in range(3):
             request = Request(index, 128, 160, epoch)
             sample = dataset[request]
-            image, classes, boxes = reference_sample(
-                dataset.plan(request), images.annotations, images.read, augment.min_visible
-            )
+            image, classes, boxes = reference_sample(dataset.plan(request), images.annotations, images.read)
             drawn = sample.images[0].permute(1, 2, 0).numpy()
             differences.append(np.abs(drawn.astype(float) - image).mean())
             found = sample.targets.numpy()
