@@ -116,9 +116,9 @@ def load_model(config: EvalConfig, annotations: Annotations, world: World) -> An
     """
     if config.ckpt is None:
         assert config.model is not None  # only detections= needs no model
-        built, note = build_model(config.model, len(annotations.names), whole=True, world=world)
+        built, report = build_model(config.model, len(annotations.names), whole=True, world=world)
         if world.is_main:
-            print(note)
+            print(report)
         return built
     opened = open_checkpoint(config.ckpt)
     numbered = [str(index) for index in range(len(annotations.names))]  # converted without names

@@ -17,12 +17,11 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 import time
 import warnings
-from collections.abc import Mapping
 from contextlib import ExitStack
 
 import torch
 
-from conf.auto import describe_extension, describe_run, extend_run, resolve_auto
+from conf.auto import describe_run, resolve_auto
 from conf.batches import build_dataset, build_sampler, open_images, open_split
 from conf.entry import to_dictionary
 from conf.network import build_loss
@@ -32,7 +31,6 @@ from conf.schema import TrainConfig
 from data import Batch, check_same_classes, make_loader
 from eval import Evaluation, Evaluator
 from train_utils.checkpoint import CheckpointWriter, continue_from
-from train_utils.coco_eval import ABSENT
 from train_utils.compiled import check_compiling, compile_step
 from train_utils.distributed import broadcast_module, init_distributed_mode, max_over_ranks, wrap_ddp
 from train_utils.engine import Loss, NonFiniteGuard, rehearse, train_one_epoch
@@ -58,7 +56,7 @@ def train(config: TrainConfig) -> Outcome:
         return train_until(config, stop, stack)
 
 
-def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Outcome:  # noqa: C901, PLR0915 - the story
+def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Outcome:  # noqa: PLR0915 - the story
     """Train until the last epoch or until ``stop``; ``stack`` holds the run folder and loggers."""
     world = init_distributed_mode(config.train.device.value, config.train.timeout_seconds)
     prepare_numerics(config.train)
@@ -70,7 +68,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     opening = open_run_folder(world, config.name, config.run_dir, config.resume)
     folder = stack.enter_context(opening) if config.resume is not None else None
     saved, saved_note = continue_from(config.resume)
-    given = extend_run(config, saved)
+    given = config
     train_set, val_set = open_split(given.data, "train", world), open_split(given.data, "val", world)
     check_same_classes(train_set, val_set)
 
@@ -98,7 +96,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     if options.sync_bn:
         convert_sync_batchnorm(model, world)
     steps = sampler.steps_per_epoch
-    schedule = Schedule(config.optim, steps, steps * options.epochs, tuple(steps * at for at in options.extended_after))
+    schedule = Schedule(config.optim, steps, steps * options.epochs)
     state = TrainState(
         model=model,
         average=WeightAverage(model, schedule),
@@ -112,7 +110,6 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     ddp_model = wrap_ddp(model, world)
     if saved is not None:
         rehearse(ddp_model, loss, state, world, dtype, 2 * model.max_stride)
-        log.line(describe_extension(config, schedule, saved))
         log.line(state.resume(saved, folder, world))
         del saved
     elif world.is_main and config.logger.pictures:
@@ -126,8 +123,6 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     )
     loggers.pictures(state.step, "train_batch.jpg")
     epoch_log = EpochLog(log, loggers, folder, state, options.epochs, world)
-    if state.step == 0 and model.heads_kept:
-        log.line(describe_start(evaluate_average(evaluator, state)))
 
     evaluation, over = None, state.why_over(options, world)
     log.line(over and f"nothing to train: {over}")
@@ -175,11 +170,3 @@ def evaluate_average(evaluator: Evaluator, state: TrainState) -> Evaluation | No
     average = state.average.module
     broadcast_module(average)  # without SyncBatchNorm each rank averaged its own statistics
     return evaluator(average)
-
-
-def describe_start(evaluation: Evaluation | None) -> str | None:
-    """What initial weights score whose heads are kept: the training has to beat it."""
-    figures: Mapping[str, float] = evaluation.scores.figures if evaluation is not None else {}
-    if figures.get("AP", ABSENT) == ABSENT:
-        return None
-    return f"the initial weights score AP {figures['AP']:.4f}, AP50 {figures['AP50']:.4f}"

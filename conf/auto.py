@@ -14,17 +14,15 @@ from conf.batches import loader_workers
 from conf.entry import to_dictionary
 from conf.failures import ConfigError
 from conf.network import build_model, build_resumed_model, describe_network, load_network
-from conf.resume import check_options, resumed_options
+from conf.resume import resumed_options
 from conf.schema import TrainConfig
 from data import Annotations, Colour
 from data.anchors import choose_anchors, class_weights, few_large_objects
 from models import WEIGHTS_VERSION, Darknet, Head, LossConfig
 from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
 from models.heads import with_scale_x_y
-from train_utils.distributed import World, broadcast_text, max_over_ranks
-from train_utils.optim import Schedule
+from train_utils.distributed import World, broadcast_text
 
-MANY_TIMES = 10  # the images of a training must weights have seen to keep their heads: docs/develop/decisions.md
 # What auto becomes where the training images hold few large objects. There the published values
 # leave classes unlearnt; where objects are smaller this weight costs boxes their place
 # (docs/results/notebook.md).
@@ -55,40 +53,15 @@ def resolve_auto(
         config = replace(config, augment=replace(config.augment, colour=colour))
     fitted = config.model.anchors == AUTO
     config, anchors_note = fit_anchors(config, world, train_set)
-    model, weights_note = build_model(config.model, len(train_set.names), world=world, fitted=fitted)
-
-    config, loss_notes = fit_loss(config, world, model, train_set)
-    config, rates_note = protect_heads(config, world, model, config.train.epochs * len(train_set))
-    notes = [anchors_note, *loss_notes, weights_note, rates_note]
+    model, report = build_model(config.model, len(train_set.names), world=world, fitted=fitted)
+    config, loss_notes = fit_loss(config, model, train_set, keeps_heads=report is not None and report.is_whole)
+    notes = [anchors_note, *loss_notes, str(report or "initial weights: random")]
     return with_workers(config, world), model, [note for note in notes if note is not None]
 
 
 def with_workers(config: TrainConfig, world: World) -> TrainConfig:
     """The options with the number of loader processes of this rank."""
     return replace(config, data=replace(config.data, workers=loader_workers(config.data.workers, world)))
-
-
-def protect_heads(config: TrainConfig, world: World, model: Darknet, images: int) -> tuple[TrainConfig, str | None]:
-    """The options with lower rates if the weights brought the heads, and a line for the log.
-
-    The first layers are frozen, too, if ``model.freeze`` is auto. Neither if the weights are known
-    to have seen few images, next to the ``images`` that all epochs show. All ranks call this
-    together; the weights of rank 0, which all get, decide.
-    """
-    saw_few = 0 < model.seen < MANY_TIMES * images  # 0: unknown
-    model.heads_kept = bool(max_over_ranks([model.heads_kept and not saw_few and world.is_main])[0])
-    optim, factor, notes = config.optim, config.optim.kept_heads_factor, []
-    if model.heads_kept and factor != 1:
-        slow = replace(optim, lr=optim.lr * factor)
-        why = f"the heads of the initial weights are kept, so the learning rate is {slow.lr:g} instead of {optim.lr:g}"
-        notes, optim = [f"optim.kept_heads_factor={factor:g}: {why}"], slow
-    if config.model.freeze == AUTO:
-        frozen = config.model.frozen_layers(model.heads_kept)
-        config = replace(config, model=replace(config.model, freeze=frozen))
-        if frozen > 0:
-            model.freeze(frozen)
-            notes.append(f"model.freeze=auto: the first {frozen} layers stay as they are")
-    return replace(config, optim=optim), "; ".join(notes) or None
 
 
 def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tuple[TrainConfig, str | None]:
@@ -130,13 +103,12 @@ def _slots(heads: Sequence[Head]) -> list[int]:
 
 
 def fit_loss(
-    config: TrainConfig, world: World, model: Darknet, train_set: Annotations
+    config: TrainConfig, model: Darknet, train_set: Annotations, keeps_heads: bool
 ) -> tuple[TrainConfig, list[str]]:
     """Replace each ``auto`` of ``loss``, and say how in sentences for the log.
 
-    The reach of box centres is set in ``model``, too. All ranks call this together.
+    The reach of box centres is set in ``model``, too, unless the weights brought the heads.
     """
-    keeps_heads = bool(max_over_ranks([model.heads_kept and world.is_main])[0])
     reach = min(head.scale_x_y for head in model.heads) if keeps_heads else None
     config, note = choose_loss(config, train_set, reach)
     config, classes_note = weigh_classes(config, train_set)
@@ -184,28 +156,6 @@ def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainCon
     return replace(config, loss=replace(loss, class_weights=weights)), note
 
 
-def extend_run(config: TrainConfig, saved: dict[str, Any] | None) -> TrainConfig:
-    """With ``extend``, the options of the longer run; ``saved`` is the checkpoint it goes on from.
-
-    If this extension was interrupted, it goes on: a requeued job repeats its command. Raises
-    ConfigError if the run is not finished, or would change an option that it must keep.
-    """
-    if saved is not None:
-        check_options(config)
-    more, done = config.extend, saved["epoch"] if saved is not None else 0
-    if more is None:
-        return config
-    planned, ends = config.train.epochs, config.train.extended_after
-    if done < planned and [planned - more] != ends[-1:]:
-        raise ConfigError(
-            f"extend={more} is for a finished run, and the last checkpoint of {config.resume} is of epoch {done} of "
-            f"{planned}. fix: leave extend out to finish it (train.patience=0 if that ended it)"
-        )
-    if done == planned:
-        planned, ends = planned + more, [*ends, planned]
-    return replace(config, extend=None, train=replace(config.train, epochs=planned, extended_after=ends))
-
-
 def describe_run(config: TrainConfig, given: TrainConfig, model: Darknet, train_set: Annotations) -> dict[str, Any]:
     """Everything that a checkpoint needs, besides its values, to be used on its own.
 
@@ -217,20 +167,5 @@ def describe_run(config: TrainConfig, given: TrainConfig, model: Darknet, train_
         "category_ids": train_set.category_ids.tolist(),
         "config": to_dictionary(replace(config, data=given.data)),
         "weights_version": list(WEIGHTS_VERSION),
-        "heads_kept": model.heads_kept,
         "data": {"images": len(train_set), "boxes": len(train_set.classes), "digest": train_set.digest()},
     }
-
-
-def describe_extension(config: TrainConfig, schedule: Schedule, saved: dict[str, Any] | None) -> str | None:
-    """A line about the rates of the extension that begins after the checkpoint, if one does."""
-    if saved is None or saved["epoch"] not in config.train.extended_after[-1:]:
-        return None
-    step, epochs = schedule.ends[-1], config.train.epochs
-    join = schedule.join_steps(step, schedule.total_steps)
-    at = (step - 1, step + join - 1, schedule.total_steps - 1)
-    low, joined, last = (f"{schedule.config.lr * schedule.lr_factor(each):.3g}" for each in at)
-    return (
-        f"extends the run from epoch {config.train.extended_after[-1]} to {epochs}: learning rate from {low}, where it "
-        f"ended, to {joined} in {join} steps, then as in a training of {epochs} epochs to {last}"
-    )

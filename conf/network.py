@@ -58,8 +58,8 @@ def load_network(config: ModelConfig) -> Cfg:
 
 def build_model(
     config: ModelConfig, num_classes: int | None, whole: bool = False, world: World | None = None, fitted: bool = False
-) -> tuple[Darknet, str]:
-    """Build a network with its initial weights, and describe those in one sentence.
+) -> tuple[Darknet, WeightsReport | None]:
+    """Build a network with its initial weights, and report on those; None if they are random.
 
     ``num_classes`` None keeps the count of the .cfg. The heads get fresh biases before the weights
     are loaded, and the first layers are frozen, as configured. All ranks of ``world`` call this.
@@ -72,25 +72,21 @@ def build_model(
     if path is None:
         if whole:
             raise ConfigError("no weights are given. fix: ckpt=<run folder or .pt file>, or model.weights=")
-        return model, "initial weights: random"
-    report = load_initial_weights(model, path, config.fresh_heads)
-    model.heads_kept = report.is_whole
+        return model, None
+    report = load_initial_weights(model, path)
     keeps_heads = not report.heads_left_out and (report.cut is None or report.cut >= model.heads[0].layer - 1)
     if keeps_heads and not report.same_decoding and (fitted or config.scale_x_y is not None):
         key = "anchors" if fitted else "scale_x_y"
-        raise ConfigError(
-            f"the heads in {path} were trained with other {key}. fix: model.fresh_heads=true or model.{key}=null"
-        )
+        raise ConfigError(f"the heads in {path} were trained with other {key}. fix: model.{key}=null")
     if whole and report.has_other_classes:
         counts = f"{report.num_classes} classes, here there are {report.model_classes}"
         raise ModelError(f"{path} is for {counts}. fix: data or names= with the classes of the weights")
     if whole and not report.is_whole:
-        without = "leave out model.fresh_heads" if config.fresh_heads else "give a whole file"
         raise ConfigError(
             f"{config.weights} gives {report.layers_loaded} of {report.layers_total} layers with weights, the others"
-            f" would be random, which suits training only. fix: {without}"
+            " would be random, which suits training only. fix: give a whole file"
         )
-    return model, str(report)
+    return model, report
 
 
 def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[str, Any]) -> Darknet:
@@ -98,9 +94,7 @@ def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[st
 
     It is built from the text in the checkpoint. Neither the .cfg nor initial weights are read.
     """
-    model = _frozen(parse_cfg(saved["network"]["cfg"], saved["network"]["source"]), num_classes, config)
-    model.heads_kept = saved["heads_kept"]
-    return model
+    return _frozen(parse_cfg(saved["network"]["cfg"], saved["network"]["source"]), num_classes, config)
 
 
 def _frozen(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:
@@ -110,7 +104,7 @@ def _frozen(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:
     return model
 
 
-def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> WeightsReport:
+def load_initial_weights(model: Darknet, path: Path) -> WeightsReport:
     """Load weights from a Darknet ``.weights`` file, or from a ``.pt`` or ``.pth`` file.
 
     The latter holds a checkpoint of this project, whose averaged weights are used, or a state dict
@@ -121,12 +115,12 @@ def load_initial_weights(model: Darknet, path: Path, fresh_heads: bool) -> Weigh
     if path.is_dir():
         path = find_checkpoint(path, "best")
     if path.suffix not in (".pt", ".pth"):
-        return load_darknet_weights(model, path, fresh_heads)
+        return load_darknet_weights(model, path)
     content = read_tensor_file(path)
     if not (isinstance(content, dict) and content.get("format") == CHECKPOINT_FORMAT):
-        return load_foreign_state_dict(model, content, path, fresh_heads)
+        return load_foreign_state_dict(model, content, path)
     state = load_checkpoint(path)  # which also verifies its digest
-    report = load_weights_of_checkpoint(model, state["ema"], path, fresh_heads, state["network"])
+    report = load_weights_of_checkpoint(model, state["ema"], path, state["network"])
     model.seen = state["seen"]
     return report
 
@@ -183,11 +177,13 @@ def open_detector(
     else:
         names = str(COCO_NAMES) if names is None and config.weights == COCO else names
         class_names, ids = read_names(Path(names)) if names is not None else ([], None)
-        model, note = build_model(config, len(class_names) or None, whole=True)
+        model, report = build_model(config, len(class_names) or None, whole=True)
         class_names = class_names or [str(index) for index in range(model.num_classes)]
         ids = ids or list(range(1, len(class_names) + 1))
         origin = f"the weights {Path(config.weights).name}"
-        opened = TrainedNetwork(model.eval(), class_names, ids, image_size or image_size_of(model.cfg), note, origin)
+        opened = TrainedNetwork(
+            model.eval(), class_names, ids, image_size or image_size_of(model.cfg), str(report), origin
+        )
     size, stride = opened.image_size, opened.model.max_stride
     if (nearest := opened.model.nearest_size(size, size)[0]) != size:
         raise ConfigError(f"image_size={size} is not a multiple of the network's stride {stride}. fix: {nearest}")

@@ -16,10 +16,9 @@ from conf.schema import TrainConfig
 from data.errors import DataError
 from data.set_files import load_yaml
 from models.published import BACKBONE, COCO
+from train_utils.files import CHECKPOINTS
 from train_utils.launch import allowed_restarts, job_folder_name, read_job
 from train_utils.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
-
-OF_AN_EXTENSION = ("train.epochs", "train.extended_after")  # extend_run changes them
 
 
 def complete_training(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
@@ -40,15 +39,10 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     """``options``, or with ``resume`` those of that run, except what the command line names.
 
     ``resume=auto`` means the folder ``run_dir``, or that of this SLURM job or torchrun run with
-    these options, or the newest run of this name. If there is none, a new run starts.
-    ``check_options`` refuses what must not change, once the run folder is held. Raises ConfigError
-    if the folder holds no run.
+    these options, or the newest run of this name. If there is none, a new run starts. Raises
+    ConfigError if the folder holds no run, or one with a checkpoint would change options that are
+    not of MAY_CHANGE.
     """
-    if options.get("extend") is not None and (options.get("resume") == "auto" or "train.epochs" in named):
-        raise ConfigError(
-            f"extend={options['extend']} adds epochs to the finished run that resume names. fix: resume=<its folder> "
-            "without train.epochs, and not resume=auto"
-        )
     options = _with_restarts(options, named)
     if options.get("resume") == "auto":
         from train_utils.run_folder import find_run  # imports torch
@@ -58,35 +52,31 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
             return options | {"resume": None}
         options = options | {"resume": str(run), "run_dir": None}
         named = [key for key in named if key not in ("resume", "run_dir")]
-    if options.get("resume") is None or "experiment" in named or "run_dir" in named:
+    if options.get("resume") is None or "run_dir" in named:
         return options  # the schema refuses resume with run_dir
-    before = read_config(Path(options["resume"]))
-    ask_for_plugins(before, f"resume={options['resume']}", named)
-    saved = OmegaConf.create(before)
-    for key in named:
+    folder = Path(options["resume"])
+    before = read_config(folder)
+    ask_for_plugins(before, f"resume={folder}", named)
+    now, given = OmegaConf.create(before), OmegaConf.create(options)
+    # An experiment sets options of all sections.
+    for key in options if "experiment" in named else named:
         # A group replaces its section: another choice may have other keys.
-        OmegaConf.update(saved, key, OmegaConf.select(OmegaConf.create(options), key), merge=False, force_add=True)
-    saved.run_dir, saved.resume = None, options["resume"]
-    return plain(saved)
-
-
-def check_options(config: TrainConfig) -> None:
-    """Raise ConfigError if a resumed run would change options that are not of MAY_CHANGE."""
-    folder = Path(str(config.resume))
-    changed = changed_values(read_config(folder), to_dictionary(config))
+        OmegaConf.update(now, key, OmegaConf.select(given, key), merge=False, force_add=True)
+    now.run_dir, now.resume = None, options["resume"]
+    changed = changed_values(before, plain(now)) if any((folder / CHECKPOINTS).glob("*.pt")) else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
-        epochs = "; extend=<epochs> adds some to a finished run" if "train.epochs" in changed else ""
         raise ConfigError(
             f"resume={folder}: the training would change ({'; '.join(refused)}). fix: leave these options as they "
-            f"were, or start a new run with model.weights={folder}{epochs}"
+            f"were, or start a new run with model.weights={folder}"
         )
+    return plain(now)
 
 
 def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfig:
     """The options of a checkpoint, without ``auto``, with those of ``config`` that may change."""
     check_values(saved["config"], f"the checkpoint of {config.resume}")
     options, now = OmegaConf.create(saved["config"]), OmegaConf.create(to_dictionary(config))
-    for key in (*MAY_CHANGE, *OF_AN_EXTENSION):
+    for key in MAY_CHANGE:
         OmegaConf.update(options, key, OmegaConf.select(now, key), merge=False)
     return from_dictionary(plain(options), TrainConfig)
 

@@ -83,7 +83,6 @@ class TrainConfig(PluggedConfig):
     name: str  # folder below runs/
     run_dir: str | None  # null: runs/<name>/<date_time>, under SLURM runs/<name>/slurm-<job id>[-<number>]
     resume: str | None  # run folder to continue; auto: run_dir, else this job's (SLURM, torchrun), else the newest
-    extend: int | None  # epochs more for the finished run that resume names
     devices: Any  # start processes, one for each GPU: a number, or auto (all); null: this one alone
     data: DataConfig
     model: ModelConfig
@@ -98,10 +97,6 @@ class TrainConfig(PluggedConfig):
         _check_devices(self.devices)
         if self.resume is not None and self.run_dir is not None:
             raise ValueError("resume continues in its own folder: leave run_dir out")
-        if self.extend is not None and (self.extend < 1 or self.resume is None):
-            raise ValueError(
-                f"extend={self.extend} must be 1 or more epochs for a finished run. fix: resume=<its folder>"
-            )
         self.data.check_two_sets()
         if self.augment.mosaic_nine > 0 and self.augment.mosaic == 0:
             raise ValueError(

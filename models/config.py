@@ -12,7 +12,7 @@ from typing import Any
 from models.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
 
 MAX_SCALE_X_Y = 100  # cells
-AUTO = "auto"  # of model.anchors, model.freeze, loss.classification, loss.balance and loss.class_weights
+AUTO = "auto"  # of model.anchors, loss.classification, loss.balance and loss.class_weights
 OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
 
 
@@ -69,10 +69,8 @@ class ModelConfig:
     # its boxes
     weights: str | None  # to start from: coco or backbone (published, see scripts.get_weights), Darknet .weights (whole
     # or cut), a run folder, a checkpoint, a .pt state dict. Heads for other classes are left out
-    fresh_heads: bool  # leave the heads of the weights out even if their number of classes is right
     freeze: Any  # number of layers, from the first, that keep their initial weights and statistics; backbone: those
-    # below the heads and what is only theirs, for networks of the zoo; auto: backbone if this is
-    # such a network and optim.kept_heads_factor holds, else 0
+    # below the heads and what is only theirs, for networks of the zoo
 
     def __post_init__(self) -> None:
         if not 0 < self.width <= 8:
@@ -87,14 +85,12 @@ class ModelConfig:
             raise ValueError(f"model.freeze must be 0 or more, got {self.freeze}")
         self.published()
 
-    def frozen_layers(self, heads_kept: bool = False) -> int:
+    def frozen_layers(self) -> int:
         """``freeze`` as a number; ValueError if it is none and no word for one here."""
-        if self.freeze == AUTO:
-            return BACKBONE_LAYERS.get(self.cfg, 0) if heads_kept else 0
         if self.freeze == BACKBONE and self.cfg in BACKBONE_LAYERS:
             return BACKBONE_LAYERS[self.cfg]
         if type(self.freeze) is not int:
-            choices = f"{AUTO}, or {BACKBONE}, which is known for {', '.join(BACKBONE_LAYERS)}"
+            choices = f"{BACKBONE}, which is known for {', '.join(BACKBONE_LAYERS)}"
             raise ValueError(f"model.freeze must be a number of layers or {choices}, got {self.freeze} for {self.cfg}")
         return self.freeze
 

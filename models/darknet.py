@@ -33,7 +33,6 @@ class Darknet(nn.Module):
         notes: oddities of the .cfg that the user should know about, one sentence each.
         seen, weights_version: the header of a .weights file: how many images the weights were
             trained on, and (major, minor, revision).
-        heads_kept: whether training began with weights for all layers, the heads among them.
 
     Raises ModelError, naming file and line, for an invalid .cfg.
     """
@@ -58,7 +57,6 @@ class Darknet(nn.Module):
         self.in_channels = graph.image.channels
         self.seen = 0
         self.weights_version = (0, 2, 5)  # what Darknet writes today
-        self.heads_kept = False
         self.num_frozen = 0
         self._released = _releases(nodes)
 

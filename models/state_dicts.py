@@ -23,7 +23,6 @@ from models.darknet import Darknet
 from models.errors import ModelError
 from models.weights import WeightsReport, head_layers, make_report, weight_tensors
 
-HEADS_FIX = ". fix: model.fresh_heads=true, which loads everything else"
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 NORM_NAMES = {"weight", "bias", "running_mean", "running_var"}
 Tensors = dict[str, Tensor]  # of one convolution or batch norm, by the last part of their names
@@ -53,31 +52,34 @@ def read_tensor_file(path: Path) -> Any:
 
 
 def load_weights_of_checkpoint(
-    model: Darknet, weights: Mapping[str, Tensor], path: Path, fresh_heads: bool, network: Mapping[str, Any]
+    model: Darknet, weights: Mapping[str, Tensor], path: Path, network: Mapping[str, Any]
 ) -> WeightsReport:
     """Load a state dict of this project, of the network that its checkpoint describes.
 
-    The convolutions before [yolo] are left out with fresh_heads, and if they are for another class
-    count. Raises ModelError, and changes nothing, at the first tensor that is missing, unexpected,
-    of another shape or not finite, and for heads that learnt with other anchors or another reach.
+    The convolutions before [yolo] are left out if they are for other classes or another number of
+    anchors. Raises ModelError, and changes nothing, at the first other tensor that is missing,
+    unexpected, of another shape or not finite, and for heads of the same size that learnt with
+    other anchors or another reach.
     """
-    own = model.state_dict()
+    own, num_classes = model.state_dict(), network["num_classes"]
     heads = tuple(f"layers.{layer}." for layer in sorted(head_layers(model)))
-    num_classes = class_count(model, weights.get(f"layers.{model.heads[0].layer - 1}.conv.weight"))
-    fresh_heads = fresh_heads or num_classes not in (None, model.num_classes)
-    wanted = [name for name in own if not (fresh_heads and name.startswith(heads))]
+    of_heads = [name for name in own if name.startswith(heads)]
+    leave_out = num_classes != model.num_classes or any(
+        name in weights and weights[name].shape != own[name].shape for name in of_heads
+    )
+    wanted = [name for name in own if not (leave_out and name in of_heads)]
     for name in dict.fromkeys([*wanted, *(name for name in weights if name not in own)]):
         ours, theirs = (f"shape {tuple(state[name].shape)}" if name in state else "none" for state in (own, weights))
         if ours != theirs:
-            hint = ". fix: use the model=, model.cfg= and model.width= that the checkpoint was trained with"
-            if name.startswith(heads):
-                hint = HEADS_FIX
-            raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}{hint}")
-    if not fresh_heads:
+            raise ModelError(
+                f"{path}: {name} needs {ours}, the file has {theirs}. fix: use the model=, model.cfg= and model.width= "
+                "that the checkpoint was trained with"
+            )
+    if not leave_out:
         _compare_decoding(model, network, path)
     check_values(path, ((name, weights[name]) for name in wanted))
     model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
-    return replace(report_of_state_dict(model, path, fresh_heads, num_classes), same_decoding=not fresh_heads)
+    return replace(report_of_state_dict(model, path, leave_out, num_classes), same_decoding=not leave_out)
 
 
 def _compare_decoding(model: Darknet, network: Mapping[str, Any], path: Path) -> None:
@@ -87,8 +89,7 @@ def _compare_decoding(model: Darknet, network: Mapping[str, Any], path: Path) ->
     for key in ("anchors", "scale_x_y", "new_coords"):
         if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in theirs]:
             has = next(getattr(head, key) for head in theirs)
-            fix = "fix: model.fresh_heads=true, or the options of its training"
-            raise ModelError(f"the heads in {path} were trained with other {key} ({has}). {fix}")
+            raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
 
 
 def check_values(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -110,20 +111,20 @@ def class_count(model: Darknet, kernels: Tensor | None) -> int | None:
 
 
 def report_of_state_dict(
-    model: Darknet, path: Path, fresh_heads: bool, num_classes: int | None, note: str = ""
+    model: Darknet, path: Path, leave_out: bool, num_classes: int | None, note: str = ""
 ) -> WeightsReport:
     """The report for a state dict that filled all of `model`, or all but its heads."""
     heads = head_layers(model)
-    loaded = [own for own in weight_tensors(model) if not (fresh_heads and own.layer in heads)]
+    loaded = [own for own in weight_tensors(model) if not (leave_out and own.layer in heads)]
     return make_report(model, path, loaded, num_classes, note)
 
 
-def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_heads: bool) -> WeightsReport:
+def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> WeightsReport:
     """Copy the state dict of another PyTorch system into `model`.
 
     `content` comes from read_tensor_file: a state dict, or a dictionary with one under a key of
     CONTAINERS. Batch norm counters and anchors are ignored. The convolutions before [yolo] keep
-    their values with fresh_heads, and if the file has another class count. Raises ModelError, and
+    their values if the file has another class count. Raises ModelError, and
     changes nothing, if there is no state dict or a module differs; the error names the first one.
     """
     state, key = _state_dict(content, path)
@@ -132,26 +133,25 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path, fresh_head
     theirs = _modules(state.items(), path)
     first = [name for name, _ in ours[0]].index(f"layers.{model.heads[0].layer - 1}.conv")
     num_classes = class_count(model, next((tensors["weight"] for _, tensors in theirs[0][first:]), None))
-    fresh_heads = fresh_heads or num_classes not in (None, model.num_classes)
+    leave_out = num_classes != model.num_classes
     loads: list[tuple[Tensor, str, Tensor]] = []
     for kind, own_modules, other_modules in zip(("convolution", "batch norm"), ours, theirs, strict=True):
         pairs: Iterable[Any] = zip_longest(own_modules, other_modules, fillvalue=("none", {}))
         for number, ((mine, wanted), (name, their)) in enumerate(pairs, start=1):
             is_head = mine in {f"layers.{layer}.conv" for layer in layers}
-            if _shapes(wanted, fresh_heads and is_head) != _shapes(their, fresh_heads and is_head):
-                fix = ". fix: set model.cfg and model.width as when the file was made"
+            if _shapes(wanted, leave_out and is_head) != _shapes(their, leave_out and is_head):
                 raise ModelError(
                     f"{path}: {kind} {number} is {name} with {_shapes(their)}, here it is {mine} with {_shapes(wanted)}"
-                    + (HEADS_FIX if is_head and _shapes(wanted, True) == _shapes(their, True) else fix)
+                    ". fix: set model.cfg and model.width as when the file was made"
                 )
-            if not (fresh_heads and is_head):
+            if not (leave_out and is_head):
                 loads += [(wanted[part], f"{name}.{part}", their[part]) for part in wanted]
     check_values(path, ((name, tensor) for _, name, tensor in loads))
     with torch.no_grad():
         for target, _, tensor in loads:
             target.copy_(tensor)
     note = f"state dict{key} of another system, matched by order and shape"
-    return report_of_state_dict(model, path, fresh_heads, num_classes, note)
+    return report_of_state_dict(model, path, leave_out, num_classes, note)
 
 
 def _state_dict(content: Any, path: Path) -> tuple[Mapping[str, Tensor], str]:

@@ -192,18 +192,18 @@ def weight_tensors(model: Darknet) -> Iterator[WeightTensor]:
         yield from (WeightTensor(index, f"layers.{index}.{name}", tensors[name]) for name in stored_names(layer))
 
 
-def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = False) -> WeightsReport:
+def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
     """Load a whole or partial .weights file, with its `seen` and `weights_version`.
 
     A partial file, such as darknet53.conv.74, ends after any layer; later layers keep their values.
-    The convolutions before the [yolo] sections keep theirs with fresh_heads, and if the file has
-    another class count. Raises ModelError, and changes nothing, if the file cannot be read, does
-    not fit the network, or holds values that are not finite.
+    So do the convolutions before the [yolo] sections if the file has another class count. Raises
+    ModelError, and changes nothing, if the file cannot be read, does not fit the network, or holds
+    values that are not finite.
     """
     file = open_weights(Path(path))
     num_classes, cut = _extent(model, file)
     tensors, heads = list(weight_tensors(model)), head_layers(model)
-    fresh_heads = fresh_heads or num_classes not in (None, model.num_classes)
+    leave_out = num_classes not in (None, model.num_classes)
     loads: list[tuple[WeightTensor, Values]] = []
     start = 0
     for own in tensors:
@@ -214,7 +214,7 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
             count = count // (5 + model.num_classes) * (5 + num_classes)
         stored = file.values[start : start + count]
         start += count
-        if fresh_heads and own.layer in heads:
+        if leave_out and own.layer in heads:
             continue
         if not np.isfinite(stored).all():
             raise ModelError(f"{path} is damaged: values for {own.name} are not finite. fix: download it again")
@@ -224,8 +224,7 @@ def load_darknet_weights(model: Darknet, path: str | Path, fresh_heads: bool = F
             own.tensor.copy_(torch.from_numpy(stored.copy()).view_as(own.tensor))  # the memory map is read-only
     model.seen, model.weights_version = file.seen, file.version
     report = make_report(model, file.path, [own for own, _ in loads], num_classes)
-    left_out = fresh_heads and (cut is None or min(heads) <= cut)
-    return replace(report, heads_left_out=left_out, cut=cut, version=file.version, seen=file.seen)
+    return replace(report, heads_left_out=leave_out, cut=cut, version=file.version, seen=file.seen)
 
 
 def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | None = None) -> int:

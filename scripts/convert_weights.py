@@ -41,8 +41,8 @@ def convert(config: ConvertConfig) -> None:
         return
     source = replace(config.model, weights=config.weights)
     if not to_checkpoint:
-        model, note = build_model(source, None, whole=True)
-        print(note)
+        model, report = build_model(source, None, whole=True)
+        print(report)
         write_darknet(config, model)
         return
     detector = open_detector(None, source, config.names, config.image_size)
@@ -61,7 +61,7 @@ def check(config: ConvertConfig) -> bool:
         raise ConfigError(f"out={config.out} is a folder. fix: name a file in it")
     if out.exists() and source.exists() and out.samefile(source):
         raise ConfigError(f"out={config.out} is the file to convert. fix: choose another name")
-    for key in ("weights", "fresh_heads", "freeze"):
+    for key in ("weights", "freeze"):
         if config.ckpt is None and getattr(config.model, key):
             raise ConfigError(f"model.{key} is for training, but weights= is converted unchanged. fix: leave it out")
     if config.ckpt is not None and to_checkpoint:

@@ -146,7 +146,7 @@ def results(out: Path) -> list[bytes]:
 
 def test_resume_needs_only_the_folder_and_goes_on_after_the_last_epoch(folder: Path, trained: Finished) -> None:
     """With another launcher, which puts --local-rank on the command line."""
-    asked = ["resume=run", "extend=1"]
+    asked = ["resume=run", "train.epochs=3"]
     done = start(folder, "train.py", *asked, processes=2, launcher="torch.distributed.launch")
     assert done.code == 0, done.err
     assert [row["epoch"] for row in rows(folder / "run" / "metrics.csv")] == ["1", "2", "3"]

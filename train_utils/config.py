@@ -66,7 +66,6 @@ class TrainSection:
     """The training loop (keys ``train.*``)."""
 
     epochs: int  # passes over the training set
-    extended_after: list[int]  # epochs after which the run was finished before `extend`, which writes this
     batch_size: int  # images in one optimiser step, over all ranks
     micro_batch_size: int | None  # images in one forward pass, over all ranks; gradient accumulation completes the
     # batch. It must divide batch_size and be a multiple of the ranks. null: the whole batch
@@ -112,12 +111,6 @@ class TrainSection:
             raise ValueError(f"train.seed must lie in 0..2**63-1, got {self.seed}")
         if not self.timeout_seconds > 0:
             raise ValueError(f"train.timeout_seconds must be above 0, got {self.timeout_seconds}")
-        self._check_lengths()
-
-    def _check_lengths(self) -> None:
-        lengths = [0, *self.extended_after, self.epochs]
-        if lengths != sorted(set(lengths)):
-            raise ValueError(f"train.extended_after must rise and end below train.epochs, got {self.extended_after}")
 
 
 class Optimizer(StrEnum):
@@ -151,8 +144,6 @@ class OptimConfig:
     final_lr_ratio: float  # learning rate of the last step / lr
     decay: Decay  # how the learning rate falls after burn-in
     flat_fraction: Any  # share of the training after which it begins to fall; auto: 0.5 in short ones, to 2000 steps
-    kept_heads_factor: float  # on all learning rates if no layer of model.weights was left out, and they saw 10 times
-    # the images of this training: such heads are lost at the rate that suits fresh ones
     momentum: float  # of SGD with Nesterov momentum; beta1 of AdamW
     weight_decay: float  # on convolution weights only; each step of AdamW takes lr times this share of them away
     burn_in_epochs: float  # length of the burn-in in epochs, at least 500 steps and at most a tenth of the training;
@@ -170,7 +161,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.name not in (names := (*Optimizer, *OPTIMISERS)):
             raise ValueError(f"optim.name must be {' or '.join(names)}, or that of one of plugins=, got {self.name}")
-        for key in ("lr", "kept_heads_factor", "ema_window"):
+        for key in ("lr", "ema_window"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"optim.{key} must be above 0, got {getattr(self, key)}")
         for key in ("weight_decay", "burn_in_epochs"):

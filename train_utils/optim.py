@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,60 +23,29 @@ class Schedule:
     """Every quantity that changes with the optimiser step, as a pure function of the step.
 
     A checkpoint needs no schedule state. Steps count from 0; ``total_steps`` is the number of
-    optimiser steps of the whole training. ``ends`` are the steps, in order, at which it was
-    finished before it was extended. Burn-in, a share of the training, is measured by its first
-    length.
+    optimiser steps of the whole training.
     """
 
     config: OptimConfig
     steps_per_epoch: int
     total_steps: int
-    ends: tuple[int, ...] = ()
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The number of steps that was planned first and after each extension."""
-        return *self.ends, self.total_steps
 
     @property
     def burn_in_steps(self) -> int:
         """Length of burn-in in optimiser steps; 0 if there is none."""
-        return self._warm_up(self.lengths[0])
-
-    def join_steps(self, before: int, total: int) -> int:
-        """Steps in which an extension from ``before`` to ``total`` steps joins its new curve."""
-        return max(1, self._warm_up(total - before))
+        if self.config.burn_in_epochs == 0:
+            return 0
+        wanted = max(self.config.burn_in_epochs * self.steps_per_epoch, BURN_IN_MIN_STEPS)
+        return min(round(wanted), round(BURN_IN_MAX_SHARE * self.total_steps))
 
     def burn_in(self, step: int) -> float:
         """Fraction of burn-in that is done after this step, 0..1."""
         return 1.0 if self.burn_in_steps == 0 else min(1.0, (step + 1) / self.burn_in_steps)
 
     def lr_factor(self, step: int) -> float:
-        """Rate / ``optim.lr`` without burn-in: 1 at step 0, ``final_lr_ratio`` at the last step.
-
-        Let d(s, n) be the decay of a training of n steps. It begins after ``flat_fraction`` of them
-        and is at its end from step n - 1 on. A training of n steps that is extended to m follows
-        d(s, n) in its steps s < n and (1 - j) d(n - 1, n) + j d(s, m) after them, where
-        j = min(1, (s - n + 1) / w) rises over w = ``join_steps(n, m)``. So nothing jumps, and from
-        step n + w on the rate is that of a training planned for m steps. A second extension
-        continues this curve in the same way.
-        """
-        factor = self._decayed(step, self.lengths[0])
-        for before, total in pairwise(self.lengths):
-            if step >= before:  # where ``factor`` is the last one of the curve so far
-                joined = min(1.0, (step - before + 1) / self.join_steps(before, total))
-                factor = (1 - joined) * factor + joined * self._decayed(step, total)
-        return factor
-
-    def _warm_up(self, steps: int) -> int:
-        if self.config.burn_in_epochs == 0:
-            return 0
-        wanted = max(self.config.burn_in_epochs * self.steps_per_epoch, BURN_IN_MIN_STEPS)
-        return min(round(wanted), round(BURN_IN_MAX_SHARE * steps))
-
-    def _decayed(self, step: int, length: int) -> float:
-        flat = self.config.flat_share(length)
-        progress = min(1.0, max(0.0, step / max(1, length - 1) - flat) / (1 - flat))
+        """Rate / ``optim.lr`` without burn-in: 1 at step 0, ``final_lr_ratio`` at the last step."""
+        flat = self.config.flat_share(self.total_steps)
+        progress = min(1.0, max(0.0, step / max(1, self.total_steps - 1) - flat) / (1 - flat))
         low = self.config.final_lr_ratio
         if self.config.decay is Decay.cosine:
             return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2

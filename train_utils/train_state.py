@@ -53,8 +53,7 @@ class TrainState:
         """Why training is over, the same on all ranks, which ask together; None if it is not."""
         if self.epoch >= options.epochs:
             return f"all {options.epochs} epochs are done"
-        since = max(self.best_epoch, *options.extended_after, 0)  # an extension has its own patience
-        waited = self.epoch - since if self.evaluated_epoch == self.epoch else 0
+        waited = self.epoch - self.best_epoch if self.evaluated_epoch == self.epoch else 0
         # Only rank 0 has the figures.
         if max_over_ranks([world.is_main and 0 < options.patience <= waited])[0]:
             return f"no better AP in {options.patience} epochs (train.patience)"
@@ -140,6 +139,9 @@ class TrainState:
         if same_ranks:
             torch.set_rng_state(state["rng"][world.rank])
             set_cuda_generator(state["cuda_rng"][world.rank])
+        lines = [f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"]
         changed = changed_values(state["config"], self.description["config"])
-        first = f"resumed {folder} after epoch {self.epoch}, step {self.step}; {self.best_sentence()}"
-        return "\n".join([first, *(f"changed: {key}: {change}" for key, change in changed.items())])
+        lines += [f"changed: {key}: {change}" for key, change in changed.items()]
+        if "train.epochs" in changed:
+            lines.append("learning rate and mosaics follow the schedule of the new train.epochs from here on")
+        return "\n".join(lines)

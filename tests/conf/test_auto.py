@@ -1,8 +1,7 @@
-"""What ``auto`` becomes on this machine or that, on all ranks alike, and in a resumed run."""
-
-from __future__ import annotations
+"""What ``auto`` becomes by machine, training set and weights; which loss ``loss=`` makes."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,16 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra.errors import HydraException
 
 from conf import auto, batches
 from conf.batches import loader_workers
 from conf.entry import compose, to_dictionary
 from conf.failures import ConfigError
-from conf.network import build_model, load_network
+from conf.messages import explain
+from conf.network import build_loss, build_model, load_network
 from conf.resume import resumed_options
-from conf.schema import TrainConfig
+from conf.schema import CHOICES, TrainConfig
 from data import Colour
-from models import Darknet, ModelError, save_darknet_weights
+from models import Darknet, DarknetLoss, LossConfig, ModelError, YoloLoss, parse_cfg, save_darknet_weights
 from tests.models.cfg_writer import cfg, conv, head
 from train_utils.distributed import World
 
@@ -29,29 +30,45 @@ GPU = replace(CPU, device=torch.device("cuda", 0))
 PAIR = replace(GPU, world_size=4, local_world_size=2, num_nodes=2)
 
 
-def resolved(world: World, *options: str, saved: str | None = None) -> Colour:
-    config = compose("train", TrainConfig, ["model=yolov3-tiny", "model.width=0.1", *options])
-    if saved is not None:
-        return resumed_options(config, {"config": to_dictionary(compose("train", TrainConfig, [saved]))}).augment.colour
-    found, _, _ = auto.resolve_auto(config, boxes(3), world, None)
-    return found.augment.colour
+@cache
+def composed(*overrides: str) -> TrainConfig:
+    return compose("train", TrainConfig, list(overrides))
 
 
-def test_colours_change_where_the_device_is() -> None:
-    assert resolved(CPU) is Colour.cpu and resolved(GPU) is Colour.device
-    assert resolved(GPU, "augment.colour=cpu") is Colour.cpu
-    assert resolved(CPU, "augment.colour=device") is Colour.device
+class ASet(SimpleNamespace):
+    def __len__(self) -> int:
+        return len(self.sizes)
 
 
-def test_a_resumed_run_changes_colours_where_it_did() -> None:
-    assert resolved(GPU, saved="augment.colour=cpu") is Colour.cpu
-    assert resolved(CPU, saved="augment.colour=device") is Colour.device
+def boxes(count: int) -> Any:
+    """``count`` boxes of sizes far from squares in one image of 64 pixels."""
+    sizes = np.random.default_rng(0).uniform(1, (30, 3), (count, 2))
+    return ASet(
+        names=["a", "b"], classes=np.zeros(count, np.int32), crowd=np.zeros(count, bool), offsets=np.array([0, count]),
+        boxes_xywh=np.concatenate([np.zeros((count, 2)), sizes], axis=1), sizes=np.array([[64, 64]]),
+    )  # fmt: skip
 
 
-def test_ranks_share_the_cores_of_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "usable_cores", lambda: set(range(16)))
-    assert loader_workers("auto", PAIR) == 7 and loader_workers("auto", GPU) == 15
-    assert loader_workers("auto", replace(PAIR, launcher="srun")) == 15, "srun binds each rank to its own"
+def images_with(count: int, side: float = 200) -> Any:
+    """``count`` boxes of ``side`` pixels in one image of 640 x 480, none in the other."""
+    return SimpleNamespace(
+        names=["a", "b"], classes=np.zeros(count, np.int32), crowd=np.zeros(count, bool),
+        sizes=np.array([[480, 640]] * 2), offsets=np.array([0, count, count]),
+        boxes_xywh=np.full((count, 4), side, dtype=float),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("world", "given", "colour"),
+    [(CPU, "auto", "cpu"), (GPU, "auto", "device"), (GPU, "cpu", "cpu"), (CPU, "device", "device")],
+)
+def test_colours_change_where_the_device_is_and_in_a_resumed_run_where_they_did(
+    world: World, given: str, colour: str
+) -> None:
+    config = composed("model=yolov3-tiny", "model.width=0.1", f"augment.colour={given}")
+    found = auto.resolve_auto(config, boxes(3), world, None)[0]
+    assert found.augment.colour is Colour[colour]
+    assert resumed_options(composed(), {"config": to_dictionary(found)}).augment.colour is Colour[colour]
 
 
 @pytest.mark.parametrize(("cores", "on_gpu", "on_cpu"), [(1, 1, 1), (2, 1, 2), (8, 7, 2), (16, 15, 2), (128, 16, 2)])
@@ -59,6 +76,8 @@ def test_loader_processes_by_cores(monkeypatch: pytest.MonkeyPatch, cores: int, 
     monkeypatch.setattr(batches, "usable_cores", lambda: set(range(cores)))
     assert loader_workers("auto", GPU) == on_gpu and loader_workers("auto", CPU) == on_cpu
     assert loader_workers(0, GPU) == 0 and loader_workers(99, CPU) == 99
+    assert loader_workers("auto", PAIR) == max(1, min(16, cores // 2 - 1)), "ranks share the cores of their node"
+    assert loader_workers("auto", replace(PAIR, launcher="srun")) == on_gpu, "srun binds each rank to its own"
 
 
 PAIRS = "10,10, 20,20, 30,30, 40,40, 50,50, 60,60, 70,70, 80,80"
@@ -77,28 +96,9 @@ def network(path: Path, masks: tuple[list[int], ...], anchors: str = PAIRS) -> P
     return path
 
 
-class ASet(SimpleNamespace):
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-
-def boxes(count: int) -> Any:
-    sizes = np.random.default_rng(0).uniform(1, (30, 3), (count, 2))  # far from squares
-    return ASet(
-        names=["a", "b"], classes=np.zeros(count, np.int32), crowd=np.zeros(count, bool), offsets=np.array([0, count]),
-        boxes_xywh=np.concatenate([np.zeros((count, 2)), sizes], axis=1), sizes=np.array([[64, 64]]),
-    )  # fmt: skip
-
-
 def with_auto(path: Path, *more: str) -> TrainConfig:
-    own = (
-        "model=base",
-        f"model.cfg={path}",
-        "model.anchors=auto",
-        "train.image_size=64",
-        f"data.index_dir={path}.index",
-    )
-    return compose("train", TrainConfig, [*own, *more])
+    own = "model=base", f"model.cfg={path}", "model.anchors=auto", "train.image_size=64"
+    return composed(*own, *more)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -119,37 +119,30 @@ def test_what_varies_the_image_size_does_not_change_the_fit(tmp_path: Path) -> N
     """The size itself does, and the overlap that the loss asks for decides whether to fit."""
     path = network(tmp_path / "a.cfg", HEADS["two"])
 
-    def fitted(*more: str) -> tuple[Any, str | None]:
-        config, note = auto.fit_anchors(with_auto(path, *more), CPU, boxes(300))
-        return config.model.anchors, note
+    def fitted(*more: str) -> Any:
+        return auto.fit_anchors(with_auto(path, *more), CPU, boxes(300))[0].model.anchors
 
     expected = fitted()
-    assert expected[0] is not None
-    same = "train.rect=true", "train.multi_scale=[0.5,1.5]", "augment.scale=0.5", "data.single_class=true"
-    for option in same:
+    assert expected is not None
+    for option in ("train.rect=true", "train.multi_scale=[0.5,1.5]", "augment.scale=0.5", "loss=darknet"):
         assert fitted(option) == expected, option
-    assert fitted("train.image_size=128")[0] not in (None, expected[0])
-    assert fitted("loss.anchor_iou=0.01")[0] is None
-    assert fitted("loss=darknet") == expected
+    assert fitted("train.image_size=128") not in (None, expected)
+    assert fitted("loss.anchor_iou=0.01") is None
 
 
 def test_without_boxes_the_anchors_stay_and_other_programs_refuse_auto(tmp_path: Path) -> None:
     config = with_auto(network(tmp_path / "a.cfg", HEADS["two"]))
     fitted, note = auto.fit_anchors(config, CPU, boxes(0))
-    assert fitted.model.anchors is None and note == (
-        "model.anchors=auto: there are no boxes to fit to, so the anchors of the .cfg stay"
-    )
+    assert fitted.model.anchors is None and "there are no boxes to fit to" in str(note)
     with pytest.raises(ModelError, match=r"model\.anchors=auto is for train\.py"):
         load_network(config.model)
     second = head(0, anchors="1,2, 3,4")
     (tmp_path / "b.cfg").write_text(network(tmp_path / "a.cfg", ([0],)).read_text() + "[route]\nlayers=-3\n" + second)
-    with pytest.raises(
-        ConfigError, match=r"model\.anchors=auto needs a \.cfg whose \[yolo\] sections all list the same"
-    ):
+    with pytest.raises(ConfigError, match=r"needs a \.cfg whose \[yolo\] sections all list the same"):
         auto.fit_anchors(with_auto(tmp_path / "b.cfg"), CPU, boxes(9))
 
 
-def test_heads_that_learnt_with_another_decoding_are_refused_unless_left_out(tmp_path: Path) -> None:
+def test_heads_that_learnt_with_another_decoding_are_refused(tmp_path: Path) -> None:
     path, weights = network(tmp_path / "a.cfg", HEADS["two"]), tmp_path / "a.weights"
     config = with_auto(path, f"model.weights={weights}", "model.anchors=null").model
     model = Darknet(path, 2)
@@ -157,11 +150,113 @@ def test_heads_that_learnt_with_another_decoding_are_refused_unless_left_out(tmp
         save_darknet_weights(model, weights, up_to)
         for key, changed, fitted in (("anchors", config, True), ("scale_x_y", replace(config, scale_x_y=2.0), False)):
             if refused:
-                with pytest.raises(
-                    ConfigError, match=rf"a\.weights were trained with other {key}\. fix: model\.fresh_heads=true"
-                ):
+                said = rf"a\.weights were trained with other {key}\. fix: model\.{key}=null"
+                with pytest.raises(ConfigError, match=said):
                     build_model(changed, 2, fitted=fitted)
             else:
                 build_model(changed, 2, fitted=fitted)
-            build_model(replace(changed, fresh_heads=True), 2, fitted=fitted)
     assert [head.scale_x_y for head in build_model(replace(config, scale_x_y=2.0, weights=None), 2)[0].heads] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("count", "side", "given", "decided"),
+    [
+        (2, 200, [], (200, "damped")), (3, 200, [], (37.4, "equal")), (2, 100, [], (37.4, "equal")),
+        (0, 200, [], (37.4, "equal")), (2, 200, ["loss.classification=50"], (50, "damped")),
+        (2, 200, ["loss.balance=equal"], (200, "equal")), (2, 200, ["loss=yolov3_pooled"], (200, "pooled")),
+        (9, 30, ["loss.classification=50", "loss.balance=damped"], (50, "damped")),
+    ],
+)  # fmt: skip
+def test_the_loss_suits_images_that_hold_few_large_objects(
+    count: int, side: int, given: list[str], decided: tuple[float, str]
+) -> None:
+    config, images = composed(*given), images_with(count, side)
+    found, note = auto.choose_loss(config, images)
+    assert isinstance(found.loss, LossConfig) and (found.loss.classification, found.loss.balance) == decided
+    assert ("loss.classification=200" in (note or "")) == (decided[0] == 200)
+    few = (count, side) == (2, 200)
+    assert (found.loss.positives, found.loss.positives_by) == ((10, "cost") if few else (None, "shape"))
+    assert found.model.scale_x_y == (2 if few else None)
+    assert auto.choose_loss(found, images_with(0)) == (found, None), "what is decided stays"
+    images.names = ["one"]
+    assert auto.choose_loss(config, images)[1] is None, "there is nothing to tell apart"
+    darknet = composed("loss=darknet")
+    assert auto.choose_loss(darknet, images) == (darknet, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "decided"),
+    [
+        (["model.weights=a.weights"], (10, "cost", 2)), (["model.scale_x_y=1.5"], (10, "cost", 1.5)),
+        (["loss.positives=5"], (5, "overlap", None)), (["loss.positives_by=shape"], (None, "shape", None)),
+        (["loss.positives=5", "loss.positives_by=alignment"], (5, "alignment", None)),
+    ],
+)  # fmt: skip
+def test_few_large_objects_have_more_positives_unless_told_otherwise(
+    given: list[str], decided: tuple[int | None, str, float | None]
+) -> None:
+    found, _ = auto.choose_loss(composed(*given), images_with(1))
+    assert isinstance(found.loss, LossConfig)
+    assert (found.loss.positives, found.loss.positives_by, found.model.scale_x_y) == decided
+
+
+@pytest.mark.parametrize(
+    ("scale", "kept", "given", "decided", "reach"),
+    [
+        (1, False, (), "cost", 2), (1, True, (), "shape", 1), (2, True, (), "cost", 2), (3, True, (), "cost", 3),
+        (1, False, ("model.scale_x_y=1.5",), "cost", 1.5), (1, False, ("loss=darknet",), None, 1),
+    ],
+)  # fmt: skip
+def test_new_heads_reach_their_neighbours_and_those_of_the_weights_stay(
+    scale: float, kept: bool, given: tuple[str, ...], decided: str | None, reach: float
+) -> None:
+    """The network, its .cfg's text and the options agree."""
+    model = Darknet(parse_cfg(cfg(conv(8, 3, 2), head(0, 1, scale_x_y=scale)), "a.cfg"))
+    found, lines = auto.fit_loss(composed(*given), model, images_with(2), kept)
+    assert getattr(found.loss, "positives_by", None) == decided
+    assert [head.scale_x_y for head in model.heads] == [reach]
+    assert [head.scale_x_y for head in Darknet(model.cfg).heads] == [reach]
+    assert found.model.scale_x_y == (reach if reach != scale else None)
+    assert any("loss.positives_by=cost" in line for line in lines) == (decided == "cost")
+
+
+def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:
+    """Four boxes of the first class, one of the second, crowds and none of the others."""
+    classes, crowd = np.array([0, 0, 1, 0, 0, 2], np.int32), np.array([False] * 5 + [True])
+    images = SimpleNamespace(names=["a", "b", "c", "d"], classes=classes, crowd=crowd)
+    found, note = auto.weigh_classes(composed("loss.class_weights=auto"), images)
+    assert isinstance(found.loss, LossConfig)
+    a, *others = found.loss.class_weights
+    assert others == [pytest.approx(2 * a, abs=1e-3)] * 3 and 4 * a + others[0] == pytest.approx(5, abs=1e-3)
+    assert note == "loss.class_weights=auto: from 0.8333 for a to 1.6667 for b"
+    for same in (found, composed("loss=darknet"), composed("loss.class_weights=[1,2]")):
+        assert auto.weigh_classes(same, images) == (same, None)
+
+
+def test_each_choice_of_loss_has_its_class_and_its_learning_rate() -> None:
+    heads = Darknet(parse_cfg(cfg(conv(8, 3, 2), head(0, 1)), "a.cfg")).heads
+    for name, kind in (("yolov3", YoloLoss), ("darknet", DarknetLoss)):
+        loss = composed(f"loss={name}").loss
+        assert type(loss) is CHOICES["loss"][name] and isinstance(build_loss(heads, loss), kind)
+    assert composed("loss=darknet").optim == composed("optim=darknet").optim
+    assert composed("loss=darknet", "experiment=quickstart").optim == composed("optim=darknet").optim
+    assert composed("loss=darknet", "optim=sgd").optim == composed("optim=sgd").optim
+    assert composed("loss=darknet", "optim.lr=0.5").optim.lr == 0.5
+    assert composed("experiment=quickstart").loss == composed("loss=yolov3_pooled").loss
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["loss=darknet", "loss.box=3"], "no option loss.box; did you mean loss.box=3 (of loss=yolov3)?"),
+        (["loss=darknet", "+loss.balancee=3"], "no option loss.balancee; did you mean loss.balance (of loss=yolov3)?"),
+        (["loss.iou=mse"], "loss.iou: Invalid value 'mse', expected one of [iou, giou, diou, ciou]"),
+        (["loss.name=darknet"], "loss.name=darknet has other options. fix: loss=darknet"),
+        (["loss=darnet"], "no choice loss=darnet; did you mean loss=darknet?"),
+    ],
+)
+def test_keys_of_another_choice_and_wrong_values_are_named(overrides: list[str], said: str) -> None:
+    with pytest.raises((ConfigError, HydraException)) as refused:
+        composed(*overrides)
+    error = refused.value
+    assert said in (explain(error, TrainConfig) if isinstance(error, HydraException) else str(error))

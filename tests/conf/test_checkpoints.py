@@ -106,13 +106,13 @@ def test_a_network_starts_from_them_and_keeps_its_own_heads(
         detector = open_detector(None, config, None, None)
         assert (detector.names[0], detector.names[-1], len(server.ranges)) == ("person", "toothbrush", 1)
         assert detector.model.layers[36].conv.weight.equal(source.layers[36].conv.weight)
-        model, note = build_model(config, 3)
-        assert "its heads for 80 classes were left out and those for 3 classes start fresh" in note
+        model, report = build_model(config, 3)
+        assert "its heads for 80 classes were left out and those for 3 classes start fresh" in str(report)
         assert model.layers[35].conv.weight.equal(source.layers[35].conv.weight)
         server.content = (tmp_path / "cut").read_bytes()
         backbone = replace(config, weights="backbone")
-        model, note = build_model(backbone, 3)
-        assert "the file ends after layer" in note and len(server.ranges) == 2
+        model, report = build_model(backbone, 3)
+        assert "the file ends after layer" in str(report) and len(server.ranges) == 2
         assert model.layers[28].conv.weight.equal(source.layers[28].conv.weight)
         with pytest.raises(ConfigError, match=r"others would be random, which suits training only"):
             build_model(backbone, None, whole=True)

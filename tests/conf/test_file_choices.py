@@ -126,10 +126,10 @@ def test_a_resumed_checkpoint_imports_nothing_and_refers_to_nothing(case: str, r
     change(state["config"])
     save_checkpoint(place / "own" / "checkpoints" / "last.pt", state)
     if case in ("plugin", "path"):
-        train(["resume=own", "extend=1"])  # the list of the command line counts, which is empty
+        train(["resume=own", "train.epochs=9"])  # the list of the command line counts, which is empty
     else:
         with pytest.raises((ConfigError, ConfigKeyError)) as raised:
-            train(["resume=own", "extend=1"])
+            train(["resume=own", "train.epochs=9"])
         assert sentence in str(raised.value) and SECRET not in str(raised.value)
     assert "evil" not in sys.modules and not Path("trace").exists()
 

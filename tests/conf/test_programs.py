@@ -212,7 +212,7 @@ def test_a_training_and_its_evaluation_called_twice_in_one_process(
     assert (run.folder / "checkpoints" / "best.pt").is_file()
     scored = evaluate([f"ckpt={run.folder}", "device=cpu", "out=scored"])
     assert scored == run and scored.folder == tmp_path / "scored"
-    more = train([f"resume={run.folder}", "extend=1"])
+    more = train([f"resume={run.folder}", "train.epochs=2"])
     assert more.folder == run.folder and len((run.folder / "metrics.csv").read_text().splitlines()) == 3
     assert state_of_the_process() == before
 

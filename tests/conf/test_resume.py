@@ -1,14 +1,16 @@
 """The options of a resumed run: which run it is, and which options may change in it."""
 
-from __future__ import annotations
-
+import csv
 import itertools
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from conf.entry import compose, to_dictionary
@@ -17,7 +19,12 @@ from conf.messages import kinds_of
 from conf.report import save_config
 from conf.resume import complete_training, continue_run
 from conf.schema import TrainConfig
+from data import ShapesConfig, ensure_shapes
+from tests.small_run import small_run
+from train import train
+from train_utils.checkpoint import CheckpointWriter, load_last
 from train_utils.errors import TrainError
+from train_utils.optim import Schedule
 from train_utils.options import MAY_CHANGE, is_covered
 
 
@@ -31,6 +38,71 @@ def test_resume_takes_the_run_s_options_then_those_named(tmp_path: Path) -> None
     assert config.optim.lr == 0.5 and config.train.batch_size == 8 and config.name == "quickstart", "not the run's"
     assert config.train.epochs == 7 and config.data.name == "bccd" and config.data.workers == 1, "not those named"
     assert config.resume == str(tmp_path) and config.run_dir is None
+
+
+def test_a_resume_that_would_train_otherwise_is_refused_by_name(tmp_path: Path) -> None:
+    save_config(tmp_path, compose_training("experiment=quickstart", "loss=darknet"))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.pt").write_text("")
+    resume = f"resume={tmp_path}"
+    config = compose_training(resume, "train.epochs=9", "train.patience=3", "train.timeout_seconds=9", "data.workers=1")
+    assert (config.loss.name, config.train.epochs, config.train.patience) == ("darknet", 9, 3)
+    for given in (["train.seed=3", "train.micro_batch_size=4", "train.epochs=9"], ["experiment=from-scratch"]):
+        with pytest.raises(ConfigError, match=r"the training would change \(.*\)\. fix: ") as refused:
+            compose_training(resume, *given)
+        assert "train.epochs" not in str(refused.value), "that option may change"
+        for key in given if len(given) > 1 else ["train.batch_size"]:
+            assert key.partition("=")[0] in str(refused.value) or "epochs" in key
+    with pytest.raises(ConfigError, match=r"loss\.name: darknet -> yolov3"):
+        compose_training(resume, "loss=yolov3")
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def go_on(run: Path, *more: str) -> None:
+    train(compose_training(f"resume={run}", *more))
+
+
+def test_more_epochs_are_the_same_wherever_they_are_cut_and_follow_the_schedule_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a finished run of one epoch; cut before the first checkpoint and in an epoch."""
+    shapes = ShapesConfig(train_images=18, val_images=5, image_size=64)  # 2 steps in an epoch
+    ensure_shapes(tmp_path / "shapes", shapes)
+    whole = tmp_path / "whole"
+    more = "train.batch_size=8", "train.epochs=1", "evaluate.every=1", "train.save_every_steps=1", "loss=darknet"
+    train(small_run(tmp_path / "shapes", shapes, whole, *more))
+    for step in (2, 3):
+        shutil.copytree(whole, tmp_path / f"cut{step}")
+    go_on(whole, "train.epochs=3")
+    expected = load_last(whole)[0]
+    for step in (2, 3):
+        run, is_due = tmp_path / f"cut{step}", CheckpointWriter.is_due
+
+        def dies(self: CheckpointWriter, done: int, last: int = step, is_due: Any = is_due) -> bool:
+            if done > last:
+                self.wait()  # a thread writes the checkpoint
+                raise TrainError("power cut")
+            return bool(is_due(self, done))
+
+        with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
+            patch.setattr(CheckpointWriter, "is_due", dies)
+            go_on(run, "train.epochs=3")
+        assert load_last(run)[0]["step"] == step
+        go_on(run)
+        found = load_last(run)[0]
+        assert found["step"] == expected["step"] and found["figures"] == expected["figures"]
+        for part in ("model", "ema"):
+            assert all(torch.equal(found[part][name], tensor) for name, tensor in expected[part].items())
+        assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    optim = compose_training(f"resume={whole}").optim
+    rates = [optim.lr * Schedule(optim, 2, steps).weight_lr_factor(last) for steps, last in ((2, 1), (6, 3), (6, 5))]
+    assert [float(row["lr"]) for row in rows(whole)] == rates
+    log = (whole / "train.log").read_text()
+    assert "changed: train.epochs: 1 -> 3" in log and log.count("follow the schedule of the new train.epochs") == 1
 
 
 def test_a_damaged_config_yaml_is_one_sentence(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ class Unknown:
     """A class whose pickle runs code."""
 
 
-def load(model: Darknet, path: Path, content: Any, fresh_heads: bool = False) -> str:
+def load(model: Darknet, path: Path, content: Any) -> str:
     torch.save(content, path)
-    return str(load_foreign_state_dict(model, read_tensor_file(path), path, fresh_heads))
+    return str(load_foreign_state_dict(model, read_tensor_file(path), path))
 
 
 def assert_same_maps(model: Darknet, plain: PlainNetwork) -> None:
@@ -64,11 +64,11 @@ def test_usual_wrappings_are_opened(wrap: Any, tmp_path: Path) -> None:
 def test_files_of_old_torch_versions_are_read(tmp_path: Path) -> None:
     model, plain = small(), SCHEMES["models.N.conv1"]
     torch.save(plain.state_dict(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    load_foreign_state_dict(model, read_tensor_file(tmp_path / "old.pt"), tmp_path / "old.pt", False)
+    load_foreign_state_dict(model, read_tensor_file(tmp_path / "old.pt"), tmp_path / "old.pt")
     assert_same_maps(model, plain)
 
 
-def test_fresh_heads_keep_everything_else(tmp_path: Path) -> None:
+def test_other_heads_keep_everything_else(tmp_path: Path) -> None:
     plain, model = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"), num_classes=4), small(2)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     message = load(model, tmp_path / "four.pt", plain.state_dict())

@@ -99,12 +99,11 @@ def test_backbone_file_leaves_the_rest_alone(tmp_path: Path) -> None:
     assert all(a.equal(b) for a, b in zip(values_of(model)[35:], values_of(untouched)[35:], strict=True))
 
 
-@pytest.mark.parametrize(("stored", "ours"), [(80, 3), (1, 3), (3, 3)])
-def test_fresh_heads_keep_everything_else(stored: int, ours: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stored", "ours"), [(80, 3), (1, 3)])
+def test_other_heads_keep_everything_else(stored: int, ours: int, tmp_path: Path) -> None:
     source, model, untouched = randomise(tiny(stored)), tiny(ours), tiny(ours)
     untouched.load_state_dict(model.state_dict())
-    asked = stored == ours  # other heads are left out unasked
-    report = load_darknet_weights(model, write(tmp_path / "a.weights", values_of(source)), fresh_heads=asked)
+    report = load_darknet_weights(model, write(tmp_path / "a.weights", values_of(source)))
     assert (report.layers_loaded, report.num_classes) == (11, stored)
     num_heads = "1 class" if stored == 1 else f"{stored} classes"
     assert str(report).startswith("initial weights: 11 of 13 layers with weights (")
@@ -184,9 +183,6 @@ def test_a_file_cut_behind_any_layer_is_a_beginning_of_the_whole_and_loads(tmp_p
         for layer, name, tensor in weight_tensors(model):
             assert tensor.equal(theirs[name] if layer < end else before[name]), (end, name)
     assert "13 of 13" not in str(report) and "all" in str(report)
-    report = load_darknet_weights(tiny(), tmp_path / "tiny.conv.18", fresh_heads=True)
-    ends = "the file ends after layer 15, later layers start fresh"
-    assert f"{ends}; its heads were left out and those for 3 classes start fresh" in str(report)
 
 
 def test_a_count_that_means_two_things_is_refused(tmp_path: Path) -> None:
@@ -196,9 +192,8 @@ def test_a_count_that_means_two_things_is_refused(tmp_path: Path) -> None:
     model, path = Darknet(parse_cfg(text, "two.cfg")), tmp_path / "two.conv.3"
     count = save_darknet_weights(model, path, up_to_layer=3)
     assert count == sum(tensor.numel() for _, _, tensor in weight_tensors(Darknet(model.cfg, num_classes=8)))
-    for fresh_heads in (False, True):
-        with pytest.raises(ModelError, match="fits a whole file for 8 classes as well as one for 21 cut after layer 1"):
-            load_darknet_weights(model, path, fresh_heads)
+    with pytest.raises(ModelError, match="fits a whole file for 8 classes as well as one for 21 cut after layer 1"):
+        load_darknet_weights(model, path)
     load_darknet_weights(Darknet(model.cfg, num_classes=8), path)
 
 
@@ -230,21 +225,18 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 def test_state_dict_of_a_checkpoint_with_and_without_heads(tmp_path: Path) -> None:
     source, same, other = randomise(tiny(3)), tiny(3), tiny(5)
     path, network = tmp_path / "a.pt", described(source)
-    load_weights_of_checkpoint(same, source.state_dict(), path, False, network)
+    load_weights_of_checkpoint(same, source.state_dict(), path, network)
     assert all_equal(source, same)
-    odd = source.state_dict() | {"layers.15.conv.bias": torch.zeros(7)}
-    with pytest.raises(ModelError, match=r"layers\.15\.conv\.bias needs .* fix: model\.fresh_heads=true"):
-        load_weights_of_checkpoint(tiny(3), odd, path, False, network)
-    load_weights_of_checkpoint(other, source.state_dict(), path, False, network)
+    odd = source.state_dict() | {"layers.15.conv.bias": torch.zeros(7)}  # another number of anchors
+    assert load_weights_of_checkpoint(tiny(3), odd, path, network).heads_left_out
+    load_weights_of_checkpoint(other, source.state_dict(), path, network)
     assert other.layers[13].conv.weight.equal(source.layers[13].conv.weight)
     with pytest.raises(ModelError, match=r"layers\.2\..* fix: use the model="):
-        load_weights_of_checkpoint(tiny(3, width=0.5), source.state_dict(), path, True, network)
+        load_weights_of_checkpoint(tiny(3, width=0.5), source.state_dict(), path, network)
 
 
 @pytest.mark.parametrize("key", ["anchors", "scale_x_y", "new_coords"])
-def test_heads_of_a_checkpoint_that_stand_for_other_boxes_are_refused_and_may_be_left_out(
-    key: str, tmp_path: Path
-) -> None:
+def test_heads_of_a_checkpoint_that_stand_for_other_boxes_are_refused(key: str, tmp_path: Path) -> None:
     source, path = randomise(tiny(3)), tmp_path / "a.pt"
     cfg = source.cfg
     changed = {
@@ -255,8 +247,7 @@ def test_heads_of_a_checkpoint_that_stand_for_other_boxes_are_refused_and_may_be
     for ours, theirs in ((cfg, changed), (changed, cfg)):
         model, network = Darknet(ours, 3, width=0.1), described(source) | {"cfg": theirs.text}
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        with pytest.raises(ModelError, match=rf"a\.pt were trained with other {key} .*fix: model\.fresh_heads=true"):
-            load_weights_of_checkpoint(model, source.state_dict(), path, False, network)
+        with pytest.raises(ModelError, match=rf"a\.pt were trained with other {key}"):
+            load_weights_of_checkpoint(model, source.state_dict(), path, network)
         assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
-        assert load_weights_of_checkpoint(model, source.state_dict(), path, True, network).heads_left_out
-        load_weights_of_checkpoint(model, source.state_dict(), path, False, network | {"cfg": ours.text})
+        load_weights_of_checkpoint(model, source.state_dict(), path, network | {"cfg": ours.text})

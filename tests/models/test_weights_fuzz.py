@@ -102,7 +102,7 @@ def try_all(good: bytes, path: Path, mutations: list[Mutation], rounds: int) -> 
             path.write_bytes(mutate(good, random.Random(1000 * number + seed)))
             what = f"{mutate.__name__} with seed {1000 * number + seed}"
             try:
-                report = load_initial_weights(model, path, fresh_heads=seed % 3 == 2)
+                report = load_initial_weights(model, path)
             except (ModelError, CheckpointError) as refused:
                 assert "\n" not in str(refused) and str(path) in str(refused) and "fix: " in str(refused), what
                 assert len(str(refused)) < 500, what
@@ -127,12 +127,12 @@ def test_damaged_darknet_weights(tmp_path: Path) -> None:
     assert outcomes["not_finite refused"] >= 20, "all but those planted in heads that are left out"
     assert outcomes["other_header_bytes loaded"] >= 5, "seen may be any number"
     with pytest.raises(CheckpointError, match=r"has no checkpoints/best\.pt\. fix:"):
-        load_initial_weights(small(), tmp_path, False)
+        load_initial_weights(small(), tmp_path)
     (tmp_path / "huge.weights").write_bytes(good)
     with (tmp_path / "huge.weights").open("r+b") as file:
         file.truncate(2**40)  # one TiB that takes no room
     with pytest.raises(ModelError, match=r"holds 274,877,906,939 values, this network .* needs"):
-        load_initial_weights(small(), tmp_path / "huge.weights", False)
+        load_initial_weights(small(), tmp_path / "huge.weights")
 
 
 @pytest.mark.parametrize("kind", ["state dict", "state dict of old torch", "checkpoint"])
@@ -146,7 +146,7 @@ def test_damaged_files_of_torch(kind: str, tmp_path: Path) -> None:
     else:
         plain = PlainNetwork("module_list", ("Conv2d", "BatchNorm2d"))
         torch.save(plain.state_dict(), path, _use_new_zipfile_serialization=kind == "state dict")
-    load_initial_weights(small(), path, False)
+    load_initial_weights(small(), path)
     outcomes = try_all(path.read_bytes(), tmp_path / "damaged.pt", TORCH, rounds=12)
     assert outcomes.total() == 60
     assert outcomes["cut refused"] >= 11 and outcomes["something_else refused"] == 12, outcomes

@@ -25,7 +25,6 @@ CONFIG = OptimConfig(
     final_lr_ratio=0.05,
     decay=Decay.cosine,
     flat_fraction=0.0,
-    kept_heads_factor=1.0,
     momentum=0.937,
     weight_decay=5e-4,
     burn_in_epochs=3,

@@ -95,27 +95,6 @@ def test_decays_meet_their_ends(decay: Decay, halfway: float, flat: float) -> No
     assert schedule.lr_factor(100) == pytest.approx(1 if decay is Decay.constant else 0.05)
 
 
-@pytest.mark.parametrize("flat", [0.0, 0.5])
-@pytest.mark.parametrize("decay", list(Decay))
-def test_an_extension_joins_the_curve_of_a_training_of_its_length_without_a_jump(decay: Decay, flat: float) -> None:
-    """Extended from 100 to 250 and then to 300 steps; burn-in keeps to the first 100."""
-    config = replace(CONFIG, decay=decay, flat_fraction=flat, burn_in_epochs=1)
-    first, twice = Schedule(config, 10, 100), Schedule(config, 10, 300, ends=(100, 250))
-    planned = [Schedule(config, 10, total) for total in (250, 300)]
-    rates = [twice.weight_lr_factor(step) for step in range(300)]
-    assert rates[:100] == [first.weight_lr_factor(step) for step in range(100)]
-    assert rates[115:250] == pytest.approx([planned[0].weight_lr_factor(step) for step in range(115, 250)])
-    assert rates[255:] == pytest.approx([planned[1].weight_lr_factor(step) for step in range(255, 300)])
-    for before, join, curve in ((100, 15, planned[0]), (250, 5, planned[1])):
-        for at in range(join):
-            share, step = (at + 1) / join, before + at
-            expected = (1 - share) * rates[before - 1] + share * curve.weight_lr_factor(step)
-            assert rates[step] == pytest.approx(expected) == pytest.approx(twice.bias_lr_factor(step))
-    assert rates[99] == rates[249] == pytest.approx(rates[299])
-    assert [twice.momentum(step) for step in (3, 120, 260)] == [first.momentum(3), 0.937, 0.937]
-    assert twice.ema_decay(500) == first.ema_decay(500)
-
-
 def test_burn_in_never_swallows_a_short_training() -> None:
     assert Schedule(CONFIG, 13, 520).burn_in_steps == 52
     assert Schedule(CONFIG, 100, 30_000).burn_in_steps == 500
