@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from data.config import AugmentConfig, DataConfig, Exif, OnBadFile, Resize
-from models.config import OPSETS, LossConfig, LossSection, ModelConfig
+from models.config import LossConfig, LossSection, ModelConfig
 from train_utils.config import Backend, Device, EvalPrecision, LoggerConfig, OptimConfig, TrainSection
 
 
@@ -199,9 +199,6 @@ class ExportFormat(StrEnum):
     torch = "torch"
 
 
-SUFFIXES = {".onnx": ExportFormat.onnx, ".pt2": ExportFormat.torch}
-
-
 @dataclass
 class ExportConfig(PluggedConfig):
     """Everything that export.py reads: ``ckpt``, or ``model`` with its weights."""
@@ -215,13 +212,10 @@ class ExportConfig(PluggedConfig):
     batch_size: int  # images in one call of the exported network
     dynamic_batch: bool  # accept any batch size
     dynamic_size: bool  # accept any multiples of the network's stride as height and width
-    opset: int  # version of the ONNX operators
     nms: bool  # output detections instead of all boxes and scores
     confidence: float  # with nms: drop detections with this score or less
     nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
     max_detections: int  # per image, with nms
-    candidates: int  # boxes per image, the best-scored, that enter suppression
-    tolerance: float  # largest allowed difference to the network: of scores, and of corners as a share of the image
 
     def __post_init__(self) -> None:
         if self.ckpt is not None and (self.model is not None or self.names is not None):
@@ -230,11 +224,5 @@ class ExportConfig(PluggedConfig):
         are_pixels = len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
         if self.image_size is not None and not are_pixels:
             raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {self.image_size}")
-        if self.opset not in OPSETS:
-            raise ValueError(f"opset must lie in {OPSETS[0]}..{OPSETS[-1]}, which are tested, got {self.opset}")
         check_least(self, 1, "batch_size", "max_detections")
-        if not self.tolerance > 0:
-            raise ValueError(f"tolerance must be above 0, got {self.tolerance}")
-        if self.candidates < self.max_detections:
-            raise ValueError(f"candidates={self.candidates} must not be below max_detections={self.max_detections}")
         check_shares(self, "confidence", "nms_iou")

@@ -13,7 +13,6 @@ from models.published import BACKBONE, BACKBONE_LAYERS, Published, find_publishe
 
 MAX_SCALE_X_Y = 100  # cells
 AUTO = "auto"  # of model.anchors, loss.classification, loss.balance and loss.class_weights
-OPSETS = range(18, 26)  # each tried with onnxruntime; torch's exporter needs 18 or more
 
 
 class IouKind(StrEnum):

@@ -1,4 +1,4 @@
-"""Export a detector to ONNX or torch.export, run such files, and compare them with the network.
+"""Export a detector to ONNX or torch.export, and compare such files with the network.
 
 A DetectorGraph is the fused network, its decoding and, optionally, suppression. Exporters demand
 fixed shapes. If the number of results depends on the image, the outputs have room for the maximum
@@ -8,26 +8,28 @@ and zeros after the last result.
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchvision.ops import nms
 
 from models.darknet import Darknet
 from models.decode import decode
 from models.errors import ModelError
-from models.networks import Run, fuse_batch_norm, open_onnx, root_cause, running
+from models.networks import Run, fuse_batch_norm, open_onnx
 
 REACH = 4  # image sides; far larger boxes would cost all others their precision
+OPSET = 20  # of ONNX
+TOLERANCE = 1e-4  # of scores, and of corners as a share of the image
 DynamicAxes = Mapping[int, str]  # image axis of variable size -> its name
 BOXES = ("boxes_xyxy", "scores")
 DETECTIONS = ("boxes", "scores", "classes", "counts")
 CANDIDATES = ("all_boxes_xyxy", "all_scores")  # inside an ONNX file: the suppression's input
 METADATA_FILE = "metadata.json"  # inside a .pt2
-FIX = "fix: use another opset or format"
 
 
 class FixedSuppression(nn.Module):
@@ -45,7 +47,6 @@ class FixedSuppression(nn.Module):
 
     def __init__(self, confidence: float, nms_iou: float, max_detections: int, candidates: int) -> None:
         super().__init__()
-        assert max_detections <= candidates
         self.confidence = confidence
         self.nms_iou = nms_iou
         self.max_detections = max_detections
@@ -76,8 +77,6 @@ class FixedSuppression(nn.Module):
         Each pair of image and class has its own cell in a square grid. In a single row of cells the
         coordinates would grow so large that float32 rounds them to whole pixels.
         """
-        from torchvision.ops import nms  # not above: most programs import this module and export nothing
-
         images = torch.arange(values.shape[0], device=values.device)[:, None]
         cells = images * num_classes + classes
         columns = (cells.max() + 1).float().sqrt().ceil().long()
@@ -136,44 +135,30 @@ def _rows(boxes: Tensor, order: Tensor) -> Tensor:
     return boxes.gather(1, order[..., None].expand(-1, -1, 4))
 
 
-def output_names(graph: DetectorGraph) -> tuple[str, ...]:
-    """The names of the graph's outputs, in order."""
-    names = BOXES if graph.suppression is None else DETECTIONS
-    return (*names, *CANDIDATES) if graph.show_candidates else names
-
-
 def write_onnx(
-    graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes, opset: int, metadata: Mapping[str, str], path: Path
+    graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes, metadata: Mapping[str, str], path: Path
 ) -> None:
     """Write an ONNX file with one input, ``images``, and the graph's outputs under their names.
 
     The shapes are those of ``example`` except for the axes in ``dynamic``. Candidates that the
-    graph shows are not outputs of the file, but run_onnx_with_candidates finds them inside. Raises
-    ModelError if an exporter fails.
+    graph shows are not outputs of the file, but run_onnx finds them inside.
     """
-    exported = _exported(graph, example, dynamic)
+    names = BOXES if graph.suppression is None else DETECTIONS
+    hidden = CANDIDATES if graph.show_candidates else ()
     with _quiet():
-        try:
-            program = torch.onnx.export(
-                exported,
-                dynamo=True,
-                verbose=False,
-                opset_version=opset,
-                input_names=["images"],
-                output_names=output_names(graph),
-                dynamic_shapes={"images": dict(dynamic)} if dynamic else None,
-                custom_translation_table={torch.ops.aten.sort.stable: _sort},
-            )
-        except torch.onnx.OnnxExporterError as error:
-            raise ModelError(
-                f"torch cannot write this network as ONNX with opset={opset} ({root_cause(error)})."
-                " fix: format=torch; debug=true shows more"
-            ) from error
+        program = torch.onnx.export(
+            _exported(graph, example, dynamic),
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=["images"],
+            output_names=[*names, *hidden],
+            dynamic_shapes={"images": dict(dynamic)} if dynamic else None,
+            custom_translation_table={torch.ops.aten.sort.stable: _sort},
+        )
         assert program is not None
-        model = program.model
-        if graph.show_candidates:
-            del model.graph.outputs[-len(CANDIDATES) :]
-        model.metadata_props.update(metadata)
+        del program.model.graph.outputs[len(names) :]
+        program.model.metadata_props.update(metadata)
         program.save(path, external_data=False)
 
 
@@ -181,46 +166,11 @@ def write_torch(
     graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes, metadata: Mapping[str, str], path: Path
 ) -> None:
     """Write a torch.export archive. Shapes as in write_onnx; metadata.json holds the metadata."""
-    exported = _exported(graph, example, dynamic)
-    exported.example_inputs = None  # a large batch would add hundreds of megabytes to the file
     # An open file, because torch stores the name of a path in the archive.
     with _quiet(), path.open("wb") as file:
+        exported = _exported(graph, example, dynamic)
+        exported.example_inputs = None  # a large batch would add hundreds of megabytes to the file
         torch.export.save(exported, file, extra_files={METADATA_FILE: json.dumps(metadata)})
-
-
-def run_onnx(path: Path) -> Run:
-    """A function that runs a file of write_onnx in onnxruntime, after ONNX's checker passed it."""
-    import onnx
-
-    onnx.checker.check_model(str(path), full_check=True)
-    return open_onnx(path)
-
-
-def run_onnx_with_candidates(path: Path) -> Run:
-    """A function that runs an ONNX file with suppression: images -> DETECTIONS and CANDIDATES."""
-    import onnx
-
-    proto = onnx.load(path)
-    # The extractor needs the types of the values at which it cuts.
-    types = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in CANDIDATES)
-    proto.graph.value_info.extend(types)
-    part = onnx.utils.Extractor(proto).extract_model(["images"], [*DETECTIONS, *CANDIDATES])
-    return open_onnx(part.SerializeToString())
-
-
-def run_torch(path: Path) -> Run:
-    """A function that runs a torch.export archive."""
-    import torchvision  # noqa: F401 - registers the suppression that the archive calls
-
-    with _quiet():
-        module: Any = torch.export.load(path).module()
-
-    @torch.no_grad()
-    def run(images: Tensor) -> tuple[Tensor, ...]:
-        with running(images):
-            return tuple(module(images))
-
-    return run
 
 
 def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> torch.export.ExportedProgram:
@@ -232,14 +182,7 @@ def _exported(graph: DetectorGraph, example: Tensor, dynamic: DynamicAxes) -> to
     # Doubled along dynamic axes: the exporter treats a batch of 1, or a side of one stride, as
     # constant.
     example = example.repeat([2 if axis in dynamic else 1 for axis in range(example.ndim)])
-    with _quiet():
-        try:
-            exported = torch.export.export(graph, (example,), dynamic_shapes={"images": axes or None})
-        except torch._dynamo.exc.UserError as error:
-            raise ModelError(
-                f"torch cannot make {', '.join(dynamic.values())} of this network dynamic ({root_cause(error)})."
-                " fix: dynamic_size=false; debug=true shows more"
-            ) from error
+    exported = torch.export.export(graph, (example,), dynamic_shapes={"images": axes or None})
     for node in exported.graph.nodes:
         node.meta.pop("stack_trace", None)  # it holds file names of this machine
     return exported
@@ -260,84 +203,63 @@ def _sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Silence the exporters' warnings about their internals, but not their errors."""
-    disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(disabled)
+        logging.disable(logging.NOTSET)
 
 
-def check_onnx(
-    path: Path, model: Darknet, graph: DetectorGraph, batches: Sequence[Tensor], tolerance: float
-) -> tuple[float, float]:
-    """Run an ONNX file of `graph` on batches of images and compare it with the unfused `model`.
+def run_onnx(path: Path, hidden: Sequence[str] = ()) -> Run:
+    """A function that runs an ONNX file; ``hidden`` values follow its outputs."""
+    import onnx
 
-    Returns the largest difference of a corner, relative to the longest side of image and box, and
-    of a score. With suppression, scores that differ in the last digit may swap two boxes, and
-    everything after that can change. So the file's boxes and scores are compared with the model's,
-    and its detections with a suppression of its own boxes. Raises ModelError if a difference
-    exceeds `tolerance`, or if detections differ.
-    """
-    run = run_onnx(path)
-    if graph.suppression is None:
-        return _compare(run, model, None, batches, tolerance)
-    inside = run_onnx_with_candidates(path)
-
-    def run_both(images: Tensor) -> tuple[Tensor, ...]:
-        outputs = inside(images)
-        _check_equal(run(images), outputs[:4])  # the file as it will be used
-        return outputs
-
-    return _compare(run_both, model, graph.suppression, batches, tolerance)
+    proto = onnx.load(path)
+    proto.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in hidden)
+    return open_onnx(proto.SerializeToString())
 
 
-def check_torch(
-    path: Path, model: Darknet, graph: DetectorGraph, batches: Sequence[Tensor], tolerance: float
-) -> tuple[float, float]:
-    """Like check_onnx, for a torch.export archive.
-
-    The archive runs the operators of `graph`, so their boxes and scores before suppression agree.
-    """
-    run = run_torch(path)
-    if graph.suppression is None:
-        return _compare(run, model, None, batches, tolerance)
-
-    def with_candidates(images: Tensor) -> tuple[Tensor, ...]:
-        return (*run(images), *decode(graph.network(images), graph.network.heads))
-
-    return _compare(with_candidates, model, graph.suppression, batches, tolerance)
+def run_torch(path: Path) -> Run:
+    """A function that runs a torch.export archive."""
+    with _quiet():
+        module: Any = torch.export.load(path).module()
+    run: Run = torch.no_grad()(module)
+    return run
 
 
 @torch.no_grad()
-def _compare(
-    run: Run, model: Darknet, suppression: FixedSuppression | None, batches: Sequence[Tensor], tolerance: float
-) -> tuple[float, float]:
-    """Compare the outputs of `run`: detections if there is suppression, all boxes, all scores."""
+def check(path: Path, model: Darknet, graph: DetectorGraph, batches: Iterable[Tensor]) -> tuple[float, float]:
+    """Run a file of ``graph`` on batches of images and compare it with the unfused ``model``.
+
+    Returns the largest difference of a corner, relative to the longest side of image and box, and
+    of a score. With suppression, scores that differ in the last digit may swap two boxes, and
+    everything after that can change. So the boxes and scores before it are compared with the
+    model's, and the file's detections with a suppression of its own boxes. Raises ModelError if a
+    difference exceeds TOLERANCE, or if detections differ.
+    """
+    is_onnx = path.suffix == ".onnx"
+    run = run_onnx(path, CANDIDATES if graph.show_candidates else ()) if is_onnx else run_torch(path)
     largest = torch.zeros(2)
     for images in batches:
-        *detections, boxes, scores = run(images)
+        outputs = run(images)
+        if graph.suppression is not None and not graph.show_candidates:
+            # An archive runs the operators of the graph, so these are its boxes to the bit.
+            outputs = (*outputs, *decode(graph.network(images), model.heads))
+        *detections, boxes, scores = outputs
         side = max(images.shape[2:])
         expected_boxes, expected_scores = decode(model(images), model.heads)
-        if boxes.shape != expected_boxes.shape or scores.shape != expected_scores.shape:
-            raise ModelError(f"the export differs from the network: boxes {list(boxes.shape)}. {FIX}")
         sides = (expected_boxes[..., 2:] - expected_boxes[..., :2]).amax(-1, keepdim=True).clamp(min=side)
         differences = ((boxes - expected_boxes) / sides).abs().max(), (scores - expected_scores).abs().max()
         largest = torch.maximum(largest, torch.stack(differences))
-        if suppression is not None:
-            _check_equal(detections, suppression(boxes, scores, side))
-    if not (largest <= tolerance).all():  # not "any above": NaN must not pass
+        if graph.suppression is not None:
+            for ours, expected in zip(detections, graph.suppression(boxes, scores, side), strict=True):
+                if ours.shape != expected.shape or not torch.allclose(ours, expected, rtol=1e-6, atol=1e-6):
+                    raise ModelError("the file's non-maximum suppression differs from the network's. fix: nms=false")
+    if not (largest <= TOLERANCE).all():  # not "any above": NaN must not pass
         raise ModelError(
-            f"the export differs from the network: boxes by {largest[0]:.2g} of the image size, scores by"
-            f" {largest[1]:.2g}, more than tolerance={tolerance:g}. {FIX}, or a larger tolerance"
+            f"the file differs from the network: boxes by {largest[0]:.2g} of the image size, scores by"
+            f" {largest[1]:.2g}, more than {TOLERANCE:g}. fix: another format"
         )
     return float(largest[0]), float(largest[1])
-
-
-def _check_equal(detections: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Raise ModelError if two suppressions of the same boxes differ."""
-    for one, other in zip(detections, expected, strict=True):
-        if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-6, atol=1e-6):
-            raise ModelError(f"the export differs from the network in its non-maximum suppression. {FIX}")

@@ -113,7 +113,7 @@ def running(images: Tensor) -> Iterator[None]:
     except Exception as error:
         raise ModelError(
             f"the exported file fails on images {list(images.shape)} ({root_cause(error)})."
-            " fix: another opset or format; debug=true shows more"
+            " fix: another format; debug=true shows more"
         ) from error
 
 
