@@ -20,7 +20,7 @@ from conf.messages import explain
 from data.errors import DataError
 from models.errors import ModelError
 from train_utils.errors import CheckpointError, DistributedError, TrainError
-from train_utils.launch import claim_report, end_report, explain_lost_peer
+from train_utils.launch import claim_report, explain_lost_peer
 
 BUG_EXIT_CODE, USAGE_EXIT_CODE, SIGNAL_EXIT_CODE = 1, 2, 128  # the last plus the signal's number
 
@@ -52,14 +52,11 @@ def report_interrupt(stopped_by: signal.Signals = signal.SIGINT) -> int:
 
 
 def _print_once(text: str | None, traced: BaseException | None) -> None:
-    if reported := claim_report():
+    if claim_report():
         if traced is not None:
             traceback.print_exception(traced)
         if text is not None:
             print(text, file=sys.stderr, flush=True)
-    if text is None and traced is not None:
-        text = f"error: {''.join(traceback.format_exception_only(traced)).strip()}"
-    end_report(str(text), reported)
 
 
 def in_one_sentence(error: BaseException, schema: type, arguments: Sequence[str]) -> str | None:

@@ -30,7 +30,7 @@ from conf.help import page_instead
 from conf.messages import VALUED_FLAGS, refusal_of_flags
 from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
-from train_utils.launch import explain_lost_peer, prefer_expandable_segments, read_launch, shutdown, strip_local_rank
+from train_utils.launch import explain_lost_peer, prefer_expandable_segments, read_launch, shutdown
 from train_utils.options import quoted
 
 Config = TypeVar("Config")
@@ -176,7 +176,8 @@ def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
     What follows ``--`` becomes the list ``options``. Raises ConfigError for the spelling of other
     programs and for a multirun of several ranks.
     """
-    arguments = strip_local_rank(arguments)
+    # torch.distributed.launch adds the local rank, which the environment has, too.
+    arguments = [word for word in arguments if not word.startswith(("--local-rank=", "--local_rank="))]
     if "--" in arguments:
         at = arguments.index("--")
         arguments = [*arguments[:at], f"options=[{','.join(map(quoted, arguments[at + 1 :]))}]"]

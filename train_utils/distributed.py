@@ -4,8 +4,6 @@ In a single process each function does nothing or returns its input, so callers 
 What must answer before torch is imported is in launch.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator
@@ -59,27 +57,25 @@ def init_distributed_mode(device: str, timeout_seconds: float) -> World:
     launch = read_launch()
     chosen, num_nodes = choose_device(device, launch.local_rank), 1
     if chosen.type == "cuda":
+        if launch.launcher == "torchrun" and launch.local_rank >= torch.cuda.device_count():
+            raise DistributedError(
+                f"process {launch.local_rank} of this machine finds {torch.cuda.device_count()} GPU(s). "
+                "fix: start one process for each GPU, or train.device=cpu"
+            )
         torch.cuda.set_device(chosen)
     if launch.world_size > 1:
         if not dist.is_initialized():
             _open_group(launch, chosen, timeout_seconds)
-        num_nodes, on_gpus = sum_over_ranks(
-            torch.tensor([launch.local_rank == 0, chosen.type == "cuda"]).long()
-        ).tolist()
+        places = torch.tensor([launch.local_rank == 0, chosen.type == "cuda"]).long()
+        num_nodes, on_gpus = sum_over_ranks(places).tolist()
         if on_gpus not in (0, launch.world_size):
             raise DistributedError(
                 f"{on_gpus} of {launch.world_size} ranks have a GPU. fix: train.device=cpu, or GPUs on all nodes"
             )
-        _check_own_gpu(launch, chosen)
+    ranks_of_node = -(-launch.world_size // num_nodes)
     return World(
-        launch.rank,
-        launch.local_rank,
-        launch.world_size,
-        launch.local_world_size,
-        num_nodes,
-        chosen,
-        launch.launcher,
-    )
+        launch.rank, launch.local_rank, launch.world_size, ranks_of_node, num_nodes, chosen, launch.launcher
+    )  # fmt: skip
 
 
 def choose_device(requested: str, local_rank: int | None = None) -> torch.device:
@@ -101,34 +97,19 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
 
 
 def _open_group(launch: Launch, device: torch.device, timeout_seconds: float) -> None:
-    """Open the process group. Raises DistributedError if the peers are not found."""
-    timeout, url = timedelta(seconds=timeout_seconds), "env://"
-    if launch.launcher == "srun":
-        url = f"tcp://{launch.address}:{launch.port}"
+    timeout = timedelta(seconds=timeout_seconds)
     try:
-        reached, rank, world_size = next(dist.rendezvous(url, launch.rank, launch.world_size, timeout=timeout))
+        reached, rank, world_size = next(dist.rendezvous(launch.url, launch.rank, launch.world_size, timeout=timeout))
         # torchrun's store may hold the keys of dead processes and of an earlier training here.
         store = dist.PrefixStore(f"{launch.attempt}/{next(_groups)}", reached)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise DistributedError(
-            f"rank {launch.rank} did not meet its peers at {launch.address}:{launch.port} ({first_line(error)}). "
-            "fix: look for the first error in the output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
+            f"rank {launch.rank} did not meet its peers ({first_line(error)}). fix: look for the first error in the "
+            "output of all ranks; MASTER_ADDR and MASTER_PORT say where to meet, "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME=<the interface between the hosts> how"
         ) from error
-
-
-def _check_own_gpu(launch: Launch, device: torch.device) -> None:
-    """Raise DistributedError if another rank has this GPU: NCCL would hang or fail obscurely."""
-    if device.type != "cuda":
-        return
-    rank, key = str(launch.rank), f"gpu/{torch.cuda.get_device_properties(device).uuid}"
-    if _store().compare_set(key, "", rank).decode() != rank:
-        raise DistributedError(
-            f"rank {launch.rank} would share {device} with another process: {launch.local_world_size} processes see "
-            f"{torch.cuda.device_count()} GPU(s) there. fix: start one process for each GPU, or train.device=cpu"
-        )
 
 
 def _store() -> dist.Store:
@@ -151,7 +132,14 @@ def torch_distributed_zero_first(world: World) -> Iterator[None]:
         return
     store = _store()
     section = f"zero_first/{store.add(f'zero_first/entered/{world.rank}', 1)}"  # every rank counts its own entries
-    _wait_for_builders(section, 0 if world.is_main else 1 if world.is_local_main else world.num_nodes)
+
+    def wait_for(builders: int) -> None:
+        while store.add(f"{section}/done", 0) < builders:
+            if store.check([f"{section}/failure"]):
+                raise DistributedError(store.get(f"{section}/failure").decode())
+            time.sleep(PAUSE_SECONDS)
+
+    wait_for(0 if world.is_main else 1 if world.is_local_main else world.num_nodes)
     try:
         yield
     except BaseException as error:  # Ctrl-C too: peers must not wait for a builder that ends
@@ -160,23 +148,12 @@ def torch_distributed_zero_first(world: World) -> Iterator[None]:
         raise
     if world.is_local_main:
         store.add(f"{section}/done", 1)
-    _wait_for_builders(section, world.num_nodes)
-
-
-def _wait_for_builders(section: str, builders: int) -> None:
-    """Wait until so many builders are done. Raises DistributedError if one failed."""
-    store = _store()
-    while store.add(f"{section}/done", 0) < builders:
-        if store.check([f"{section}/failure"]):
-            raise DistributedError(store.get(f"{section}/failure").decode())
-        time.sleep(PAUSE_SECONDS)
+    wait_for(world.num_nodes)
 
 
 def barrier() -> None:
     """Wait until every rank is here, at most for the group's time-out."""
-    if dist.is_initialized():
-        here = torch.zeros(1)
-        dist.all_reduce(here)  # on gloo, so the device's queue is left alone
+    max_over_ranks([0])  # on gloo, so the device's queue is left alone
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
@@ -190,25 +167,19 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 def max_over_ranks(values: list[int]) -> list[int]:
     """The maximum of each value over all ranks, exchanged on the CPU."""
-    if not dist.is_initialized():
-        return [int(value) for value in values]
     largest = torch.tensor(values, dtype=torch.int64)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    if dist.is_initialized():
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
     return [int(value) for value in largest]
 
 
 def broadcast_text(text: str | None) -> str:
     """The text of rank 0 on every rank; what its peers pass is ignored."""
-    if not dist.is_initialized():
-        assert text is not None
-        return text
-    content = np.frombuffer((text or "").encode(), dtype=np.uint8)
-    length = torch.tensor([content.size])
-    dist.broadcast(length, src=0)
-    received = torch.from_numpy(content.copy()) if dist.get_rank() == 0 else torch.empty(int(length), dtype=torch.uint8)
-    if length > 0:
-        dist.broadcast(received, src=0)
-    return received.numpy().tobytes().decode()
+    texts = [text]
+    if dist.is_initialized():
+        dist.broadcast_object_list(texts)
+    assert texts[0] is not None
+    return texts[0]
 
 
 def broadcast_module(module: nn.Module) -> None:
@@ -234,24 +205,9 @@ def wrap_ddp(model: nn.Module, world: World) -> nn.Module:
 
 
 def gather_arrays(array: np.ndarray) -> list[np.ndarray] | None:
-    """The arrays of all ranks in rank order, on rank 0; None elsewhere.
-
-    First dimensions may differ and be 0. The dtype, which may be structured, and other dimensions
-    must be equal. Raw bytes are sent on the CPU, never pickled objects.
-    """
+    """The arrays of all ranks in rank order, on rank 0; None elsewhere. Shapes may differ."""
     if not dist.is_initialized():
         return [array]
-    payload = torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([payload.numel()]))
-    if dist.get_rank() != 0:
-        if payload.numel() > 0:
-            dist.send(payload, dst=0)
-        return None
-    gathered = [array]
-    for rank, size in enumerate(sizes[1:], start=1):
-        received = torch.empty(int(size), dtype=torch.uint8)
-        if received.numel() > 0:
-            dist.recv(received, src=rank)
-        gathered.append(received.numpy().view(array.dtype).reshape(-1, *array.shape[1:]))
+    gathered = [array] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(array, gathered)
     return gathered

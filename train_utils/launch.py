@@ -1,42 +1,31 @@
-"""How this process was started: its place among the ranks, its SLURM job and its restarts.
+"""How this process was started: its place among the ranks, its job, and how it ends.
 
-Three launchers are known: torch's (``torchrun``, ``python -m torch.distributed.run`` or
-``.launch``), SLURM's ``srun`` with one task per process, and none. Only this file reads the
-environment; tests pass dictionaries. It imports no torch, so that a refused option costs no start
-of torch.
+Three launchers are known: torch's (``torchrun`` or ``python -m torch.distributed.launch``), SLURM's
+``srun`` with one task per process, and none. Only this file reads the environment; tests pass
+dictionaries. It imports no torch, so that a refused option costs no start of torch.
 """
 
-from __future__ import annotations
-
-import json
 import os
 import re
 import sys
 import time
-from argparse import ArgumentError, ArgumentParser
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from train_utils.errors import DistributedError, first_line
 
-FIRST_PORT, PORTS = 20000, 10000  # range of ports derived from a SLURM job's number
-STEP_STRIDE = 1009  # ports between two steps of one job, so that they stay clear of the next jobs' ports
-REPORTED_SECONDS, SILENT_SECONDS = 1.0, 4.0  # before a rank exits: launchers end the others then
-LOST_SECONDS = 2.0  # for a launcher to end this rank, silently, after another one failed
+LAUNCHER_SECONDS = 4.0  # in which a launcher ends this rank, after another one ended and said why
 
 
 class Launch(NamedTuple):
-    """The place of this process among those that its launcher started; ``local``: on its node."""
+    """The place of this process among those that its launcher started."""
 
     launcher: str  # "torchrun", "srun" or "none"
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    address: str  # where the ranks meet: the host of rank 0
-    port: int
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0  # on its node
+    url: str = "env://"  # where the ranks meet
     attempt: int = 0  # of torchrun's: each finds the store of the one before, with its keys
 
 
@@ -46,92 +35,51 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     Raises DistributedError if variables are missing, or if a SLURM job of several tasks runs this
     process without srun: it would silently train alone.
     """
-    if "RANK" in environment:
-        return Launch(
-            "torchrun",
-            rank=_integer(environment, "RANK"),
-            world_size=_integer(environment, "WORLD_SIZE"),
-            local_rank=_integer(environment, "LOCAL_RANK"),
-            local_world_size=_integer(environment, "LOCAL_WORLD_SIZE"),
-            address=environment.get("MASTER_ADDR", ""),
-            port=_integer(environment, "MASTER_PORT", default=0),
-            attempt=_integer(environment, "TORCHELASTIC_RESTART_COUNT", default=0)
-            if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            else 0,
-        )
-    # The shell of an sbatch script has SLURM_PROCID=0 too, but no step.
-    in_step = "SLURM_STEP_ID" in environment or environment.get("ENVIRONMENT") != "BATCH"
-    if "SLURM_PROCID" in environment and "SLURM_LOCALID" in environment and in_step:
-        return _read_srun(environment)
+    try:
+        if "RANK" in environment:
+            place = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+            return Launch("torchrun", *place, attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")))
+        if "SLURM_STEP_ID" in environment:  # the shell of an sbatch script has none
+            # Every rank derives the same port; steps of one job, and jobs, may share a node.
+            port = 20000 + (int(environment["SLURM_JOB_ID"]) + 1009 * int(environment["SLURM_STEP_ID"])) % 10000
+            # The first host: gpu08 of gpu[08-11,20],cpu1.
+            host = re.sub(r"\[(\d+)[^\[\]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).partition(",")[0]
+            url = f"tcp://{environment.get('MASTER_ADDR', host)}:{environment.get('MASTER_PORT', port)}"
+            names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+            return Launch("srun", *(int(environment[name]) for name in names), url)
+    except (KeyError, ValueError) as error:
+        raise DistributedError(
+            f"the launcher's environment variables are incomplete or no numbers ({error}). fix: start with torchrun "
+            "or srun; for one process unset RANK"
+        ) from error
     if "SLURM_JOB_ID" in environment and environment.get("SLURM_NTASKS", "1") not in ("", "1"):
         raise DistributedError(
             f"this SLURM job has SLURM_NTASKS={environment['SLURM_NTASKS']}, but this process was not started by srun "
             "and would run alone. fix: srun python ... (scripts/slurm), or srun --ntasks=1 python ... for one process"
         )
-    return Launch("none", rank=0, world_size=1, local_rank=0, local_world_size=1, address="", port=0)
-
-
-def _read_srun(environment: Mapping[str, str]) -> Launch:
-    """Read the launch of an srun task: a step may have fewer tasks and nodes than its job."""
-    names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    nodes = next((environment[name] for name in names if environment.get(name)), "")
-    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "1")
-    # Every rank must derive the same port. Steps of one job may share a node.
-    job, step = _integer(environment, "SLURM_JOB_ID"), _integer(environment, "SLURM_STEP_ID", default=0)
-    in_step = "SLURM_STEP_NUM_TASKS" in environment
-    return Launch(
-        "srun",
-        rank=_integer(environment, "SLURM_PROCID"),
-        world_size=_integer(environment, "SLURM_STEP_NUM_TASKS" if in_step else "SLURM_NTASKS"),
-        local_rank=_integer(environment, "SLURM_LOCALID"),
-        local_world_size=tasks_on_node(tasks, _integer(environment, "SLURM_NODEID", default=0)),
-        address=environment.get("MASTER_ADDR") or first_host(nodes),
-        port=_integer(environment, "MASTER_PORT", default=FIRST_PORT + (job + STEP_STRIDE * step) % PORTS),
-    )
-
-
-def first_host(nodes: str) -> str:
-    """The first host of a SLURM node list: ``gpu[08-11,20],cpu1`` gives gpu08."""
-    host = re.sub(r"\[(\d+)[^\[\]]*\]", r"\1", nodes).partition(",")[0]
-    if not re.fullmatch(r"[\w.-]+", host):
-        raise DistributedError(
-            f"cannot read the first host from SLURM's node list {nodes!r}. fix: export MASTER_ADDR=<host of rank 0>"
-        )
-    return host
-
-
-def tasks_on_node(tasks: str, node: int) -> int:
-    """The tasks of one node in SLURM's list: ``4(x2),1`` means 4, 4 and 1."""
-    parts = (part.rstrip(")").partition("(x") for part in tasks.split(","))
-    return [int(count) for count, _, times in parts for _ in range(int(times or 1))][node]
+    return Launch("none")
 
 
 class Job(NamedTuple):
     """The job and restart that a process belongs to; "" and 0 if there is none."""
 
-    job: str  # slurm_job_name
+    job: str  # of SLURM, see slurm_job_name
     step: str  # of the job: srun counts them
     restarts: int  # of the job, by a requeue
     run: str  # torchrun's id
-    run_restarts: int  # by torchrun; on a node that lost no process it may stay behind
 
 
 def read_job(environment: Mapping[str, str] = os.environ) -> Job:
     """The job that ``environment`` describes."""
-    job = slurm_job_name(environment) or ""
-    return Job(
-        job,
-        environment.get("SLURM_STEP_ID", "") if job else "",
-        _integer(environment, "SLURM_RESTART_COUNT", default=0) if job else 0,
-        _run_id(environment) or "",
-        _integer(environment, "TORCHELASTIC_RESTART_COUNT", default=0),
-    )
+    job, run = slurm_job_name(environment), environment.get("TORCHELASTIC_RUN_ID", "none")
+    restarts = int(environment.get("SLURM_RESTART_COUNT", "0")) if job else 0
+    return Job(job, environment.get("SLURM_STEP_ID", "") if job else "", restarts, "" if run == "none" else run)
 
 
-def slurm_job_name(environment: Mapping[str, str]) -> str | None:
+def slurm_job_name(environment: Mapping[str, str]) -> str:
     """``<job>``, or ``<array job>_<task>`` in a job array; a requeue keeps the name."""
     array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID") or None
+    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "")
 
 
 def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -140,35 +88,22 @@ def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
     The latter needs a torchrun that may restart and has an id (``--rdzv-id``; automatic on one
     machine).
     """
-    job, run = slurm_job_name(environment), _run_id(environment)
-    if job is not None:
-        return f"slurm-{job}"
-    if allowed_restarts(environment) == 0 or run is None:
+    job = read_job(environment)
+    if job.job:
+        return f"slurm-{job.job}"
+    if not job.run or allowed_restarts(environment) == 0:
         return None
-    return f"torchrun-{re.sub(r'[^0-9A-Za-z_.-]', '_', run)}"
+    return f"torchrun-{re.sub(r'[^0-9A-Za-z_.-]', '_', job.run)}"
 
 
 def allowed_restarts(environment: Mapping[str, str] = os.environ) -> int:
     """How often torchrun may restart this run (``--max-restarts``); 0 elsewhere."""
-    return _integer(environment, "TORCHELASTIC_MAX_RESTARTS", default=0)
+    return int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
 
 def requeue_file(environment: Mapping[str, str] = os.environ) -> Path | None:
     """The file that asks the job script for a requeue; None if no script offers it."""
     return Path(environment["REQUEUE_FILE"]) if environment.get("REQUEUE_FILE") else None
-
-
-def strip_local_rank(arguments: list[str]) -> list[str]:
-    """Remove torch.distributed.launch's ``--local_rank N`` or ``--local-rank=N``.
-
-    ``read_launch`` reads LOCAL_RANK instead; the argument must not reach Hydra.
-    """
-    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--local_rank", "--local-rank", type=int)
-    try:
-        return parser.parse_known_args(arguments)[1]
-    except ArgumentError as error:
-        raise DistributedError("--local-rank needs a number. fix: leave it to the launcher") from error
 
 
 def prefer_expandable_segments() -> None:
@@ -183,33 +118,23 @@ def fix_cublas_workspace() -> None:
 
 
 def claim_report() -> bool:
-    """Whether this rank is the one that prints the error which ends it.
+    """Whether this rank prints the error that ends it: the first to ask, or one rank on each node.
 
-    With a process group the first rank to ask is: an error on one rank soon breaks the exchanges of
-    the others. Before, while options are refused, it is one on each node.
+    The latter is for errors before there is a process group, as refused options. The other ranks
+    wait here: their launcher ends all once one has ended, and the one that prints comes first.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_initialized():
-        return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
-    rank = str(dist.get_rank())
-    try:
-        return bool(dist.group.WORLD.get_group_store().compare_set("reporter", "", rank).decode() == rank)
-    except RuntimeError:  # the store is lost: twice is better than never
-        return True
-
-
-def end_report(message: str, reported: bool) -> None:
-    """Leave the error where torchrun looks for it, to print it last, and wait before the exit.
-
-    A launcher ends the other ranks once one has ended: the one that reports comes first.
-    """
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
-        with suppress(OSError):  # the error has been printed already
-            Path(path).write_text(json.dumps(content), encoding="utf-8")
-    with suppress(DistributedError):
-        if read_launch().world_size > 1:
-            time.sleep(REPORTED_SECONDS if reported else SILENT_SECONDS)
+        is_first = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+    else:
+        rank = str(dist.get_rank())
+        try:
+            is_first = dist.group.WORLD.get_group_store().compare_set("reporter", "", rank).decode() == rank
+        except RuntimeError:  # the store is lost: twice is better than never
+            is_first = True
+    if not is_first:
+        time.sleep(LAUNCHER_SECONDS)
+    return is_first
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
@@ -227,7 +152,7 @@ def explain_lost_peer(error: BaseException) -> BaseException:
     """
     if not is_lost_peer(error):
         return error
-    time.sleep(LOST_SECONDS)
+    time.sleep(LAUNCHER_SECONDS)
     return DistributedError(
         f"lost another rank ({first_line(error)}). fix: look for the first error in the output of all ranks; "
         "resume=<the run folder> continues from the last checkpoint"
@@ -239,22 +164,3 @@ def shutdown() -> None:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _run_id(environment: Mapping[str, str]) -> str | None:
-    run = environment.get("TORCHELASTIC_RUN_ID", "none")
-    return None if run in ("", "none") else run
-
-
-def _integer(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """The number in variable ``name``, or ``default``; DistributedError if there is neither."""
-    value = environment.get(name)
-    if value is None and default is not None:
-        return default
-    if value is None or not (value.isascii() and value.isdecimal()):
-        got = "is missing" if value is None else f"is {value!r}, not a number,"
-        raise DistributedError(
-            f"the environment variable {name} {got} while others of the same launcher are set. fix: start with "
-            "torchrun or srun; for one process unset RANK"
-        )
-    return int(value)

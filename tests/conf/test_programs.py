@@ -43,7 +43,6 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "evaluate.backend=coco": "evaluate.backend",
         "--epochs=3": "--epochs is no option",
         "resume=nowhere": "resume=nowhere holds no config.yaml",
-        "--local-rank=x": "needs a number",
     },
     "eval": {"--help": None, "": "nothing to evaluate", "ckpt=nowhere": "there is no checkpoint"},
     "predict": {"--help": None, "": "source has no value", "source=a device=tpu": "device"},

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from train_utils import launch
 from train_utils.detections import make_detections
 from train_utils.distributed import (
     World,
@@ -32,10 +33,11 @@ from train_utils.distributed import (
     wrap_ddp,
 )
 from train_utils.errors import DistributedError
-from train_utils.launch import claim_report, explain_lost_peer, read_launch, shutdown, strip_local_rank
+from train_utils.launch import claim_report, explain_lost_peer, read_launch, shutdown
 from train_utils.sync_batchnorm import convert_sync_batchnorm
 
 IMAGES, MICRO_BATCHES = 12, 2
+TIMEOUTS = {"missing": 2.0, "hanging_peer": 3.0}  # in seconds, by scenario
 
 
 def everything(world: World, folder: Path) -> dict[str, Any]:
@@ -135,6 +137,18 @@ def killed_peer(world: World, folder: Path) -> dict[str, Any]:
     """Rank 1 is killed while the others wait for it in a collective."""
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    return wait_for_peers()
+
+
+def hanging_peer(world: World, folder: Path) -> dict[str, Any]:
+    """Rank 1 hangs while the others wait for it in a collective, until their time-out."""
+    if world.rank == 1:
+        time.sleep(TIMEOUTS["hanging_peer"] + 4)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return wait_for_peers()
+
+
+def wait_for_peers() -> dict[str, Any]:
     try:
         barrier()
     except RuntimeError as error:
@@ -153,7 +167,8 @@ def restarted(world: World, folder: Path) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[World, Path], dict[str, Any]]] = {
-    function.__name__: function for function in (everything, exchange, killed_builder, killed_peer, restarted)
+    function.__name__: function
+    for function in (everything, exchange, killed_builder, killed_peer, hanging_peer, restarted)
 }
 
 
@@ -168,10 +183,10 @@ def run_in(environment: dict[str, str], *arguments: str) -> None:
 
 def main() -> None:
     """Join, run the scenario and write the report."""
-    folder, scenario, *rest = strip_local_rank(sys.argv[1:])
-    assert not rest, rest
+    launch.LAUNCHER_SECONDS = 0.5  # nothing ends a rank that waits for its launcher here
+    folder, scenario = sys.argv[1:]
     try:
-        world = init_distributed_mode("cpu", timeout_seconds=60 if scenario != "missing" else 2)
+        world = init_distributed_mode("cpu", TIMEOUTS.get(scenario, 60.0))
         report = SCENARIOS[scenario](world, Path(folder))
     except DistributedError as error:
         report = {"error": str(error), "reports": claim_report()}
