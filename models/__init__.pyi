@@ -6,10 +6,14 @@ from .cfg import zoo_cfg as zoo_cfg
 from .config import IouKind as IouKind
 from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection
+from .darknet import AnyNetwork as AnyNetwork
 from .darknet import Darknet as Darknet
+from .darknet import OnnxNetwork as OnnxNetwork
 from .darknet import count_flops as count_flops
 from .darknet import count_parameters as count_parameters
 from .darknet import fitted_cfg as fitted_cfg
+from .darknet import for_detection as for_detection
+from .darknet import fuse_batch_norm as fuse_batch_norm
 from .darknet_loss import DarknetLoss as DarknetLoss
 from .decode import Postprocess as Postprocess
 from .errors import ModelError as ModelError
@@ -18,10 +22,6 @@ from .heads import with_anchors as with_anchors
 from .heads import with_scale_x_y as with_scale_x_y
 from .loss import LossParts as LossParts
 from .loss import YoloLoss as YoloLoss
-from .networks import AnyNetwork as AnyNetwork
-from .networks import OnnxNetwork as OnnxNetwork
-from .networks import for_detection as for_detection
-from .networks import fuse_batch_norm as fuse_batch_norm
 from .onnx_metadata import read_exported as read_exported
 from .state_dicts import load_foreign_state_dict as load_foreign_state_dict
 from .state_dicts import load_weights_of_checkpoint as load_weights_of_checkpoint

@@ -1,17 +1,23 @@
-"""A Darknet network as a torch module: images in, one raw map per [yolo] section out."""
+"""A Darknet network as a torch module, and an exported ONNX file in its place."""
 
+import copy
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from models.cfg import Cfg, Section, load_cfg, with_options
+from models.cfg import Cfg, load_cfg, with_options
 from models.errors import ModelError
-from models.graph import IMAGES, Graph, Node, Shape
 from models.heads import Head
 from models.layers import Convolution, SharedConvolution, YoloMap
-from models.sections import build_graph
+from models.onnx_metadata import Exported
+from models.sections import IMAGES, Graph, Node
+
+Run = Callable[[Tensor], tuple[Tensor, ...]]  # images -> outputs
 
 
 class Darknet(nn.Module):
@@ -44,21 +50,20 @@ class Darknet(nn.Module):
         if not 0 < width < math.inf:
             raise ModelError(f"model.width must be above 0, got {width}")
         self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
-        graph = _build(self.cfg, num_classes, width)
-        nodes = graph.nodes
-        self.layers = nn.ModuleList(node.module for node in nodes)
-        self.heads: list[Head] = graph.heads
-        self.notes: list[str] = graph.notes
-        self.shapes: list[Shape] = [node.shape for node in nodes]
-        self.sources: list[tuple[int, ...]] = [node.sources for node in nodes]
+        graph = Graph(self.cfg, num_classes, width)
+        self.layers = nn.ModuleList(node.module for node in graph.nodes)
+        self.heads = graph.heads
+        self.notes = graph.notes
+        self.shapes = [node.shape for node in graph.nodes]
+        self.sources = [node.sources for node in graph.nodes]
         self.num_classes = self.heads[0].num_classes
         self.width = width
         self.max_stride = graph.max_stride
-        self.in_channels = graph.image.channels
+        self.in_channels = graph.shapes[IMAGES].channels
         self.seen = 0
         self.weights_version = (0, 2, 5)  # what Darknet writes today
         self.num_frozen = 0
-        self._released = _releases(nodes)
+        self._released = _releases(graph.nodes)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Raw maps (batch, anchors, rows, columns, 5 + classes), one per head in file order.
@@ -67,17 +72,7 @@ class Darknet(nn.Module):
         of max_stride. They become float64 if the weights are. The last dimension of a map is x, y,
         w, h, objectness, classes, all before any activation.
         """
-        self._check_size(images.shape[-3], images.shape[-2], images.shape[-1])
-        if self.head_convolution(self.heads[0]).conv.weight.dtype == torch.float64:
-            images = images.double()
-        maps: dict[int, Tensor] = {IMAGES: images}
-        for index, layer in enumerate(self.layers):
-            maps[index] = layer(*[maps[source] for source in self.sources[index]])
-            for source in self._released[index]:
-                del maps[source]
-        return [maps[head.layer] for head in self.heads]
-
-    def _check_size(self, channels: int, height: int, width: int) -> None:
+        channels, height, width = images.shape[-3:]
         if channels != self.in_channels:
             raise ModelError(
                 f"{self.cfg.source} is for images of {self.in_channels} channels, these have {channels}."
@@ -90,6 +85,14 @@ class Darknet(nn.Module):
                 f"image size {height}x{width} is not a multiple of the network's stride {step}."
                 f" fix: the nearest is {rows}x{columns}"
             )
+        if self.head_convolution(self.heads[0]).conv.weight.dtype == torch.float64:
+            images = images.double()
+        maps: dict[int, Tensor] = {IMAGES: images}
+        for index, layer in enumerate(self.layers):
+            maps[index] = layer(*[maps[source] for source in self.sources[index]])
+            for source in self._released[index]:
+                del maps[source]
+        return [maps[head.layer] for head in self.heads]
 
     def nearest_size(self, height: int, width: int) -> tuple[int, int]:
         """The (height, width) of images, in pixels, nearest to these that the network accepts."""
@@ -108,10 +111,9 @@ class Darknet(nn.Module):
 
         0 releases all. Raises ModelError if that is out of range or leaves nothing to train.
         """
-        if not 0 <= first_n_layers <= len(self.layers):
-            raise ModelError(f"model.freeze must be between 0 and {len(self.layers)} layers, got {first_n_layers}")
-        if first_n_layers > max(head.layer for head in self.heads) - 1:
-            raise ModelError(f"model.freeze={first_n_layers} leaves nothing to train. fix: freeze fewer layers")
+        most = self.heads[-1].layer - 1  # the last heads' convolution stays
+        if not 0 <= first_n_layers <= most:
+            raise ModelError(f"model.freeze must be between 0 and {most} layers, got {first_n_layers}")
         self.num_frozen = first_n_layers
         for index, layer in enumerate(self.layers):
             layer.requires_grad_(index >= first_n_layers)
@@ -161,45 +163,105 @@ def fitted_cfg(model: Darknet) -> str:
 
     Darknet reads it together with the file that save_darknet_weights writes.
     """
-    changes = (
-        (section, key, str(value))
-        for section, layer in zip(model.cfg.layers, model.layers, strict=True)
-        for key, value in _own_values(section, layer, model.num_classes).items()
-        if section.integer(key, -1) != value
-    )
+    changes = []
+    for section, layer in zip(model.cfg.layers, model.layers, strict=True):
+        convolution = layer.source if isinstance(layer, SharedConvolution) else layer
+        values = {"classes": model.num_classes} if isinstance(layer, YoloMap) else {}
+        if isinstance(convolution, Convolution):
+            values = {"filters": convolution.conv.out_channels}
+            if "groups" in section.options:
+                values["groups"] = convolution.conv.groups
+        changes += [(section, key, str(value)) for key, value in values.items() if section.integer(key, -1) != value]
     return with_options(model.cfg.text, changes)
-
-
-def _own_values(section: Section, layer: object, num_classes: int) -> dict[str, int]:
-    """The values of the built layer for the options that class count and width affect."""
-    if section.kind == "yolo":
-        return {"classes": num_classes}
-    if isinstance(layer, SharedConvolution):
-        layer = layer.source
-    if isinstance(layer, Convolution):
-        values = {"filters": layer.conv.out_channels}
-        return values | {"groups": layer.conv.groups} if "groups" in section.options else values
-    return {}
-
-
-def _build(cfg: Cfg, num_classes: int | None, width: float) -> Graph:
-    """The graph of a .cfg. The ModelError names model.width if the .cfg works without it."""
-    try:
-        return build_graph(cfg, num_classes, width)
-    except ModelError as error:
-        if width == 1:
-            raise
-        with torch.device("meta"):  # shapes only
-            build_graph(cfg, num_classes, width=1.0)
-        raise ModelError(f"model.width={width:g} does not suit this .cfg ({error}). fix: model.width=1") from error
 
 
 def _releases(nodes: list[Node]) -> list[list[int]]:
     """For every layer the maps that no later layer reads, whose memory can then be freed."""
     last_reader = {source: index for index, node in enumerate(nodes) for source in node.sources}
-    released = []
+    released: list[list[int]] = [[] for _ in nodes]
+    for source, index in last_reader.items():
+        released[index].append(source)
     for index, node in enumerate(nodes):
-        done = [source for source in dict.fromkeys(node.sources) if last_reader[source] == index]
-        unread = index not in last_reader and not isinstance(node.module, YoloMap)
-        released.append([*done, index] if unread else done)
+        if index not in last_reader and not isinstance(node.module, YoloMap):
+            released[index].append(index)
     return released
+
+
+class OnnxNetwork(nn.Module):
+    """A file of export.py that onnxruntime computes on the CPU; threads may share it.
+
+    heads: none, as the file decodes its raw maps: models.decode passes its boxes and scores on.
+    max_stride, num_classes, nearest_size: as of Darknet.
+    """
+
+    heads: Sequence[Head] = ()
+
+    def __init__(self, exported: Exported) -> None:
+        super().__init__()
+        self.max_stride, self.num_classes = exported.stride, len(exported.names)
+        self._batch_size = exported.batch_size
+        # One thread for each call, so that any number of cores gives the same bits.
+        self._run = open_onnx(exported.path, threads=1)
+
+    def nearest_size(self, height: int, width: int) -> tuple[int, int]:
+        """The (height, width) of images, in pixels, nearest to these that the strides allow."""
+        step = self.max_stride
+        return max(step, round(height / step) * step), max(step, round(width / step) * step)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """All boxes_xyxy (B, n, 4) and scores (B, n, classes) of images as Darknet takes them.
+
+        A file with a fixed batch size gets such batches, the last one filled up with black.
+        """
+        parts = []
+        for part in images.split(self._batch_size or len(images)):
+            missing = (self._batch_size or len(part)) - len(part)
+            outputs = self._run(nn.functional.pad(part, (0, 0, 0, 0, 0, 0, 0, missing)))
+            parts.append([output[: len(part)] for output in outputs])
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def open_onnx(model: Path | bytes, threads: int = 0) -> Run:
+    """A function that runs an ONNX file, or its bytes.
+
+    It runs on the CPU with that many threads; 0: as many as there are cores.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda images: tuple(map(torch.from_numpy, session.run(None, {"images": images.numpy()})))
+
+
+AnyNetwork = Darknet | OnnxNetwork
+Network = TypeVar("Network", Darknet, OnnxNetwork, AnyNetwork)
+
+
+def for_detection(model: Network, device: torch.device) -> Network:
+    """``model`` as it detects fastest on the device that it is on.
+
+    On a GPU that is a copy with batch norm in the convolutions, in channels_last memory. On a CPU
+    it is the model itself, whose figures are kept to the last bit.
+    """
+    if device.type == "cpu":
+        return model
+    assert isinstance(model, Darknet), "an exported network runs on the CPU"
+    return fuse_batch_norm(model).to(memory_format=torch.channels_last)
+
+
+@torch.no_grad()
+def fuse_batch_norm(model: Darknet) -> Darknet:
+    """A copy with batch normalisation, in evaluation, folded into the convolutions.
+
+    It is computed in float64, so that only the result is rounded. Binary (xnor) convolutions keep
+    their batch normalisation.
+    """
+    fused = copy.deepcopy(model).eval()
+    for layer in fused.layers:
+        if isinstance(layer, Convolution) and layer.norm is not None and not layer.xnor:
+            dtype = layer.conv.weight.dtype
+            layer.conv = fuse_conv_bn_eval(layer.conv.double(), layer.norm.double()).to(dtype)
+            layer.norm = None
+    return fused

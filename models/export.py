@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import nms
 
-from models.darknet import Darknet
+from models.darknet import Darknet, Run, fuse_batch_norm, open_onnx
 from models.decode import decode
 from models.errors import ModelError
-from models.networks import Run, fuse_batch_norm, open_onnx
 
 REACH = 4  # image sides; far larger boxes would cost all others their precision
 OPSET = 20  # of ONNX

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.darknet import Darknet
 from models.errors import ModelError
-from models.layers import stored_names
+from models.layers import Convolution
 
 Values = npt.NDArray[np.float32]
 Version = tuple[int, int, int]
@@ -190,6 +190,15 @@ def weight_tensors(model: Darknet) -> Iterator[WeightTensor]:
     for index, layer in enumerate(model.layers):
         tensors = layer.state_dict(keep_vars=True)
         yield from (WeightTensor(index, f"layers.{index}.{name}", tensors[name]) for name in stored_names(layer))
+
+
+def stored_names(layer: nn.Module) -> tuple[str, ...]:
+    """State dict names of the tensors that a .weights file holds for a layer, in its order."""
+    if not isinstance(layer, Convolution):
+        return ()
+    if layer.norm is None:
+        return "conv.bias", "conv.weight"
+    return "norm.bias", "norm.weight", "norm.running_mean", "norm.running_var", "conv.weight"
 
 
 def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:

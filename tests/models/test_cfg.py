@@ -42,58 +42,36 @@ def test_first_of_two_equal_keys_counts_as_in_darknet() -> None:
     assert parse_cfg(SMALL.replace("filters=8", "filters=8\nfilters=16"), "x").layers[0].integer("filters") == 8
 
 
-def test_text_is_kept_for_checkpoints() -> None:
-    cfg = load_cfg(zoo_cfg("yolov3-tiny"))
-    again = parse_cfg(cfg.text, cfg.source)
-    assert again == cfg
-
-
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
         ("[convolutional]\nfilters=8", "[convolutionl]\nfilters=8", "my.cfg:3: .*did you mean convolutional"),
-        ("filters=8", "filter=8", "my.cfg:4: .*no option filter; did you mean filters"),
+        ("filters=8", "filter=8", "my.cfg:4: .*no option 'filter'; did you mean filters"),
+        ("filters=8", "flipped=1", "my.cfg:4: .*no option 'flipped'"),
         ("filters=8", "filters=eight", "my.cfg:4: .*whole number, got 'eight'"),
-        ("filters=8", "filters=0", "my.cfg:4: .*filters must be 1 or more, got 0"),
-        ("filters=8", f"filters=1{'0' * 5000}", r"my.cfg:4: .*filters is out of range: 10+\.\.\.$"),
+        ("filters=8", "filters=0", "my.cfg:4: .*filters must lie in 1..2147483647, got 0"),
         ("filters=8", "filters", "my.cfg:4: 'filters' is neither"),
-        ("filters=8", "filters=8\ngroups=2", "my.cfg:5: .*groups=2 must divide the 3 input channels"),
         ("activation=leaky", "activation=leeky", "my.cfg:8: .*did you mean leaky"),
-        ("pad=1", "pad=0", "my.cfg:3: .*does not divide the map by 2"),
-        ("pad=1", "pad=1\nantialiasing=3", "my.cfg:8: .*antialiasing must be 2 or less, got 3"),
-        ("pad=1", "pad=1\nantialiasing=2\nstride_x=1", "my.cfg:8: .*antialiasing=2 needs strides of 2"),
-        (
-            "size=3\nstride=2\npad=1",
-            "size=2\nstride=2\nantialiasing=1",
-            "my.cfg:3: .*size 2, stride 1 .*does not divide",
-        ),
-        ("size=3", "size=301", "my.cfg:5: .*windows of 301 rows, more than 128"),
-        ("stride=2", "stride=2000\npad=0\npadding=0", "my.cfg:3: .*multiples of 2,000 pixels, more than 1,024"),
-        ("width=64", "width=64\nchannels=0", "my.cfg:3: .net. channels must be 1 or more"),
-        ("[yolo]", "[avgpool]\n[maxpool]\nsize=2\nstride=2\n[yolo]", "my.cfg:14: .*divides a map of one pixel by 2"),
+        ("pad=1", "pad=0", "my.cfg:3: .*does not divide a map at stride 1 by 2"),
+        ("stride=2", "stride=2000\npad=0\npadding=0", "my.cfg:3: .*multiples of 2,000 pixels"),
+        ("[yolo]", "[avgpool]\n[maxpool]\nsize=2\nstride=2\n[yolo]", "my.cfg:14: .*a map at 1x1 by 2"),
         ("[yolo]", "[avgpool]\n[upsample]\n[yolo]", "my.cfg:14: .*enlarges a map of one pixel"),
-        ("[yolo]", "[upsample]\nstride=100\n[yolo]", "my.cfg:13: .*14 channels at stride 1/50, more than 2,048 values"),
+        ("[yolo]", "[upsample]\nstride=100\n[yolo]", "my.cfg:13: .*14 channels at stride 1/50"),
         ("filters=14", "filters=15", "my.cfg:13: .*needs filters=14 .* which has 15"),
         ("mask=0,1", "mask=0,2", "my.cfg:14: .*mask names anchor 2"),
-        ("mask=0,1\n", "num=2147483647\n", "my.cfg:14: .*num=2147483647 is more than its 2 anchors"),
         ("anchors=4,6, 10,12", "anchors=4,-6, 10,12", "my.cfg:15: .*0.01..1,000,000 pixels, got -6"),
         ("anchors=4,6, 10,12\n", "", "my.cfg:13: .*has no anchors"),
         ("activation=linear", "activation=relu\n[yolo]\nnew_coords=1", "my.cfg:12: .*needs activation=logistic"),
-        ("num=2", "num=2\nscale_x_y=0.9", "my.cfg:17: .*scale_x_y must be 1 or more"),
-        ("num=2", "num=2\niou_loss=diuo", "my.cfg:17: .*no iou_loss diuo; did you mean diou"),
+        ("num=2", "num=2\nscale_x_y=0.9", "my.cfg:17: .*scale_x_y must lie in 1..100"),
+        ("num=2", "num=2\niou_loss=diuo", "my.cfg:17: .*no iou_loss 'diuo'; did you mean diou"),
         ("[yolo]", "[route]\nlayers=-3\n[yolo]", "my.cfg:14: .*layers refers to layer -3"),
-        (
-            "[yolo]",
-            "[upsample]\nstride=2\n[route]\nlayers=-1,0\n[yolo]",
-            "my.cfg:15: .*layer 2 at stride 1, layer 0 at",
-        ),
+        ("[yolo]", "[upsample]\n[route]\nlayers=-1,0\n[yolo]", "my.cfg:14: .*layer 2 at stride 1, layer 0 at"),
         ("[yolo]", "[sam]\nfrom=0\n[yolo]", "my.cfg:14: .*14 and 8 channels"),
         ("[yolo]", "[shortcut]\n[yolo]", "my.cfg:13: .shortcut. has no from. fix: add a line from="),
         ("[yolo]", "[route]\nlayers=-1\n[yolo]", "my.cfg:15: .*must follow a .convolutional."),
         ("classes=2\n", "classes=2\n[upsample]\n", "my.cfg:18: .*input from the .yolo. layer 2"),
-        ("[net]\n", "", "my.cfg:1: 'width=64' comes before any section"),
-        ("[net]\nwidth=64\n", "", "my.cfg:1: .convolutional. is the first section, not .net."),
-        ("[yolo]", "[net]\n[yolo]", "my.cfg:13: .*appears twice"),
+        ("[net]\n", "", "my.cfg:1: 'width=64' comes before .net."),
+        ("[yolo]", "[net]\n[yolo]", "my.cfg:13: there is no layer '.net.'"),
     ],
 )
 def test_mistakes_name_line_and_remedy(old: str, new: str, expected: str) -> None:
@@ -106,6 +84,7 @@ def test_mistakes_name_line_and_remedy(old: str, new: str, expected: str) -> Non
     "text",
     [
         f"\x1b[31m\u2028{SMALL}",
+        SMALL.replace("filters=8", f"filters=1{'0' * 5000}"),
         SMALL.replace("leaky", "le\x07aky"),
         SMALL.replace("filters=8", "fil\u200bters=8"),
         SMALL.replace("[yolo]", "[yo\u2028lo]"),
@@ -116,15 +95,6 @@ def test_a_message_is_one_short_line_whatever_the_file_holds(text: str) -> None:
     with pytest.raises(ModelError) as caught:
         build(text)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 500
-
-
-def test_what_is_no_cfg_by_its_size(tmp_path: Path) -> None:
-    path = tmp_path / "big.cfg"
-    path.write_text(SMALL + "#" * 1_000_000)
-    with pytest.raises(ModelError, match=r"big\.cfg has more than 1,000,000 characters"):
-        load_cfg(path)
-    with pytest.raises(ModelError, match=r"my\.cfg:10003: \[avgpool\] exceeds the limit of 5,000 layers"):
-        parse_cfg("[net]\nwidth=64\n" + "[avgpool]\n\n" * 6000, "my.cfg")
 
 
 def test_an_anchor_whose_half_is_missing_is_noted() -> None:
@@ -160,12 +130,11 @@ def test_missing_file_and_unknown_name() -> None:
         zoo_cfg("yolov9")
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "utf-8", "latin-1"])
-@pytest.mark.parametrize("first", ["[net]", "# für Ä\n[net]"])
-def test_windows_text_files_are_read(encoding: str, first: str, tmp_path: Path) -> None:
-    text = cfg(conv(8, 3, 2), head(0)).replace("[net]", first, 1)
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-8", "latin-1"])
+def test_windows_text_files_are_read(encoding: str, tmp_path: Path) -> None:
+    text = "# für Ä\n" + cfg(conv(8, 3, 2), head(0))
     (tmp_path / "a.cfg").write_bytes(text.replace("\n", "\r\n").encode(encoding))
     read = load_cfg(tmp_path / "a.cfg")
     assert [section.kind for section in read.layers] == ["convolutional", "convolutional", "yolo"]
-    assert read.net.integer("width") == 64 and read.net.line == 1 + first.count("\n")
+    assert read.net.integer("width") == 64 and read.net.line == 2
     assert read.text == text or encoding == "latin-1"

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from models import Darknet, parse_cfg
-from models.layers import ACTIVATIONS, Convolution, Product, Route, SharedConvolution, Shortcut, stored_names
+from models.layers import ACTIVATIONS, Convolution, MaxPool, Product, Reorg, Route, SharedConvolution, Shortcut
 from models.weights import weight_tensors
-from tests.models.test_pools import blurred
 
 Array = npt.NDArray[np.float64]
 
@@ -26,62 +25,44 @@ def network(layers: str, head_reads: int = -1) -> Darknet:
     return Darknet(parse_cfg(f"[net]\nchannels=3\n{layers}\n{head}", "layers.cfg"))
 
 
-def convolved(x: Array, weight: Array, strides: tuple[int, int], padding: int, dilation: int, rim: float) -> Array:
+def convolved(x: Array, weight: Array, stride: int, padding: int, dilation: int, rim: float) -> Array:
     """Convolve one image (channels, rows, columns) by loops, padded with the value `rim`."""
     filters, per_group, size, _ = weight.shape
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding)), constant_values=rim)
     reach = dilation * (size - 1) + 1
-    rows, columns = ((n - reach) // s + 1 for n, s in zip(x.shape[1:], strides, strict=True))
+    rows, columns = ((n - reach) // stride + 1 for n in x.shape[1:])
     groups = x.shape[0] // per_group
     out = np.zeros((filters, rows, columns))
     for filter_, row, column in np.ndindex(out.shape):
         first = filter_ // (filters // groups) * per_group
-        top, left = row * strides[0], column * strides[1]
+        top, left = row * stride, column * stride
         window = x[first : first + per_group, top : top + reach : dilation, left : left + reach : dilation]
         out[filter_, row, column] = (window * weight[filter_]).sum()
     return out
 
 
 @pytest.mark.parametrize(
-    ("options", "strides", "padding", "dilation"),
+    ("options", "stride", "padding", "dilation"),
     [
-        ("size=3\npad=1\ndilation=2", (1, 1), 2, 2),
-        ("size=3\npad=1\ndilation=3\nstride=2", (2, 2), 3, 3),
-        ("size=1\npad=1\ndilation=3", (1, 1), 0, 1),
-        ("size=7\nstride=2\npad=1", (2, 2), 3, 1),
-        ("size=3\npadding=1\ngroups=2", (1, 1), 1, 1),
-        ("size=5\npad=1\ngroups=4", (1, 1), 2, 1),
-        ("size=1\nstride=2\nstride_x=2\nstride_y=1\npad=1", (1, 2), 0, 1),
-        ("size=3\nstride_x=1\nstride_y=2\npad=1\npadding=7", (2, 1), 1, 1),
+        ("size=3\npad=1\ndilation=2", 1, 2, 2),
+        ("size=3\npad=1\ndilation=3\nstride=2", 2, 3, 3),
+        ("size=1\npad=1\ndilation=3", 1, 0, 1),
+        ("size=7\nstride=2\npad=1", 2, 3, 1),
+        ("size=3\npadding=1\ngroups=2", 1, 1, 1),
+        ("size=5\npad=1\ngroups=4\npadding=7", 1, 2, 1),
     ],
 )
-def test_convolution_by_loops(options: str, strides: tuple[int, int], padding: int, dilation: int) -> None:
+def test_convolution_by_loops(options: str, stride: int, padding: int, dilation: int) -> None:
     model = network(
-        f"[convolutional]\nfilters=4\nactivation=linear\n[convolutional]\nfilters=8\nactivation=tanh\n{options}",
-        head_reads=0,  # a head needs equal strides for rows and columns
+        f"[convolutional]\nfilters=4\nactivation=linear\n[convolutional]\nfilters=8\nactivation=tanh\n{options}"
     )
     x = torch.randn(1, 4, 6, 8)
     conv = model.layers[1].conv
-    by_loops = convolved(x[0].numpy(), conv.weight.detach().numpy(), strides, padding, dilation, 0.0)
+    by_loops = convolved(x[0].numpy(), conv.weight.detach().numpy(), stride, padding, dilation, 0.0)
     expected = np.tanh(by_loops + conv.bias.detach().numpy()[:, None, None])
     out = model.layers[1](x)[0].detach()
     torch.testing.assert_close(out.double(), torch.from_numpy(expected), rtol=1e-4, atol=1e-6)
-    assert model.shapes[1].size((12, 16)) == (12 // strides[0], 16 // strides[1])
-
-
-@pytest.mark.parametrize(("kind", "size"), [(1, 3), (2, 2)])
-def test_antialiasing_strides_behind_the_layer(kind: int, size: int) -> None:
-    options = f"stride=2\nantialiasing={kind}"
-    convolution = f"[convolutional]\nfilters=4\nsize=3\npad=1\nactivation=leaky\n{options}"
-    model = network(f"{convolution}\n[maxpool]\nsize=2\n{options}")
-    x = torch.randn(1, 3, 8, 12)
-    conv = model.layers[0].conv
-    dense = F.leaky_relu(F.conv2d(x, conv.weight, conv.bias, padding=1), 0.1)
-    thinned = blurred(dense, size, (2, 2))
-    torch.testing.assert_close(model.layers[0](x), thinned)
-    pooled = F.max_pool2d(F.pad(thinned, (0, 1, 0, 1), value=float("-inf")), 2, 1)
-    torch.testing.assert_close(model.layers[1](thinned), blurred(pooled, size, (2, 2)))
-    assert [shape.stride for shape in model.shapes[:2]] == [(2, 2), (4, 4)]
+    assert model.shapes[1].size((12, 16)) == (12 // stride, 16 // stride)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -105,7 +86,7 @@ def test_xnor_convolution_works_on_signs(stride: int) -> None:
     binary = np.abs(fused).mean((1, 2, 3), keepdims=True) * np.where(fused > 0, 1, -1)
     bias = layer.norm.bias.detach().double().numpy() - scale * layer.norm.running_mean.double().numpy()
     signs = np.where(x[0].numpy() > 0, 1.0, -1.0)
-    expected = convolved(signs, binary, (stride, stride), 1, 1, -1.0) + bias[:, None, None]
+    expected = convolved(signs, binary, stride, 1, 1, -1.0) + bias[:, None, None]
     expected = np.where(expected > 0, expected, 0.1 * expected)
     torch.testing.assert_close(layer(x)[0].double().detach(), torch.from_numpy(expected), rtol=1e-4, atol=1e-5)
 
@@ -172,7 +153,6 @@ def test_shared_tensors_are_held_and_stored_once() -> None:
     parameters = list(model.parameters())
     assert len(parameters) == len({id(parameter) for parameter in parameters}) == 2 + 3 + 2
     assert [own.layer for own in weight_tensors(model) if own.name.endswith("conv.weight")] == [0, 1, 7]
-    assert stored_names(model.layers[2]) == ()
 
 
 def test_a_copy_shares_its_own_tensors() -> None:
@@ -216,39 +196,24 @@ def softplus(x: float) -> float:
     return x if x > 20 else math.exp(x) if x < -20 else math.log1p(math.exp(x))
 
 
-def stair(x: float) -> float:
-    n = math.floor(x)
-    return math.floor(x / 2) if n % 2 == 0 else (x - n) + math.floor(x / 2)
-
-
 # Darknet's activations.h, with its constants.
 FORMULAS: dict[str, Callable[[float], float]] = {
     "linear": lambda x: x,
     "leaky": lambda x: x if x > 0 else 0.1 * x,
-    "revleaky": lambda x: x if x > 0 else 0.1 * x,
     "relu": lambda x: max(x, 0),
     "relu6": lambda x: min(max(x, 0), 6),
     "logistic": logistic,
-    "loggy": lambda x: 2 / (1 + math.exp(-x)) - 1,
     "mish": lambda x: x * math.tanh(softplus(x)),
     "swish": lambda x: x * logistic(x),
-    "hard_mish": lambda x: x if x > 0 else x * x / 2 + x if x > -2 else 0,
     "elu": lambda x: x if x >= 0 else math.exp(x) - 1,
     "selu": lambda x: 1.0507 * x if x >= 0 else 1.0507 * 1.6732 * (math.exp(x) - 1),
     "gelu": lambda x: 0.5 * x * (1 + math.tanh(0.797885 * x + 0.035677 * x**3)),
     "tanh": math.tanh,
-    "hardtan": lambda x: max(-1, min(1, x)),
-    "relie": lambda x: x if x > 0 else 0.01 * x,
-    "ramp": lambda x: x * (x > 0) + 0.1 * x,
-    "plse": lambda x: 0.01 * (x + 4) if x < -4 else 0.01 * (x - 4) + 1 if x > 4 else 0.125 * x + 0.5,
-    "lhtan": lambda x: 0.001 * x if x < 0 else 0.001 * (x - 1) + 1 if x > 1 else x,
-    "stair": stair,
 }
-OVER_CHANNELS = {"normalize_channels", "normalize_channels_softmax", "normalize_channels_softmax_maxval"}
 
 
 def test_every_activation_has_a_formula_here() -> None:
-    assert FORMULAS.keys() | OVER_CHANNELS == ACTIVATIONS.keys()
+    assert FORMULAS.keys() == ACTIVATIONS.keys()
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -265,21 +230,6 @@ def test_gradient_of_an_activation_is_that_of_its_values(name: str) -> None:
     assert torch.autograd.gradcheck(lambda value: activation(value * 1), x)  # * 1: some work in place
 
 
-@pytest.mark.parametrize("name", sorted(OVER_CHANNELS))
-def test_normalisation_over_channels(name: str) -> None:
-    x = torch.randn(2, 5, 3, 2)
-    x[0, :, 0, 0] = -1.0  # nothing positive
-    expected = np.zeros(x.shape)
-    for batch, row, column in np.ndindex(2, 3, 2):
-        values = x[batch, :, row, column].double().numpy()
-        if name == "normalize_channels":
-            parts = np.maximum(values, 0)
-        else:
-            parts = np.exp(values - values.max() if name.endswith("maxval") else values)
-        expected[batch, :, row, column] = parts / (1e-4 + parts.sum())
-    torch.testing.assert_close(ACTIVATIONS[name]()(x).double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("channels", [(4, 4), (4, 2), (4, 6), (4, 1, 6)])
 def test_shortcut_adds_the_channels_that_both_have(channels: tuple[int, ...]) -> None:
     sources = [torch.randn(2, count, 3, 5) for count in channels]
@@ -288,33 +238,9 @@ def test_shortcut_adds_the_channels_that_both_have(channels: tuple[int, ...]) ->
         for channel in range(min(channels[0], source.shape[1])):
             expected[:, channel] += source[:, channel].numpy()
     before = [source.clone() for source in sources]
-    out = Shortcut("leaky", len(sources), 0, "none")(*sources)
+    out = Shortcut("leaky")(*sources)
     torch.testing.assert_close(out, torch.from_numpy(np.where(expected > 0, expected, 0.1 * expected)))
     assert all(source.equal(old) for source, old in zip(sources, before, strict=True))
-
-
-@pytest.mark.parametrize("normalization", ["none", "relu", "softmax"])
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_weighted_shortcut(normalization: str, per_channel: bool) -> None:
-    sources = [torch.randn(2, count, 3, 2, dtype=torch.float64) for count in (4, 4, 2, 6)]
-    module = Shortcut("linear", 4, 4 if per_channel else 1, normalization).double()
-    assert stored_names(module) == ("weights",)
-    with torch.no_grad():
-        module.weights.copy_(torch.randn(module.weights.shape))
-    weights = module.weights.detach().numpy()
-    expected = np.zeros(sources[0].shape)
-    for channel in range(4):
-        column = weights[:, channel if per_channel else 0]
-        if normalization == "relu":
-            column = np.maximum(column, 0) / (1e-4 + np.maximum(column, 0).sum())
-        elif normalization == "softmax":
-            column = np.exp(column - column.max()) / (1e-4 + np.exp(column - column.max()).sum())
-        for weight, source in zip(column, sources, strict=True):
-            if channel < source.shape[1]:
-                expected[:, channel] += weight * source[:, channel].numpy()
-    torch.testing.assert_close(module(*sources).detach(), torch.from_numpy(expected))
-    module(*sources).square().sum().backward()
-    assert module.weights.grad.abs().sum() > 0
 
 
 def test_route_joins_a_group_of_each_source() -> None:
@@ -333,3 +259,41 @@ def test_product_of_maps_and_of_channels() -> None:
             value = float(x[index]) * float(first[index if first is attention else (*index[:2], 0, 0)])
             expected[index] = max(value, 0)
         torch.testing.assert_close(Product("relu")(first, x).double(), torch.from_numpy(expected))
+
+
+def darknet_pool(x: Array, size: int, stride: int, padding: int) -> Array:
+    """Pool as maxpool_layer.c: window i begins at i * stride - padding // 2, clipped to the map."""
+    channels, rows, columns = x.shape
+    out = np.zeros((channels, *((n + padding - size) // stride + 1 for n in (rows, columns))))
+    for channel, row, column in np.ndindex(out.shape):
+        top, left = row * stride - padding // 2, column * stride - padding // 2
+        out[channel, row, column] = x[
+            channel, max(top, 0) : max(top + size, 0), max(left, 0) : max(left + size, 0)
+        ].max()
+    return out
+
+
+POOLS = [
+    *[(size, stride, size - 1) for size in range(2, 14) for stride in (1, 2) if stride <= size],
+    *[(size, stride, size - 1) for size, stride in ((4, 4), (8, 8), (16, 16), (9, 3), (3, 4), (1, 2))],
+    *[(2, 2, 0), (3, 2, 1), (3, 3, 0), (5, 4, 1), (6, 4, 2), (6, 4, 3)],
+]
+
+
+@pytest.mark.parametrize(("size", "stride", "padding"), POOLS)
+def test_pools_place_their_windows_as_darknet(size: int, stride: int, padding: int) -> None:
+    for rows, columns in ((3 * stride, 2 * stride), (stride, stride), (7 * stride, 13 * stride)):
+        x = torch.randn(1, 2, rows, columns, dtype=torch.float64) - 2  # negative: padding by 0 would show
+        expected = darknet_pool(x[0].numpy(), size, stride, padding)
+        assert MaxPool(size, stride, padding)(x)[0].equal(torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize(("channels", "stride"), [(4, 2), (3, 1), (32, 4)])
+def test_reorg_orders_values_as_darknets_index_arithmetic(channels: int, stride: int) -> None:
+    x = torch.randn(1, channels, 2 * stride, 3 * stride, dtype=torch.float64)
+    flat, out = x[0].numpy().ravel(), np.zeros((channels * stride**2, 2, 3))
+    for k, row, column in np.ndindex(out.shape):  # reorg_cpu with forward=0
+        offset, channel = divmod(k, channels)
+        w2, h2 = column * stride + offset % stride, row * stride + offset // stride
+        out[k, row, column] = flat[w2 + 3 * stride * (h2 + 2 * stride * channel)]
+    assert Reorg(stride)(x)[0].equal(torch.from_numpy(out))

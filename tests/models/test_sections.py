@@ -63,7 +63,6 @@ def test_five_strides_and_more_anchors_than_num(activation: str, tmp_path: Path)
     assert all(its.new_coords and its.scale_x_y == 2 for its in model.heads)
     assert isinstance(model.head_convolution(model.heads[0]).activation, torch.nn.Identity)
     notes = [note.split(": ", 1)[1] for note in model.notes]
-    assert "[yolo] mask names anchor 19, beyond num=16; the list has it" in notes
     assert sum("read as logistic" in note for note in notes) == (5 if activation == "linear" else 0)
     exercise(model, tmp_path)
 
@@ -141,39 +140,6 @@ def test_binary_networks(tmp_path: Path) -> None:
     model = build(cfg(conv(8, 3, 2), conv(32, 3, xnor=1, bin_output=1), conv(16, 1, xnor=1), head(0, 1)))
     assert [layer.xnor for layer in model.layers if hasattr(layer, "xnor")] == [False, True, True, False]
     exercise(model, tmp_path)
-    grouped = build(model.cfg.text.replace("xnor=1", "xnor=1\ngroups=4", 1))
-    assert grouped.layers[1].conv.groups == 1 and "xnor=1 disables" in grouped.notes[0]
-
-
-def test_unequal_strides_and_pools_over_channels(tmp_path: Path) -> None:
-    """yolo_v3_tiny_pan3: pools of 8 with strides 4 and 8, a stride per axis, blur."""
-    text = cfg(
-        conv(8, 3, antialiasing=1, assisted_excitation=4000), section("maxpool", size=2, stride=2, antialiasing=1),
-        section("maxpool", size=8, stride=4, stride_x=4, stride_y=8), conv(8, 1, 2, stride_x=2, stride_y=1),
-        route(1), section("maxpool", size=8, stride=8, stride_x=8, stride_y=4), conv(8, 1, stride_y=2),
-        route(3, 6, 3, 6, 3, 6, 3, 6, 3, 6), section("maxpool", maxpool_depth=1, out_channels=16, size=1, stride=1),
-        head(0, 1, 2, scale_x_y=1.05), route(1), section("maxpool", size=16, stride=16),
-        section("upsample", stride=4), head(1, 2, scale_x_y=1.1),
-    )  # fmt: skip
-    model = build(text)
-    assert model.shapes[2].stride == (16, 8) and model.shapes[7].channels == 80 and model.shapes[8].channels == 16
-    assert [its.stride for its in model.heads] == [16, 8]
-    exercise(model, tmp_path)
-    other = text.replace("stride_y=2", "stride_y=1")
-    with pytest.raises(ModelError, match=r"layer 3 at stride 16, layer 6 at strides 8 and 16"):
-        build(other)
-
-
-def test_local_means_and_training_only_routes(tmp_path: Path) -> None:
-    """yolov4-tiny_contrastive without its tracker: one head for all anchors."""
-    text = cfg(
-        conv(8, 3, 2), route(-1, groups=2, group_id=1), conv(8, 3), route(0, 2, onlyforward=1),
-        section("local_avgpool", size=4, stride=4), route(-1, onlyforward=1), conv(8),
-        head(0, 1, 2, embedding_layer=-4),
-    )  # fmt: skip
-    model = build(text)
-    assert model.shapes[1].channels == 4 and model.heads[0].stride == 8
-    exercise(model, tmp_path)
 
 
 def test_a_branch_that_leads_nowhere_is_computed_and_let_go() -> None:
@@ -187,7 +153,7 @@ def test_squeeze_and_excitation(tmp_path: Path) -> None:
     text = cfg(
         conv(8, 3, 2, "swish"), conv(16, 1, 1, "swish", pad=0), conv(16, 5, 1, "swish", groups=16), section("avgpool"),
         conv(4, activation="swish"), conv(16, activation="logistic"), section("scale_channels", from_=-4), conv(8),
-        section("dropout", probability=".0"), shortcut(0), section("dropout", probability=0.3, dropblock=1), head(0),
+        section("dropout", probability=".0"), shortcut(0), section("dropout", probability=0.3), head(0),
     )  # fmt: skip
     model = build(text)
     assert model.layers[2].conv.groups == 16 and model.shapes[5].size((64, 96)) == (1, 1)
@@ -209,45 +175,14 @@ def test_grouped_kernels_and_spatial_pyramids(tmp_path: Path) -> None:
     exercise(model, tmp_path)
 
 
-@pytest.mark.parametrize("weights_type", ["per_feature", "per_channel"])
-@pytest.mark.parametrize("normalization", ["relu", "softmax"])
-def test_weighted_sums(weights_type: str, normalization: str, tmp_path: Path) -> None:
-    """The BiFPN of AlexeyAB's experiments: its weights are stored between those of convolutions."""
-    weighted = shortcut(-2, -3, weights_type=weights_type, weights_normalization=normalization)
-    model = build(cfg(conv(8, 3, 2), conv(8), conv(8), weighted, head(0)))
-    assert model.layers[3].weights.shape == (3, 1 if weights_type == "per_feature" else 8)
-    exercise(model, tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        *[(kind, "tracker") for kind in ("crnn", "conv_lstm", "rnn", "lstm", "gru", "contrastive", "history")],
-        *[(kind, "head of another detector") for kind in ("region", "detection", "Gaussian_yolo")],
-        *[(kind, "classifier") for kind in ("softmax", "cost", "connected", "local")],
-    ],
+    "kind", ["crnn", "conv_lstm", "contrastive", "region", "Gaussian_yolo", "softmax", "connected", "local_avgpool"]
 )
-def test_networks_of_other_kinds_are_refused_by_name(kind: str, reason: str) -> None:
+def test_networks_of_other_kinds_are_refused_by_name(kind: str) -> None:
     text = cfg(conv(8, 3, 2), section(kind, batch_normalize=1, size=3), head(0))
     line = text.split("\n").index(f"[{kind}]") + 1
-    with pytest.raises(ModelError, match=rf"^odd\.cfg:{line}: \[{kind}\] .*{reason}") as caught:
+    with pytest.raises(ModelError, match=rf"^odd\.cfg:{line}: \[{kind.lower()}\] .*does not build\. fix: "):
         build(text)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("filters=8", "flipped=1\nfilters=8", r"odd\.cfg:7: \[convolutional\] has flipped=1, which is not supported"),
-        ("size=2", "size=2\ndontload=1", r"odd\.cfg:14: \[maxpool\] has dontload=1, which is not supported"),
-    ],
-)
-def test_what_is_not_supported_must_be_zero(old: str, new: str, message: str) -> None:
-    text = cfg(conv(8, 3, 2), section("maxpool", size=2, stride=2), head(0))
-    assert old in text
-    with pytest.raises(ModelError, match=message):
-        build(text.replace(old, new, 1))
-    assert build(text.replace("filters=8", "flipped=0\nfilters=8")).max_stride == 4
 
 
 def test_options_of_training_change_nothing() -> None:

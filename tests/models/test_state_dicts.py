@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import Darknet, ModelError, load_foreign_state_dict, parse_cfg, read_tensor_file
-from tests.models.small_network import PlainNetwork, cfg_text, small
+from models import Darknet, ModelError, load_foreign_state_dict, read_tensor_file
+from tests.models.small_network import PlainNetwork, small
 
 SCHEMES = {
     "module_list.N.Conv2d": PlainNetwork("module_list", ("Conv2d", "BatchNorm2d")),
@@ -132,9 +132,3 @@ def test_pickled_objects_are_not_opened(tmp_path: Path) -> None:
     for missing in (tmp_path / "none.pt", tmp_path):
         with pytest.raises(ModelError, match=r"is no file"):
             read_tensor_file(missing)
-
-
-def test_weighted_shortcuts_have_no_counterpart(tmp_path: Path) -> None:
-    text = cfg_text().replace("from=-3\n", "from=-3\nweights_type=per_feature\n")
-    with pytest.raises(ModelError, match=r"small\.cfg holds layers\.4 with {'weights.*use the \.weights file"):
-        load(Darknet(parse_cfg(text, "small.cfg")), tmp_path / "theirs.pt", SCHEMES["models.N.conv1"].state_dict())

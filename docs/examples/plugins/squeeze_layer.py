@@ -9,7 +9,7 @@ in a .cfg, then ``python train.py model.cfg=my.cfg plugins=[squeeze_layer.py]``.
 from torch import Tensor, nn
 
 from models.cfg import Section
-from models.graph import Graph, Node
+from models.sections import Graph, Node
 from plugins import LAYERS, SECTION_KEYS, layer_keys
 
 
@@ -35,7 +35,7 @@ class SqueezeExcite(nn.Module):
 def squeeze(graph: Graph, section: Section) -> Node:
     """Squeeze and excitation of the previous map."""
     ratio = section.integer("ratio", 16, minimum=1)  # the bottleneck has this many times fewer channels
-    source, shape = graph.previous(section)
+    source, shape = graph.previous()
     return Node(SqueezeExcite(shape.channels, max(1, shape.channels // ratio)), (source,), shape)
 
 
