@@ -144,8 +144,6 @@ def written(tmp_path_factory: pytest.TempPathFactory, small: Darknet) -> tuple[P
 def test_an_open_file_takes_every_batch_and_image_size(written: tuple[Path, Any], small: Darknet) -> None:
     batches = [torch.rand(shape) for shape in ((1, 3, 16, 24), (4, 3, 16, 24), (2, 3, 32, 8), (1, 3, 10, 12))]
     assert max(files.check(written[0], small, written[1], batches)) < 1e-5
-    with pytest.raises(ModelError, match=r"the exported file fails on images \[1, 3, 17, 24\]"):
-        files.run_onnx(written[0])(torch.rand(1, 3, 17, 24))
     model = onnx.load(written[0])
     assert {prop.key: prop.value for prop in model.metadata_props} == METADATA
     assert [output.name for output in model.graph.output] == ["boxes", "scores", "classes", "counts"]
