@@ -33,7 +33,7 @@ from eval import Evaluation, Evaluator
 from train_utils.checkpoint import CheckpointWriter, continue_from
 from train_utils.compiled import check_compiling, compile_step
 from train_utils.distributed import broadcast_module, init_distributed_mode, max_over_ranks, wrap_ddp
-from train_utils.engine import Loss, NonFiniteGuard, rehearse, train_one_epoch
+from train_utils.engine import ForwardPass, NonFiniteGuard, explain_out_of_memory, rehearse, train_one_epoch
 from train_utils.log import RunLog, log_warnings
 from train_utils.loggers import open_loggers
 from train_utils.numerics import autocast_dtype, prepare_numerics, weights_dtype
@@ -74,7 +74,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
 
     # What `auto` means for data, network, loss and rates is decided here, once.
     config, model, notes = resolve_auto(given, train_set, world, saved)
-    loss: Loss = build_loss(model.heads, config.loss)
+    loss = build_loss(model.heads, config.loss)
 
     # The global batch is formed first, then dealt: more ranks change the speed, not the training.
     options, size = config.train, config.evaluate.image_size or config.train.image_size
@@ -107,16 +107,16 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     )
     sizes = sampler.sizes.largest - sampler.sizes.smallest + 1
     loss, to_input = compile_step(model, loss, Batch.network_input, options.compile.value, sizes, log.line)
-    ddp_model = wrap_ddp(model, world)
+    forward = ForwardPass(wrap_ddp(model, world), loss, to_input, dtype, world)
     if saved is not None:
-        rehearse(ddp_model, loss, state, world, dtype, 2 * model.max_stride)
+        rehearse(forward, state, 2 * model.max_stride)
         log.line(state.resume(saved, folder, world))
         del saved
     elif world.is_main and config.logger.pictures:
         draw_first_batch(dataset, sampler, train_set.names, folder / "train_batch.jpg")
     on_main(world, lambda: save_config(folder, given))  # not before: a refused resume changes nothing
 
-    guard = NonFiniteGuard(options.max_nonfinite_steps, log.line)
+    guard = NonFiniteGuard(model, options.max_nonfinite_steps, log.line)
     writer = CheckpointWriter(folder, log.line, options.save_every_steps, options.save_every_minutes)
     loggers = stack.enter_context(
         open_loggers(config.logger, world, folder, state.step, to_dictionary(config), log.line)
@@ -130,11 +130,13 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
         started, steps_done = time.perf_counter(), state.step - state.epoch * steps
         sampler.set_epoch(state.epoch, steps_done * sampler.accumulate)
         images, title = (steps - steps_done) * options.batch_size, f"epoch {state.epoch + 1}/{options.epochs}"
-        result = train_one_epoch(
-            ddp_model, loss, loader, state, schedule, world, guard, stop, writer,
-            progress=Progress(images, title, world.is_main), log_step=lambda figures: loggers.step(state.step, figures),
-            accumulate=sampler.accumulate, autocast_dtype=dtype, to_input=to_input,
-        )  # fmt: skip
+        with (
+            Progress(images, title, world.is_main) as progress,
+            explain_out_of_memory(sampler.images_per_rank, sampler.accumulate, world.world_size),
+        ):
+            result = train_one_epoch(
+                forward, loader, state, guard, stop, writer, loggers.step, progress, sampler.accumulate
+            )
         if state.step < (state.epoch + 1) * steps:
             break  # stopped within the epoch
         state.end_epoch()

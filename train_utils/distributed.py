@@ -167,9 +167,10 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 def max_over_ranks(values: list[int]) -> list[int]:
     """The maximum of each value over all ranks, exchanged on the CPU."""
+    if not dist.is_initialized():
+        return [int(value) for value in values]
     largest = torch.tensor(values, dtype=torch.int64)
-    if dist.is_initialized():
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
     return [int(value) for value in largest]
 
 

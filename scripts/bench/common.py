@@ -21,7 +21,7 @@ from train_utils.checkpoint import CheckpointWriter
 from train_utils.compiled import compile_step
 from train_utils.config import OptimConfig
 from train_utils.distributed import World, init_distributed_mode, wrap_ddp
-from train_utils.engine import EpochResult, Loss, NonFiniteGuard, train_one_epoch
+from train_utils.engine import EpochResult, ForwardPass, Loss, NonFiniteGuard, train_one_epoch
 from train_utils.numerics import allow_tf32, autocast_dtype, keep_freed_memory, seed_everything
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.progress import Progress
@@ -133,19 +133,14 @@ def step_of(network: Darknet, world: World, dtype: torch.dtype | None, mode: str
         loss, to_input = compile_step(network, loss, to_input, mode, sizes, print)
     return partial(
         train_one_epoch,
-        wrap_ddp(network, world),
-        loss,
+        ForwardPass(wrap_ddp(network, world), loss, to_input, dtype, world),
         state=state,
-        schedule=schedule,
-        world=world,
-        guard=NonFiniteGuard(50, print),
+        guard=NonFiniteGuard(network, 50, print),
         stop=StopRequest(),
         writer=CheckpointWriter(Path(), print),
+        log_step=lambda step, figures: None,
         progress=Progress(0, "", enabled=False),
-        log_step=lambda _: None,
         accumulate=1,
-        autocast_dtype=dtype,
-        to_input=to_input,
     )
 
 

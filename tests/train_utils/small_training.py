@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from train_utils.checkpoint import CheckpointWriter
 from train_utils.config import Decay, OptimConfig, Optimizer
 from train_utils.distributed import World
-from train_utils.engine import EpochResult, NonFiniteGuard, train_one_epoch
+from train_utils.engine import EpochResult, ForwardPass, NonFiniteGuard, train_one_epoch
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.progress import Progress
 from train_utils.stop import StopRequest
@@ -89,10 +89,9 @@ def new_state(model: nn.Module, schedule: Schedule, loss_scale: float | None = N
     )
 
 
-def train_epoch(  # noqa: PLR0913 - as the loop
+def train_epoch(
     world: World,
     state: TrainState,
-    schedule: Schedule,
     loader: Iterable[Any],
     accumulate: int = 1,
     loss: Any = mean_loss,
@@ -108,19 +107,15 @@ def train_epoch(  # noqa: PLR0913 - as the loop
     ``model`` is the wrapped ``state.model``, if it is wrapped; ``limit`` and ``log_line`` go to
     NonFiniteGuard.
     """
+    to_input = to_input or (lambda batch: batch.images.to(next(state.model.parameters()).dtype).div_(255))
     return train_one_epoch(
-        model or state.model,
-        loss,
+        ForwardPass(model or state.model, loss, to_input, autocast_dtype, world),
         loader,
         state,
-        schedule,
-        world,
-        NonFiniteGuard(limit, log_line),
+        NonFiniteGuard(state.model, limit, log_line),
         StopRequest(),
         CheckpointWriter(Path(), print),
-        progress=Progress(0, "train", enabled=False),
-        log_step=lambda _: None,
-        accumulate=accumulate,
-        autocast_dtype=autocast_dtype,
-        to_input=to_input or (lambda batch: batch.images.to(next(state.model.parameters()).dtype).div_(255)),
+        lambda step, figures: None,
+        Progress(0, "train", enabled=False),
+        accumulate,
     )

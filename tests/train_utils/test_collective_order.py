@@ -88,7 +88,7 @@ def collectives_of_steps(rank: int, decide: Callable[[bool], None], sync_bn: boo
 
         with Collectives() as collectives:
             state = new_state(model, schedule)
-            train_epoch(world, state, schedule, passes(), 2, loss, wrapped, to_input=to_input, limit=9)
+            train_epoch(world, state, passes(), 2, loss, wrapped, to_input=to_input, limit=9)
         return collectives.issued
 
 

@@ -51,7 +51,7 @@ ADAMW = replace(SCHEDULE, config=replace(CONFIG, name=Optimizer.adamw))
 def trained_and_saved(world: World, schedule: Schedule = SCHEDULE) -> tuple[TrainState, dict[str, Any]]:
     """A state after one epoch, and what a file of it gives back."""
     state = new_state(network_with_norm(), schedule)
-    train_epoch(world, state, schedule, batches(8, 24))
+    train_epoch(world, state, batches(8, 24))
     state.end_epoch()
     saved = state.to_plain()
     assert saved is not None
@@ -78,7 +78,7 @@ def test_what_is_taken_up_has_the_values_and_the_memory_layout_of_before(
         for one, other in pairs:
             assert torch.equal(one, other) and one.stride() == other.stride()
         for each in (state, resumed):
-            train_epoch(world, each, schedule, batches(8, 24))
+            train_epoch(world, each, batches(8, 24))
 
 
 def test_each_rank_gets_its_own_generators_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
