@@ -1,20 +1,33 @@
-"""Assign targets to cells and anchors, with fixed shapes throughout.
+"""Assign targets to cells and anchors: by shape, as Darknet does, or by the predictions.
 
 Nothing here synchronises with the host (no boolean indexing, no count read back), so an
 accelerator queues a whole step.
+
+Positives that follow the predictions, several for each object, come from task-aligned one-stage
+detection (Feng et al. 2021, section 3.2) and from optimal transport (SimOTA: YOLOX, Ge et al.
+2021, section 2.1). Here the candidates are anchors of the cells from which the decoding reaches the
+centre of the object: its own cell, and its neighbours if scale_x_y is above 1.
 """
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from models.boxes import box_iou_aligned, cxcywh_to_xyxy, wh_iou
-from models.config import IouKind
-from models.heads import Head
+from models.config import IouKind, PositivesBy
+from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, cxcywh_to_xyxy, wh_iou
+from models.heads import Anchors, Head, HeadMap
 
 PAIRS_AT_ONCE = 2**18  # boxes x targets compared at once: temporaries of 1 MB fit a CPU's cache
+STEPS = 256  # weights are multiples of 1 / STEPS: their sums are exact, whatever the number of ranks
+OVERLAP_POWER = 6  # of the overlap beside the score, in the alignment (Feng et al. 2021)
+OVERLAP_COST = 3.0  # weight of -log IoU beside the cross-entropy, in the cost (Ge et al. 2021)
+LEAST_LOG = -100.0  # bounds a cross-entropy, as torch does
+NEVER = -math.inf  # the merit of what is not chosen
 
 
 class Cells(NamedTuple):
@@ -31,87 +44,23 @@ class Cells(NamedTuple):
         return ((self.image * anchors + self.anchor) * rows + self.row) * columns + self.column
 
 
-class Positives(NamedTuple):
-    """Pairs of a target and an anchor of a cell, some of which are positive."""
-
-    weight: Tensor  # (p,) 1 where the pair is positive, else 0
-    cells: Cells  # (p,) each
-    targets: Tensor  # (p, 6)
-
-    def joined(self, more: "Positives") -> "Positives":
-        """These pairs and more."""
-        return Positives(
-            torch.cat((self.weight, more.weight)),
-            Cells(*(torch.cat(pair) for pair in zip(self.cells, more.cells, strict=True))),
-            torch.cat((self.targets, more.targets)),
-        )
-
-
-class Anchors(NamedTuple):
-    """The anchors of a head as tensors on the device of its raw map."""
-
-    own: Tensor  # (a, 2) widths and heights in pixels
-    all: Tensor  # (n, 2) those of the whole .cfg
-    mask: Tensor  # (a,) int64: which of all are own
-
-
-class HeadMap(NamedTuple):
-    """A head, its anchors and its raw map."""
-
-    head: Head
-    anchors: Anchors
-    raw: Tensor
-
-
-class HeadAnchors(dict[torch.device, list[Anchors]]):
-    """The anchors of every head by device. Each device gets them once, because the copy blocks."""
-
-    def __init__(self, heads: Sequence[Head]) -> None:
-        self.heads = heads
-
-    def __missing__(self, device: torch.device) -> list[Anchors]:
-        self[device] = [
-            Anchors(*(torch.tensor(part, device=device) for part in (head.anchors, head.all_anchors, head.mask)))
-            for head in self.heads
-        ]
-        return self[device]
-
-
 def positives_by_shape(
     targets: Tensor, anchors: Anchors, stride: int, shape: tuple[int, ...], iou_thresh: float
-) -> Positives:
-    """Pair every target with each anchor of a head in the cell of its centre: t * a pairs.
+) -> tuple[Tensor, Cells, Tensor]:
+    """Pair every target with each anchor of a head in the cell of its centre: p = t * a pairs.
 
     The anchor of the .cfg with the most similar shape (the first of equals) is positive if the head
     has it. With iou_thresh below 1 so are the head's anchors whose shape overlaps by more than
-    that. A target without a size is in no positive pair: such rows fill up batches.
+    that. A target without a size is in no positive pair: such rows fill up batches. Returns the
+    weight (p,), 1 where the pair is positive, else 0, the cells (p,) and the targets (p, 6).
     """
     overlap = wh_iou(targets[:, 4:6], anchors.all)
     most, anchor = overlap.max(1, keepdim=True)
     positive = (anchor == anchors.mask) & (most > 0)  # (t, a)
     if iou_thresh < 1:
         positive = positive | (overlap[:, anchors.mask] > iou_thresh)
-    return Positives(
-        weight=positive.float().flatten(),
-        cells=Cells(*(index.expand(positive.shape).flatten() for index in centre_cells(targets, stride, shape))),
-        targets=targets[:, None].expand(*positive.shape, 6).flatten(0, 1),
-    )
-
-
-def positives_by_overlap(
-    targets: Tensor, boxes_xyxy: Tensor, overlaps: Tensor, shape: tuple[int, ...], threshold: float
-) -> Positives:
-    """Pair every anchor of every cell with the target that its decoded box overlaps most.
-
-    A pair is positive above the threshold. boxes_xyxy, overlaps: argument and result of
-    best_overlaps. There must be a target.
-    """
-    best = first_best_targets(boxes_xyxy, targets, overlaps).clamp(max=len(targets) - 1)
-    return Positives(
-        weight=(overlaps > threshold).float().flatten(),
-        cells=all_cells(shape, boxes_xyxy.device),
-        targets=targets[best.flatten()],
-    )
+    cells = Cells(*(index.expand(positive.shape).flatten() for index in centre_cells(targets, stride, shape)))
+    return positive.float().flatten(), cells, targets[:, None].expand(*positive.shape, 6).flatten(0, 1)
 
 
 def centre_cells(targets: Tensor, stride: int, shape: tuple[int, ...]) -> Cells:
@@ -137,12 +86,6 @@ def targets_in_cells(targets: Tensor, cells: Cells, stride: int) -> Tensor:
     return cxcywh_to_xyxy(torch.cat((centres, targets[:, None, 4:6].expand_as(centres)), dim=-1))
 
 
-def all_cells(shape: tuple[int, ...], device: torch.device) -> Cells:
-    """Every anchor of every cell, in the order of the flattened map."""
-    axes = [torch.arange(length, device=device) for length in shape[:4]]
-    return Cells(*(axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij")))
-
-
 @torch.no_grad()
 def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
     """The largest IoU (batch, n) of each box (batch, n, 4) with a target of its image, or 0.
@@ -153,32 +96,10 @@ def best_overlaps(boxes_xyxy: Tensor, targets: Tensor) -> Tensor:
     batch, count, _ = boxes_xyxy.shape
     best = boxes_xyxy.new_zeros(batch, count)
     for part in targets.split(max(1, PAIRS_AT_ONCE // count)):
-        best.scatter_reduce_(0, *_overlaps(boxes_xyxy, part), reduce="amax")
+        image = part[:, 0].long()
+        iou = box_iou_aligned(boxes_xyxy[image], cxcywh_to_xyxy(part[:, 2:])[:, None], IouKind.iou)
+        best.scatter_reduce_(0, image[:, None].expand_as(iou), iou, reduce="amax")
     return best
-
-
-@torch.no_grad()
-def first_best_targets(boxes_xyxy: Tensor, targets: Tensor, best: Tensor) -> Tensor:
-    """The target of each overlap of best_overlaps: int64 (batch, n).
-
-    Ties go to the first target. The value is t where no overlap is above 0.
-    """
-    count, number = boxes_xyxy.shape[1], len(targets)
-    first = torch.full_like(best, number, dtype=torch.int64)
-    step = max(1, PAIRS_AT_ONCE // count)
-    for start in range(0, number, step):
-        image, iou = _overlaps(boxes_xyxy, targets[start : start + step])
-        index = torch.arange(start, start + len(iou), device=best.device)[:, None]
-        reached = (iou == best.gather(0, image)) & (iou > 0)
-        first.scatter_reduce_(0, image, torch.where(reached, index, number), reduce="amin")
-    return first
-
-
-def _overlaps(boxes_xyxy: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Each target's image, and its IoU with all boxes of that image, both (t, n)."""
-    image = targets[:, 0].long()
-    iou = box_iou_aligned(boxes_xyxy[image], cxcywh_to_xyxy(targets[:, 2:])[:, None], IouKind.iou)
-    return image[:, None].expand_as(iou), iou
 
 
 @torch.no_grad()
@@ -195,3 +116,99 @@ def merge_classes(position: Tensor, weight: Tensor, classes: Tensor, num_classes
     there = weight.new_zeros(len(weight), num_classes)
     there.view(-1).scatter_reduce_(0, group * num_classes + classes.long(), weight, reduce="amax")
     return there[group], weight.new_zeros(len(weight)).scatter_add_(0, group, weight)[group].clamp(min=1)
+
+
+@torch.no_grad()
+def dynamic_positives(
+    maps: Sequence[HeadMap], targets: Tensor, count: int, by: PositivesBy
+) -> list[tuple[Tensor, Cells]]:
+    """The anchors of cells, of all heads together, that learn each target.
+
+    targets: (t, 6) image, class, cx, cy, w, h in pixels. Returns for each head the weights (t, p)
+    of its p candidates, 0 where one is not chosen, and their cells. ``by`` ranks the candidates:
+
+    - overlap: the IoU of the predicted box. The weight is the square of the overlap, as a share of
+      the largest with this target.
+    - alignment: score * IoU^6, where score is objectness * class probability. The weight is this
+      product, as a share of the largest.
+    - cost: the cross-entropy of the root of all scores, plus 3 * -log IoU; the least counts. The
+      weight is 1. The number is the sum of the ``count`` largest overlaps, rounded down, at least
+      1; else it is ``count``.
+
+    Of equals the first is chosen: heads, then anchors, rows, columns. An anchor of a cell that
+    several targets choose learns the one that it overlaps most, or that costs least. A target
+    without a size, and a candidate without an overlap, is never chosen.
+    """
+    candidates = [_candidates(head, raw.shape, targets) for head, _, raw in maps]
+    places = [cells for _, cells in candidates]
+    overlaps, merits = _overlaps_and_merits(maps, candidates, targets, by)
+    if by == PositivesBy.cost:
+        numbers = overlaps.sort(dim=1, descending=True).values[:, :count].sum(1, keepdim=True).floor().clamp(min=1)
+    else:
+        numbers = overlaps.new_full((), count)
+    best = merits.argsort(dim=1, descending=True, stable=True)
+    chosen = torch.empty_like(best).scatter_(1, best, torch.arange(best.shape[1], device=best.device).expand_as(best))
+    rivals = torch.where((chosen < numbers) & (merits > NEVER), merits if by == PositivesBy.cost else overlaps, NEVER)
+    won = _without_rivals(maps, places, rivals)
+    weights = won.to(merits.dtype)
+    if by != PositivesBy.cost:
+        winners = torch.where(won, merits, 0)
+        shares = winners / winners.amax(1, keepdim=True).clamp(min=torch.finfo(winners.dtype).tiny)
+        weights = (shares.square() if by == PositivesBy.overlap else shares).mul(STEPS).round() / STEPS
+    return list(zip(weights.split([cells.anchor.shape[1] for cells in places], dim=1), places, strict=True))
+
+
+def _without_rivals(maps: Sequence[HeadMap], places: Sequence[Cells], merits: Tensor) -> Tensor:
+    """Whether each merit (t, n) is that of a positive: no other target has more at its place."""
+    shapes = [part.raw.shape[:4] for part in maps]
+    starts = accumulate((shape.numel() for shape in shapes[:-1]), initial=0)
+    parts = [cells.flat(shape) + start for cells, shape, start in zip(places, shapes, starts, strict=True)]
+    position = torch.cat(parts, dim=1)
+    most = merits.new_full((sum(shape.numel() for shape in shapes),), NEVER)
+    most.scatter_reduce_(0, position.flatten(), merits.flatten(), reduce="amax")
+    return (merits >= most[position]) & (merits > NEVER)
+
+
+def _candidates(head: Head, shape: tuple[int, ...], targets: Tensor) -> tuple[Tensor, Cells]:
+    """Whether each anchor of each cell about the centres (t, p) can reach them, and the cells."""
+    reach = (head.scale_x_y - 1) / 2  # beyond the cell, in cells
+    steps = torch.arange(-math.ceil(reach), math.ceil(reach) + 1, device=targets.device)
+    rows_on, columns_on = (steps.flatten() for steps in torch.meshgrid(steps, steps, indexing="ij"))
+    image, anchor, row, column = centre_cells(targets, head.stride, shape)
+    rows, columns = row + rows_on, column + columns_on  # (t, m)
+    reached = (rows >= 0) & (rows < shape[2]) & (columns >= 0) & (columns < shape[3]) & (targets[:, 4:5] > 0)
+    for centre, corner in ((targets[:, 2:3], columns), (targets[:, 3:4], rows)):
+        offset = centre / head.stride - corner
+        reached &= (offset > -reach) & (offset < 1 + reach)
+    reached |= (rows_on == 0) & (columns_on == 0) & (targets[:, 4:5] > 0)  # its own, also on an edge
+    pairs = (len(targets), anchor.shape[1], reached.shape[1])  # targets, anchors, cells about the centre
+    inside = rows.clamp(0, shape[2] - 1), columns.clamp(0, shape[3] - 1)
+    indices = (image[:, None], anchor[..., None], *(index[:, None] for index in inside))
+    return reached[:, None].expand(pairs).flatten(1), Cells(*(index.expand(pairs).flatten(1) for index in indices))
+
+
+def _overlaps_and_merits(
+    maps: Sequence[HeadMap], candidates: Sequence[tuple[Tensor, Cells]], targets: Tensor, by: PositivesBy
+) -> tuple[Tensor, Tensor]:
+    """The IoU (t, n) of the boxes predicted at all candidates with their targets, and merits."""
+    parts = []
+    for (head, anchors, raw), (reached, cells) in zip(maps, candidates, strict=True):
+        values = at_least_float32(raw[tuple(cells)])  # (t, p, 5 + classes)
+        boxes = boxes_in_cells(values[..., :2], values[..., 2:4], anchors.own[cells.anchor], head)
+        parts.append((reached, values, boxes, targets_in_cells(targets, cells, head.stride)))
+    # Joined, because an accelerator computes a long row in the time of a short one.
+    reached, predicted, boxes, wanted = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+    iou = box_iou_aligned(boxes, wanted, IouKind.iou).clamp(min=0)
+    overlap = torch.where(reached, iou, 0)
+    merit = overlap
+    if by != PositivesBy.overlap:
+        logs = F.logsigmoid(predicted[..., 4:5]) + F.logsigmoid(predicted[..., 5:])  # of scores (t, p, classes)
+        labels = targets[:, None, 1:2].long().expand(*overlap.shape, 1)
+        if by == PositivesBy.alignment:
+            merit = logs.gather(2, labels)[..., 0].exp() * overlap**OVERLAP_POWER
+        else:
+            roots = logs / 2
+            misses = torch.log1p(-roots.exp()).clamp(min=LEAST_LOG)
+            true = (roots.clamp(min=LEAST_LOG) - misses).gather(2, labels)[..., 0]
+            merit = misses.sum(-1) + true + OVERLAP_COST * overlap.log()
+    return overlap, torch.where(overlap > 0, merit, NEVER)

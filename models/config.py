@@ -37,7 +37,7 @@ class Balance(StrEnum):
 
 
 class PositivesBy(StrEnum):
-    """Which anchors of cells learn a box; all but shape rank them (models/dynamic.py)."""
+    """Which anchors of cells learn a box; all but shape rank them (models/assignment.py)."""
 
     auto = "auto"  # shape; overlap where their number is given; cost for few large objects
     shape = "shape"  # all of its cell whose shapes match, as published

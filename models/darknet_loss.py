@@ -6,7 +6,6 @@ Source: AlexeyAB/darknet, src/yolo_layer.c and src/box.c. For each head:
 - Every object takes the anchor of the .cfg with the most similar shape. If the head has it, it is
   positive in the cell of the object's centre. With iou_thresh below 1 so are the head's anchors
   that overlap by more.
-- With truth_thresh below 1 a decoded box that overlaps an object by more is also positive.
 - A positive has objectness 1, one class term with the classes of all its objects, and a box term
   for each. With iou_thresh below 1 the sum of the box terms is divided by the number of classes.
 Terms are summed over an image and divided only by the images of the global micro-batch.
@@ -24,7 +23,8 @@ the raw values as in other heads, which learns better (docs/results/). cls_norma
 the class term (there only with counters_per_class). The overlap's derivatives by width and height
 are not doubled; those of CIoU's aspect term are exact. A centre on the far edge belongs to the last
 cell. Not used: objectness_smooth, with which a short training learns little (docs/results/).
-Not implemented: focal_loss, max_delta, counters_per_class, iou_thresh_kind.
+Not implemented: truth_thresh (1 in all published files), label_smooth_eps, focal_loss, max_delta,
+counters_per_class, iou_thresh_kind.
 """
 
 import math
@@ -33,18 +33,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.assignment import (
-    Anchors,
-    HeadMap,
-    Positives,
-    best_overlaps,
-    merge_classes,
-    positives_by_overlap,
-    positives_by_shape,
-)
-from models.boxes import EPS, at_least_float32, box_iou_aligned, cxcywh_to_xyxy
-from models.decode import MAX_LOG_SIZE, box_sizes, cell_offsets, decode_boxes
-from models.heads import Head
+from models import decode
+from models.assignment import best_overlaps, merge_classes, positives_by_shape
+from models.decode import at_least_float32, cxcywh_to_xyxy
+from models.heads import Anchors, Head, HeadMap
 from models.loss import HeadLoss, SumOverRanks, Terms, cross_entropy
 
 RECOGNISED = math.log(0.25 / (1 - 0.25))  # logit of the class probability above which a box may be ignored
@@ -65,29 +57,26 @@ class DarknetLoss(HeadLoss):
     def _head_terms(self, head: Head, anchors: Anchors, raw: Tensor, targets: Tensor) -> Terms:
         """The weighted terms of one head, summed over the images."""
         keys = head.darknet_loss
-        boxes = decode_boxes(at_least_float32(raw[..., :4].detach()), anchors.own, head).flatten(1, 3)
+        boxes = decode.decode_boxes(at_least_float32(raw[..., :4].detach()), anchors.own, head).flatten(1, 3)
         overlaps = best_overlaps(boxes, targets)  # (batch, a * rows * columns)
-        positives = positives_by_shape(targets, anchors, head.stride, raw.shape, keys.iou_thresh)
-        if keys.truth_thresh < 1 and len(targets):
-            more = positives_by_overlap(targets, boxes, overlaps, raw.shape, keys.truth_thresh)
-            positives = positives.joined(more)
-        weight, cells, _ = positives
+        weight, cells, objects = positives_by_shape(targets, anchors, head.stride, raw.shape, keys.iou_thresh)
         predicted = at_least_float32(raw[tuple(cells)])  # (p, 5 + classes)
 
         recognised = raw[..., 5:].detach().amax(-1).float() > RECOGNISED
         left_out = recognised & (overlaps.view(raw.shape[:4]) > keys.ignore_thresh)
-        objects = weight.new_zeros(raw.shape[:4])
-        objects.view(-1).scatter_reduce_(0, cells.flat(raw.shape), weight, reduce="amax")
-        counted = torch.maximum(objects, (~left_out).float())
-        objectness = (cross_entropy(at_least_float32(raw[..., 4]), objects) * counted).sum()
+        places = cells.flat(raw.shape)
+        wanted = weight.new_zeros(raw.shape[:4])
+        wanted.view(-1).scatter_reduce_(0, places, weight, reduce="amax")
+        counted = torch.maximum(wanted, (~left_out).float())
+        objectness = (cross_entropy(at_least_float32(raw[..., 4]), wanted) * counted).sum()
 
-        classes, objects_there = merge_classes(cells.flat(raw.shape), weight, positives.targets[:, 1], head.num_classes)
-        smoothed = classes * (1 - keys.label_smooth_eps) + keys.label_smooth_eps / 2
-        classification = (cross_entropy(predicted[:, 5:], smoothed).sum(-1) * weight / objects_there).sum()
+        classes, objects_there = merge_classes(places, weight, objects[:, 1], head.num_classes)
+        classification = (cross_entropy(predicted[:, 5:], classes).sum(-1) * weight / objects_there).sum()
 
         image_size = weight.new_full((2,), raw.shape[3] * head.stride)  # filled on the device
         image_size[1] = raw.shape[2] * head.stride
-        box = _box_errors(head, predicted[:, :4], anchors.own[cells.anchor], positives, image_size)
+        corners = torch.stack((cells.column, cells.row), dim=-1)
+        box = _box_errors(head, predicted[:, :4], anchors.own[cells.anchor], objects, corners, image_size)
         divisor = classes.sum(-1).clamp(min=1) if keys.iou_thresh < 1 else 1
         return (
             (box * weight / divisor).sum() * keys.iou_normalizer,
@@ -96,50 +85,44 @@ class DarknetLoss(HeadLoss):
         )
 
 
-def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Elementwise cross-entropy minus its minimum: 0 where a target between 0 and 1 is met.
+def _box_errors(
+    head: Head, raw: Tensor, anchors: Tensor, objects: Tensor, corners: Tensor, image_size: Tensor
+) -> Tensor:
+    """Box loss (p,) of each pair.
 
-    A cell that is positive by truth_thresh need not hold the centre. Its target is out of reach.
+    raw: (p, 4); anchors: (p, 2); objects: (p, 6); corners: (p, 2), column and row of the cells;
+    image_size: width, height.
     """
-    within = wanted.clamp(0, 1)
-    least: Tensor = torch.special.entr(within) + torch.special.entr(1 - within)
-    return cross_entropy(logits, wanted) - least
-
-
-def _box_errors(head: Head, raw: Tensor, anchors: Tensor, positives: Positives, image_size: Tensor) -> Tensor:
-    """Box loss (p,) of each pair. raw: (p, 4); anchors: (p, 2); image_size: width, height."""
     raw_xy, raw_wh = raw.split(2, dim=-1)
-    corner = torch.stack((positives.cells.column, positives.cells.row), dim=-1)
-    centre = positives.targets[:, 2:4] / head.stride - corner  # in cells, from the corner of the cell
-    size = positives.targets[:, 4:6].clamp(min=EPS)
+    centre = objects[:, 2:4] / head.stride - corners  # in cells, from the corner of the cell
+    size = objects[:, 4:6].clamp(min=decode.EPS)
     kind = head.darknet_loss.iou_loss
-    if kind is None:
-        errors = _offset_errors(raw_xy, centre, head) + _size_errors(raw_wh, size / anchors, head)
+    if kind is None:  # Darknet's gradients are offset - wanted in cells, and raw or sigmoid - wanted in anchors
+        probability = (centre + (head.scale_x_y - 1) / 2) / head.scale_x_y  # inverse of cell_offsets
+        errors = _divergence(raw_xy, probability) * head.scale_x_y
+        wanted = size / anchors
+        if head.new_coords:
+            errors = errors + _divergence(raw_wh, (wanted.sqrt() / 2).clamp(max=1))
+        else:
+            errors = errors + (raw_wh - wanted.log()).square() / 2
         return errors.sum(-1) * (2 - (size / image_size).prod(-1))  # small objects count more
 
     # Darknet's units: the image's width and height are 1.
     cell = head.stride / image_size
-    growth = 1 if head.new_coords else raw_wh.detach().clamp(max=MAX_LOG_SIZE).exp()
-    predicted_centre = _carried_by(raw_xy, cell_offsets(raw_xy, head) * cell)
-    predicted_size = _carried_by(raw_wh, box_sizes(raw_wh, anchors, head) / image_size, growth)
+    growth = 1 if head.new_coords else raw_wh.detach().clamp(max=decode.MAX_LOG_SIZE).exp()
+    predicted_centre = _carried_by(raw_xy, decode.cell_offsets(raw_xy, head) * cell)
+    predicted_size = _carried_by(raw_wh, decode.box_sizes(raw_wh, anchors, head) / image_size, growth)
     predicted = cxcywh_to_xyxy(torch.cat((predicted_centre, predicted_size), dim=-1))
-    wanted = cxcywh_to_xyxy(torch.cat((centre * cell, size / image_size), dim=-1))
-    return 1 - box_iou_aligned(predicted, wanted, kind)
+    boxes = cxcywh_to_xyxy(torch.cat((centre * cell, size / image_size), dim=-1))
+    return 1 - decode.box_iou_aligned(predicted, boxes, kind)
+
+
+def _divergence(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Elementwise cross-entropy minus its minimum: 0 where a target between 0 and 1 is met."""
+    least: Tensor = torch.special.entr(wanted) + torch.special.entr(1 - wanted)
+    return cross_entropy(logits, wanted) - least
 
 
 def _carried_by(carrier: Tensor, value: Tensor, factor: Tensor | float = 1) -> Tensor:
     """`value`, whose gradient goes to `carrier`, times `factor`, as if it were `carrier`."""
     return value.detach() + (carrier - carrier.detach()) * factor
-
-
-def _offset_errors(raw_xy: Tensor, wanted: Tensor, head: Head) -> Tensor:
-    """Losses (p, 2) with Darknet's gradient, offset - wanted in cells; 0 where they agree."""
-    probability = (wanted + (head.scale_x_y - 1) / 2) / head.scale_x_y  # inverse of cell_offsets
-    return _divergence(raw_xy, probability) * head.scale_x_y
-
-
-def _size_errors(raw_wh: Tensor, wanted: Tensor, head: Head) -> Tensor:
-    """Losses (p, 2) with Darknet's gradient, raw or sigmoid - wanted; sizes in anchors."""
-    if head.new_coords:
-        return _divergence(raw_wh, (wanted.sqrt() / 2).clamp(max=1))
-    return (raw_wh - wanted.log()).square() / 2

@@ -1,6 +1,7 @@
-"""Decoding (shared with the losses), scores and non-maximum suppression: raw maps to boxes.
+"""Boxes: their formats and overlaps, decoding (shared with the losses), and suppression.
 
-torchvision is imported where it is used: that takes as long as torch, and many programs need none.
+Formats are x1, y1, x2, y2 corners, or cx, cy, w, h centres and sizes, in pixels. torchvision is
+imported where it is used: that takes as long as torch, and many programs need none.
 """
 
 import math
@@ -13,15 +14,70 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.assignment import Anchors, HeadAnchors
-from models.boxes import cxcywh_to_xyxy
-from models.heads import Head
+from models.config import IouKind
+from models.heads import Anchors, Head, HeadAnchors
 
+EPS = 1e-7  # keeps quotients finite for boxes without area; far below any area in pixels
 MAX_LOG_SIZE = math.log(1e3)  # at most a thousand anchors wide: exp stays finite early in training
 FIRST_CANDIDATES = 10  # candidates for each detection wanted that are tried before all others
 CHUNK = 2**16  # candidates in one suppression, which takes up to n * n / 8 bytes of a GPU: 512 MB
 REACH = 2**18  # pixels from the origin; boxes are cut there
 PER_PIXEL = 2**18  # steps of a coordinate, about float32's own at 48 pixels
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor in float32, or unchanged if float64: losses are computed in these types."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def cxcywh_to_xyxy(boxes_cxcywh: Tensor) -> Tensor:
+    """(..., 4) centres and sizes to corners."""
+    centre, size = boxes_cxcywh[..., :2], boxes_cxcywh[..., 2:]
+    return torch.cat((centre - size / 2, centre + size / 2), dim=-1)
+
+
+def wh_iou(sizes1: Tensor, sizes2: Tensor) -> Tensor:
+    """IoU (n, m) of sizes (n, 2) and (m, 2) around a common centre: how alike two shapes are."""
+    intersection = torch.minimum(sizes1[:, None], sizes2[None]).prod(-1)
+    union = sizes1.prod(-1)[:, None] + sizes2.prod(-1)[None] - intersection
+    return intersection / union.clamp(min=EPS)
+
+
+def box_iou_aligned(boxes1_xyxy: Tensor, boxes2_xyxy: Tensor, kind: IouKind) -> Tensor:
+    """Overlap (...) of two tensors of boxes (..., 4), pair by pair, in float32 or float64.
+
+    Differentiable. GIoU (Rezatofighi et al. 2019) subtracts the share of the enclosing box that
+    neither covers. DIoU (Zheng et al. 2020) subtracts the squared distance of the centres over the
+    squared diagonal of the enclosing box. CIoU also subtracts the difference of the aspect ratios;
+    its weight alpha gets no gradient, as its authors define it.
+    """
+    # Half precision would lose EPS and, above 2048, whole pixels.
+    boxes1_xyxy, boxes2_xyxy = at_least_float32(boxes1_xyxy), at_least_float32(boxes2_xyxy)
+    low1, high1 = boxes1_xyxy[..., :2], boxes1_xyxy[..., 2:]
+    low2, high2 = boxes2_xyxy[..., :2], boxes2_xyxy[..., 2:]
+    size1, size2 = high1 - low1, high2 - low2
+    intersection = (torch.minimum(high1, high2) - torch.maximum(low1, low2)).clamp(min=0).prod(-1)
+    union = size1.prod(-1) + size2.prod(-1) - intersection
+    iou = intersection / union.clamp(min=EPS)
+    if kind is IouKind.iou:
+        return iou
+
+    enclosing = torch.maximum(high1, high2) - torch.minimum(low1, low2)
+    if kind is IouKind.giou:
+        area = enclosing.prod(-1).clamp(min=EPS)
+        return iou - (area - union) / area
+
+    distance = ((low1 + high1 - low2 - high2) / 2).square().sum(-1)
+    diou = iou - distance / enclosing.square().sum(-1).clamp(min=EPS)
+    if kind is IouKind.diou:
+        return diou
+
+    angle1 = torch.atan(size1[..., 0] / size1[..., 1].clamp(min=EPS))
+    angle2 = torch.atan(size2[..., 0] / size2[..., 1].clamp(min=EPS))
+    aspect = (2 / math.pi * (angle1 - angle2)).square()
+    with torch.no_grad():
+        alpha = aspect / (1 - iou + aspect).clamp(min=EPS)
+    return diou - alpha * aspect
 
 
 def cell_offsets(raw_xy: Tensor, head: Head) -> Tensor:

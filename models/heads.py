@@ -1,15 +1,20 @@
 """The [yolo] sections of a .cfg: their anchors, decoding and options for Darknet's loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from models.cfg import Cfg, Section, parse_cfg, with_options
 from models.config import MAX_SCALE_X_Y, IouKind
 from models.errors import ModelError
 
 MISSING_ANCHOR = 0.5
+MAX_ANCHORS = 1000
 MIN_ANCHOR, MAX_ANCHOR = 0.01, 1e6  # pixels
-Anchors = tuple[tuple[float, float], ...]  # (width, height) in pixels at network scale
+Sizes = tuple[tuple[float, float], ...]  # (width, height) in pixels at network scale
 
 
 @dataclass(frozen=True)
@@ -20,10 +25,8 @@ class DarknetLossKeys:
         ("mse").
     *_normalizer: weights of the box, class and objectness terms.
     ignore_thresh: a box that overlaps an object by more than this is not a negative.
-    truth_thresh: a box that overlaps an object by more than this is a positive; 1 means never.
     iou_thresh: besides the best anchor, those whose shape overlaps an object's by more than this
         are positive; 1 means none.
-    label_smooth_eps: class targets move from 0 and 1 by half of this.
     """
 
     iou_loss: IouKind | None = None
@@ -31,9 +34,7 @@ class DarknetLossKeys:
     cls_normalizer: float = 1.0
     obj_normalizer: float = 1.0
     ignore_thresh: float = 0.5
-    truth_thresh: float = 1.0
     iou_thresh: float = 1.0
-    label_smooth_eps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,54 @@ class Head:
 
     layer: int
     stride: int
-    anchors: Anchors
+    anchors: Sizes
     num_classes: int
     scale_x_y: float = 1.0
     new_coords: bool = False
-    all_anchors: Anchors = ()
+    all_anchors: Sizes = ()
     mask: tuple[int, ...] = ()
     darknet_loss: DarknetLossKeys = DarknetLossKeys()
+
+
+class Anchors(NamedTuple):
+    """The anchors of a head as tensors on the device of its raw map."""
+
+    own: Tensor  # (a, 2) widths and heights in pixels
+    all: Tensor  # (n, 2) those of the whole .cfg
+    mask: Tensor  # (a,) int64: which of all are own
+
+
+class HeadMap(NamedTuple):
+    """A head, its anchors and its raw map."""
+
+    head: Head
+    anchors: Anchors
+    raw: Tensor
+
+
+class HeadAnchors(dict[torch.device, list[Anchors]]):
+    """The anchors of every head by device. Each device gets them once, because the copy blocks."""
+
+    def __init__(self, heads: Sequence[Head]) -> None:
+        self.heads = heads
+
+    def __missing__(self, device: torch.device) -> list[Anchors]:
+        self[device] = [
+            Anchors(*(torch.tensor(part, device=device) for part in (head.anchors, head.all_anchors, head.mask)))
+            for head in self.heads
+        ]
+        return self[device]
 
 
 def read_head(section: Section, layer: int, stride: int, num_classes: int) -> Head:
     """The head of a [yolo] section. Raises ModelError with file and line for bad values."""
     all_anchors, mask = read_anchors(section)
+    iou_loss = section.choice("iou_loss", "mse", ("mse", *IouKind.__members__))
+    weights = {
+        field.name: section.number(field.name, field.default, minimum=0)
+        for field in fields(DarknetLossKeys)
+        if isinstance(field.default, float)
+    }
     return Head(
         layer=layer,
         stride=stride,
@@ -69,11 +106,11 @@ def read_head(section: Section, layer: int, stride: int, num_classes: int) -> He
         new_coords=section.integer("new_coords", 0) != 0,
         all_anchors=all_anchors,
         mask=mask,
-        darknet_loss=_loss_keys(section),
+        darknet_loss=DarknetLossKeys(None if iou_loss == "mse" else IouKind[iou_loss], **weights),
     )
 
 
-def read_anchors(section: Section) -> tuple[Anchors, tuple[int, ...]]:
+def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
     """All anchors of a [yolo] section, and the indices of those that its mask selects.
 
     All listed pairs count, even beyond `num`: published files list more. If the last pair is
@@ -87,25 +124,11 @@ def read_anchors(section: Section) -> tuple[Anchors, tuple[int, ...]]:
             f"anchors must lie in {MIN_ANCHOR}..{MAX_ANCHOR:,.0f} pixels, got {wrong_sizes[0]:g}", "anchors"
         )
     anchors = tuple(zip(values[::2], values[1::2], strict=True))
-    num = section.integer("num", 1, minimum=1)
-    if "mask" in section.options:
-        mask = tuple(section.integers("mask"))
-    elif num <= len(anchors):
-        mask = tuple(range(num))
-    else:
-        raise section.error(f"has no mask, and num={num} is more than its {len(anchors)} anchors", "num")
+    num = section.integer("num", 1, minimum=1, maximum=MAX_ANCHORS)
+    mask = tuple(section.integers("mask") if "mask" in section.options else range(num))
     if wrong := [index for index in mask if not 0 <= index < len(anchors)]:
         raise section.error(f"mask names anchor {wrong[0]}, but the {len(anchors)} are numbered from 0", "mask")
     return anchors, mask
-
-
-def _loss_keys(section: Section) -> DarknetLossKeys:
-    kind = section.choice("iou_loss", "mse", ("mse", *IouKind.__members__))
-    numbers = {key: value for key, value in vars(DarknetLossKeys()).items() if type(value) is float}
-    return DarknetLossKeys(
-        iou_loss=None if kind == "mse" else IouKind[kind],
-        **{key: section.number(key, default, minimum=0) for key, default in numbers.items()},
-    )
 
 
 def with_anchors(cfg: Cfg, anchors: Sequence[Sequence[float]] | str) -> Cfg:

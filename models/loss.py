@@ -2,8 +2,8 @@
 
 YoloLoss has the formulation of the first PyTorch YOLOv3-SPP (ultralytics/yolov3, branch archive):
 every anchor of every head whose shape fits a target is positive in the cell that holds the target's
-centre. With ``positives``, dynamic.py chooses by the predictions instead. In that formulation each
-term is a sum of means, one of each head; ``balance`` has other sums.
+centre. With ``positives`` the predictions choose instead. In that formulation each term is a sum of
+means, one of each head; ``balance`` has other sums.
 
 All arithmetic is in float32, or in float64 for float64 maps. Shapes depend only on the number of
 targets (no boolean indexing), so a step on an accelerator never waits for the host.
@@ -11,22 +11,23 @@ targets (no boolean indexing), so a step on an accelerator never waits for the h
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.assignment import Cells, HeadAnchors, HeadMap, centre_cells, targets_in_cells
-from models.boxes import at_least_float32, box_iou_aligned, wh_iou
+from models.assignment import Cells, centre_cells, dynamic_positives, targets_in_cells
 from models.config import Balance, LossConfig
-from models.decode import boxes_in_cells
-from models.dynamic import dynamic_positives
+from models.decode import at_least_float32, box_iou_aligned, boxes_in_cells, wh_iou
 from models.errors import ModelError
-from models.heads import Head
+from models.heads import Head, HeadAnchors, HeadMap
 
 Terms = tuple[Tensor, Tensor, Tensor]  # scalars: box, objectness, classification
 SumOverRanks = Callable[[Tensor], Tensor]
+# Elementwise, of logits and targets; its gradient is probability - target.
+cross_entropy = partial(F.binary_cross_entropy_with_logits, reduction="none")
 
 
 class LossParts(NamedTuple):
@@ -36,16 +37,6 @@ class LossParts(NamedTuple):
     box: Tensor
     objectness: Tensor
     classification: Tensor
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Elementwise binary cross-entropy; its gradient is probability - target."""
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-
-
-def identity(tensor: Tensor) -> Tensor:
-    """Sum over a single rank."""
-    return tensor
 
 
 class HeadLoss(ABC):
@@ -60,7 +51,7 @@ class HeadLoss(ABC):
         raw_maps: Sequence[Tensor],
         targets: Tensor,
         objectness_ratio: float = 1.0,
-        sum_over_ranks: SumOverRanks = identity,
+        sum_over_ranks: SumOverRanks = lambda tensor: tensor,
         world_size: int = 1,
     ) -> LossParts:
         """The loss of one micro-batch.
@@ -96,23 +87,26 @@ class YoloLoss(HeadLoss):
     def __init__(self, heads: Sequence[Head], config: LossConfig) -> None:
         super().__init__(heads)
         self.config = config
-        self._class_weights: dict[torch.device, Tensor] = {}
         weights, classes = config.class_weights, self.heads[0].num_classes
         if isinstance(weights, list) and len(weights) != classes:
             raise ModelError(f"loss.class_weights has {len(weights)} numbers for {classes} classes. fix: one for each")
-
-    def _weights_of(self, classes: Tensor) -> Tensor:
-        """Factors (t, 1) on the class terms of targets of the classes (t, 1)."""
-        device = classes.device
-        if device not in self._class_weights:  # copied once, because the copy blocks
-            self._class_weights[device] = torch.tensor(self.config.class_weights, device=device)
-        return self._class_weights[device][classes]
+        self._class_weights = torch.tensor(weights) if isinstance(weights, list) else None
 
     def _terms(
         self, maps: list[HeadMap], targets: Tensor, ratio: float, sum_over_ranks: SumOverRanks, world_size: int
     ) -> tuple[list[Terms], Sequence[float | Tensor]]:
         config, count = self.config, len(maps)
-        pairs = self._positives(maps, targets)
+        # For each head weights (t, p), 0 where a target is not learnt, and the p candidates
+        if config.positives is not None:
+            pairs = dynamic_positives(maps, targets, config.positives, config.ranked_by)
+        else:
+            pairs = [
+                (
+                    (wh_iou(targets[:, 4:6], anchors.own) > config.anchor_iou).to(at_least_float32(raw).dtype),
+                    centre_cells(targets, head.stride, raw.shape),
+                )
+                for head, anchors, raw in maps
+            ]
         positives = sum_over_ranks(torch.stack([weight.sum() for weight, _ in pairs]))
         cells: list[float] = [part.raw[..., 4].numel() * world_size for part in maps]
         if config.balance == Balance.pooled:  # each head counts as if all had equally many
@@ -122,22 +116,6 @@ class YoloLoss(HeadLoss):
         shares = 1 / positives.clamp(min=1)  # without positives the terms are 0, not 0 / 0
         terms = [self._head_terms(*each, targets, ratio) for each in zip(maps, pairs, shares, cells, strict=True)]
         return terms, (config.box, config.objectness, config.class_weight * self.heads[0].num_classes / 80)
-
-    def _positives(self, maps: list[HeadMap], targets: Tensor) -> list[tuple[Tensor, Cells]]:
-        """Which anchors of cells of each head learn t targets: p for each, of which some count.
-
-        Returns for each head weights (t, p), 0 where a target is not learnt, and the cells.
-        """
-        config = self.config
-        if config.positives is not None:
-            pairs = dynamic_positives(maps, targets, config.positives, config.ranked_by)
-        else:
-            alike = [(wh_iou(targets[:, 4:6], part.anchors.own) > config.anchor_iou).float() for part in maps]
-            cells = [centre_cells(targets, part.head.stride, part.raw.shape) for part in maps]
-            pairs = list(zip(alike, cells, strict=True))
-        return [
-            (weight.to(at_least_float32(part.raw).dtype), at) for part, (weight, at) in zip(maps, pairs, strict=True)
-        ]
 
     def _head_terms(
         self, part: HeadMap, pairs: tuple[Tensor, Cells], share: Tensor, num_cells: float, targets: Tensor, ratio: float
@@ -152,25 +130,18 @@ class YoloLoss(HeadLoss):
         box = ((1 - iou) * weight).sum() * share
 
         quality = 1 - ratio + ratio * iou.detach().clamp(min=0)
-        wanted = _objectness_targets(raw, cells, quality * weight)
+        # If several targets claim one anchor of one cell, the largest quality counts, whatever
+        # their order; the box and class terms count each. Pairs that do not match write 0.
+        wanted = weight.new_zeros(raw.shape[:4])
+        places = cells.flat(raw.shape).flatten()
+        wanted.view(-1).scatter_reduce_(0, places, (quality * weight).flatten(), reduce="amax")
         objectness = cross_entropy(at_least_float32(raw[..., 4]), wanted).sum() / num_cells
 
         # Even a single class is learnt: decoding multiplies by its probability, as in Darknet.
         labels = targets[:, 1:2].long()
         classes = labels[..., None] == torch.arange(head.num_classes, device=raw.device)  # (t, 1, classes)
         losses = cross_entropy(class_logits, classes.to(class_logits.dtype).expand_as(class_logits))
-        if isinstance(config.class_weights, list):
-            weight = weight * self._weights_of(labels)
+        if self._class_weights is not None:
+            self._class_weights = self._class_weights.to(raw.device)  # once, because the copy blocks
+            weight = weight * self._class_weights[labels]
         return box, objectness, (losses.mean(-1) * weight).sum() * share
-
-
-def _objectness_targets(raw: Tensor, cells: Cells, quality: Tensor) -> Tensor:
-    """Objectness targets (batch, anchors, rows, columns): the quality (t, p) of positives, or 0.
-
-    If several targets claim one anchor of one cell, the largest quality counts, whatever the order
-    of the targets. The box and class terms count each target.
-    """
-    targets = quality.new_zeros(raw.shape[:4])
-    # Pairs that do not match write 0, which changes no maximum.
-    targets.view(-1).scatter_reduce_(0, cells.flat(raw.shape).flatten(), quality.flatten(), reduce="amax")
-    return targets

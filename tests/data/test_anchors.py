@@ -21,7 +21,7 @@ from data.anchors import (
     recall,
     refine_anchors,
 )
-from models.boxes import wh_iou
+from models.decode import wh_iou
 from tests.data.conftest import CocoSet
 
 PLANTED = np.array([[10.0, 12.0], [40.0, 20.0], [30.0, 90.0], [200.0, 150.0]])

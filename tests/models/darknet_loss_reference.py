@@ -72,7 +72,7 @@ def _one_head(raw: np.ndarray, targets: list, head: Head, image_size: tuple[int,
     for cell, labels in wanted.classes.items():
         seen["several classes"] += len(labels) > 1
         for index in range(head.num_classes):
-            hot = float(index in labels) * (1 - keys.label_smooth_eps) + keys.label_smooth_eps / 2
+            hot = float(index in labels)
             delta[cell][5 + index] = keys.cls_normalizer * (hot - activated[cell][5 + index])
             class_loss += keys.cls_normalizer * _loss(raw[cell][5 + index], hot)
     for cell, box in wanted.boxes:
@@ -95,23 +95,17 @@ def _activated(raw: np.ndarray, head: Head) -> np.ndarray:
 def _assign_by_overlap(
     wanted: _Assigned, activated: np.ndarray, truths: list, head: Head, image_size: tuple[int, int], seen: Counter
 ) -> None:
-    """Every cell is empty, left out or, if its prediction overlaps an object enough, positive."""
+    """Every cell is empty or, if its prediction overlaps an object enough, left out."""
     keys = head.darknet_loss
     for cell in product(*map(range, activated.shape[:4])):
         predicted = _box(activated[cell], cell, head, activated.shape, image_size)
-        best, best_label, best_box = 0.0, -1, ()
-        for image, label, box in truths:
-            if image == cell[0] and overlap(predicted, box, "iou") > best:
-                best, best_label, best_box = overlap(predicted, box, "iou"), label, box
+        best = max((overlap(predicted, box, "iou") for image, _, box in truths if image == cell[0]), default=0.0)
         wanted.objectness[cell] = 0.0
         if best > keys.ignore_thresh and max(activated[cell][5:]) > 0.25:
             wanted.objectness[cell] = None
             seen["left out"] += 1
         elif best > keys.ignore_thresh:
             seen["not recognised"] += 1
-        if best > keys.truth_thresh:
-            wanted.make_positive(cell, best_label, best_box)
-            seen["by overlap"] += 1
 
 
 def _assign_by_anchor(

@@ -5,51 +5,31 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from models import assignment
-from models.assignment import (
-    Anchors,
-    all_cells,
-    best_overlaps,
-    centre_cells,
-    first_best_targets,
-    merge_classes,
-    positives_by_shape,
-)
-from models.boxes import cxcywh_to_xyxy
+from models import Head, assignment
+from models.assignment import best_overlaps, centre_cells, dynamic_positives, merge_classes, positives_by_shape
+from models.config import PositivesBy
+from models.decode import cxcywh_to_xyxy
+from models.heads import Anchors, HeadAnchors, HeadMap
 
 SHAPE = (2, 3, 4, 5, 8)  # batch, anchors, rows, columns, values
 
 
 @pytest.fixture(params=[2**18, 70], ids=["at once", "one by one"])
 def boxes_and_targets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor]:
-    """60 boxes in each of three images, the last without a target; two targets are the same."""
+    """60 boxes in each of three images, the last without a target."""
     monkeypatch.setattr(assignment, "PAIRS_AT_ONCE", request.param)
     boxes = cxcywh_to_xyxy(torch.rand(3, 60, 4) * 60 + 4)
     targets = torch.cat((torch.randint(0, 2, (20, 1)), torch.randint(0, 5, (20, 1)), torch.rand(20, 4) * 60 + 4), 1)
-    targets[7] = targets[3]
     return boxes, targets
 
 
 def test_best_overlaps_are_those_of_torchvision(boxes_and_targets: tuple[Tensor, Tensor]) -> None:
     boxes, targets = boxes_and_targets
     best = best_overlaps(boxes, targets)
-    first = first_best_targets(boxes, targets, best)
-    for image in range(3):
-        rows = (targets[:, 0] == image).nonzero()[:, 0]
-        if len(rows) == 0:
-            assert (best[image] == 0).all() and (first[image] == len(targets)).all()
-            continue
-        expected = box_iou(boxes[image], cxcywh_to_xyxy(targets[rows, 2:]))
+    for image in range(2):
+        expected = box_iou(boxes[image], cxcywh_to_xyxy(targets[targets[:, 0] == image, 2:]))
         torch.testing.assert_close(best[image], expected.amax(1))
-        touched = best[image] > 0
-        assert first[image][touched].equal(rows[expected.argmax(1)][touched])
-    assert (first != 7).all(), "of equal targets the first counts"
-
-
-def test_without_targets_nothing_overlaps() -> None:
-    boxes, none = torch.rand(2, 10, 4), torch.zeros(0, 6)
-    best = best_overlaps(boxes, none)
-    assert (best == 0).all() and (first_best_targets(boxes, none, best) == 0).all()
+    assert (best[2] == 0).all() and (best_overlaps(boxes, targets[:0]) == 0).all()
 
 
 def test_cells_hold_the_centres_and_the_far_edge_belongs_to_the_last() -> None:
@@ -60,7 +40,6 @@ def test_cells_hold_the_centres_and_the_far_edge_belongs_to_the_last() -> None:
 
 
 def test_flat_positions_are_those_of_the_flattened_map() -> None:
-    assert all_cells(SHAPE, torch.device("cpu")).flat(SHAPE).equal(torch.arange(2 * 3 * 4 * 5))
     raw = torch.randn(SHAPE)
     cells = centre_cells(torch.rand(6, 6) * torch.tensor([2, 1, 160, 128, 9, 9]), 32, SHAPE)
     assert raw[tuple(cells)].equal(raw.flatten(0, 3)[cells.flat(SHAPE)])
@@ -73,7 +52,7 @@ def test_of_equal_anchors_the_first_is_the_best() -> None:
 
     def positive(mask: list[int], iou_thresh: float) -> list[float]:
         anchors = Anchors(listed[mask], listed, torch.tensor(mask))
-        return positives_by_shape(target, anchors, 32, (1, len(mask), 4, 4), iou_thresh).weight.tolist()
+        return positives_by_shape(target, anchors, 32, (1, len(mask), 4, 4), iou_thresh)[0].tolist()
 
     assert positive([0, 1], 1.0) == [1, 0] and positive([2, 3], 1.0) == [0, 0]
     assert positive([0, 1], 0.5) == [1, 0] and positive([2, 3], 0.5) == [1, 1]
@@ -86,3 +65,55 @@ def test_pairs_at_one_position_share_their_classes() -> None:
     five, nine, two = [1, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]
     assert classes.tolist() == [five, nine, five, five, two, nine]
     assert count.tolist() == [2, 1, 2, 2, 1, 1]
+
+
+def test_positives_are_those_that_overlap_most_and_reach_the_centre() -> None:
+    """The corner of four cells is in reach of all four; a better box weighs more."""
+    head = Head(layer=0, stride=32, anchors=((40.0, 40.0),), num_classes=3, scale_x_y=2)
+    raw = torch.zeros(1, 1, 3, 4, 8)  # predicts a 40 x 40 box at the centre of each cell
+    raw[0, 0, 1, 1, :2] = torch.tensor([(0.5 + 0.5) / 2 + 0.25] * 2).logit()  # centre (1.0, 1.0) of this cell: exact
+    target = torch.tensor([[0.0, 2, 64, 64, 40, 40]])
+    anchors = HeadAnchors([head])[target.device]
+    ((weight, cells),) = dynamic_positives([HeadMap(head, anchors[0], raw)], target, 3, PositivesBy.overlap)
+    learnt = {(int(r), int(c)): float(w) for w, r, c in zip(weight[0], cells.row[0], cells.column[0], strict=True) if w}
+    assert learnt == {(1, 1): 1.0, (1, 2): learnt[1, 2], (2, 1): learnt[1, 2]}  # of equals the first, not (2, 2)
+    shared = 24 * 24  # of boxes 16 pixels apart in both directions
+    assert learnt[1, 2] == pytest.approx((shared / (3200 - shared)) ** 2, abs=1 / 512)
+
+
+def test_the_score_decides_between_boxes_alike_and_the_overlaps_how_many_learn() -> None:
+    """Four cells reach the centre: one knows the class, two know none, one predicts a small box."""
+    head = Head(layer=0, stride=32, anchors=((40.0, 40.0),), num_classes=3, scale_x_y=2)
+    raw = torch.zeros(1, 1, 3, 4, 8)
+    near = 0.74  # of the offset's sigmoid; at 0.75 the centre would be that of the object
+    for row, column in ((1, 1), (1, 2), (2, 1), (2, 2)):  # each box overlaps the object by .94
+        sides = torch.tensor([near if column == 1 else 1 - near, near if row == 1 else 1 - near])
+        raw[0, 0, row, column, :2] = sides.logit()
+    raw[0, 0, 2, 2, 2:4] = -0.35  # half the area
+    raw[0, 0, 1, 2, 5:] = torch.tensor([-2.0, -2, 2])
+    target = torch.tensor([[0.0, 2, 64, 64, 40, 40]])
+    part = HeadMap(head, HeadAnchors([head])[target.device][0], raw)
+
+    def learnt(count: int, by: PositivesBy) -> dict[tuple[int, int], float]:
+        ((weight, cells),) = dynamic_positives([part], target, count, by)
+        found = zip(weight[0].tolist(), cells.row[0].tolist(), cells.column[0].tolist(), strict=True)
+        return {(row, column): value for value, row, column in found if value}
+
+    assert learnt(1, PositivesBy.overlap) == {(1, 1): 1}  # of three equal boxes the first
+    assert learnt(1, PositivesBy.alignment) == {(1, 2): 1}  # of three equal boxes that of the class
+    shares = learnt(3, PositivesBy.alignment)
+    assert shares == {(1, 2): 1, (1, 1): shares[1, 1], (2, 1): shares[1, 1]}
+    assert shares[1, 1] == pytest.approx(0.5 / torch.tensor(2.0).sigmoid().item(), abs=1 / 256)
+    # .94 * 3 + .5 are more than three, .94 * 2 more than one.
+    assert learnt(10, PositivesBy.cost) == {(1, 1): 1, (1, 2): 1, (2, 1): 1}
+    assert learnt(2, PositivesBy.cost) == {(1, 2): 1}
+
+
+def test_an_anchor_that_two_objects_choose_learns_the_cheaper() -> None:
+    head = Head(layer=0, stride=32, anchors=((40.0, 40.0),), num_classes=3)
+    raw = torch.zeros(1, 1, 3, 4, 8)
+    raw[0, 0, 1, 1, 5:] = torch.tensor([-2.0, -2, 3])
+    targets = torch.tensor([[0.0, 0, 48, 48, 40, 40], [0.0, 2, 48, 48, 40, 38], [0.0, 1, 16, 16, 40, 40]])
+    part = HeadMap(head, HeadAnchors([head])[targets.device][0], raw)
+    chosen = {by: dynamic_positives([part], targets, 10, by)[0][0][:, 0].tolist() for by in list(PositivesBy)[2:]}
+    assert chosen == {PositivesBy.overlap: [1, 0, 1], PositivesBy.alignment: [1, 0, 1], PositivesBy.cost: [0, 1, 1]}

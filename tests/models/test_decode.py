@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torchvision import ops
 
-from models import Head, Postprocess
+from models import Head, IouKind, Postprocess
 from models import decode as decoding
-from models.decode import REACH, decode, nms_at_once, nms_in_each_group
+from models.decode import REACH, box_iou_aligned, cxcywh_to_xyxy, decode, nms_at_once, nms_in_each_group, wh_iou
 from tests.host_reads import HostReads
 
 HEADS = [
@@ -29,6 +29,57 @@ def random_maps(batch: int, bias: float = 0.0) -> list[Tensor]:
 def postprocess(**changes: float) -> Postprocess:
     options = {"confidence": 0.05, "nms_iou": 0.5, "max_detections": 10000, "multi_label": True} | changes
     return Postprocess(HEADS, **options)
+
+
+def random_boxes(count: int) -> torch.Tensor:
+    low = torch.rand(count, 2) * 80
+    return torch.cat((low, low + 1 + torch.rand(count, 2) * 60), dim=1)
+
+
+def test_corners_equal_torchvisions() -> None:
+    boxes = ops.box_convert(random_boxes(50), "xyxy", "cxcywh")
+    torch.testing.assert_close(cxcywh_to_xyxy(boxes), ops.box_convert(boxes, "cxcywh", "xyxy"))
+
+
+TORCHVISION = {
+    IouKind.giou: ops.generalized_box_iou_loss,
+    IouKind.diou: ops.distance_box_iou_loss,
+    IouKind.ciou: ops.complete_box_iou_loss,
+}
+
+
+@pytest.mark.parametrize("kind", TORCHVISION)
+def test_overlaps_and_gradients_equal_torchvisions(kind: IouKind) -> None:
+    targets, ours = random_boxes(200), random_boxes(200).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    loss, reference = 1 - box_iou_aligned(ours, targets, kind), TORCHVISION[kind](theirs, targets)
+    torch.testing.assert_close(loss, reference, rtol=1e-4, atol=1e-5)
+    loss.sum().backward()
+    reference.sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_plain_ious_are_torchvisions() -> None:
+    one, other = random_boxes(100), random_boxes(100)
+    torch.testing.assert_close(box_iou_aligned(one, other, IouKind.iou), ops.box_iou(one, other).diagonal())
+    sizes = [ops.box_convert(boxes, "xyxy", "xywh")[:, 2:] for boxes in (one, other)]
+    at_zero = [torch.cat((torch.zeros_like(size), size), 1) for size in sizes]
+    torch.testing.assert_close(wh_iou(*sizes), ops.box_iou(*at_zero))
+
+
+@pytest.mark.parametrize("kind", IouKind)
+def test_degenerate_boxes_stay_finite(kind: IouKind) -> None:
+    point = torch.tensor([[5.0, 5, 5, 5], [0, 0, 0, 10], [0, 0, 1e-20, 1e-20]], requires_grad=True)
+    overlap = box_iou_aligned(point, torch.tensor([[5.0, 5, 5, 5], [0, 0, 10, 0], [0, 0, 10, 10]]), kind)
+    overlap.sum().backward()
+    assert overlap.isfinite().all() and point.grad is not None and point.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", IouKind)
+def test_half_precision_is_computed_in_float32(kind: IouKind) -> None:
+    one, other = random_boxes(20).half(), random_boxes(20).half()
+    overlap = box_iou_aligned(one, other, kind)
+    assert overlap.dtype == torch.float32 and overlap.equal(box_iou_aligned(one.float(), other.float(), kind))
 
 
 def test_boxes_and_scores_by_formula() -> None:
@@ -96,13 +147,6 @@ def test_survivors_by_the_definition_of_suppression() -> None:
     result = postprocess()(maps)[0]
     assert result[:, 5].tolist() == [label for _, label in survivors]
     assert result[:, :4].equal(boxes[0, [index for index, _ in survivors]])
-
-
-def test_an_image_does_not_depend_on_its_batch() -> None:
-    maps = random_maps(4)
-    together = postprocess()(maps)
-    for image in range(4):
-        assert postprocess()([raw[image : image + 1] for raw in maps])[0].equal(together[image])
 
 
 def test_only_scores_above_the_threshold_are_detections() -> None:
