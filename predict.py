@@ -10,15 +10,12 @@ The results are in runs/predict/<date_time>/: pictures with boxes, detections.js
 labels/*.txt. Ctrl-C ends a prediction, with what was found so far in whole files.
 """
 
-from __future__ import annotations
-
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
     run("predict")
     raise SystemExit
 
-import signal
 import sys
 import time
 from collections import Counter
@@ -26,14 +23,12 @@ from pathlib import Path
 
 from conf.detector import Detector, Prediction, Predictor, format_counts
 from conf.failures import ConfigError
-from conf.network import TrainedNetwork, open_detector
 from conf.programs import callable_from_python
 from conf.schema import PredictConfig
-from data import Medium, find_media
+from data import Medium, count_frames, find_media
 from train_utils.detections import ImageResult, coco_files, file_names, make_detections, write_json, write_yolo
 from train_utils.distributed import init_distributed_mode
 from train_utils.draw import WRITTEN, DrawnFiles
-from train_utils.launch import read_launch
 from train_utils.progress import Progress
 from train_utils.run_folder import dated_folder, open_folder
 from train_utils.stop import StopRequest
@@ -46,48 +41,39 @@ def predict(config: PredictConfig) -> Path:
     """Detect as configured and return the folder with the results.
 
     Raises ConfigError if it is one of several processes, and the errors of the parts for an empty
-    source, weights that do not fit and unreadable files. After a signal that ends it early, what
-    was found is written; then it exits with 128 + signal.
+    source, weights that do not fit and unreadable files. A signal ends it early: what was found is
+    written, then it exits with 128 + signal.
     """
-    if (processes := read_launch().world_size) > 1:
-        raise ConfigError(
-            f"predict.py runs in one process, but {processes} were started. fix: start it without a launcher; "
-            "for several GPUs start it once per GPU, each with a part of the source"
-        )
     world = init_distributed_mode(config.device.value, timeout_seconds=60)
+    if world.world_size > 1:
+        raise ConfigError("predict.py runs in one process. fix: start it without a launcher, once for each GPU")
     media = find_media(config.source)
-    network = open_detector(config.ckpt, config.model, config.names, config.image_size)
-    predictor = Predictor(config, network, world.device)
-    frames = predictor.frames(media)
-    total = frames.count()
+    predictor = Predictor(config, world.device)
+    frames = predictor.frames(media, config.on_error, config.batch_size)
     out = Path(config.out) if config.out is not None else dated_folder("predict")
-    writer = ResultWriter(media, network, out, config.draw, config.save_json, config.save_txt)
+    writer = ResultWriter(media, predictor, out, config.draw, config.save_json, config.save_txt)
     open_folder(world, out, "out")
-    print(f"{network.note}; {network.image_size} pixels on {world.device.type}", flush=True)
+    print(f"{predictor.network.note}; {predictor.network.image_size} pixels on {world.device.type}", flush=True)
 
     started = time.perf_counter()
     with StopRequest() as stop:
-        with Progress(total, "predict", enabled=True) as progress, writer.drawn:
+        with Progress(count_frames(media), "predict", enabled=True) as progress, writer.drawn:
             for prediction in predictor.predict(frames):
                 writer.add(prediction)
                 progress.at(writer.num_images, lambda: {"found": str(writer.counts.total())})
                 if stop.signal is not None:
                     break
         writer.close()
-        stopped_by = stop.signal
-        if stopped_by == signal.SIGINT:
-            stop.signal = None  # answered here
-    milliseconds = 1000 * (time.perf_counter() - started) / max(1, writer.num_images)
-    left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
-    print(format_counts(writer.counts) or "nothing found")
-    print(
-        f"{writer.num_images} images, {writer.counts.total()} detections{left_out}, in {out}; "
-        f"{milliseconds:.1f} ms per image",
-        flush=True,
-    )
-    if stopped_by is not None:
-        print(f"stopped by {stopped_by.name}: the rest of the source is not in there", file=sys.stderr)
-        sys.exit(128 + stopped_by)
+        milliseconds = 1000 * (time.perf_counter() - started) / max(1, writer.num_images)
+        left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
+        print(format_counts(writer.counts) or "nothing found")
+        print(
+            f"{writer.num_images} images, {writer.counts.total()} detections{left_out}, in {out}; "
+            f"{milliseconds:.1f} ms per image",
+            flush=True,
+        )
+    if stop.signal is not None:  # Ctrl-C has raised KeyboardInterrupt
+        sys.exit(128 + stop.signal)
     return out
 
 
@@ -100,14 +86,14 @@ class ResultWriter:
     def __init__(
         self,
         media: list[Medium],
-        network: TrainedNetwork,
+        predictor: Predictor,
         out: Path,
         draw: bool = True,
         save_json: bool = True,
         save_txt: bool = False,
         video_suffix: str = ".mp4",
     ) -> None:
-        self.network, self.out = network, out
+        self.network, self.out = predictor.network, out
         self.draw, self.save_json, self.save_txt = draw, save_json, save_txt
         names = [medium.name for medium in media]
         videos = file_names([medium.name for medium in media if medium.is_video], video_suffix)
@@ -119,7 +105,7 @@ class ResultWriter:
         for medium in media:
             if draw and medium.path.resolve() == (out / self.drawn_names[medium.name]).resolve():
                 raise ConfigError(f"out={out} would overwrite {medium.path}. fix: choose another out=, or draw=false")
-        self.drawn = DrawnFiles(network.names)
+        self.drawn = DrawnFiles(self.network.names)
         self.results: list[ImageResult] = []
         self.num_images = 0
         self.counts = Counter[str]()  # detections of each class

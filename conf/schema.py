@@ -172,8 +172,7 @@ class PredictConfig(DetectConfig):
     on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
     batch_size: int | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
 
-    source: str  # an image, a video, a folder, a quoted pattern, or a .txt that lists images and videos;
-    # a camera by its number (0) or a stream (rtsp://..., http://...)
+    source: str  # an image, a video, a folder, a quoted pattern, a camera by its number (0), or a stream (rtsp://...)
     out: str | None  # folder for the results; null: runs/predict/<date_time>
     draw: bool  # write copies of the images and videos with boxes
     save_json: bool  # write detections.json (COCO results) and images.json

@@ -31,7 +31,7 @@ from .media import FrameBatch as FrameBatch
 from .media import FrameBatches as FrameBatches
 from .media import InputFit as InputFit
 from .media import Medium as Medium
-from .media import Video as Video
+from .media import count_frames as count_frames
 from .media import find_media as find_media
 from .orders import repeat_factors as repeat_factors
 from .plan import Request as Request
