@@ -25,7 +25,6 @@ docs:
 
 bench:
 	uv run python -m scripts.bench.step yolov3-tiny 320 8
-	uv run python -m scripts.bench.scoring scoring 2
 
 clean:
 	rm -rf .coverage* site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -29,8 +29,9 @@ from conf.programs import Outcome, callable_from_python
 from conf.report import EpochLog, announce, draw_first_batch, finish_run, save_config, write_best
 from conf.schema import TrainConfig
 from data import Batch, check_same_classes, make_loader
-from eval import Evaluation, Evaluator
+from eval import Evaluator
 from train_utils.checkpoint import CheckpointWriter, continue_from
+from train_utils.coco_eval import Evaluation
 from train_utils.compiled import check_compiling, compile_step
 from train_utils.distributed import broadcast_module, init_distributed_mode, max_over_ranks, wrap_ddp
 from train_utils.engine import ForwardPass, NonFiniteGuard, explain_out_of_memory, rehearse, train_one_epoch
@@ -147,7 +148,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
         # The tables first: a run that ends in between repeats the epoch, and its row.
         epoch_log.write(result, figures, time.perf_counter() - started, is_best)
         if is_best and evaluation is not None:
-            write_best(folder, evaluator.ground_truth, evaluation, log.line)
+            write_best(folder, evaluation, log.line)
         writer.save(state.to_plain(), is_best)
         stop.agree()
         over = state.why_over(options, world)

@@ -12,7 +12,6 @@ from conf.entry import layered
 from conf.failures import ConfigError
 from conf.file_choices import check_values
 from conf.messages import darknet_options
-from conf.schema import EvalTask
 from data.download import download
 from models.config import ModelConfig
 from models.onnx_metadata import Exported, read_exported
@@ -26,20 +25,18 @@ if TYPE_CHECKING:
 
 def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options of eval.py; the checkpoint fills in what YAML and command line leave open."""
-    alone = ConfigError("detections= are scored as they are. fix: leave out ckpt, model and task")
+    alone = ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
     if options.get("detections") is not None and options.get("ckpt") is not None:
         raise alone  # before the checkpoint is read, which may be any file
     exported = read_exported(options.get("ckpt"))
     options = model_or_checkpoint(options, named, exported is not None)
     if options.get("detections") is not None:
-        if options["model"] is not None or options["task"] != EvalTask.score.value:
+        if options["model"] is not None:
             raise alone
         if "data" not in options:
             raise ConfigError("detections= are scored against data. fix: add data=...")
         return options
     if exported is not None:
-        if options["task"] == EvalTask.speed.value:
-            raise ConfigError(f"task=speed times networks in torch, not ckpt={options['ckpt']}. fix: ckpt=<run folder>")
         if "data" not in options:
             raise ConfigError(f"ckpt={options['ckpt']} names no data. fix: add data=...")
         return with_exported(options, "evaluate.", exported, named)

@@ -29,7 +29,7 @@ from conf import CONF_DIR, REPOSITORY
 from conf.entry import defaults, with_search_path
 from conf.schema import CHOICES, PluggedConfig
 
-PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "pycocotools", "hotcoco")
+PACKAGES = ("torch", "torchvision", "hydra-core", "numpy", "opencv-python-headless", "hotcoco")
 MORE = {"data": ", or the path of a data set"}
 LEAST_WIDTH, MOST_WIDTH, KEY_WIDTH = 60, 120, 34
 

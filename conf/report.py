@@ -20,10 +20,9 @@ from conf.help import version_page
 from conf.schema import TrainConfig
 from data import Annotations, Batch, TrainBatchSampler, TrainDataset, shared_memory_note, summarise
 from data.anchors import Sizes
-from eval import Evaluation, draw_plots
+from eval import draw_plots
 from models import Darknet, Head, count_flops, count_parameters
-from train_utils.coco_eval import FIGURES, format_table
-from train_utils.detections import GroundTruth
+from train_utils.coco_eval import FIGURES, Evaluation, format_table
 from train_utils.distributed import World
 from train_utils.draw import draw_targets
 from train_utils.engine import EpochResult
@@ -35,7 +34,7 @@ from train_utils.numerics import precision_name
 from train_utils.options import flat, option
 from train_utils.plots import FOLDER, Warn, draw_training
 from train_utils.progress import duration, epoch_row, epoch_titles, memory
-from train_utils.report import Best, keep_best, read_best, read_files, write_report
+from train_utils.report import keep_best, read_best, read_files, write_report
 from train_utils.train_state import LOSS_NAMES, TrainState
 
 COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: equal in every repetition of a run
@@ -149,10 +148,9 @@ class EpochLog:
         self._log.line(epoch_row(row | took | about, is_best))
 
 
-def write_best(folder: Path, truth: GroundTruth, evaluation: Evaluation, log_line: Warn) -> None:
+def write_best(folder: Path, evaluation: Evaluation, log_line: Warn) -> None:
     """Write labels and detections of the best epoch so far, for comparisons and the report."""
-    best = Best(evaluation.scores, truth, evaluation.detections)
-    try_to_write("best_detections.npz", lambda: keep_best(folder, best), log_line)
+    try_to_write("best_detections.npz", lambda: keep_best(folder, evaluation), log_line)
 
 
 def finish_run(
@@ -179,7 +177,7 @@ def finish_run(
     if config.logger.pictures:
         plots = folder / FOLDER
         draw_training(plots, folder / "metrics.csv", log.line)
-        draw_plots(plots, config.data, val_set, evaluation.detections, log.line)
+        draw_plots(plots, config.data, val_set, evaluation, log.line)
     try_to_write("report.html", lambda: report_run(folder), log.line)
     loggers.result(state.step, state.best_figures, evaluation.scores)
     left = (name for name in LEFT if (folder / name).exists())

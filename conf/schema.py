@@ -13,7 +13,7 @@ from typing import Any
 
 from data.config import AugmentConfig, DataConfig, Exif, OnBadFile, Resize
 from models.config import LossConfig, LossSection, ModelConfig
-from train_utils.config import Backend, Device, EvalPrecision, LoggerConfig, OptimConfig, TrainSection
+from train_utils.config import Device, EvalPrecision, LoggerConfig, OptimConfig, TrainSection
 
 
 def check_least(options: Any, least: int, *keys: str, section: str = "") -> None:
@@ -55,7 +55,6 @@ class EvaluateConfig:
     max_detections: int  # per image
     multi_label: bool  # report a box once for each class above confidence
     clip: bool  # cut boxes at the image edges
-    backend: Backend  # scores by hotcoco, or by its slower reference, pycocotools, with the same figures
     every: int  # epochs between evaluations in training; 0: only after the last epoch
 
     def __post_init__(self) -> None:
@@ -108,20 +107,12 @@ class TrainConfig(PluggedConfig):
 CHOICES: dict[str, dict[str, type]] = {"loss": {"yolov3": LossConfig, "darknet": LossSection}}
 
 
-class EvalTask(StrEnum):
-    """What eval.py measures: ``score``, COCO's figures; ``speed``, ms per image."""
-
-    score = "score"
-    speed = "speed"
-
-
 @dataclass
 class EvalConfig(PluggedConfig):
     """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
     ckpt: str | None  # a checkpoint file, a run folder (its best.pt), or an .onnx file of export.py
     detections: str | None  # a COCO results file of any system, scored instead of a network
-    task: EvalTask  # score: COCO's figures; speed: ms per image
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
     # runs/eval/<date_time> with plots
     plots: bool  # draw precision and recall, confusions and the first images into the folder plots of out

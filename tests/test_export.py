@@ -231,7 +231,6 @@ def test_what_an_onnx_file_cannot_do_is_refused_by_name(folder: Path, error_of: 
         ("predict", ["ckpt=fixed.onnx", "image_size=64", *of_predict], "image_size=64 needs other sizes"),
         ("predict", ["ckpt=fixed.onnx", "rect=true", "resize=letterbox", *of_predict], "rect=True needs other sizes"),
         ("eval", ["ckpt=any.onnx"], "ckpt=any.onnx names no data. fix: add data=..."),
-        ("eval", ["ckpt=any.onnx", "data=shapes", "task=speed"], "task=speed times networks in torch"),
         ("eval", ["ckpt=any.onnx", "data=shapes", "evaluate.precision=bfloat16"], "fix: evaluate.precision=float32"),
     ):
         assert message in (sentence := error_of(program, *arguments)), sentence

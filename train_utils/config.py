@@ -54,13 +54,6 @@ class EvalPrecision(StrEnum):
     float16 = "float16"
 
 
-class Backend(StrEnum):
-    """The library that scores; both give the same figures to the last bit, hotcoco sooner."""
-
-    hotcoco = "hotcoco"
-    pycocotools = "pycocotools"
-
-
 @dataclass
 class TrainSection:
     """The training loop (keys ``train.*``)."""

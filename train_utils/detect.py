@@ -1,12 +1,10 @@
 """Detections for every image of a loader, for evaluation and prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ from train_utils.detections import Detections, make_detections
 from train_utils.numerics import keep_to_one_thread, one_thread_per_operator
 from train_utils.progress import Progress
 
-BatchType = TypeVar("BatchType", bound=Any)  # data.Batch, or FrameBatch without indices
+AnyBatch = Any  # data.Batch, or FrameBatch without indices
 
 _QUEUEING = Lock()
 
@@ -24,9 +22,9 @@ _QUEUEING = Lock()
 @torch.inference_mode()
 def detect(
     model: nn.Module,
-    loader: Iterable[BatchType],
+    loader: Iterable[AnyBatch],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
-    to_original: Callable[[BatchType, int, np.ndarray], np.ndarray],
+    to_original: Callable[[AnyBatch, int, np.ndarray], np.ndarray],
     device: torch.device,
     progress: Progress,
     dtype: torch.dtype | None = None,
@@ -36,9 +34,8 @@ def detect(
 
     ``postprocess`` turns raw maps into one (n, 6) tensor per image, on the CPU: x1, y1, x2, y2,
     score, class, at network scale. ``to_original(batch, i, boxes_xyxy)`` maps float64 boxes of the
-    batch's i-th image to its original pixels. ``dtype`` and ``tf32``: as in detect_batches. The
-    result's image ids are positions in the data set. An image's detections do not depend on the
-    number of ranks or threads.
+    batch's i-th image to its original pixels. The result's image ids are positions in the data set.
+    An image's detections do not depend on the number of ranks or threads.
     """
     was_training = model.training
     model.eval()
@@ -56,12 +53,12 @@ def detect(
 
 def detect_batches(
     model: Callable[[Tensor], list[Tensor]],
-    loader: Iterable[BatchType],
+    loader: Iterable[AnyBatch],
     postprocess: Callable[[list[Tensor]], list[Tensor]],
     device: torch.device,
     dtype: torch.dtype | None = None,
     tf32: bool = False,
-) -> Iterator[tuple[BatchType, list[Tensor]]]:
+) -> Iterator[tuple[AnyBatch, list[Tensor]]]:
     """Yield each batch with its detections, in order; ``model`` is on ``device``, in eval mode.
 
     On a CPU the last bits of a convolution depend on how many threads share it. So there one thread
@@ -71,16 +68,16 @@ def detect_batches(
     """
 
     # The mode is thread-local, so it is entered in each function.
-    def forward(batch: BatchType) -> list[Tensor]:
+    def forward(batch: AnyBatch) -> list[Tensor]:
         autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
         with torch.inference_mode(), autocast:
             return model(batch.to(device, non_blocking=True).images.float().div_(255))
 
-    def finish(batch: BatchType, raw_maps: list[Tensor]) -> tuple[BatchType, list[Tensor]]:
+    def finish(batch: AnyBatch, raw_maps: list[Tensor]) -> tuple[AnyBatch, list[Tensor]]:
         with torch.inference_mode():
             return batch, postprocess(raw_maps)
 
-    def forward_by_cudnn(batch: BatchType) -> list[Tensor]:
+    def forward_by_cudnn(batch: AnyBatch) -> list[Tensor]:
         # A benchmark would choose algorithms by speed, different ones on each rank. Without tf32
         # figures are those of IEEE 754's float32, also in a training with TF32. The flags are those
         # of the process, so one thread at a time queues its batch.
@@ -92,7 +89,7 @@ def detect_batches(
         yield from _overlapped(forward_by_cudnn, finish, loader, device)
         return
     with one_thread_per_operator() as threads, ThreadPoolExecutor(threads, initializer=keep_to_one_thread) as pool:
-        waiting: list[Future[tuple[BatchType, list[Tensor]]]] = []
+        waiting: list[Future[tuple[AnyBatch, list[Tensor]]]] = []
         for batch in loader:
             waiting.append(pool.submit(lambda batch: finish(batch, forward(batch)), batch))
             # What is finished leaves at once: the next frame of a slow camera may take its time.
@@ -113,11 +110,11 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _overlapped(
-    forward: Callable[[BatchType], list[Tensor]],
-    finish: Callable[[BatchType, list[Tensor]], tuple[BatchType, list[Tensor]]],
-    loader: Iterable[BatchType],
+    forward: Callable[[AnyBatch], list[Tensor]],
+    finish: Callable[[AnyBatch, list[Tensor]], tuple[AnyBatch, list[Tensor]]],
+    loader: Iterable[AnyBatch],
     device: torch.device,
-) -> Iterator[tuple[BatchType, list[Tensor]]]:
+) -> Iterator[tuple[AnyBatch, list[Tensor]]]:
     """Queue each batch's forward pass before the one before it is finished on a second stream.
 
     ``finish`` ends with a copy to the host, so that nothing on that stream still needs the raw maps
@@ -125,12 +122,12 @@ def _overlapped(
     """
     beside = side_stream(device)
 
-    def finish_beside(batch: BatchType, raw_maps: list[Tensor], computed: torch.cuda.Event) -> Any:
+    def finish_beside(batch: AnyBatch, raw_maps: list[Tensor], computed: torch.cuda.Event) -> Any:
         with torch.cuda.stream(beside):
             beside.wait_event(computed)
             return finish(batch, raw_maps)
 
-    waiting: tuple[BatchType, list[Tensor], torch.cuda.Event] | None = None
+    waiting: tuple[AnyBatch, list[Tensor], torch.cuda.Event] | None = None
     for batch in loader:
         raw_maps = forward(batch)
         computed = torch.cuda.current_stream(device).record_event()

@@ -1,13 +1,11 @@
-"""Ground truth and detections as plain arrays, their order, their wire format, and their files."""
-
-from __future__ import annotations
+"""Ground truth and detections as plain arrays, their order, and their files."""
 
 import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +16,7 @@ from train_utils.errors import TrainError
 DETECTION = np.dtype([("image_id", "i8"), ("class", "i4"), ("score", "f4"), ("box_xywh", "f4", (4,))])
 # The same from any system's results file, with the file's own numbers and order.
 DETECTION_AS_READ = np.dtype([("image_id", "i8"), ("class", "i4"), ("score", "f8"), ("box_xywh", "f8", (4,))])
-Detections: TypeAlias = np.ndarray  # of dtype DETECTION, or DETECTION_AS_READ
-
-# The wire format, 26 bytes: "image" is the position in the data set.
-PACKED = np.dtype([("image", "<u4"), ("class", "<u2"), ("score", "<f4"), ("box_xywh", "<f4", (4,))])
-MAX_CLASSES = 2**16  # what PACKED can hold
+Detections = np.ndarray  # of dtype DETECTION, or DETECTION_AS_READ
 
 
 @dataclass(frozen=True)
@@ -43,11 +37,6 @@ class GroundTruth:
         """Position of the image of each box, int64 (M,)."""
         return np.repeat(np.arange(len(self.image_ids)), np.diff(self.offsets))
 
-    def boxes_xyxy(self, rows: np.ndarray) -> np.ndarray:
-        """Corners of some boxes, float64 (n, 4) in pixels."""
-        boxes = self.boxes_xywh[rows]
-        return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-
 
 def make_detections(image_id: int, classes: np.ndarray, scores: np.ndarray, boxes_xyxy: np.ndarray) -> Detections:
     """Detections of one image: classes (n,), scores (n,), boxes_xyxy (n, 4) in original pixels."""
@@ -60,50 +49,21 @@ def make_detections(image_id: int, classes: np.ndarray, scores: np.ndarray, boxe
     return detections
 
 
-def boxes_xyxy_of(detections: Detections) -> np.ndarray:
-    """Corners of the boxes, float (n, 4) in pixels."""
-    boxes = detections["box_xywh"]
-    return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-
-
-def pack(detections: Detections) -> np.ndarray:
-    """Convert to dtype PACKED; here ``image_id`` holds positions in the data set, not ids."""
-    packed = np.empty(len(detections), dtype=PACKED)
-    packed["image"] = detections["image_id"]
-    for name in ("class", "score", "box_xywh"):
-        packed[name] = detections[name]
-    return packed
-
-
-def unpack(packed: np.ndarray, image_ids: np.ndarray) -> Detections:
-    """Undo ``pack``, with the ids (N,) of the data set's images in place of the positions."""
-    detections = np.empty(len(packed), dtype=DETECTION)
-    detections["image_id"] = image_ids[packed["image"]]
-    for name in ("class", "score", "box_xywh"):
-        detections[name] = packed[name]
-    return detections
+def to_xyxy(boxes_xywh: np.ndarray) -> np.ndarray:
+    """Corners of boxes (n, 4)."""
+    return np.concatenate([boxes_xywh[:, :2], boxes_xywh[:, :2] + boxes_xywh[:, 2:]], axis=1)
 
 
 def canonical_order(detections: Detections) -> Detections:
     """Sort a copy by image, falling score, class, then box, so that only identical rows tie.
 
-    Rows of a results file keep their order, which decides between equal scores. Few rows share
-    image and score, so all are sorted by these two as one integer, and only ties by the rest. That
-    takes a quarter of the time of a sort by all columns.
+    Rows of a results file keep their order, which decides between equal scores.
     """
     if detections.dtype == DETECTION_AS_READ:
         return detections
-    images = detections["image_id"]
-    if not len(images) or int(images.max()) - int(images.min()) >= 2**32:
-        return np.take(detections, _order_by_all(detections))
-    key = (images - images.min()).astype(np.uint64) << np.uint64(32) | _falling(detections["score"])
-    order = np.argsort(key)
-    ordered, key = detections[order], key[order]
-    same = key[1:] == key[:-1]
-    tied = np.flatnonzero(np.concatenate([[False], same]) | np.concatenate([same, [False]]))
-    # Groups of ties stay in place: image and score come first in both sorts.
-    ordered[tied] = ordered[tied[_order_by_all(ordered[tied])]]
-    return ordered
+    left, top, width, height = detections["box_xywh"].T
+    keys = (height, width, top, left, detections["class"], -detections["score"], detections["image_id"])
+    return np.take(detections, np.lexsort(keys))
 
 
 def to_coco_json(detections: Detections, category_ids: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
@@ -114,20 +74,6 @@ def to_coco_json(detections: Detections, category_ids: Sequence[int] | np.ndarra
         {"image_id": image_id, "category_id": category_id, "bbox": box_xywh, "score": confidence}
         for image_id, category_id, box_xywh, confidence in zip(*(c.tolist() for c in columns), strict=True)
     ]
-
-
-def _order_by_all(detections: Detections) -> np.ndarray:
-    left, top, width, height = detections["box_xywh"].T
-    return np.lexsort((height, width, top, left, detections["class"], -detections["score"], detections["image_id"]))
-
-
-def _falling(scores: np.ndarray) -> np.ndarray:
-    """Integers below 2**32 that order float32 scores from high to low.
-
-    IEEE numbers sort by their bits, negative ones in reverse. Adding zero turns -0 into 0.
-    """
-    bits = (scores + np.float32(0)).view(np.uint32)
-    return np.where(bits >> 31 == 1, bits, ~(bits | np.uint32(2**31))).astype(np.uint64)
 
 
 @dataclass(frozen=True)
@@ -175,12 +121,12 @@ def image_ids(results: Sequence[ImageResult]) -> list[int]:
     return list(range(1, len(results) + 1))
 
 
-def read_results(path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray) -> tuple[Detections, int]:
-    """Read a COCO results file: rows of dtype DETECTION_AS_READ, and how many do not count.
+def read_results(path: Path, image_ids: np.ndarray, category_ids: Sequence[int] | np.ndarray) -> Detections:
+    """Read a COCO results file: rows of dtype DETECTION_AS_READ.
 
     ``image_ids`` and ``category_ids`` (in the order of the classes) are those of the data. Like
     pycocotools, this skips rows of other categories. Raises TrainError if the file is none, or if
-    an image is not in the data.
+    an image or all categories are not in the data.
     """
     images = set(image_ids.tolist())
     classes = {category: number for number, category in enumerate(np.asarray(category_ids).tolist())}
@@ -201,7 +147,7 @@ def read_results(path: Path, image_ids: np.ndarray, category_ids: Sequence[int] 
         raise TrainError(f"detections={path} cannot be read ({reason}). fix: a COCO results file") from error
     if content and not rows:
         raise TrainError(f"detections={path}: the data has none of its categories. fix: the ids of the annotation file")
-    return detections, len(content) - len(rows)
+    return detections
 
 
 def write_json(path: Path, content: Any) -> None:

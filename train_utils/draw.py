@@ -1,14 +1,11 @@
 """Boxes drawn on pictures, pictures in a sheet, and drawn pictures and videos as files."""
 
-from __future__ import annotations
-
 import colorsys
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import cv2
 import numpy as np
@@ -17,7 +14,6 @@ from train_utils.errors import TrainError
 
 DARK, LIGHT = (0, 0, 0), (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX
-LEAST_SIDE = 128  # pixels
 
 
 def class_color(index: int) -> tuple[int, int, int]:
@@ -35,50 +31,29 @@ def draw_boxes(
 ) -> np.ndarray:
     """Copy ``image`` (uint8 RGB, H x W x 3) and draw ``boxes_xyxy`` (n, 4, pixels) and their names.
 
-    The first boxes, those with the best scores, are drawn on top. A name stands where it covers no
-    better one, if its box has such a place. A picture whose shorter side is below LEAST_SIDE
-    has boxes only: texts would cover it.
+    The first boxes, those with the best scores, are drawn on top.
     """
     canvas = np.ascontiguousarray(image).copy()
-    side = min(canvas.shape[:2])
-    thickness = max(1, round(side / 220))
+    rows, columns = canvas.shape[:2]
+    side = min(rows, columns)
     scale = max(0.36, side / 1100)
     weight = max(1, round(scale * 1.4))
     corners = boxes_xyxy.round().astype(int).tolist()
-    for box, cls in reversed(list(zip(corners, classes, strict=True))):
-        cv2.rectangle(canvas, box[:2], box[2:], class_color(int(cls)), thickness)
-    texts = [names[int(cls)] + (f" {scores[i]:.2f}" if scores is not None else "") for i, cls in enumerate(classes)]
-    plates: dict[int, tuple[int, int, int, int]] = {}
-    for i, text in enumerate(texts):
-        if side >= LEAST_SIDE:
-            (width, height), base = cv2.getTextSize(text, FONT, scale, weight)
-            plates[i] = _place(corners[i], (width, height + base), canvas, plates.values())
-    for i, (left, top, right, bottom) in reversed(plates.items()):
-        color = class_color(int(classes[i]))
-        cv2.rectangle(canvas, (left, top), (right, bottom), color, cv2.FILLED)
+    for i, (left, top, right, bottom) in reversed(list(enumerate(corners))):
+        index = int(classes[i])
+        color = class_color(index)
+        cv2.rectangle(canvas, (left, top), (right, bottom), color, max(1, round(side / 220)))
+        text = names[index] + (f" {scores[i]:.2f}" if scores is not None else "")
+        (width, height), base = cv2.getTextSize(text, FONT, scale, weight)
+        x = max(0, min(left, columns - width))
+        y = max(height + base, min(top, rows))  # bottom of the name, above its box where there is room
+        cv2.rectangle(canvas, (x, y - height - base), (x + width, y), color, cv2.FILLED)
         ink = DARK if np.dot(color, (0.299, 0.587, 0.114)) > 110 else LIGHT  # brightness by ITU-R BT.601
-        base = cv2.getTextSize(texts[i], FONT, scale, weight)[1]
-        cv2.putText(canvas, texts[i], (left, bottom - base), FONT, scale, ink, weight, cv2.LINE_AA)
+        cv2.putText(canvas, text, (x, y - base), FONT, scale, ink, weight, cv2.LINE_AA)
     return canvas
 
 
-def _place(
-    box: Sequence[int], size: tuple[int, int], canvas: np.ndarray, plates: Collection[tuple[int, int, int, int]]
-) -> tuple[int, int, int, int]:
-    """Where a plate of that size (width, height) lies near ``box``: above it, if that is free."""
-    (x1, y1, x2, y2), (width, height), (rows, columns) = box, size, canvas.shape[:2]
-    places = [
-        (left, top, left + width, top + height)
-        for y in (y1 - height, y2 + 1, y1, y2 - height, y1 - 2 * height, y2 + height)
-        for x in (x1, x2 - width)
-        for left, top in [(max(0, min(x, columns - width)), max(0, min(y, rows - height)))]
-    ]
-    free = (a for a in places if all(a[0] >= b[2] or b[0] >= a[2] or a[1] >= b[3] or b[1] >= a[3] for b in plates))
-    return next(free, places[0])
-
-
 SIDE, GAP, LINE = 440, 8, 24  # pixels of a cell's picture, between cells, and of a line of text
-QUALITY = 88  # of a JPEG: half the bytes of OpenCV's 95, with nothing to see
 LONGEST = 46  # characters that fit over a cell
 
 
@@ -110,9 +85,7 @@ def save_sheet(cells: Sequence[Cell], columns: int, out: Path) -> None:
         page[top : top + size[1], left : left + size[0]] = drawn
         title = cell.title if len(cell.title) <= LONGEST else f"...{cell.title[-LONGEST:]}"
         cv2.putText(page, title, (left, top - 7), FONT, 0.5, DARK, 1, cv2.LINE_AA)
-    options = [cv2.IMWRITE_JPEG_QUALITY, QUALITY] if out.suffix == ".jpg" else []
-    if not cv2.imwrite(str(out), page[..., ::-1], options):
-        raise TrainError(f"cannot write the picture {out}. fix: free some space there, or choose another folder")
+    write_image(out, page[..., ::-1], "or choose another folder")
 
 
 def draw_targets(images: np.ndarray, targets: np.ndarray, names: Sequence[str], out: Path, count: int = 16) -> None:
@@ -148,7 +121,7 @@ class DrawnFiles:
         self._names = names
         self._thread = ThreadPoolExecutor(1)
         self._running: deque[Future[None]] = deque()
-        self._video: tuple[Path, cv2.VideoWriter, tuple[int, int]] | None = None
+        self._video_path, self._video, self._size = Path(), cv2.VideoWriter(), (0, 0)
 
     def picture(self, path: Path, image: np.ndarray, *columns: np.ndarray) -> None:
         """Write ``image`` (uint8 RGB) with its boxes."""
@@ -159,55 +132,46 @@ class DrawnFiles:
 
         The codecs have even sides only, so an odd side loses its last row or column.
         """
-        self._start(self._write_frame, path, frames_per_second, image, *columns)
+        self._start(lambda: self._write_frame(path, frames_per_second, self._draw(image, *columns)))
 
-    def __enter__(self) -> DrawnFiles:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if error is None:
-                self._wait(0)
+            while kind is None and self._running:
+                self._running.popleft().result()
         finally:
             self._thread.shutdown(cancel_futures=True)
-            self._close_video()
+            self._video.release()
 
-    def _start(self, write: Callable[..., None], *arguments: Any) -> None:
-        self._wait(MOST_WAITING)
-        self._running.append(self._thread.submit(write, *arguments))
-
-    def _wait(self, number: int) -> None:
-        """Wait until at most ``number`` files are pending."""
-        while len(self._running) > number:
+    def _start(self, write: Callable[[], None]) -> None:
+        if len(self._running) > MOST_WAITING:
             self._running.popleft().result()
+        self._running.append(self._thread.submit(write))
 
-    def _write_frame(self, path: Path, frames_per_second: float, image: np.ndarray, *columns: np.ndarray) -> None:
-        size = (image.shape[1], image.shape[0])
-        if self._video is None or self._video[0] != path:
-            self._close_video()
+    def _write_frame(self, path: Path, frames_per_second: float, drawn: np.ndarray) -> None:
+        size = (drawn.shape[1], drawn.shape[0])
+        if self._video_path != path:
+            self._video.release()
             path.parent.mkdir(parents=True, exist_ok=True)
             codec = cv2.VideoWriter.fourcc(*CODECS[path.suffix])
-            self._video = (path, cv2.VideoWriter(str(path), codec, frames_per_second, size), size)
-        if not self._video[1].isOpened() or size != self._video[2]:  # OpenCV would drop the frame silently
+            self._video_path, self._size = path, size
+            self._video = cv2.VideoWriter(str(path), codec, frames_per_second, size)
+        if not self._video.isOpened() or size != self._size:  # OpenCV would drop the frame silently
             raise TrainError(f"cannot write {path} with frames of {size[0]} x {size[1]} pixels. fix: draw=false")
-        self._video[1].write(self._draw(image, *columns))
+        self._video.write(drawn)
 
     def _draw(self, image: np.ndarray, boxes: np.ndarray, classes: np.ndarray, scores: np.ndarray) -> np.ndarray:
         """The drawn image in BGR, as OpenCV writes it."""
         return cv2.cvtColor(draw_boxes(image, boxes, classes, self._names, scores), cv2.COLOR_RGB2BGR)
-
-    def _close_video(self) -> None:
-        if self._video is not None:
-            self._video[1].release()
-            self._video = None
 
 
 def write_image(path: Path, image: np.ndarray, fix: str) -> None:
     """Write a picture (uint8 BGR) in the format of its suffix, or raise TrainError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        written = cv2.imwrite(str(path), image)
+        if not cv2.imwrite(str(path), image):
+            raise OSError("OpenCV does not say why")
     except OSError as error:
-        raise TrainError(f"cannot write {path} ({error.strerror}). fix: {fix}") from error
-    if not written:
-        raise TrainError(f"cannot write {path}. fix: free some space, {fix}")
+        raise TrainError(f"cannot write {path} ({error}). fix: free some space, {fix}") from error

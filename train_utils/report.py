@@ -1,26 +1,24 @@
 """Runs by their files: the page of one, and how several compare."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from mimetypes import guess_type
+from html import escape
 from pathlib import Path
 from statistics import fmean, median, stdev
+from string import Template
 from typing import Any
 from zipfile import BadZipFile
 
 import hotcoco
 import numpy as np
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from train_utils.coco_eval import ABSENT, FIGURES, PER_CLASS, CocoResult, format_figure, hotcoco_evaluation
-from train_utils.detections import Detections, GroundTruth
+from train_utils.coco_eval import ABSENT, FIGURES, PER_CLASS, CocoResult, Evaluation, format_figure, match
+from train_utils.detections import GroundTruth
 from train_utils.errors import TrainError
 from train_utils.files import whole_file
 from train_utils.options import MAY_CHANGE, flat, is_covered, option
@@ -30,27 +28,15 @@ from train_utils.progress import Progress, duration
 FILE = "best_detections.npz"
 
 
-@dataclass(frozen=True)
-class Best:
-    """The evaluation that a run is judged by."""
-
-    scores: CocoResult
-    truth: GroundTruth
-    detections: Detections
-
-
-def keep_best(folder: Path, best: Best) -> None:
+def keep_best(folder: Path, best: Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
     temporary = folder / f"{FILE}.tmp"
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, scores=json.dumps(vars(best.scores)), detections=best.detections, **vars(best.truth))
-        os.replace(temporary, folder / FILE)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with temporary.open("wb") as file:
+        np.savez(file, scores=json.dumps(vars(best.scores)), detections=best.detections, **vars(best.truth))
+    os.replace(temporary, folder / FILE)
 
 
-def read_best(folder: Path) -> Best:
+def read_best(folder: Path) -> Evaluation:
     """Read what ``keep_best`` wrote. Raises TrainError if it is absent or damaged."""
     path = folder / FILE
     again = f"fix: python eval.py {option('ckpt', folder)} {option('out', folder)}"
@@ -60,7 +46,8 @@ def read_best(folder: Path) -> Best:
         with np.load(path) as file:
             arrays = dict(file)
         scores, detections, names = (arrays.pop(name) for name in ("scores", "detections", "names"))
-        return Best(CocoResult(**json.loads(str(scores))), GroundTruth(**arrays, names=names.tolist()), detections)
+        truth = GroundTruth(**arrays, names=names.tolist())
+        return Evaluation(CocoResult(**json.loads(str(scores))), truth, detections)
     except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
         raise TrainError(f"{path} is damaged ({error}). {again}") from error
 
@@ -90,10 +77,7 @@ def read_files(folder: Path) -> Run:
     if not path.is_file():
         raise TrainError(f"{folder} is not the folder of a run (no config.yaml). fix: runs/<name>/<date_time>")
     try:
-        text = path.read_text(encoding="utf-8")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-            raise ValueError("config.yaml has aliases, and a few of them are billions of values")
-        options = flat(yaml.safe_load(text))
+        options = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
         return Run(folder, options, _table(folder / "metrics.csv"), _table(folder / "times.csv"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise TrainError(f"cannot read {folder} ({error}). fix: restore its tables and config.yaml") from error
@@ -107,6 +91,26 @@ def _table(path: Path) -> list[Row]:
 
 
 TRAIN_BATCH = "The first training batch, as the network gets it, with its boxes"
+PAGE = Template("""<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+section { overflow-x: auto; } th, td { padding-right: .9rem; text-align: left; } img { max-width: 100%; }
+</style>
+<h1>$title</h1>
+<p>$facts, in $folder</p>
+<h2>Figures of the best epoch</h2>
+<section id="figures">$figures</section>
+<h2>Pictures</h2>
+$pictures
+<h2>Options that differ from the defaults</h2>
+<section id="options">$changed
+<details><summary>All other options, as by default</summary>$unchanged</details></section>
+""")
 
 
 def write_report(run: Run, defaults: Mapping[str, Any]) -> Path:
@@ -115,51 +119,51 @@ def write_report(run: Run, defaults: Mapping[str, Any]) -> Path:
     ``defaults`` are the values of options by full key without any choice. Raises TrainError if the
     run's detections are damaged, and OSError.
     """
-    options, out = run.options, run.folder / "report.html"
+    figures = "<p>No epoch was evaluated on validation images with boxes yet.</p>"
+    if run.best:
+        figures = html_table(FIGURES, [[format_figure(run.best[name]) for name in FIGURES]])
+    if (run.folder / FILE).is_file():
+        classes = read_best(run.folder).scores.per_class
+        columns = ("images", "boxes", *PER_CLASS)
+        cells = [(name, *(f"{row[key]:.3g}" for key in columns)) for name, row in classes.items()]
+        figures += html_table(("class", *columns), cells)
+    facts = f"{len(run.epochs)} of {run.options['train.epochs']} epochs"
+    if run.times:
+        facts += f" in {duration(sum(row['seconds'] for row in run.times))}"
+        facts += f", {median(row['images_per_second'] for row in run.times):.3g} images/s"
     pictures = {run.folder / FOLDER / name: title for name, title in PLOTS.items()}
     pictures[run.folder / "train_batch.jpg"] = TRAIN_BATCH
-    classes = read_best(run.folder).scores.per_class if (run.folder / FILE).is_file() else {}
-    changed = {key for key, value in options.items() if defaults.get(key, ...) != value}
-    environment = Environment(
-        loader=PackageLoader("train_utils", "."), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    text = environment.get_template("report.html.jinja").render(
-        title=f"{options['name']} · {run.folder.name}",
-        folder=run.folder,
-        facts=facts(run),
-        figure_names=FIGURES,
-        figures=[format_figure(run.best[name]) for name in FIGURES] if run.best else [],
-        class_titles=("class", "images", "boxes", *PER_CLASS),
-        classes=[
-            (name, f"{row['images']:,.0f}", f"{row['boxes']:,.0f}", *(format_figure(row[key]) for key in PER_CLASS))
-            for name, row in classes.items()
-        ],
-        pictures=[(text, _data_url(path)) for path, text in pictures.items() if path.is_file()],
-        changed=[(key, _shown(options[key]), _shown(defaults.get(key, "-"))) for key in options if key in changed],
-        unchanged=[(key, _shown(value)) for key, value in options.items() if key not in changed],
+    shown = [(key, _text(value), _text(defaults.get(key, "-"))) for key, value in run.options.items()]
+    changed = {key for key, value in run.options.items() if defaults.get(key, ...) != value}
+    text = PAGE.substitute(
+        title=escape(f"{run.options['name']} · {run.folder.name}"),
+        folder=escape(str(run.folder)),
+        facts=facts,
+        figures=figures,
+        pictures="".join(_figure(path, title) for path, title in pictures.items() if path.is_file()),
+        changed=html_table(("option", "value", "default"), [row for row in shown if row[0] in changed]),
+        unchanged=html_table(("option", "value"), [row[:2] for row in shown if row[0] not in changed]),
     )
+    out = run.folder / "report.html"
     with whole_file(out) as file:
         file.write(text)
     return out
 
 
-def facts(run: Run) -> list[tuple[str, str]]:
-    """What one wants to know first, as terms and values."""
-    lines = [("epochs", f"{len(run.epochs)} of {run.options['train.epochs']}")]
-    if run.best:
-        lines = [("best AP", format_figure(run.best["AP"])), ("AP50", format_figure(run.best["AP50"])), *lines]
-    if run.times:
-        lines.append(("time", duration(sum(row["seconds"] for row in run.times))))
-        lines.append(("images/s", f"{median(row['images_per_second'] for row in run.times):.3g}"))
-    return lines
+def html_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """An HTML table of escaped cells."""
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>\n" for row in rows)
+    return f"<table>\n<tr>{head}</tr>\n{body}</table>\n"
 
 
-def _data_url(path: Path) -> str:
-    return f"data:{guess_type(path.name)[0]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _figure(path: Path, title: str) -> str:
+    data = base64.b64encode(path.read_bytes()).decode()
+    kind = "png" if path.suffix == ".png" else "jpeg"
+    return f'<figure><img alt="{title}" src="data:image/{kind};base64,{data}"><figcaption>{title}</figcaption></figure>'
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     """A value of an option as the command line writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -178,7 +182,7 @@ class Group:
     letter: str
     setting: dict[str, Any]
     runs: list[Run]
-    best: list[Best]  # of each run
+    best: list[Evaluation]  # of each run
 
     def figures(self, name: str = "AP") -> list[float]:
         """One of the COCO figures of each run's best epoch."""
@@ -196,11 +200,9 @@ class Group:
 def read_groups(folders: Sequence[Path]) -> list[Group]:
     """The runs of these folders by setting, in the order in which each setting comes first.
 
-    Raises TrainError if a folder is no run, comes twice, has no evaluation or another validation
-    set than the first one.
+    Raises TrainError if a folder is no run, or has no evaluation or another validation set than the
+    first one.
     """
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise TrainError("runs= names a folder twice. fix: name each run once")
     groups: dict[str, Group] = {}
     truth = None
     for run in map(read_files, folders):
@@ -211,19 +213,12 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
                 f"{run.folder} was scored on another validation set than {folders[0]}. fix: score it on the same: "
                 "python eval.py ckpt=... data=... out=<its folder>"
             )
-        if best.scores.figures["AP"] < 0:
-            raise TrainError(f"{run.folder} has no AP: no validation image has a box. fix: leave it out")
-        setting = setting_of(run)
+        setting = {key: value for key, value in run.options.items() if not is_covered(key, IGNORED)}
         letter = chr(ord("A") + len(groups))
         group = groups.setdefault(json.dumps(setting, sort_keys=True), Group(letter, setting, [], []))
         group.runs.append(run)
         group.best.append(best)
     return list(groups.values())
-
-
-def setting_of(run: Run) -> dict[str, Any]:
-    """The options that make a result."""
-    return {key: value for key, value in run.options.items() if not is_covered(key, IGNORED)}
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[Any]]]:
@@ -282,24 +277,13 @@ def gain(first: Group, second: Group, resamples: int, seed: int) -> Gain:
     return Gain(value, float(low), float(high), "images and seeds" if freedom else "images")
 
 
-def bootstrap(first: Best, second: Best, resamples: int, seed: int) -> Iterator[float]:
+def bootstrap(first: Evaluation, second: Evaluation, resamples: int, seed: int) -> Iterator[float]:
     """The difference in AP on each of so many drawings of the images, the second minus the first.
 
     The images that hotcoco draws depend on ``seed`` and their number only. One at a time takes
     twice the time of all at once, but shows progress.
     """
-    sides = [evaluated(first), evaluated(second)]
+    sides = [match(side.truth, side.detections, every_size=False) for side in (first, second)]
     for number in range(resamples):
         drawn: Any = hotcoco.compare(sides[0], sides[1], n_bootstrap=1, seed=seed * resamples + number)
         yield drawn["ci"]["AP"]["lower"]
-
-
-def evaluated(best: Best) -> Any:
-    """Hotcoco's evaluation over boxes of all sizes: enough for AP, in a quarter of the time."""
-    truth = best.truth
-    evaluation = hotcoco_evaluation(truth, best.detections)
-    parameters = evaluation.params
-    parameters.area_rng, parameters.area_rng_lbl = parameters.area_rng[:1], parameters.area_rng_lbl[:1]
-    evaluation.params = parameters
-    evaluation.evaluate()
-    return evaluation

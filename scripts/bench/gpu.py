@@ -5,7 +5,7 @@
 Each stage is a process with a deadline and appends its figures to --out, as JSON lines. The table
 comes last, complete as far as the stages came. --tiny takes seconds a stage, needs no GPU, and its
 figures mean nothing. The packages that a bare machine with torch may lack: hydra-core, omegaconf,
-pycocotools, lazy-loader.
+hotcoco, lazy-loader.
 """
 
 from __future__ import annotations

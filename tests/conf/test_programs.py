@@ -40,7 +40,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "devices=0": "devices must be a number of processes",
         "train.epochs=many": "train.epochs: Value 'many'",
         "data.shapes.image_size=1": "data.shapes.image_size=1: the section is null here",
-        "evaluate.backend=coco": "evaluate.backend",
+        "evaluate.resize=crop": "evaluate.resize",
         "--epochs=3": "--epochs is no option",
         "resume=nowhere": "resume=nowhere holds no config.yaml",
     },

@@ -92,7 +92,7 @@ def coco128(shared_dir: Path) -> tuple[GroundTruth, Detections]:
     """Labels of coco128, and what OpenCV finds with yolo-fastest-1.1 on their images."""
     _, truth, ids = coco128_truth(shared_dir, "val2017")
     results = shared_dir / "darknet" / "yolo-fastest-1.1" / "opencv_coco128_val_results.json"
-    return truth, read_results(results, truth.image_ids, ids)[0]
+    return truth, read_results(results, truth.image_ids, ids)
 
 
 def write_coco(truth: GroundTruth, path: Path) -> None:

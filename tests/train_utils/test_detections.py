@@ -16,12 +16,9 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 
 from tests.train_utils.coco_sets import CATEGORY_IDS, draw, plain_pycocotools, write_coco
-from train_utils.coco_eval import EVALUATIONS, FIGURES, score
-from train_utils.curves import class_curves
+from train_utils.coco_eval import score
 from train_utils.detections import (
     DETECTION,
-    PACKED,
-    Detections,
     GroundTruth,
     ImageResult,
     canonical_order,
@@ -29,58 +26,26 @@ from train_utils.detections import (
     file_names,
     image_ids,
     make_detections,
-    pack,
     read_results,
-    unpack,
     write_json,
     write_yolo,
 )
 from train_utils.errors import TrainError
 
 
-def sorted_by_columns(detections: Detections) -> list[tuple[object, ...]]:
-    """The order by its definition, in plain Python."""
-    rows = [(image_id, -score, cls, *box, score) for image_id, cls, score, box in detections.tolist()]
-    return sorted(rows, key=lambda row: row[:-1])
-
-
-def as_rows(detections: Detections) -> list[tuple[object, ...]]:
-    return [(image_id, -score, cls, *box, score) for image_id, cls, score, box in detections.tolist()]
-
-
-@pytest.mark.parametrize("image_ids", ["drawn", "one", "far apart", "negative"])
-def test_canonical_order_is_that_of_the_columns(image_ids: str) -> None:
+@pytest.mark.parametrize("image_ids", [None, [7], [0, 2**40], [-5, 3]])
+def test_canonical_order_is_that_of_the_columns(image_ids: list[int] | None) -> None:
     rng = np.random.default_rng(3)
     found = np.concatenate([draw(seed)[1] for seed in range(3)])
     found["score"][::7] = rng.normal(0, 1, len(found[::7]))  # also negative ones
     found["score"][::11] = np.where(rng.random(len(found[::11])) < 0.5, -0.0, 0.0)
-    found = np.concatenate([found, found[::5]])  # identical rows
-    if image_ids != "drawn":
-        choices = {"one": [7], "far apart": [0, 2**40], "negative": [-5, 3]}
-        found["image_id"] = rng.choice(choices[image_ids], len(found))
-    found = rng.permutation(found)
+    found = rng.permutation(np.concatenate([found, found[::5]]))  # identical rows
+    if image_ids is not None:
+        found["image_id"] = rng.choice(image_ids, len(found))
     before = found.copy()
-    assert as_rows(canonical_order(found)) == sorted_by_columns(found)
+    ordered = [(image_id, -value, index, *box) for image_id, index, value, box in canonical_order(found).tolist()]
+    assert ordered == sorted((image_id, -value, index, *box) for image_id, index, value, box in found.tolist())
     assert np.array_equal(found, before), "its argument was changed"
-
-
-def test_what_travels_arrives_to_the_last_bit_in_26_bytes() -> None:
-    truth, found = draw()
-    at_positions = found.copy()
-    at_positions["image_id"] = np.argsort(truth.image_ids)[np.searchsorted(np.sort(truth.image_ids), found["image_id"])]
-    packed = pack(at_positions)
-    assert packed.dtype == PACKED and packed.nbytes == 26 * len(found)
-    arrived = unpack(np.frombuffer(packed.tobytes(), PACKED), truth.image_ids)
-    assert arrived.dtype == DETECTION and np.array_equal(arrived, found)
-    assert len(unpack(pack(at_positions[:0]), truth.image_ids)) == 0
-
-
-def test_positions_and_classes_up_to_what_the_bytes_hold() -> None:
-    found = np.zeros(2, DETECTION)
-    found["image_id"], found["class"] = [0, 69_999], [0, 2**16 - 1]
-    arrived = unpack(pack(found), np.arange(70_000) + 10**12)
-    assert arrived["image_id"].tolist() == [10**12, 10**12 + 69_999]
-    assert arrived["class"].tolist() == [0, 2**16 - 1]
 
 
 NAMES, IDS = ["cat", "dog", "bird"], [17, 18, 16]
@@ -213,18 +178,16 @@ def few(rows: list[Row]) -> None:
 CHANGES = [lambda rows: None, other_categories, floats_for_ids, whole_numbers, odd_scores, more_keys, few, odd_boxes]
 
 
-@pytest.mark.parametrize("seed", range(len(CHANGES) + 4))
+@pytest.mark.parametrize("seed", range(len(CHANGES)))
 def test_figures_are_those_of_pycocotools_on_the_file(seed: int, tmp_path: Path) -> None:
     truth, rows = drawn(seed)
     write_coco(truth, tmp_path / "truth.json")
-    CHANGES[seed % len(CHANGES)](rows)
+    CHANGES[seed](rows)
     (tmp_path / "results.json").write_text(json.dumps(rows))
     expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
-    found, ignored = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    for backend in EVALUATIONS:
-        assert list(score(truth, found, backend).figures.values()) == expected, backend
-    assert len(class_curves(truth, found)) == len(truth.names)
-    assert ignored == sum(row["category_id"] == 4 for row in rows)
+    found = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
+    assert list(score(truth, found).figures.values()) == expected
+    assert len(found) == sum(row["category_id"] != 4 for row in rows)
 
 
 def test_no_digit_is_lost(tmp_path: Path) -> None:
@@ -239,19 +202,9 @@ def test_no_digit_is_lost(tmp_path: Path) -> None:
     rows = [{"image_id": int(truth.image_ids[0]), "category_id": 3, "bbox": [0.1, 0.1, 20.2, 15.15], "score": 0.5}]
     (tmp_path / "results.json").write_text(json.dumps(rows))
     expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
-    found, _ = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    for backend in EVALUATIONS:
-        assert list(score(truth, found, backend).figures.values()) == expected, backend
+    found = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
+    assert list(score(truth, found).figures.values()) == expected
     assert expected[1] > 0.99 and score(truth, found.astype(DETECTION)).figures["AP50"] == 0
-
-
-def test_a_file_without_rows_scores_nothing(tmp_path: Path) -> None:
-    truth, _ = draw(0)
-    (tmp_path / "results.json").write_text("[]")
-    found, _ = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
-    for backend in EVALUATIONS:
-        figures = score(truth, found, backend).figures
-        assert set(figures.values()) == {0.0} and tuple(figures) == FIGURES
 
 
 @pytest.mark.parametrize(
