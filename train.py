@@ -87,7 +87,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     folder = folder or stack.enter_context(opening)
     log = RunLog(folder, world.is_main)
     log_warnings(log, "deterministic")  # torch names each operator that is not deterministic
-    announce(log, folder, config, world, train_set, val_set, loader, sampler, model)
+    announce(log, folder, config, world, train_set, val_set, sampler, model)
     for note in (saved_note, *notes):
         log.line(note)
 

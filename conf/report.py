@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from conf.auto import min_iou_of
-from conf.batches import MEMORY_FILES
 from conf.entry import defaults, to_yaml
 from conf.help import version_page
 from conf.schema import TrainConfig
-from data import Annotations, Batch, TrainBatchSampler, TrainDataset, shared_memory_note, summarise
+from data import Annotations, TrainBatchSampler, TrainDataset, summarise
 from data.anchors import Sizes
 from eval import draw_plots
 from models import Darknet, Head, count_flops, count_parameters
@@ -55,7 +53,6 @@ def announce(
     world: World,
     train_set: Annotations,
     val_set: Annotations,
-    loader: DataLoader[Batch],
     sampler: TrainBatchSampler,
     model: Darknet,
 ) -> None:
@@ -88,9 +85,6 @@ def announce(
         f"run folder {folder}"
     )
     log.line(f"data.workers={config.data.workers}, augment.colour={config.augment.colour}")
-    evaluated = config.evaluate.batch_size * (config.evaluate.image_size or size) ** 2
-    pixels = max(sampler.images_per_rank * sampler.sizes.most_pixels(1, 1), evaluated)
-    log.line(shared_memory_note(loader, pixels, world.local_world_size, MEMORY_FILES))
 
 
 def draw_first_batch(dataset: TrainDataset, sampler: TrainBatchSampler, names: Sequence[str], path: Path) -> None:

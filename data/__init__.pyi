@@ -1,5 +1,4 @@
 from .anchors import summarise as summarise
-from .batch import Batch as Batch
 from .config import AugmentConfig as AugmentConfig
 from .config import Colour as Colour
 from .config import DataConfig as DataConfig
@@ -24,8 +23,8 @@ from .images import image_cache_name as image_cache_name
 from .index import Annotations as Annotations
 from .index import check_same_classes as check_same_classes
 from .index import open_annotations as open_annotations
+from .loader import Batch as Batch
 from .loader import make_loader as make_loader
-from .loader import shared_memory_note as shared_memory_note
 from .media import Frame as Frame
 from .media import FrameBatch as FrameBatch
 from .media import FrameBatches as FrameBatches
@@ -33,10 +32,10 @@ from .media import InputFit as InputFit
 from .media import Medium as Medium
 from .media import count_frames as count_frames
 from .media import find_media as find_media
-from .orders import repeat_factors as repeat_factors
 from .plan import Request as Request
 from .samplers import MultiScale as MultiScale
 from .samplers import TrainBatchSampler as TrainBatchSampler
 from .samplers import eval_batches as eval_batches
+from .samplers import repeat_factors as repeat_factors
 from .set_files import read_names as read_names
 from .shapes import ensure_shapes as ensure_shapes

@@ -4,8 +4,6 @@ The two differ by rounding: the CPU path uses OpenCV's 8-bit HSV with its 180 le
 device path floats.
 """
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import torch

@@ -4,8 +4,6 @@ A training sample depends only on the run's seed and its request, not on the wor
 earlier samples. First comes its plan (data/plan.py), then its pixels and boxes, here.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,51 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from data.batch import Batch, empty_images, make_batch, target_rows
 from data.colour import change_colour
 from data.config import AugmentConfig, Colour, Resize
 from data.errors import DataError
-from data.geometry import PAD_VALUE, Boxes, Image, Matrix, Size, move_boxes, resize_into, visible_boxes
+from data.geometry import PAD_VALUE, Image, Matrix, Size, move_boxes, resize_into, visible_boxes
 from data.images import ImageSource
 from data.index import Annotations
+from data.loader import Batch, empty_images, make_batch, target_rows
 from data.plan import Picture, Plan, Request, draw_plan
 from data.tiles import UprightTile, WarpedTile, tile_of
-
-
-class Labels:
-    """The boxes that training learns from; crowds are regions, not objects, and are left out.
-
-    One image gives the same as ``Annotations.training_boxes``. All tiles of a batch take hardly
-    longer than one.
-    """
-
-    def __init__(self, annotations: Annotations) -> None:
-        # Plain views: indexing a memory map is slow.
-        self._offsets = np.asarray(annotations.offsets)
-        self._boxes_xywh = np.asarray(annotations.boxes_xywh)
-        self._classes = np.asarray(annotations.classes)
-        self._crowd = np.asarray(annotations.crowd)
-        self._sizes = np.asarray(annotations.sizes)
-
-    def moved(
-        self, indices: Sequence[int], matrices: Sequence[Matrix]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int32], Boxes]:
-        """Clip the boxes of each image to it and map them by the image's matrix.
-
-        Returns the position in ``indices`` (n,), the class (n,) and boxes_xyxy (n, 4) of each box.
-        """
-        images = np.asarray(indices, dtype=np.int64)
-        starts, counts = self._offsets[images], self._offsets[images + 1] - self._offsets[images]
-        numbers = np.repeat(np.arange(len(images)), counts)
-        rows = np.arange(len(numbers)) + np.repeat(starts - np.cumsum(counts) + counts, counts)
-        objects = ~self._crowd[rows]
-        numbers, rows = numbers[objects], rows[objects]
-        boxes = self._boxes_xywh[rows]
-        boxes[:, 2:] += boxes[:, :2]
-        limits = self._sizes[images][:, [1, 0, 1, 0]][numbers]
-        clipped = np.clip(boxes, 0, limits).astype(np.float32)
-        moved = move_boxes(clipped, np.asarray(matrices, dtype=np.float64).reshape(-1, 3, 3)[numbers])
-        return numbers, self._classes[rows], moved
 
 
 class Tile(NamedTuple):
@@ -85,13 +47,17 @@ class TrainDataset(Dataset[Batch]):
         self.epochs = epochs
         self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
         self.images = images
-        self._labels = Labels(annotations)
-        self._sizes = np.asarray(annotations.sizes)  # a plain view: indexing a memory map is slow
+        # Plain views: indexing a memory map is slow.
+        self._sizes = np.asarray(annotations.sizes)
+        self._offsets = np.asarray(annotations.offsets)
+        self._boxes_xywh = np.asarray(annotations.boxes_xywh)
+        self._classes = np.asarray(annotations.classes)
+        self._crowd = np.asarray(annotations.crowd)
 
     def __len__(self) -> int:
         return len(self.annotations)
 
-    def __reduce__(self) -> tuple[Callable[..., TrainDataset], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., "TrainDataset"], tuple[Any, ...]]:
         # Spawned workers rebuild what derives from the annotations from the mapped files.
         return type(self), (self.annotations, self.augment, self.seed, self.epochs, self.images)
 
@@ -113,14 +79,13 @@ class TrainDataset(Dataset[Batch]):
         ]
         left_to_device = [plan.gains for plan in plans if self.augment.colour == Colour.device]
         gains = np.array(left_to_device, dtype=np.float32).reshape(-1, 3)
-        targets = self._targets(drawn, plans[0].size)
-        return make_batch(buffer, requests, targets, gains=torch.from_numpy(gains))
+        return make_batch(buffer, requests, self._targets(drawn, plans[0].size), gains=torch.from_numpy(gains))
 
     def plan(self, request: Request) -> Plan:
         """The plan of one sample."""
         return draw_plan(request, self._sizes, self.augment, self.seed, request.epoch < self.first_plain_epoch)
 
-    def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: _BatchImages) -> list[Tile]:
+    def _draw(self, canvas: Image, plan: Plan, pictures: list[list[Tile]], images: "_BatchImages") -> list[Tile]:
         """Draw one sample onto the canvas (H, W, 3); return the tiles of readable images."""
         tiles = _draw_picture(canvas, pictures[0], images)
         if len(plan.pictures) == 2:
@@ -132,16 +97,39 @@ class TrainDataset(Dataset[Batch]):
         return tiles
 
     def _targets(self, drawn: list[list[Tile]], size: Size) -> NDArray[np.float32]:
-        """Return the targets (T, 6) of all samples: sample, class, cx, cy, w, h."""
+        """Return the targets (T, 6) of all samples: sample, class, cx, cy, w, h.
+
+        The boxes are clipped to their images, then mapped, for all tiles of the batch at once:
+        that takes hardly longer than one. Crowds are regions, not objects, and are left out.
+        """
         tiles = [tile for sample in drawn for tile in sample]
-        numbers, classes, boxes = self._labels.moved([tile.position for tile in tiles], [tile.matrix for tile in tiles])
-        ends = np.cumsum([len(sample) for sample in drawn])
-        samples = np.searchsorted(ends, numbers, side="right")
-        clipped, usable = visible_boxes(boxes, size)
-        return target_rows(samples[usable], classes[usable], clipped[usable])
+        matrices = np.array([tile.matrix for tile in tiles], dtype=np.float64).reshape(-1, 3, 3)
+        images = np.array([tile.position for tile in tiles], dtype=np.int64)
+        starts, counts = self._offsets[images], self._offsets[images + 1] - self._offsets[images]
+        of_tile = np.repeat(np.arange(len(tiles)), counts)
+        rows = np.arange(len(of_tile)) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+        objects = ~self._crowd[rows]
+        of_tile, rows = of_tile[objects], rows[objects]
+        boxes = self._boxes_xywh[rows]
+        boxes[:, 2:] += boxes[:, :2]
+        limits = self._sizes[images][:, [1, 0, 1, 0]][of_tile]
+        moved = move_boxes(np.clip(boxes, 0, limits).astype(np.float32), matrices[of_tile])
+        clipped, usable = visible_boxes(moved, size)
+        samples = np.repeat(np.arange(len(drawn)), [len(sample) for sample in drawn])[of_tile]
+        return target_rows(samples[usable], self._classes[rows][usable], clipped[usable])
 
 
-def _draw_picture(canvas: Image, tiles: list[Tile], images: _BatchImages) -> list[Tile]:
+def _visible_tiles(picture: Picture, size: Size) -> list[Tile]:
+    tiles = []
+    for index, placed in zip(picture.indices, picture.placed, strict=True):
+        matrix = picture.canvas_to_sample @ placed.matrix()
+        drawing = tile_of(matrix, placed.size, size)
+        if drawing is not None:
+            tiles.append(Tile(index, matrix, drawing))
+    return tiles
+
+
+def _draw_picture(canvas: Image, tiles: list[Tile], images: "_BatchImages") -> list[Tile]:
     canvas.fill(PAD_VALUE)
     drawn = []
     for tile in tiles:
@@ -169,15 +157,6 @@ class _BatchImages:
             self._decoded[index] = self._source.read(index, self._rows[index])
         self._uses[index] -= 1
         return self._decoded[index] if self._uses[index] else self._decoded.pop(index)
-
-
-def _visible_tiles(picture: Picture, size: Size) -> list[Tile]:
-    tiles = []
-    for index, placed, matrix in zip(picture.indices, picture.placed, picture.matrices(), strict=True):
-        drawing = tile_of(matrix, placed.size, size)
-        if drawing is not None:
-            tiles.append(Tile(index, matrix, drawing))
-    return tiles
 
 
 class EvalDataset(Dataset[Batch]):
@@ -255,13 +234,12 @@ class ChangedDataset(TrainDataset):
     def _changed(self, name: str, change: Change, sample: Sample, request: Request) -> Sample:
         seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
         image, boxes, classes = change(sample, np.random.default_rng(seeds))
-        height, width = image.shape[:2]
-        boxes = np.asarray(boxes, dtype=np.float32).reshape(-1, 4).clip(0, [width, height, width, height])
-        usable = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-        result = Sample(image, boxes[usable].astype(np.float32), np.asarray(classes, dtype=np.int32)[usable])
         if image.shape != sample.image.shape or image.dtype != np.uint8:
             raise DataError(
                 f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 "
                 f"{sample.image.shape}. fix: keep size and type"
             )
-        return result
+        height, width = image.shape[:2]
+        boxes = np.asarray(boxes, dtype=np.float32).reshape(-1, 4).clip(0, [width, height, width, height])
+        usable = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+        return Sample(image, boxes[usable].astype(np.float32), np.asarray(classes, dtype=np.int32)[usable])

@@ -4,8 +4,6 @@ Coordinates are continuous: pixel i of a row covers i..i + 1, so an image w pixe
 Scaling an image thus scales its boxes by the same factor.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -91,11 +89,6 @@ def project(points: NDArray[np.floating[Any]], matrix: Matrix) -> NDArray[np.flo
     return moved
 
 
-def inverse(matrix: Matrix) -> Matrix:
-    """Return the matrix that maps back."""
-    return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
-
-
 def scaled_size(image_size: Size, target: Size) -> Size:
     """Scale (height, width) by one ratio to fit ``target``."""
     height, width = image_size
@@ -136,54 +129,46 @@ class Letterbox(NamedTuple):
 
     def to_network(self, boxes_xyxy: Boxes) -> Boxes:
         """Map boxes from pixels of the original image to pixels of the network input."""
-        scale, shift = self._scale_and_shift()
-        return (boxes_xyxy * scale + shift).astype(np.float32)
+        scale, shift = (self.ratio_x, self.ratio_y) * 2, (self.pad_x, self.pad_y) * 2
+        return (boxes_xyxy * np.array(scale) + np.array(shift)).astype(np.float32)
 
     def to_original(self, boxes_xyxy: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Map boxes back to pixels of the original image, without clipping them."""
-        scale, shift = self._scale_and_shift()
-        return (boxes_xyxy - shift) / scale
-
-    def _scale_and_shift(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return np.array([self.ratio_x, self.ratio_y] * 2), np.array([self.pad_x, self.pad_y] * 2, dtype=np.float64)
+        scale, shift = (self.ratio_x, self.ratio_y) * 2, (self.pad_x, self.pad_y) * 2
+        return (boxes_xyxy - np.array(shift, dtype=np.float64)) / np.array(scale)
 
 
-def letterbox_into(canvas: Image, image: Image) -> Letterbox:
-    """Scale an image to fit the canvas, centre it and fill the rest with grey.
+def resize_into(canvas: Image, image: Image, resize: Resize) -> Letterbox:
+    """Resize an image into the canvas.
 
-    Shrinks by area average, enlarges linearly. The returned ratios are those of the rounded size,
-    so ``to_original`` is the exact inverse.
+    A letterbox scales it to fit, by area average if it shrinks and linearly if it grows, centres it
+    and fills the rest with grey. Stretching is linear, as Darknet and OpenCV feed networks. The
+    returned ratios are those of the rounded size, so ``to_original`` is the exact inverse.
     """
-    height, width = image.shape[:2]
-    new_height, new_width = scaled_size((height, width), canvas.shape[:2])
-    pad_y, pad_x = (canvas.shape[0] - new_height) // 2, (canvas.shape[1] - new_width) // 2
-    shrinks = new_height < height or new_width < width
+    (height, width), (canvas_height, canvas_width) = image.shape[:2], canvas.shape[:2]
+    if resize == Resize.stretch:
+        cv2.resize(image, (canvas_width, canvas_height), dst=canvas, interpolation=cv2.INTER_LINEAR)
+        return Letterbox(canvas_width / width, canvas_height / height, 0, 0)
+    new_height, new_width = scaled_size((height, width), (canvas_height, canvas_width))
+    pad_y, pad_x = (canvas_height - new_height) // 2, (canvas_width - new_width) // 2
     canvas.fill(PAD_VALUE)
     inner = canvas[pad_y : pad_y + new_height, pad_x : pad_x + new_width]
     if inner.shape == image.shape:
         inner[:] = image
     else:
+        shrinks = new_height < height or new_width < width
         interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
         cv2.resize(image, (new_width, new_height), dst=inner, interpolation=interpolation)
     return Letterbox(new_width / width, new_height / height, pad_x, pad_y)
 
 
-def letterbox(image: Image, size: tuple[int, int]) -> tuple[Image, Letterbox]:
+def letterbox(image: Image, size: Size) -> tuple[Image, Letterbox]:
     """Letterbox an image into a new array of ``size`` (height, width)."""
     canvas = np.empty((*size, 3), dtype=np.uint8)
-    return canvas, letterbox_into(canvas, image)
+    return canvas, resize_into(canvas, image, Resize.letterbox)
 
 
-def resize_into(canvas: Image, image: Image, resize: Resize) -> Letterbox:
-    """Resize an image into the canvas as ``resize`` says."""
-    if resize == Resize.letterbox:
-        return letterbox_into(canvas, image)
-    # Linearly, as Darknet and OpenCV feed networks.
-    cv2.resize(image, (canvas.shape[1], canvas.shape[0]), dst=canvas, interpolation=cv2.INTER_LINEAR)
-    return Letterbox(canvas.shape[1] / image.shape[1], canvas.shape[0] / image.shape[0], 0, 0)
-
-
-def cut_at_edges(boxes_xyxy: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
+def cut_at_edges(boxes_xyxy: NDArray[np.float64], size: Size) -> NDArray[np.float64]:
     """Clip boxes (n, 4) to an image of ``size`` (height, width)."""
     height, width = size
     return boxes_xyxy.clip(0, np.array([width, height, width, height], dtype=np.float64))

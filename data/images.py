@@ -1,10 +1,7 @@
 """Read the images of a data set as annotated: from their files, or a cache of all processes."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
-import os
 import shutil
 import struct
 import uuid
@@ -35,7 +32,6 @@ HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive (T.81,
 CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair of rows
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; only TIFF files are turned
 _FIX = "fix: replace the file, or set data.on_error=skip to leave such images out"
-ZEROS = bytes(1 << 20)  # written if the system cannot reserve file space
 CACHE_VERSION = 2  # raise it when the file layout or the decoding changes
 
 
@@ -50,14 +46,12 @@ def is_cut_short(data: bytes) -> bool:
 
 
 def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
-    """Decode at least the first ``rows`` of ``height`` rows to RGB; the pixels equal OpenCV's.
+    """Decode at least the first ``rows`` of a JPEG's rows to RGB; the pixels equal OpenCV's.
 
-    Entropy coding forces a decoder to start at the top, but it may stop early: with a smaller
-    height in the frame header, simplejpeg (the extra ``fast``) decodes only that many rows. OpenCV
-    does so as well, but prints a warning for each image.
-
-    ``None`` leaves the image to OpenCV: without simplejpeg, for other than one or three components,
-    and for damaged files.
+    With a smaller height in the frame header, simplejpeg (the extra ``fast``) decodes only that
+    many rows. OpenCV does so as well, but prints a warning for each image. ``None`` leaves the
+    image to OpenCV: without simplejpeg, for other than one or three components, and for damaged
+    files.
     """
     segments = read_segments(data) if simplejpeg is not None else None
     if segments is None:
@@ -86,17 +80,13 @@ def open_image(path: str | PathLike[str], fix: str) -> tuple[bytes, Header]:
     """
     try:
         data = read_file(path)
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist. {fix}") from error
+        header = read_header(data)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). {fix}") from error
-    try:
-        header = read_header(data)
     except TooLargeError as error:
         raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read. {fix}") from error
     if header is None:
-        what = f"is not an image of a known type ({KNOWN_TYPES})" if data else "is empty"
-        raise DataError(f"{path} {what}. {fix}")
+        raise DataError(f"{path} is not an image of a known type ({KNOWN_TYPES}). {fix}")
     if header.kind == "JPEG" and is_cut_short(data):
         raise DataError(f"{path} is cut short: the end of its JPEG data is missing. {fix}")
     return data, header
@@ -107,16 +97,32 @@ def decode_stored(path: str | PathLike[str], data: bytes, header: Header, fix: s
     # OpenCV prints about broken images without naming them; the errors here name the file.
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
     # From memory OpenCV refuses an image that ends early; from a file it fills up a JPEG with grey.
-    encoded = np.frombuffer(data, dtype=np.uint8)
-    image = cv2.imdecode(encoded, AS_STORED)
-    if image is not None:
-        return np.asarray(image, dtype=np.uint8)
-    pixels = cv2.imdecode(encoded, cv2.IMREAD_UNCHANGED)
-    if pixels is None or pixels.itemsize <= 2:
-        why = f"cannot be decoded: its {header.kind} data are damaged, or of a kind that OpenCV does not read"
-    else:
-        why = f"has pixels of {pixels.dtype}; only images of 8 or 16 bits are read, so convert it"
-    raise DataError(f"{path} {why}. {fix}")
+    image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), AS_STORED)
+    if image is None:
+        why = f"its {header.kind} data are damaged, or of a kind that OpenCV does not read as 8 or 16 bits"
+        raise DataError(f"{path} cannot be decoded: {why}. {fix}")
+    return np.asarray(image, dtype=np.uint8)
+
+
+class CachedImages:
+    """The images of a finished cache file, which may be unlinked once every process maps it."""
+
+    def __init__(self, path: Path, annotations: Annotations) -> None:
+        self._made_of = path, annotations
+        self._sizes = annotations.sizes
+        self._starts = _starts(annotations)
+        pixels = np.memmap(path, dtype=np.uint8, mode="r")
+        assert len(pixels) == self._starts[-1], f"{path} was made from other annotations"
+        self._bytes = pixels.view(np.ndarray)
+
+    def __reduce__(self) -> tuple[type["CachedImages"], tuple[Path, Annotations]]:
+        return CachedImages, self._made_of  # a spawned worker maps the file itself
+
+    def read(self, index: int) -> NDArray[np.uint8] | None:
+        """Return the read-only image (h, w, 3), or ``None`` if it was unreadable at build time."""
+        if not self._bytes[index]:
+            return None
+        return self._bytes[self._starts[index] : self._starts[index + 1]].reshape(*self._sizes[index], 3)
 
 
 class ImageSource:
@@ -153,57 +159,25 @@ class ImageSource:
         path, size = self.annotations.path(index), tuple(self.annotations.sizes[index].tolist())
         data, header = open_image(path, _FIX)
         orientation = self.annotations.turn.orientation(header, size)
-        if header.size(orientation) != size:
-            raise self._wrong_size(index, header)
-        if header.kind == "JPEG":
+        if header.kind == "JPEG" and header.size(orientation) == size:
             quickly = decode_rows(data, header.height, header.height if rows is None or orientation != 1 else rows)
             if quickly is not None:
                 return turn_decoded(quickly, header, orientation)
-        image = decode_stored(path, data, header, _FIX)
-        turned = turn_decoded(image, header, orientation)
-        if turned.shape[:2] != size:
-            raise self._wrong_size(index, header._replace(height=image.shape[0], width=image.shape[1]))
-        return turned
-
-    def _wrong_size(self, index: int, header: Header) -> DataError:
-        height, width = self.annotations.sizes[index].tolist()
-        actual, fix = f"{header.width:,} x {header.height:,} pixels", _FIX
-        if header.orientation != 1:
-            shown_height, shown_width = header.size(header.orientation)
-            actual += f", {shown_width:,} x {shown_height:,} once turned by its EXIF tag {header.orientation}"
-            if (shown_height, shown_width) == (height, width):  # as data.exif=ignore forbids
-                fix = "fix: data.exif=apply"
-        path, expected = self.annotations.path(index), f"its annotations are for {width:,} x {height:,}"
-        return DataError(f"{path} has {actual}, {expected}. {fix}")
+        image = turn_decoded(decode_stored(path, data, header, _FIX), header, orientation)
+        if image.shape[:2] != size:
+            (height, width), (shown_height, shown_width) = size, image.shape[:2]
+            actual = f"{shown_width:,} x {shown_height:,} pixels, its annotations are for {width:,} x {height:,}"
+            fix = "fix: data.exif=apply" if header.size(header.orientation) == size else _FIX  # it is ignored
+            raise DataError(f"{path} has {actual}. {fix}")
+        return image
 
 
 def image_cache_name(annotations: Annotations, on_error: OnError) -> str:
     """Name the cache of these images; the name changes with any file or how it is turned."""
-    paths = [os.path.join(annotations.image_root, annotations.file_name(i)) for i in range(len(annotations))]
+    paths = [annotations.path(index) for index in range(len(annotations))]
     key = hashlib.sha256(f"{CACHE_VERSION} {stamp_files(paths).digest} {on_error.value} {annotations.turn}".encode())
     key.update(annotations.sizes.tobytes())
     return f"{key.hexdigest()[:32]}.images"
-
-
-class CachedImages:
-    """The images of a finished cache file, which may be unlinked once every process maps it."""
-
-    def __init__(self, path: Path, annotations: Annotations) -> None:
-        self._made_of = path, annotations
-        self._sizes = annotations.sizes
-        self._starts = _starts(annotations)
-        pixels = np.memmap(path, dtype=np.uint8, mode="r")
-        assert len(pixels) == self._starts[-1], f"{path} was made from other annotations"
-        self._bytes = pixels.view(np.ndarray)
-
-    def __reduce__(self) -> tuple[type[CachedImages], tuple[Path, Annotations]]:
-        return CachedImages, self._made_of  # a spawned worker maps the file itself
-
-    def read(self, index: int) -> NDArray[np.uint8] | None:
-        """Return the read-only image (h, w, 3), or ``None`` if it was unreadable at build time."""
-        if not self._bytes[index]:
-            return None
-        return self._bytes[self._starts[index] : self._starts[index + 1]].reshape(*self._sizes[index], 3)
 
 
 def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None:
@@ -211,30 +185,37 @@ def build_image_cache(images: ImageSource, path: Path, kind: ImageCache) -> None
 
     The file lies on a memory file system (/dev/shm) or, to outlive the run, on a disk. It starts
     with one byte per image, 1 if the image could be read; then follow the pixels of all images in
-    order, in their annotated sizes. It appears complete or not at all. ``kind``
-    is the value of ``data.cache``, for messages.
+    order, in their annotated sizes. It appears complete or not at all. ``kind`` is the value of
+    ``data.cache``, for messages.
 
     Raises ``DataError`` before any work if there is too little room, and with
     ``data.on_error=stop`` if an image cannot be read.
     """
     if path.exists():
         return
-    annotations = images.annotations
-    starts = _starts(annotations)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    starts, free = _starts(images.annotations), shutil.disk_usage(path.parent).free
+    if starts[-1] > free:
+        raise DataError(
+            f"data.cache={kind} needs {starts[-1] / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB "
+            "are free. fix: data.cache=none"
+        )
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+    def fill(index: int) -> None:
+        image = images.read(index)
+        if image is not None:
+            with temporary.open("r+b") as file:  # not by a memory map: on a full disk that would crash
+                file.seek(starts[index])
+                file.write(np.ascontiguousarray(image).data)
+                file.seek(index)
+                file.write(b"\1")
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _reserve(temporary, int(starts[-1]), kind)
-        target = np.memmap(temporary, dtype=np.uint8, mode="r+")
-
-        def fill(index: int) -> None:
-            image = images.read(index)
-            if image is not None:
-                target[starts[index] : starts[index + 1]] = image.reshape(-1)
-                target[index] = 1
-
+        with temporary.open("wb") as file:
+            file.truncate(starts[-1])
         with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
-            count = len(annotations)
+            count = len(images.annotations)
             for _ in counted(pool.map(fill, range(count)), "decoding images", count):
                 pass
         temporary.rename(path)
@@ -247,25 +228,3 @@ def _starts(annotations: Annotations) -> NDArray[np.int64]:
     lengths = annotations.sizes.astype(np.int64).prod(axis=1) * 3
     starts: NDArray[np.int64] = len(annotations) + np.concatenate([[0], np.cumsum(lengths)])
     return starts
-
-
-def _reserve(path: Path, size: int, kind: ImageCache) -> None:
-    """Create a file of ``size`` allocated bytes: writing to a map of a full disk would crash."""
-    try:
-        free = shutil.disk_usage(path.parent).free
-        if size > free:
-            raise DataError(
-                f"data.cache={kind} needs {size / 2**30:.1f} GiB in {path.parent}, where {free / 2**30:.1f} GiB "
-                "are free. fix: data.cache=none"
-            )
-        with path.open("wb") as file:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
-            else:
-                for start in range(0, size, len(ZEROS)):
-                    file.write(ZEROS[: size - start])
-    except OSError as error:
-        raise DataError(
-            f"data.cache={kind} cannot write {size / 2**30:.1f} GiB to {path.parent} ({error.strerror}). "
-            "fix: data.cache=none"
-        ) from error

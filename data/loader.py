@@ -1,26 +1,25 @@
-"""The torch loader around a data set and its batch sampler."""
-
-from __future__ import annotations
+"""Batches: their tensors, their memory, and their way from worker processes to the device."""
 
 import math
 import os
-import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import cv2
+import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from data.batch import Batch
-from data.dataset import EvalDataset, TrainDataset
+from data.colour import network_input
 from data.errors import DataError
+from data.geometry import Boxes
 from data.plan import Request
-from data.samplers import TrainBatchSampler
 
 # Forked workers share the pages of the index, start in milliseconds and never touch CUDA. The
 # system libraries of macOS do not survive a fork.
@@ -28,7 +27,87 @@ START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 HOST = torch.device("cpu")
 PREFETCHED_BATCHES = 4  # per worker
 PATIENCE = 0.4  # share of the time-out: the cause is reported before other ranks stop waiting
-AT_HAND = 2  # batches that the training process holds: one in use, one on its way to the device
+# The fields of a batch that travel to a device. With the others, always on the host, it names
+# images and maps detections back to them.
+OF_THE_DEVICE = ("images", "targets", "gains")
+
+
+@dataclass
+class Batch:
+    """B samples of one size with T boxes in all."""
+
+    images: Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
+    targets: Tensor  # float32 (T, 6): position in the batch, class, cx, cy, w, h in pixels of these images
+    indices: Tensor  # int64 (B,) positions in the data set
+    letterboxes: Tensor  # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; (0, 4) for training samples
+    gains: Tensor  # float32 (B, 3) of hue, saturation and value, for network_input to apply; (0, 3): none
+
+    def network_input(self) -> Tensor:
+        """The images as floats in 0..1, with the gains applied, on the batch's device."""
+        return network_input(self.images, self.gains)
+
+    def pin_memory(self) -> Self:
+        """The batch with what the device needs in page-locked memory; the loader calls this."""
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in OF_THE_DEVICE})
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        """The batch with what the network and the loss need on a device."""
+        moved = {name: getattr(self, name).to(device, non_blocking=non_blocking) for name in OF_THE_DEVICE}
+        return replace(self, **moved)
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keep the memory on the device until what ``stream`` has queued by its release is done."""
+        for name in OF_THE_DEVICE:
+            getattr(self, name).record_stream(stream)
+
+    def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[Any, ...]]:
+        # From a worker only the images travel as shared memory: for each such tensor the training
+        # process asks the worker, which is busy with the next batch.
+        return _receive, (self.images, *(getattr(self, field.name).numpy() for field in fields(self)[1:]))
+
+
+def _receive(images: Tensor, *others: NDArray[Any]) -> Batch:
+    return Batch(images, *map(torch.from_numpy, others))
+
+
+def empty_images(requests: Sequence[Request]) -> Tensor:
+    """Return uninitialised memory for the images of a batch, uint8 (B, H, W, 3).
+
+    In a worker it is shared with the training process. Raises ``DataError`` where there is no more.
+    """
+    height, width = requests[0].height, requests[0].width
+    assert all((request.height, request.width) == (height, width) for request in requests), "one size per batch"
+    shape = (len(requests), height, width, 3)
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    # As torch's own collate function does: a tensor that is not shared yet would be copied when it
+    # is sent.
+    try:
+        storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(math.prod(shape))
+    except RuntimeError as error:
+        raise DataError(
+            f"no shared memory for a batch of {math.prod(shape) / 1e6:.0f} MB ({error}). fix: make /dev/shm larger (in "
+            "a container: --shm-size=8g), or lower data.workers; 0 does without"
+        ) from error
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
+
+
+def target_rows(samples: NDArray[np.int64], classes: NDArray[np.int32], boxes_xyxy: Boxes) -> NDArray[np.float32]:
+    """Rows (T, 6) of sample, class, cx, cy, w, h."""
+    low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
+    columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
+    return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def make_batch(buffer: Tensor, requests: Sequence[Request], targets: NDArray[np.float32], **more: Tensor) -> Batch:
+    """The batch of images (B, H, W, 3) and targets; what ``more`` leaves out is empty."""
+    nothing = {"letterboxes": torch.empty((0, 4), dtype=torch.float64), "gains": torch.empty((0, 3))}
+    return Batch(
+        images=buffer.permute(0, 3, 1, 2),
+        targets=torch.from_numpy(targets),
+        indices=torch.tensor([request.index for request in requests]),
+        **nothing | more,
+    )
 
 
 class BatchLoader(DataLoader[Batch]):
@@ -44,14 +123,19 @@ class BatchLoader(DataLoader[Batch]):
 
     def _loaded(self) -> Iterator[Batch]:
         """The batches on the host."""
-        batches = super().__iter__()
+        batches: Any = super().__iter__()
         while True:
             try:
                 batch = next(batches, None)
             except RuntimeError as error:
                 if not (self.timeout and "timed out" in str(error)):
                     raise
-                _kill(batches)
+                # A hung worker may ignore SIGTERM, and the exit of the program would wait for it.
+                handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error for each
+                for worker in batches._workers:
+                    worker.kill()
+                    worker.join()
+                signal.signal(signal.SIGCHLD, handler)
                 raise DataError(
                     f"the {self.num_workers} worker process(es) gave no batch for {self.timeout:g} s. fix: look for a "
                     "disk that does not respond, raise data.workers, or allow a longer time-out"
@@ -64,8 +148,8 @@ class BatchLoader(DataLoader[Batch]):
 
 
 def make_loader(
-    dataset: TrainDataset | EvalDataset,
-    batch_sampler: TrainBatchSampler | Sequence[list[Request]],
+    dataset: Dataset[Batch],
+    batch_sampler: Iterable[list[Request]],
     workers: int,
     device: torch.device = HOST,
     timeout_seconds: float = 0.0,
@@ -96,43 +180,25 @@ def copied_ahead(batches: Iterable[Batch], copies: torch.cuda.Stream) -> Iterato
     """Yield the ``batches`` on a GPU, copied on the stream ``copies``.
 
     A batch is handed over once the next one is on its way, so that its copy runs beside the
-    computation. A batch that nobody asked for any more is dropped.
+    computation; the stream in use waits for the copy, the host does not. A batch that nobody asked
+    for any more is dropped.
     """
+
+    def arrived() -> Batch:
+        batch, copied = ahead.pop(0)
+        stream = torch.cuda.current_stream(copies.device)
+        stream.wait_event(copied)
+        batch.record_stream(stream)  # its memory belongs to the stream of the copies
+        return batch
+
     ahead: list[tuple[Batch, torch.cuda.Event]] = []
     for batch in batches:
-        ahead.append(_copied(batch, copies))
+        with torch.cuda.stream(copies):
+            ahead.append((batch.to(copies.device, non_blocking=True), copies.record_event()))
         if len(ahead) > 1:
-            yield _arrived(*ahead.pop(0))
-    for last in ahead:
-        yield _arrived(*last)
-
-
-def _copied(batch: Batch, copies: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
-    """Queue the copy of a batch on a stream; return it with the event of its end."""
-    with torch.cuda.stream(copies):
-        return batch.to(copies.device, non_blocking=True), copies.record_event()
-
-
-def _arrived(batch: Batch, copied: torch.cuda.Event) -> Batch:
-    """The batch, for use on the current stream, which waits for the copy; the host does not."""
-    stream = torch.cuda.current_stream(batch.images.device)
-    stream.wait_event(copied)
-    batch.record_stream(stream)  # its memory belongs to the stream of the copies
-    return batch
-
-
-def _kill(batches: Any) -> None:
-    """Kill an iterator's workers.
-
-    A hung worker may not react to SIGTERM, and the exit of the program would wait for it.
-    """
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error for each
-    try:
-        for worker in batches._workers:
-            worker.kill()
-            worker.join()
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+            yield arrived()
+    if ahead:
+        yield arrived()
 
 
 def _identity(batch: Any) -> Any:
@@ -145,11 +211,10 @@ def _start_worker(worker: int) -> None:
     Ctrl-C and SLURM's signals reach every process of a job. The training process handles them and
     needs its workers until the end of the step. Workers exit with it.
     """
-    for name in ("SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     # SIGTERM cannot be ignored: the training process ends leftover workers with it at exit.
-    if hasattr(signal, "sigwaitinfo"):  # elsewhere the sender is unknown, and SIGTERM ends the worker
+    if hasattr(signal, "sigwaitinfo"):  # macOS does not tell the sender, and SIGTERM ends the worker
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_obey_parent, args=(os.getppid(),), daemon=True).start()
     cv2.setNumThreads(0)
@@ -157,28 +222,6 @@ def _start_worker(worker: int) -> None:
 
 def _obey_parent(parent: int) -> None:
     """End this worker on SIGTERM from its parent; ignore SIGTERM from all others."""
-    while hasattr(signal, "sigwaitinfo") and signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)
-
-
-def shared_memory_note(loader: DataLoader[Batch], pixels: int, processes: int, folder: Path) -> str | None:
-    """A warning if the workers of ``loader`` could fill the memory file system ``folder``.
-
-    The images of a batch have up to ``pixels`` pixels together; ``processes`` of this node have
-    such a loader. None if there is room. Call it when a cache in memory has been made.
-    """
-    if loader.num_workers == 0 or not folder.is_dir():
-        return None
-    assert loader.prefetch_factor is not None
-    batch = processes * pixels * 3
-    needed = (loader.num_workers * loader.prefetch_factor + AT_HAND) * batch
-    disk = shutil.disk_usage(folder)
-    if needed <= disk.free:
-        return None
-    fitting = max(0, (disk.free - AT_HAND * batch) // (loader.prefetch_factor * batch))
-    return (
-        f"loader workers may hold {needed / 1e6:,.0f} MB in {folder}, where {disk.free / 1e6:,.0f} MB are free; a "
-        f"batch without room ends the training. fix: make it larger (in a container: --shm-size="
-        f"{math.ceil((disk.used + needed) / 2**30)}g), or data.workers={fitting}"
-    )

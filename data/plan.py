@@ -1,10 +1,10 @@
 """Plan a training sample: draw all that is random before any pixel is touched.
 
 A plan depends only on the run's seed and the request, not on the worker, the rank or earlier
-samples. ``data/dataset.py`` draws plans fast, ``scripts/bench/reference_path.py`` plainly.
+samples. Images lie on an unbounded canvas whose origin is the centre of the sample. Sizes and
+positions of the scaled images are whole pixels, so a canvas could be pasted together. None ever is:
+``data/dataset.py`` draws each image straight from its pixels to the sample.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +19,29 @@ from data.geometry import Matrix, Point, Size, random_homography, scaled_size, s
 MIXUP_BETA = 32.0  # weights of blends are drawn from Beta(32, 32): near 1/2
 
 
-class Placed(NamedTuple):
-    """An image of ``size`` scaled to ``scaled``, both (height, width), on the canvas.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request for one sample: the image at ``index``, at ``height`` x ``width`` pixels.
 
-    Its top left corner lies at ``corner`` (x, y).
+    ``repeat`` counts earlier requests for the same image in this epoch. Mosaic and mixup
+    draw their other images from the positions in ``pool``, or from the whole data set if it is
+    empty.
     """
 
-    size: Size
-    scaled: Size
-    corner: Point
+    index: int
+    height: int
+    width: int
+    epoch: int
+    repeat: int = 0
+    pool: tuple[int, ...] = ()
+
+
+class Placed(NamedTuple):
+    """An image on the canvas."""
+
+    size: Size  # of the image
+    scaled: Size  # on the canvas
+    corner: Point  # the top left one
 
     def matrix(self) -> Matrix:
         """Return the matrix from the image to the canvas."""
@@ -35,24 +49,84 @@ class Placed(NamedTuple):
         return np.array([[factor_x, 0, self.corner[0]], [0, factor_y, self.corner[1]], [0, 0, 1]])
 
 
-class Arrangement(NamedTuple):
-    """Images on a canvas; each has a corner whose x and y are those of ``low`` or ``high``.
+# Images and two points, low and high: the x and y of a corner of each image are theirs.
+Arrangement = tuple[list[Placed], Point, Point]
 
-    The canvas is unbounded, and its origin is the centre of the sample. Sizes and positions of the
-    scaled images are whole pixels, so a canvas could be pasted together. None ever is: a sample
-    draws its tiles straight from the decoded images.
-    """
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Images on a canvas, and the matrix that maps the canvas to the sample."""
+
+    indices: list[int]
     placed: list[Placed]
-    low: Point
-    high: Point
+    canvas_to_sample: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A sample: one picture or a blend of two, and colour gains."""
+
+    size: Size
+    pictures: list[Picture]
+    share: float  # weight of the first picture in the blend; 1 for a single picture
+    gains: NDArray[np.float64]  # (3,) factors on hue, saturation and value
+
+
+def draw_plan(
+    request: Request, sizes: NDArray[np.int32], augment: AugmentConfig, seed: int, combine: bool = True
+) -> Plan:
+    """Draw the plan of one sample.
+
+    ``sizes`` (N, 2) are the heights and widths of the data set's images. ``combine=False``, as in
+    the last epochs, switches off mosaic and mixup.
+    """
+    generator = np.random.default_rng([seed, request.epoch, request.index, request.repeat])
+    gains = 1 + generator.uniform(-1, 1, 3) * [augment.hsv_hue, augment.hsv_saturation, augment.hsv_value]
+    mixes = generator.random() < augment.mixup and combine
+    pictures, share = [_draw_picture(request.index, request, sizes, augment, generator, combine)], 1.0
+    if mixes:
+        (other,) = _draw_others(1, request, len(sizes), generator)
+        pictures.append(_draw_picture(other, request, sizes, augment, generator, combine))
+        share = float(generator.beta(MIXUP_BETA, MIXUP_BETA))
+    return Plan((request.height, request.width), pictures, share, gains)
+
+
+def _draw_picture(
+    index: int,
+    request: Request,
+    sizes: NDArray[np.int32],
+    augment: AugmentConfig,
+    generator: np.random.Generator,
+    combine: bool,
+) -> Picture:
+    target = (request.height, request.width)
+    is_mosaic, is_nine = (generator.random(2) < (augment.mosaic, augment.mosaic_nine)).tolist()
+    indices = [index]
+    if is_mosaic and combine:
+        indices += _draw_others(8 if is_nine else 3, request, len(sizes), generator)
+    of_images = [(height, width) for height, width in sizes[indices].tolist()]
+    if len(indices) == 1:
+        placed, low, high = alone(of_images[0], target)
+    else:
+        placed, low, high = (mosaic_of_nine if is_nine else mosaic_of_four)(of_images, target, generator)
+    return Picture(indices, placed, snapped(random_homography(augment, target, generator), low, high))
+
+
+def _draw_others(count: int, request: Request, num_images: int, generator: np.random.Generator) -> Sequence[int]:
+    """Draw other images from the data set, or from the pool: distinct ones if it has enough."""
+    if not request.pool:
+        return generator.integers(num_images, size=count).tolist()
+    pool = [index for index in request.pool if index != request.index] or [request.index]
+    if len(pool) < count:
+        return [pool[number] for number in generator.integers(len(pool), size=count)]
+    return [pool[number] for number in generator.permutation(len(pool))[:count]]
 
 
 def alone(size: Size, target: Size) -> Arrangement:
     """Place one image, scaled to fit ``target`` and centred."""
     height, width = scaled_size(size, target)
     left, top = (target[1] - width) // 2 - target[1] // 2, (target[0] - height) // 2 - target[0] // 2
-    return Arrangement([Placed(size, (height, width), (left, top))], (left, top), (left + width, top + height))
+    return [Placed(size, (height, width), (left, top))], (left, top), (left + width, top + height)
 
 
 def mosaic_of_four(sizes: list[Size], target: Size, generator: np.random.Generator) -> Arrangement:
@@ -66,7 +140,7 @@ def mosaic_of_four(sizes: list[Size], target: Size, generator: np.random.Generat
     for size, (right, below) in zip(sizes, ((0, 0), (1, 0), (0, 1), (1, 1)), strict=True):
         height, width = scaled_size(size, target)
         placed.append(Placed(size, (height, width), (x - (1 - right) * width, y - (1 - below) * height)))
-    return Arrangement(placed, (x, y), (x, y))
+    return placed, (x, y), (x, y)
 
 
 def mosaic_of_nine(sizes: list[Size], target: Size, generator: np.random.Generator) -> Arrangement:
@@ -93,104 +167,11 @@ def mosaic_of_nine(sizes: list[Size], target: Size, generator: np.random.Generat
     )
     for size, (room, point, is_left, is_above) in zip(sizes[1:], neighbours, strict=True):
         scaled = scaled_size(size, room)
-        corner = (point[0] - is_left * scaled[1], point[1] - is_above * scaled[0])
-        placed.append(Placed(size, scaled, corner))
-    return Arrangement(placed, (left, top), (right, bottom))
+        placed.append(Placed(size, scaled, (point[0] - is_left * scaled[1], point[1] - is_above * scaled[0])))
+    return placed, (left, top), (right, bottom)
 
 
 def _offset(target: Size, generator: np.random.Generator) -> Point:
     """Draw a point, in whole pixels, at most half a target from the origin."""
     x, y = generator.uniform(-0.5, 0.5, 2).tolist()
     return round(x * target[1]), round(y * target[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request for one sample: the image at ``index``, at ``height`` x ``width`` pixels.
-
-    ``repeat`` counts earlier requests for the same image in this epoch. Mosaic and mixup
-    draw their other images from the positions in ``pool``, or from the whole data set if it is
-    empty.
-    """
-
-    index: int
-    height: int
-    width: int
-    epoch: int
-    repeat: int = 0
-    pool: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """Images on a canvas, and the matrix that maps the canvas to the sample."""
-
-    indices: list[int]
-    placed: list[Placed]
-    canvas_to_sample: Matrix
-
-    def matrices(self) -> list[Matrix]:
-        """Return the matrix from each image to the sample."""
-        return [self.canvas_to_sample @ placed.matrix() for placed in self.placed]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A sample: one picture or a blend of two, and colour gains."""
-
-    size: Size
-    pictures: list[Picture]
-    share: float  # weight of the first picture in the blend; 1 for a single picture
-    gains: NDArray[np.float64]  # (3,) factors on hue, saturation and value
-
-
-def draw_plan(
-    request: Request, sizes: NDArray[np.int32], augment: AugmentConfig, seed: int, combine: bool = True
-) -> Plan:
-    """Draw the plan of one sample.
-
-    ``sizes`` (N, 2) are the heights and widths of the data set's images. ``combine=False``, as in
-    the last epochs, switches off mosaic and mixup.
-    """
-    seeds = np.random.SeedSequence([seed, request.epoch, request.index, request.repeat])
-    generator = np.random.Generator(np.random.PCG64(seeds))
-    gains = 1 + generator.uniform(-1, 1, 3) * [augment.hsv_hue, augment.hsv_saturation, augment.hsv_value]
-    mixes = generator.random() < augment.mixup and combine
-    pictures, share = [_draw_picture(request.index, request, sizes, augment, generator, combine)], 1.0
-    if mixes:
-        (other,) = _draw_others(1, request, len(sizes), generator)
-        pictures.append(_draw_picture(other, request, sizes, augment, generator, combine))
-        share = float(generator.beta(MIXUP_BETA, MIXUP_BETA))
-    return Plan((request.height, request.width), pictures, share, gains)
-
-
-def _draw_picture(
-    index: int,
-    request: Request,
-    sizes: NDArray[np.int32],
-    augment: AugmentConfig,
-    generator: np.random.Generator,
-    combine: bool,
-) -> Picture:
-    target = (request.height, request.width)
-    is_mosaic, is_nine = (generator.random(2) < (augment.mosaic, augment.mosaic_nine)).tolist()
-    indices = [index]
-    if is_mosaic and combine:
-        indices += _draw_others(8 if is_nine else 3, request, len(sizes), generator)
-    of_images = [(height, width) for height, width in sizes[indices].tolist()]
-    if len(indices) == 1:
-        arrangement = alone(of_images[0], target)
-    else:
-        arrangement = (mosaic_of_nine if is_nine else mosaic_of_four)(of_images, target, generator)
-    drawn = random_homography(augment, target, generator)
-    return Picture(indices, arrangement.placed, snapped(drawn, arrangement.low, arrangement.high))
-
-
-def _draw_others(count: int, request: Request, num_images: int, generator: np.random.Generator) -> Sequence[int]:
-    """Draw other images from the data set, or from the pool: distinct ones if it has enough."""
-    if not request.pool:
-        return [int(index) for index in generator.integers(num_images, size=count)]
-    pool = [index for index in request.pool if index != request.index] or [request.index]
-    if len(pool) < count:
-        return [pool[number] for number in generator.integers(len(pool), size=count)]
-    return [pool[number] for number in generator.permutation(len(pool))[:count]]

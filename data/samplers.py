@@ -1,26 +1,27 @@
 """Choose when each image comes, at which size and on which rank.
 
-An epoch has one order for the whole run, and each rank takes its share. So a micro-batch, one
-forward pass over all ranks, holds the same images at any number of ranks if its total size is the
-same.
+An epoch has one order for the whole run, which depends on (seed, epoch) alone, and each rank takes
+its share. So a micro-batch, one forward pass over all ranks, holds the same images at any number of
+ranks if its total size is the same.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import groupby, islice
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch.utils.data import BatchSampler, Sampler
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import Sampler
 
 from data.config import Resize
 from data.errors import DataError
 from data.geometry import scaled_size
-from data.orders import EpochOrder, Order, Shapes, grouped_by_shape, largest_rectangle
+from data.index import Annotations
 from data.plan import Request
+
+DIGITS = 6  # decimals of a sum of factors: more would depend on the order of the terms
 
 
 class MultiScale:
@@ -33,34 +34,33 @@ class MultiScale:
 
     def __init__(self, image_size: int, low: float, high: float, stride: int, seed: int) -> None:
         if image_size % stride:
-            below = max(image_size // stride * stride, stride)
             raise DataError(
                 f"train.image_size={image_size} is not a multiple of the network's stride {stride}. "
-                f"fix: train.image_size={below} or {image_size // stride * stride + stride}"
+                f"fix: train.image_size={math.ceil(image_size / stride) * stride}"
             )
         self.stride = stride
         self.seed = seed
         self.smallest = max(1, round(image_size * low / stride))  # in strides
         self.largest = max(1, round(image_size * high / stride))
 
-    def size(self, step: int) -> tuple[int, int]:
-        """Return height and width in pixels for an optimiser step, counted from 0 over the run."""
+    def size(self, step: int) -> int:
+        """Return the side in pixels for an optimiser step, counted from 0 over the run."""
         if step == 0 or self.smallest == self.largest:
-            side = self.largest
-        else:
-            generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(step,))))
-            side = int(generator.integers(self.smallest, self.largest + 1))
-        return side * self.stride, side * self.stride
+            return self.largest * self.stride
+        generator = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(step,)))
+        return int(generator.integers(self.smallest, self.largest + 1)) * self.stride
 
     def rectangle(self, image_size: int, height: float, width: float) -> tuple[int, int]:
         """Turn shares of the image size into height, width in pixels, multiples of the stride."""
         rows, columns = (math.ceil(share * image_size / self.stride - 1e-6) for share in (height, width))
         return rows * self.stride, columns * self.stride
 
-    def most_pixels(self, height: float, width: float) -> int:
-        """Return the area in pixels of such a rectangle at the largest image size."""
-        rows, columns = self.rectangle(self.largest * self.stride, height, width)
-        return rows * columns
+
+class EpochOrder(NamedTuple):
+    """P positions of an epoch."""
+
+    indices: NDArray[np.int64]  # (P,) the image at each position
+    repeats: NDArray[np.int64]  # (P,) how often the image has come before in this epoch
 
 
 class TrainBatchSampler(Sampler[list[Request]]):
@@ -78,8 +78,8 @@ class TrainBatchSampler(Sampler[list[Request]]):
       rank's share of a micro-batch is a multiple, each block goes to one rank, and a batch decodes
       only its own images.
 
-    Raises DataError, with sizes that fit, if the ranks cannot share the micro-batches evenly or the
-    images fill no batch.
+    Raises DataError, with a size that fits, if the ranks cannot share the micro-batches evenly or
+    the images fill no batch.
     """
 
     def __init__(
@@ -97,31 +97,22 @@ class TrainBatchSampler(Sampler[list[Request]]):
         tile_pool: int = 0,
     ) -> None:
         micro_batch_size = batch_size if micro_batch_size is None else micro_batch_size
-        _check_batch_sizes(batch_size, micro_batch_size, world_size)
-        if num_images < batch_size:
-            raise DataError(
-                f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. "
-                f"fix: a train.batch_size of at most {num_images}"
-            )
+        _check_batch_sizes(num_images, batch_size, micro_batch_size, world_size)
         self.images_per_rank = micro_batch_size // world_size  # in a micro-batch
         self.accumulate = batch_size // micro_batch_size  # micro-batches in one step
         self.sizes = sizes
         self.epoch = 0
         self.start_micro_batch = 0
-        self._order = Order(num_images, seed, factors)
-        self.steps_per_epoch = self._order.length // batch_size
+        self._num_images = num_images
+        self._length = num_images if factors is None else int(factors.sum().round(DIGITS))
+        self.steps_per_epoch = self._length // batch_size
         self._batch_size = batch_size
+        self._world_size = world_size
+        self._rank = rank
         self._seed = seed
+        self._factors = factors
         self._image_sizes = image_sizes
         self._tile_pool = tile_pool
-        self._unit = math.gcd(tile_pool, self.images_per_rank) if tile_pool else 1  # positions dealt together
-        self._dealt: DistributedSampler[int] = DistributedSampler(
-            range(self.steps_per_epoch * batch_size // self._unit),  # type: ignore[arg-type]  # only its length counts
-            num_replicas=world_size,
-            rank=rank,
-            shuffle=False,
-            drop_last=True,
-        )
 
     def set_epoch(self, epoch: int, start_micro_batch: int = 0) -> None:
         """Choose the next epoch and its first micro-batch, which a resumed run continues from."""
@@ -133,50 +124,128 @@ class TrainBatchSampler(Sampler[list[Request]]):
 
     def __iter__(self) -> Iterator[list[Request]]:
         epoch = self.epoch
-        order, shapes = self._of_epoch(epoch)
-        batches = BatchSampler(self._dealt, self.images_per_rank // self._unit, drop_last=True)
-        for number, units in islice(enumerate(batches), self.start_micro_batch, None):
-            step = number // self.accumulate
-            height, width = self.sizes.size(epoch * self.steps_per_epoch + step)
-            if shapes is not None:
-                height, width = self.sizes.rectangle(height, shapes.heights[step], shapes.widths[step])
-            positions = np.concatenate([np.arange(unit * self._unit, (unit + 1) * self._unit) for unit in units])
-            pools = self._pools(positions, order)
-            yield [
-                Request(index, height, width, epoch, repeat, pool)
-                for index, repeat, pool in zip(
-                    order.indices[positions].tolist(), order.repeats[positions].tolist(), pools, strict=True
-                )
-            ]
+        order, rectangles = self._shuffled(epoch), None
+        if self._image_sizes is not None:
+            order, rectangles = self._grouped_by_shape(order, self._image_sizes, epoch)
+        # Units of consecutive positions are dealt to the ranks in turn.
+        unit = math.gcd(self._tile_pool, self.images_per_rank) if self._tile_pool else 1
+        units = np.arange(self._rank, self.steps_per_epoch * self._batch_size // unit, self._world_size)
+        dealt = (units[:, None] * unit + np.arange(unit)).reshape(-1, self.images_per_rank)
+        for number in range(self.start_micro_batch, len(dealt)):
+            step, positions = number // self.accumulate, dealt[number]
+            height = width = self.sizes.size(epoch * self.steps_per_epoch + step)
+            if rectangles is not None:
+                height, width = self.sizes.rectangle(height, *rectangles[step])
+            own = order.indices[positions].tolist(), order.repeats[positions].tolist(), self._pools(positions, order)
+            yield [Request(index, height, width, epoch, repeat, pool) for index, repeat, pool in zip(*own, strict=True)]
 
-    def _of_epoch(self, epoch: int) -> tuple[EpochOrder, Shapes | None]:
-        order = self._order.of_epoch(epoch)
-        if self._image_sizes is None:
-            return order, None
-        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(epoch, 1))))
-        largest = None
-        if epoch == 0:  # so memory runs out in the first step or never
-            extra = 0 if self._order.factors is None else 1  # some epochs draw one more
-            left_out = self._order.length - self.steps_per_epoch * self._batch_size + extra
-            largest = largest_rectangle(self._image_sizes, self._batch_size, left_out, self.sizes.most_pixels)
-        return grouped_by_shape(order, self._image_sizes, self._batch_size, generator, largest)
+    def _shuffled(self, epoch: int) -> EpochOrder:
+        """All images, each repeated by its factor.
+
+        Fractional factors are rounded at random, jointly for all images. So an epoch is always as
+        long as the sum of the factors, rounded down.
+        """
+        # Spread the seeds, or run 1 would begin with the second epoch of run 0.
+        seed = int(np.random.SeedSequence(self._seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        images = torch.randperm(self._num_images, generator=torch.Generator().manual_seed(seed + epoch)).numpy()
+        if self._factors is None:
+            return EpochOrder(images, np.zeros_like(images))
+        # Systematic sampling: round the cumulative factors with one common random fraction.
+        generator = np.random.default_rng([seed, epoch])
+        ends = np.floor(np.cumsum(self._factors[images]).round(DIGITS) + generator.random()).astype(np.int64)
+        counts = np.diff(ends, prepend=0)
+        indices = np.repeat(images, counts)
+        repeats = np.arange(len(indices)) - np.repeat(np.cumsum(counts) - counts, counts)
+        chosen = generator.permutation(len(indices))[: self._length]
+        return EpochOrder(indices[chosen], repeats[chosen])
+
+    def _grouped_by_shape(
+        self, order: EpochOrder, image_sizes: NDArray[np.int32], epoch: int
+    ) -> tuple[EpochOrder, NDArray[np.float64]]:
+        """Group images of similar aspect into steps, and shuffle the steps.
+
+        Returns the order and the rectangles (S, 2) of the steps, height and width as shares of the
+        image size. Among equal aspects the given order decides. In the first epoch, the step that
+        best fills the largest rectangle of any epoch comes first and is padded to it, so memory
+        runs out in the first step or never.
+        """
+        steps = self.steps_per_epoch
+        generator = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(epoch, 1)))
+        sides, aspect = _shares(image_sizes[order.indices[: steps * self._batch_size]])
+        positions = np.argsort(aspect, kind="stable").reshape(steps, self._batch_size)
+        rectangles = sides[positions].max(axis=1)
+        numbers = generator.permutation(steps)
+        if epoch == 0:
+            padded = np.maximum(rectangles[numbers], self._largest_rectangle(image_sizes))
+            place = int(np.lexsort((-rectangles[numbers].prod(axis=1), padded.prod(axis=1)))[0])
+            rectangles[numbers[place]] = padded[place]
+            numbers[[0, place]] = numbers[[place, 0]]
+        arranged = positions[numbers].ravel()
+        return EpochOrder(order.indices[arranged], order.repeats[arranged]), rectangles[numbers]
+
+    def _largest_rectangle(self, image_sizes: NDArray[np.int32]) -> tuple[float, ...]:
+        """Height and width, as shares of the image size, of the largest step of any epoch."""
+        sides, aspect = _shares(image_sizes)
+        _, kinds, counts = np.unique(aspect, return_inverse=True, return_counts=True)
+        of_kind = np.stack([sides[kinds == kind].max(axis=0) for kind in range(len(counts))])
+        # Each epoch leaves out other positions, which changes the images that share a step. With
+        # factors, some epochs draw one position more.
+        left_out = self._length % self._batch_size + (self._factors is not None)
+        # A step may hold one image each of the first and last kind, and those between, less the
+        # left out.
+        between = self._batch_size - 2 + left_out if self._batch_size > 1 else -1
+        rectangles = []
+        for first in range(len(counts)):
+            last = first
+            while last + 1 < len(counts) and counts[first + 1 : last + 1].sum() <= between:
+                last += 1
+            rectangles.append(tuple(of_kind[first : last + 1].max(axis=0).tolist()))
+        largest_size = self.sizes.largest * self.sizes.stride
+        return max(rectangles, key=lambda shares: math.prod(self.sizes.rectangle(largest_size, *shares)))
 
     def _pools(self, positions: NDArray[np.int64], order: EpochOrder) -> list[tuple[int, ...]]:
         """Return the block of each position; the last block reaches back to have full length."""
-        if not self._tile_pool:
+        pool = self._tile_pool
+        if not pool:
             return [()] * len(positions)
-        last = max(0, len(order.indices) - self._tile_pool)
-        starts = np.minimum(positions // self._tile_pool * self._tile_pool, last).tolist()
-        blocks = {start: tuple(order.indices[start : start + self._tile_pool].tolist()) for start in set(starts)}
-        return [blocks[start] for start in starts]
+        starts = np.minimum(positions // pool * pool, max(0, len(order.indices) - pool)).tolist()
+        return [tuple(order.indices[start : start + pool].tolist()) for start in starts]
 
 
-def _check_batch_sizes(batch_size: int, micro_batch_size: int, world_size: int) -> None:
+def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.float64]:
+    """Return how often each image (N,) comes in an epoch, at least 1; more for rare classes.
+
+    Repeat factor sampling of LVIS (Gupta, Dollar, Girshick 2019, appendix B.2). A class in a share
+    f of the images has the factor max(1, sqrt(threshold / f)). An image has the largest factor of
+    its classes. Crowds do not count.
+    """
+    num_images, num_classes = len(annotations), len(annotations.names)
+    objects = ~np.asarray(annotations.crowd)
+    images = np.repeat(np.arange(num_images), np.diff(annotations.offsets))[objects]
+    classes = np.asarray(annotations.classes)[objects]
+    pairs = np.unique(images * num_classes + classes)  # each class of each image once
+    images, classes = pairs // num_classes, pairs % num_classes
+    share = np.bincount(classes, minlength=num_classes) / num_images
+    of_class = np.sqrt(np.divide(threshold, share, where=share > 0, out=np.ones(num_classes)))
+    factors = np.ones(num_images)
+    np.maximum.at(factors, images, of_class[classes])
+    return factors
+
+
+def _shares(sizes: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return sides as shares of the longer one, and a number that rises from wide to tall.
+
+    The number has steps of 1/32, so images of nearly equal aspect keep their order.
+    """
+    sides = sizes / sizes.max(axis=1, keepdims=True)
+    return sides, np.round((sides[:, 0] - sides[:, 1]) * 32)
+
+
+def _check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, world_size: int) -> None:
     if batch_size % world_size:
-        lower = batch_size // world_size * world_size
-        sizes = f"{lower} or {lower + world_size}" if lower else f"{world_size}"
         raise DataError(
-            f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. fix: train.batch_size={sizes}"
+            f"train.batch_size={batch_size} is not a multiple of {world_size} ranks. "
+            f"fix: train.batch_size={math.ceil(batch_size / world_size) * world_size}"
         )
     if batch_size % micro_batch_size or micro_batch_size % world_size:
         fitting = (size for size in range(world_size, batch_size + 1, world_size) if batch_size % size == 0)
@@ -185,14 +254,15 @@ def _check_batch_sizes(batch_size: int, micro_batch_size: int, world_size: int) 
             f"train.micro_batch_size={micro_batch_size} must divide train.batch_size={batch_size} and be a multiple of "
             f"{world_size} ranks. fix: train.micro_batch_size={nearest}"
         )
+    if num_images < batch_size:
+        raise DataError(
+            f"the training set has {num_images} images, fewer than train.batch_size={batch_size}. "
+            f"fix: a train.batch_size of at most {num_images}"
+        )
 
 
 def input_shape(
-    size: tuple[int, int],
-    image_size: int,
-    stride: int,
-    rect: bool,
-    resize: Resize = Resize.letterbox,
+    size: tuple[int, int], image_size: int, stride: int, rect: bool, resize: Resize = Resize.letterbox
 ) -> tuple[int, int]:
     """Return height and width of the network input for an image of ``size`` (height, width).
 
@@ -200,12 +270,10 @@ def input_shape(
     is the image's own rectangle, scaled so that its longer side is ``image_size``, rounded up. A
     stretched image always has square input.
     """
+    sides = (image_size, image_size)
     if rect and resize == Resize.letterbox:
-        sides = scaled_size(size, (image_size, image_size))
-    else:
-        sides = (image_size, image_size)
-    height, width = (-(-side // stride) * stride for side in sides)
-    return height, width
+        sides = scaled_size(size, sides)
+    return math.ceil(sides[0] / stride) * stride, math.ceil(sides[1] / stride) * stride
 
 
 def eval_batches(
@@ -223,7 +291,7 @@ def eval_batches(
     neighbours. Rank r of n takes every n-th batch, from number r on.
     """
     shapes = [input_shape((height, width), image_size, stride, rect, resize) for height, width in sizes.tolist()]
-    order = sorted(range(len(sizes)), key=lambda i: (-shapes[i][0] * shapes[i][1], shapes[i], i))
+    order = sorted(range(len(sizes)), key=lambda i: (-math.prod(shapes[i]), shapes[i], i))
     batches = []
     for (height, width), group in groupby(order, key=shapes.__getitem__):
         indices = list(group)

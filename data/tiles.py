@@ -2,10 +2,8 @@
 
 An image that stays upright and starts at a whole pixel of the canvas is resized. Any other is
 warped, which takes three to five times as long. Both interpolate linearly at the canvas's pixel
-centres, to 1/32 pixel. OpenCV's warps put integers at pixel centres; ``warp_into`` converts.
+centres, to 1/32 pixel.
 """
-
-from __future__ import annotations
 
 import math
 from typing import NamedTuple
@@ -13,7 +11,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.geometry import Image, Matrix, Size, corner_points, inverse, is_upright, project
+from data.geometry import Image, Matrix, Size, corner_points, is_upright, project
 
 WHOLE = 1e-6  # pixels: a coordinate this close to a whole number counts as whole
 MARGIN = 1  # source pixels that interpolation may read beyond the last one shown
@@ -71,10 +69,31 @@ class WarpedTile(NamedTuple):
     last_row: int  # number of the image's first rows that are needed
 
     def draw(self, canvas: Image, image: Image) -> None:
-        """Draw the image, or the rows of it that are needed, onto the canvas."""
+        """Draw the image, or the rows of it that are needed, onto the canvas.
+
+        One linear interpolation goes straight from the decoded image to the part of the canvas that
+        it can reach. OpenCV 5 blends the image's edge pixels with the canvas; older ones leave them
+        out.
+        """
         # Other samples of the batch may need more rows, but a warp's last bit depends on the size
         # of its source.
-        warp_into(canvas, image[: self.last_row], self.matrix)
+        image = image[: self.last_row]
+        corners = project(corner_points((image.shape[0], image.shape[1])), self.matrix)
+        left, top = np.maximum(np.floor(corners.min(axis=0)), 0).astype(int).tolist()
+        right = min(math.ceil(corners[:, 0].max()), canvas.shape[1])
+        bottom = min(math.ceil(corners[:, 1].max()), canvas.shape[0])
+        if left >= right or top >= bottom:
+            return
+        # OpenCV puts whole numbers at pixel centres: add half a pixel in the image, take it off
+        # again on this part of the canvas.
+        forth = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
+        back = np.array([[1, 0, -0.5 - left], [0, 1, -0.5 - top], [0, 0, 1]])
+        matrix = back @ self.matrix @ forth
+        shown = canvas[top:bottom, left:right]
+        flat = not (self.matrix[2, 0] or self.matrix[2, 1])
+        warp, matrix = (cv2.warpAffine, matrix[:2]) if flat else (cv2.warpPerspective, matrix)
+        dsize = (right - left, bottom - top)
+        warp(image, matrix, dsize, dst=shown, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)
 
 
 def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> UprightTile | WarpedTile | None:
@@ -84,15 +103,19 @@ def tile_of(matrix: Matrix, image_size: Size, canvas_size: Size) -> UprightTile 
     """
     if is_upright(matrix):
         (factor_x, _, shift_x), (_, factor_y, shift_y), _ = matrix.tolist()
-        if _misses(factor_x, shift_x, image_size[1], canvas_size[1]):
+        horizontal = factor_x, shift_x, image_size[1], canvas_size[1]
+        vertical = factor_y, shift_y, image_size[0], canvas_size[0]
+        if _misses(*horizontal) or _misses(*vertical):
             return None
-        if _misses(factor_y, shift_y, image_size[0], canvas_size[0]):
-            return None
-        columns = _span(factor_x, shift_x, image_size[1], canvas_size[1])
-        rows = _span(factor_y, shift_y, image_size[0], canvas_size[0])
+        rows, columns = _span(*vertical), _span(*horizontal)
         if rows is not None and columns is not None:
             return UprightTile(rows, columns)
-    return _warped(matrix, image_size, canvas_size)
+    # Two convex shapes meet unless an edge of one separates them. In the coordinates of each shape
+    # an upright box tests its edges.
+    shown = project(corner_points(canvas_size), np.linalg.inv(matrix))
+    if not _boxes_meet(project(corner_points(image_size), matrix), canvas_size) or not _boxes_meet(shown, image_size):
+        return None
+    return WarpedTile(matrix, min(image_size[0], math.ceil(shown[:, 1].max()) + MARGIN))
 
 
 def _misses(factor: float, shift: float, side: int, canvas_side: int) -> bool:
@@ -137,50 +160,11 @@ def _whole_length(length: int, side: int, factor: float) -> int | None:
     A resize that counts from the first of them also meets the image's last edge, so the
     image need not be flipped. ``None``: there is no such number within reach.
     """
-    for longer in range(length, min(side, length + SEARCHED) + 1):
-        scaled = longer * factor
-        if abs(scaled - round(scaled)) <= PRECISION:
-            return longer
-    return None
-
-
-def _warped(matrix: Matrix, image_size: Size, canvas_size: Size) -> WarpedTile | None:
-    # Two convex shapes meet unless an edge of one separates them. In the coordinates of each shape
-    # an upright box tests its edges.
-    if not _boxes_meet(project(corner_points(image_size), matrix), canvas_size):
-        return None
-    shown = project(corner_points(canvas_size), inverse(matrix))
-    if not _boxes_meet(shown, image_size):
-        return None
-    last_row = min(image_size[0], math.ceil(shown[:, 1].max()) + MARGIN)
-    return WarpedTile(matrix, last_row)
+    lengths = range(length, min(side, length + SEARCHED) + 1)
+    return next((longer for longer in lengths if abs(longer * factor - round(longer * factor)) <= PRECISION), None)
 
 
 def _boxes_meet(points: np.ndarray, size: Size) -> bool:
     left, top = points.min(axis=0)
     right, bottom = points.max(axis=0)
     return bool(right > 0 and bottom > 0 and left < size[1] and top < size[0])
-
-
-def warp_into(canvas: Image, image: Image, matrix: Matrix) -> None:
-    """Draw an image onto the canvas (h, w, 3) where ``matrix`` maps it; leave the rest alone.
-
-    One linear interpolation goes straight from the decoded image to the part of the canvas that it
-    can reach. OpenCV 5 blends the image's edge pixels with the canvas; older ones leave them out.
-    """
-    corners = project(corner_points((image.shape[0], image.shape[1])), matrix)
-    left, top = np.maximum(np.floor(corners.min(axis=0)), 0).astype(int).tolist()
-    right = min(math.ceil(corners[:, 0].max()), canvas.shape[1])
-    bottom = min(math.ceil(corners[:, 1].max()), canvas.shape[0])
-    if left >= right or top >= bottom:
-        return
-    # OpenCV puts whole numbers at pixel centres: add half a pixel in the image, take it off again
-    # on this part of the canvas.
-    forth = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
-    back = np.array([[1, 0, -0.5 - left], [0, 1, -0.5 - top], [0, 0, 1]])
-    centred = back @ matrix @ forth
-    shown = canvas[top:bottom, left:right]
-    flat = not (matrix[2, 0] or matrix[2, 1])
-    warp, centred = (cv2.warpAffine, centred[:2]) if flat else (cv2.warpPerspective, centred)
-    dsize = (shown.shape[1], shown.shape[0])
-    warp(image, centred, dsize, dst=shown, flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_TRANSPARENT)

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from data.geometry import PAD_VALUE, Boxes, Image, Size, corner_points, inverse, move_boxes, project, visible_boxes
+from data.geometry import PAD_VALUE, Boxes, Image, Size, corner_points, move_boxes, project, visible_boxes
 from data.index import Annotations
 from data.plan import Picture, Plan
 
@@ -59,7 +59,7 @@ def _picture(picture: Picture, size: Size, read: Callable[[int], Image | None]) 
 
 def _canvas(picture: Picture, size: Size) -> tuple[int, int, int, int]:
     """Return left, top, right, bottom of a canvas around the sample, at least twice its sides."""
-    shown = project(corner_points(size), inverse(picture.canvas_to_sample))
+    shown = project(corner_points(size), np.linalg.inv(picture.canvas_to_sample))
     low, high = np.floor(shown.min(axis=0)).astype(int), np.ceil(shown.max(axis=0)).astype(int)
     more = np.maximum(0, 2 * np.array([size[1], size[0]]) - (high - low))
     low -= more // 2

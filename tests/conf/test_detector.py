@@ -169,8 +169,8 @@ def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path]
         ([[pictures[0]]], "is no picture"),
         ([0], "0 is no picture"),
         ([pictures[0], tmp_path / "film.avi"], "film.avi'\\) is no picture"),
-        (tmp_path / "empty.jpg", "empty.jpg is empty"),
-        ([pictures[0], tmp_path / "empty.jpg"], "empty.jpg is empty"),  # a list of another length would mislead
+        (tmp_path / "empty.jpg", "empty.jpg is not an image"),
+        ([pictures[0], tmp_path / "empty.jpg"], "empty.jpg is not an image"),  # a list of another length would mislead
     ):
         with pytest.raises(DataError, match=message):
             detector(source)

@@ -98,7 +98,7 @@ def bad_images() -> dict[str, Case]:
         "truncated jpeg": ("b.jpg", JPEG[: len(JPEG) * 6 // 10], r"/b\.jpg is cut short"),
         "truncated progressive jpeg": ("b.jpg", PROGRESSIVE[: len(PROGRESSIVE) * 8 // 10], r"/b\.jpg is cut short"),
         "jpeg cut in its header": ("b.jpg", JPEG[:100], unknown),
-        "empty file": ("b.jpg", b"", rf"/b\.jpg is empty|{unknown}"),
+        "empty file": ("b.jpg", b"", unknown),
         "text named jpg": ("b.jpg", b"not a picture\n" * 50, unknown),
         "noise that starts as a jpeg": ("b.jpg", b"\xff\xd8\xff" + np.random.default_rng(1).bytes(5000), unknown),
         "truncated png": ("b.png", PNG[: len(PNG) // 2], undecodable.format("PNG")),

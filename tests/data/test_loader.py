@@ -1,18 +1,14 @@
 """The loader: workers change the speed and nothing else, and signals do not touch them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from data import (
     AugmentConfig,
@@ -40,12 +37,11 @@ from data import (
     build_image_cache,
     eval_batches,
     make_loader,
-    shared_memory_note,
 )
-from data.loader import copied_ahead
+from data import loader as loader_module
+from data.loader import BatchLoader, copied_ahead
 
 GPU = torch.device("cuda", 0)
-MB = 10**6
 
 
 def load_epoch(coco_set, augment: AugmentConfig, workers: int, epoch: int = 1, start: int = 0) -> list[Batch]:
@@ -57,12 +53,23 @@ def load_epoch(coco_set, augment: AugmentConfig, workers: int, epoch: int = 1, s
     return list(loader)
 
 
+def plain_loader(
+    coco_set, augment: AugmentConfig, workers: int, kind: type[TrainDataset] = TrainDataset, **more: Any
+) -> BatchLoader:
+    """Batches of one image each."""
+    source = coco_set.source()
+    sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
+    return make_loader(kind(source.annotations, augment, 0, 1, source), sampler, workers, **more)
+
+
 def tensors(batches: list[Batch]) -> list[Tensor]:
     return [tensor for batch in batches for tensor in (batch.images, batch.targets, batch.indices)]
 
 
 def test_workers_and_the_cursor_do_not_change_samples(coco_set, every_augment: AugmentConfig) -> None:
+    before = torch.get_rng_state()
     expected = tensors(load_epoch(coco_set, every_augment, workers=0))
+    assert torch.equal(before, torch.get_rng_state()), "the global generator is left alone"
     assert len(expected) == 3 * 6
     for workers in (1, 2):
         found = tensors(load_epoch(coco_set, every_augment, workers))
@@ -94,12 +101,6 @@ def test_spawned_workers_get_the_set_by_its_files_and_give_the_same_samples(
         assert torch.equal(batch.images, same.images) and torch.equal(batch.targets, same.targets)
 
 
-def test_loading_leaves_the_global_generator_alone(coco_set, every_augment: AugmentConfig) -> None:
-    before = torch.get_rng_state()
-    load_epoch(coco_set, every_augment, workers=0)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_evaluation_loads_every_image_once(coco_set) -> None:
     source = coco_set.source()
     batches = eval_batches(source.annotations.sizes, 64, 3, 32, rect=True)
@@ -111,92 +112,58 @@ def test_evaluation_loads_every_image_once(coco_set) -> None:
 
 
 def test_an_error_in_a_worker_reaches_the_training_process(coco_set, no_augment: AugmentConfig) -> None:
-    source = coco_set.source()
+    loader = plain_loader(coco_set, no_augment, 1)
     (coco_set.root / "images" / "12.png").write_bytes(b"no image")
-    dataset = TrainDataset(source.annotations, no_augment, 0, 1, source)
-    sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
-    loader = make_loader(dataset, sampler, 1)
     with pytest.raises(ValueError, match=r"12.png is not an image .* fix: "):
         list(loader)
     loader._iterator._shutdown_workers()  # else torch waits 5 s for a worker that had an error
 
 
 def test_a_batch_is_freed_as_soon_as_its_user_lets_it_go(coco_set, no_augment: AugmentConfig) -> None:
-    source = coco_set.source()
-    dataset = TrainDataset(source.annotations, no_augment, 0, 1, source)
-    sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
-    batches = iter(make_loader(dataset, sampler, 0))
+    batches = iter(plain_loader(coco_set, no_augment, 0))
     batch = next(batches)
     images = weakref.ref(batch.images)
     del batch
     assert images() is None
 
 
-class OnFakeGpu:
-    """A batch that keeps a diary of what happens to it."""
+class OnFakeGpu(SimpleNamespace):
+    """A batch, or a CUDA stream, that keeps a diary of what a fake GPU was asked to do."""
 
-    images = torch.zeros(0)
-
-    def __init__(self, number: int, diary: list[str]) -> None:
-        self.number, self.diary = number, diary
-        diary.append(f"load {number}")
-
-    def to(self, device: torch.device, non_blocking: bool) -> OnFakeGpu:
+    def to(self, device: torch.device, non_blocking: bool) -> Any:
         assert device == GPU and non_blocking
-        self.diary.append(f"copy {self.number}")
+        self.diary.append(f"copy {self.name}")
         return self
 
-    def record_stream(self, stream: FakeStream) -> None:
-        self.diary.append(f"hold {self.number} for {stream.name}")
+    def record_stream(self, stream: Any) -> None:
+        self.diary.append(f"hold {self.name} for {stream.name}")
 
-
-class FakeStream:
-    """A CUDA stream that keeps a diary, too."""
-
-    def __init__(self, name: str, diary: list[str]) -> None:
-        self.name, self.diary, self.device = name, diary, GPU
-
-    def record_event(self) -> int:
+    def record_event(self) -> str:
         assert self.diary[-1].startswith("copy"), "the event must follow the copy"
-        return int(self.diary[-1].split()[1])
+        return self.diary[-1]
 
-    def wait_event(self, event: int) -> None:
-        self.diary.append(f"{self.name} waits for copy {event}")
+    def wait_event(self, event: str) -> None:
+        self.diary.append(f"{self.name} waits for {event}")
 
 
-@pytest.fixture
-def diary(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a fake GPU was asked to do, in order."""
+def test_the_next_batch_is_on_its_way_before_one_is_used_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     diary: list[str] = []
-    for name, value in {
-        "current_stream": lambda device: FakeStream("training", diary),
-        "stream": lambda stream: contextlib.nullcontext(),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    return diary
-
-
-def on_fake_gpu(diary: list[str], batches: Iterator[Any]) -> Iterator[OnFakeGpu]:
-    return copied_ahead(batches, FakeStream("copies", diary))  # type: ignore[return-value]
-
-
-def test_the_next_batch_is_on_its_way_before_one_is_used(diary: list[str]) -> None:
-    for batch in on_fake_gpu(diary, (OnFakeGpu(number, diary) for number in range(3))):
-        diary.append(f"use {batch.number}")
-    assert [line for line in diary if line[:4] in ("load", "copy", "use ")] == [
-        "load 0", "copy 0", "load 1", "copy 1", "use 0", "load 2", "copy 2", "use 1", "use 2",
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: OnFakeGpu(name="training", diary=diary))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    copies: Any = OnFakeGpu(name="copies", diary=diary, device=GPU)
+    batches: Any = copied_ahead((OnFakeGpu(name=number, diary=diary) for number in range(3)), copies)  # type: ignore[misc]
+    gone = []
+    for batch in batches:
+        diary.append(f"use {batch.name}")
+        gone.append(weakref.ref(batch))
+        del batch
+        assert gone[0]() is None, "freed as soon as its user lets it go"
+    assert [line for line in diary if line[:4] in ("copy", "use ")] == [
+        "copy 0", "copy 1", "use 0", "copy 2", "use 1", "use 2",
     ]  # fmt: skip
     for number in range(3):
         before = diary[: diary.index(f"use {number}")]
         assert before[-2:] == [f"training waits for copy {number}", f"hold {number} for training"]
-
-
-def test_a_batch_for_a_gpu_is_freed_as_soon_as_its_user_lets_it_go(diary: list[str]) -> None:
-    batches = on_fake_gpu(diary, (OnFakeGpu(number, diary) for number in range(3)))
-    batch = next(batches)
-    gone = weakref.ref(batch)
-    del batch
-    assert gone() is None
 
 
 @pytest.mark.gpu
@@ -229,10 +196,7 @@ class Stuck(TrainDataset):
 
 
 def test_a_worker_that_hangs_ends_the_epoch_with_a_sentence(coco_set, no_augment: AugmentConfig) -> None:
-    source = coco_set.source()
-    dataset = Stuck(source.annotations, no_augment, 0, 1, source)
-    sampler = TrainBatchSampler(7, 1, 1, 1, 0, 0, MultiScale(64, 1, 1, 32, 0))
-    loader = make_loader(dataset, sampler, 1, timeout_seconds=2)
+    loader = plain_loader(coco_set, no_augment, 1, kind=Stuck, timeout_seconds=2)
     with pytest.raises(DataError, match=r"gave no batch for 0.8 s. fix: "):
         next(iter(loader))
     assert not any(worker.is_alive() for worker in loader._iterator._workers)
@@ -284,16 +248,23 @@ def test_workers_outlive_signals_and_end_with_the_program(tmp_path: Path) -> Non
             os.kill(pid, 0)
 
 
-def loader(workers: int) -> Any:
-    return SimpleNamespace(num_workers=workers, prefetch_factor=4 if workers else None)
+def test_the_host_keeps_what_only_it_reads() -> None:
+    """Else naming the images of a batch, or mapping back its boxes, would wait for the device."""
+    with FakeTensorMode():
+        images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8).to(memory_format=torch.channels_last)
+        host = Batch(images, torch.zeros(5, 6), torch.zeros(2).long(), torch.zeros(2, 4).double(), torch.ones(2, 3))
+        moved = host.to(GPU, non_blocking=True)
+    assert {tensor.device.type for tensor in (moved.images, moved.targets, moved.gains)} == {"cuda"}
+    assert moved.images.is_contiguous(memory_format=torch.channels_last)
+    assert moved.indices is host.indices and moved.letterboxes is host.letterboxes
+    assert host.images.device.type == "cpu"
 
 
-def test_a_container_with_64_mb_hears_what_to_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    disk = SimpleNamespace(total=64 * MB, used=0, free=64 * MB)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
-    pixels = 16 * 640 * 640  # 19.7 MB
-    note = shared_memory_note(loader(8), pixels, 1, tmp_path)
-    assert note is not None and "may hold 668 MB" in note and "where 64 MB are free" in note
-    assert note.endswith("--shm-size=1g), or data.workers=0")
-    fewer = shared_memory_note(loader(8), pixels // 16, 2, tmp_path)  # 2 x 1.2 MB
-    assert fewer is not None and fewer.endswith("data.workers=6")
+def test_full_shared_memory_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(size: int) -> torch.UntypedStorage:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(loader_module, "get_worker_info", object)
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
+    with pytest.raises(DataError, match=r"batch of 2 MB .*No space left.*fix: .*--shm-size=8g"):
+        loader_module.empty_images([Request(0, 1000, 600, 0)])

@@ -1,90 +1,111 @@
-"""The order of images: the same for the whole run at any number of ranks, and each image once."""
+"""The order of images is one for the whole run: ranks, workers and a resume do not change it."""
 
-from __future__ import annotations
-
+import math
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from data import DataError, MultiScale, Request, Resize, TrainBatchSampler, eval_batches
+from data import (
+    AugmentConfig,
+    DataError,
+    MultiScale,
+    Request,
+    Resize,
+    TrainBatchSampler,
+    TrainDataset,
+    eval_batches,
+    make_loader,
+    repeat_factors,
+)
 from data.geometry import scaled_size
+from tests.data.conftest import CocoSet
 
-FIXED = MultiScale(64, 1, 1, 32, 0)
-
-
-def micro_batches(world_size: int, images_per_rank: int, epoch: int = 0, **more: int) -> list[Counter[Request]]:
-    """What all ranks together see in each micro-batch of an epoch; 101 images, steps of 12."""
-    samplers = [
-        TrainBatchSampler(
-            101, 12, world_size * images_per_rank, world_size, rank, seed=5, sizes=MultiScale(96, 0.5, 1.5, 32, 5)
-        )
-        for rank in range(world_size)
-    ]
-    for sampler in samplers:
-        sampler.set_epoch(epoch, **more)
-    shares = [list(sampler) for sampler in samplers]
-    assert [len(share) for share in shares] == [len(sampler) for sampler in samplers]
-    return [Counter(request for part in parts for request in part) for parts in zip(*shares, strict=True)]
+FIXED, SCALED = MultiScale(64, 1, 1, 32, 0), MultiScale(96, 0.5, 1.5, 32, 5)
+BATCH = 12
+SIDES = np.random.default_rng(0).integers(40, 400, (101, 2)).astype(np.int32)
+FACTORS = np.random.default_rng(1).uniform(1, 3, 101)
+CHOICES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rect": {"image_sizes": SIDES},
+    "repeat": {"factors": FACTORS},
+    "pool": {"tile_pool": 6},
+    "pool of a large block": {"tile_pool": 24},
+    "all": {"image_sizes": SIDES, "factors": FACTORS, "tile_pool": 4},
+}
 
 
-def test_an_epoch_holds_no_image_twice_and_the_next_has_another_order() -> None:
-    epochs = [sum(micro_batches(2, 6, epoch), Counter()) for epoch in range(2)]
-    for epoch in epochs:
-        assert len({request.index for request in epoch}) == 96 == epoch.total()
-    assert {request.index for request in epochs[0]} != {request.index for request in epochs[1]}
+def shares_of(world_size: int, images_per_rank: int, epoch: int, start: int = 0, **more: Any) -> list[Any]:
+    """The micro-batches of every rank."""
+    shares = []
+    for rank in range(world_size):
+        sampler = TrainBatchSampler(101, BATCH, world_size * images_per_rank, world_size, rank, 5, SCALED, **more)
+        sampler.set_epoch(epoch, start)
+        shares.append(list(sampler))
+        assert len(shares[-1]) == len(sampler)
+    return shares
 
 
-def test_seeds_do_not_share_orders() -> None:
+def steps_of(world_size: int, images_per_rank: int, epoch: int, **more: Any) -> list[Counter[Request]]:
+    """What all ranks together see in each step."""
+    micro_batches = zip(*shares_of(world_size, images_per_rank, epoch, **more), strict=True)
+    seen = [Counter(request for part in parts for request in part) for parts in micro_batches]
+    count = BATCH // (world_size * images_per_rank)
+    return [sum(seen[i : i + count], Counter()) for i in range(0, len(seen), count)]
+
+
+@pytest.mark.parametrize("more", CHOICES.values(), ids=CHOICES.keys())
+def test_steps_are_the_same_at_any_world_size_and_accumulation_and_after_a_resume(more: dict[str, Any]) -> None:
+    for epoch in (0, 3):
+        expected = steps_of(1, BATCH, epoch, **more)
+        for world_size, images_per_rank in ((1, 3), (2, 6), (2, 3), (3, 4), (4, 3), (6, 1)):
+            assert steps_of(world_size, images_per_rank, epoch, **more) == expected
+    assert shares_of(2, 3, 1, start=5, **more) == [share[5:] for share in shares_of(2, 3, 1, **more)]
+
+
+def test_an_epoch_holds_no_image_twice_and_epochs_and_seeds_differ() -> None:
+    epochs = [sum(steps_of(1, BATCH, epoch), Counter()) for epoch in range(2)]
+    images = [{request.index for request in epoch} for epoch in epochs]
+    assert [len(indices) for indices in images] == [96, 96] == [epoch.total() for epoch in epochs]
+    assert images[0] != images[1]
+
     def order(seed: int, epoch: int) -> list[int]:
         sampler = TrainBatchSampler(40, 8, 8, 1, 0, seed, FIXED)
         sampler.set_epoch(epoch)
         return [request.index for batch in sampler for request in batch]
 
-    assert order(0, 1) != order(1, 0) and order(0, 1) == order(0, 1)
+    assert order(0, 1) != order(1, 0)
 
 
-def test_one_size_in_all_micro_batches_of_a_step() -> None:
-    sizes = [{(r.height, r.width) for r in batch} for batch in micro_batches(1, 3, epoch=1)]
-    assert all(len(size) == 1 for size in sizes)
-    steps = [sizes[i : i + 4] for i in range(0, len(sizes), 4)]
-    assert all(len(set.union(*step)) == 1 for step in steps)
-    assert len(set.union(*sizes)) > 1
-
-
-def test_the_first_step_of_a_training_has_the_largest_size_on_any_number_of_ranks() -> None:
-    """Memory runs out at once or never; a resumed run draws what it would have drawn."""
-    for world_size, images_per_rank in ((1, 3), (2, 3), (3, 4), (2, 6)):
-        passes = 12 // (world_size * images_per_rank)
-        drawn = [{(r.height, r.width) for r in batch} for batch in micro_batches(world_size, images_per_rank)]
-        assert all(sizes == {(128, 128)} for sizes in drawn[:passes])
-        assert {(128, 128)} != set().union(*drawn[passes:])
-        later = micro_batches(world_size, images_per_rank, epoch=1)[0]
-        assert {(r.height, r.width) for r in later} == {MultiScale(96, 0.5, 1.5, 32, 5).size(8)}
+def test_a_step_has_one_size_and_the_first_of_a_training_has_the_largest() -> None:
+    """Memory runs out at once or never."""
+    sizes = [{(request.height, request.width) for request in step} for step in steps_of(2, 3, 0)]
+    assert all(len(size) == 1 for size in sizes) and sizes[0] == {(128, 128)} != set.union(*sizes)
+    later = steps_of(2, 3, 1)[0]
+    assert {request.height for request in later} == {SCALED.size(8)}
 
 
 def test_multi_scale() -> None:
     sizes = MultiScale(416, 0.67, 1.5, 32, seed=1)
     drawn = [sizes.size(step) for step in range(2000)]
-    assert drawn[0] == (640, 640) == max(drawn), "the largest comes first"
-    assert min(drawn) == (288, 288) and all(h == w and h % 32 == 0 for h, w in drawn)
+    assert drawn[0] == 640 == max(drawn) and min(drawn) == 288
     counts = Counter(drawn[1:])
-    assert len(counts) == 12 and min(counts.values()) > 110, "every multiple of the stride, evenly"
+    assert set(counts) == set(range(288, 641, 32)) and min(counts.values()) > 110, "evenly"
     assert drawn == [MultiScale(416, 0.67, 1.5, 32, seed=1).size(step) for step in range(2000)]
     assert drawn != [MultiScale(416, 0.67, 1.5, 32, seed=2).size(step) for step in range(2000)]
-    assert FIXED.size(0) == FIXED.size(7) == (64, 64)
-    with pytest.raises(DataError, match=r"train.image_size=410 .* stride 32. fix: train.image_size=384 or 416"):
+    assert FIXED.size(0) == FIXED.size(7) == 64
+    with pytest.raises(DataError, match=r"train.image_size=410 .* stride 32. fix: train.image_size=416"):
         MultiScale(410, 1, 1, 32, 0)
 
 
 @pytest.mark.parametrize(
     ("batch_size", "micro_batch_size", "world_size", "message"),
     [
-        (10, None, 4, r"train.batch_size=10 is not a multiple of 4 ranks. fix: train.batch_size=8 or 12$"),
-        (2, 2, 4, r"train.batch_size=2 is not a multiple of 4 ranks. fix: train.batch_size=4$"),
+        (10, None, 4, r"train.batch_size=10 is not a multiple of 4 ranks. fix: train.batch_size=12$"),
         (12, 8, 1, r"train.micro_batch_size=8 must divide train.batch_size=12 and .* fix: train.micro_batch_size=6$"),
         (12, 3, 2, r"be a multiple of 2 ranks. fix: train.micro_batch_size=2$"),
-        (12, 1, 4, r"fix: train.micro_batch_size=4$"),
         (12, 24, 4, r"fix: train.micro_batch_size=12$"),
         (64, 64, 1, r"has 20 images, fewer than train.batch_size=64. fix: a train.batch_size of at most 20"),
     ],
@@ -101,33 +122,139 @@ def test_without_a_micro_batch_size_a_pass_takes_the_whole_batch_on_any_number_o
     assert [(sampler.images_per_rank, sampler.accumulate) for sampler in samplers] == [(12, 1), (6, 1), (3, 1)]
 
 
+def test_all_ranks_have_one_rectangle_in_a_step_that_holds_its_images_tightly() -> None:
+    wasted = 0.0
+    for epoch in (0, 2):
+        for step, requests in enumerate(steps_of(2, 3, epoch, image_sizes=SIDES)):
+            square = SCALED.size(epoch * 8 + step)
+            ((height, width),) = {(request.height, request.width) for request in requests}
+            sides = SIDES[[request.index for request in requests]]
+            scaled = square * sides / sides.max(axis=1)[:, None]
+            # Every image fits at the scale of the square, and the rectangle is no larger than that
+            # takes.
+            needed = tuple(math.ceil(side / 32 - 1e-6) * 32 for side in scaled.max(axis=0))
+            if (epoch, step) == (0, 0):  # the largest of the whole run
+                assert needed[0] <= height <= square and needed[1] <= width <= square
+            else:
+                assert (height, width) == needed
+            wasted += height * width / square**2 / 16
+    assert wasted < 0.9  # of the squares' pixels
+
+
+@pytest.mark.parametrize("aspects", [(0.4, 2.5), (1.2, 2.5), (0.9, 1.1), (1.0, 1.0)])
+@pytest.mark.parametrize(("num_images", "batch_size"), [(31, 4), (31, 8), (30, 16), (30, 1)])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_memory_runs_out_in_the_first_step_or_never(
+    aspects: tuple[float, float], num_images: int, batch_size: int, repeated: bool
+) -> None:
+    """With rectangles, each epoch leaves out other images, so its groups differ."""
+    for seed in range(3):
+        generator = np.random.default_rng(seed)
+        widths = 300 * generator.uniform(*aspects, num_images)
+        sides = np.stack([np.full(num_images, 300), widths], axis=1).round().astype(np.int32)
+        factors = generator.uniform(1, 3, num_images) if repeated else None
+        sizes = MultiScale(256, 0.8, 1, 8, seed)
+        sampler = TrainBatchSampler(
+            num_images, batch_size, batch_size, 1, 0, seed, sizes, image_sizes=sides, factors=factors
+        )
+        areas = []
+        for epoch in range(30):
+            sampler.set_epoch(epoch)
+            areas += [batch[0].height * batch[0].width for batch in sampler]
+        assert areas[0] >= max(areas)
+        if batch_size < num_images // 2:  # else hardly an epoch has the worst company
+            assert areas[0] <= 1.15 * max(areas), "memory is asked for that no step needs"
+
+
+def test_shape_groups_come_shuffled_and_meet_others_in_another_epoch() -> None:
+    aspects, companies = [], []
+    for epoch in (1, 2):
+        steps = steps_of(1, BATCH, epoch, image_sizes=SIDES)
+        aspects.append([next(iter(step)).height / next(iter(step)).width for step in steps])
+        companies.append({frozenset(request.index for request in step) for step in steps})
+    assert aspects[0] != sorted(aspects[0]) and aspects[0] != aspects[1]
+    assert not companies[0] & companies[1]
+
+
+def test_repeat_factors_follow_the_formula(empty_set: CocoSet) -> None:
+    """dog (id 1) on 8 of 10 images, cat (id 3) on 2, bird (id 7) and a crowd of birds on one."""
+    image = np.zeros((64, 64, 3), dtype=np.uint8)
+    box = [5.0, 5.0, 20.0, 20.0]
+    for number in range(10):
+        empty_set.add_image(image, [(1 if number < 8 else 3, box), *([(7, box)] if number == 0 else [])])
+    empty_set.json["annotations"].append(
+        {"id": 999, "image_id": 15, "category_id": 7, "bbox": box, "area": 400, "iscrowd": 1}
+    )
+    factors = repeat_factors(empty_set.open(), 0.4)
+    assert factors.tolist() == pytest.approx([math.sqrt(0.4 / 0.1), *[1] * 7, *[math.sqrt(0.4 / 0.2)] * 2])
+
+
+def test_images_come_as_often_as_their_factors_say() -> None:
+    counts = np.zeros(101)
+    repeats: Counter[int] = Counter()
+    for epoch in range(50):
+        requests = [request for step in steps_of(1, BATCH, epoch, factors=FACTORS) for request in step.elements()]
+        assert len(set(requests)) == len(requests)  # the same image comes as another sample
+        counts += np.bincount([request.index for request in requests], minlength=101)
+        repeats.update(request.repeat for request in requests)
+    expected = FACTORS * (len(requests) * 50) / FACTORS.sum()
+    np.testing.assert_allclose(counts, expected, rtol=0.25)  # four deviations of drawn fractions
+    assert set(repeats) == {0, 1, 2}
+
+
+def test_a_pool_is_on_one_rank_and_brings_no_other_images() -> None:
+    for share in shares_of(2, 6, 1, tile_pool=6):
+        for batch in share:
+            images = {request.index for request in batch}
+            assert all(set(request.pool) == images for request in batch)
+
+
+def test_a_sample_from_a_pool_does_not_depend_on_ranks_workers_or_a_resume(
+    empty_set: CocoSet, every_augment: AugmentConfig
+) -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(24):
+        height, width = generator.integers(40, 90, 2)
+        empty_set.add_image(generator.integers(0, 255, (height, width, 3), dtype=np.uint8), [(1, [3, 3, 20, 20])])
+    source = empty_set.source()
+    dataset = TrainDataset(source.annotations, replace(every_augment, tile_pool=4), 3, 100, source)
+
+    def samples(world_size: int, images_per_rank: int, workers: int, start: int = 0) -> dict[int, bytes]:
+        found = {}
+        for rank in range(world_size):
+            sampler = TrainBatchSampler(
+                24, 8, world_size * images_per_rank, world_size, rank, 3, MultiScale(64, 1, 1, 32, 3),
+                image_sizes=source.annotations.sizes, tile_pool=4,
+            )  # fmt: skip
+            sampler.set_epoch(1, start)
+            for batch in make_loader(dataset, sampler, workers):
+                for number, index in enumerate(batch.indices.tolist()):
+                    targets = batch.targets[batch.targets[:, 0] == number][:, 1:]
+                    found[index] = batch.images[number].numpy().tobytes() + targets.numpy().tobytes()
+        return found
+
+    expected = samples(1, 8, 0)
+    assert len(expected) == 24
+    assert samples(2, 4, 2) == samples(4, 2, 0) == expected
+    rest = samples(2, 2, 0, start=3)
+    assert len(rest) == 12 and rest.items() <= expected.items()
+
+
+@pytest.mark.parametrize("resize", list(Resize))
 @pytest.mark.parametrize("rect", [False, True])
-def test_eval_batches(rect: bool) -> None:
+def test_eval_batches_hold_each_image_once_in_a_shape_that_does_not_depend_on_its_batch(
+    rect: bool, resize: Resize
+) -> None:
     sizes = np.random.default_rng(0).integers(40, 500, (53, 2)).astype(np.int32)
-    inputs = {}
     for batch_size in (1, 4, 100):
-        batches = eval_batches(sizes, 160, batch_size, 32, rect)
-        flat = [request for batch in batches for request in batch]
-        assert sorted(request.index for request in flat) == list(range(53))
+        batches = eval_batches(sizes, 160, batch_size, 32, rect, resize)
+        assert sorted(request.index for batch in batches for request in batch) == list(range(53))
+        areas = [batch[0].height * batch[0].width for batch in batches]
+        assert areas == sorted(areas, reverse=True), "largest first"
         for batch in batches:
             assert len(batch) <= batch_size and len({(r.height, r.width) for r in batch}) == 1
-        inputs[batch_size] = {r.index: (r.height, r.width) for r in flat}
-        areas = [batch[0].height * batch[0].width for batch in batches]
-        assert areas == sorted(areas, reverse=True)
-        for world_size in (1, 2, 3, 4, 80):
-            shares = [batches[rank::world_size] for rank in range(world_size)]
-            seen = [request.index for share in shares for batch in share for request in batch]
-            assert sorted(seen) == list(range(53)) and sum(len(share) for share in shares) == len(batches)
-    assert inputs[1] == inputs[4] == inputs[100], "an image's shape does not depend on its batch"
-    for index, shape in inputs[1].items():
-        height, width = scaled_size(tuple(sizes[index].tolist()), (160, 160))
-        expected = (-(-height // 32) * 32, -(-width // 32) * 32) if rect else (160, 160)
-        assert shape == expected
-
-
-def test_stretched_images_are_square_whatever_rect_says() -> None:
-    sizes = np.random.default_rng(0).integers(40, 500, (20, 2)).astype(np.int32)
-    for rect in (False, True):
-        batches = eval_batches(sizes, 160, 8, 32, rect, resize=Resize.stretch)
-        assert {(r.height, r.width) for batch in batches for r in batch} == {(160, 160)}
-        assert [len(batch) for batch in batches] == [8, 8, 4]
+            for request in batch:
+                height, width = scaled_size(tuple(sizes[request.index].tolist()), (160, 160))
+                own = (-(-height // 32) * 32, -(-width // 32) * 32)
+                is_own = rect and resize == Resize.letterbox
+                assert (request.height, request.width) == (own if is_own else (160, 160))
