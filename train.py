@@ -107,7 +107,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
         seen=model.seen,
     )
     sizes = sampler.sizes.largest - sampler.sizes.smallest + 1
-    loss, to_input = compile_step(model, loss, Batch.network_input, options.compile.value, sizes, log.line)
+    loss, to_input = compile_step(model, loss, Batch.network_input, options.compile.value, sizes)
     forward = ForwardPass(wrap_ddp(model, world), loss, to_input, dtype, world)
     if saved is not None:
         rehearse(forward, state, 2 * model.max_stride)

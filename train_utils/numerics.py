@@ -1,7 +1,5 @@
 """Number formats and reproducibility of a run."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import random
@@ -25,12 +23,11 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def autocast_dtype(precision: str, device: torch.device, key: str = "train.precision") -> torch.dtype | None:
-    """Return the autocast dtype of the forward pass; None means the dtype of the weights.
+    """The autocast dtype of the forward pass; None means the dtype of the weights.
 
-    ``precision`` is a value of config.Precision or EvalPrecision, from the option ``key``. ``auto``
-    means bfloat16 where the hardware multiplies it natively, else float32: emulated bfloat16 is
-    slower. Raises TrainError for float16 on a CPU, where bfloat16 works without a loss scale, and
-    for tf32 on hardware without it.
+    ``precision`` is the value of the option ``key``. ``auto`` means bfloat16 where the hardware
+    multiplies it natively, else float32: emulated bfloat16 is slower. Raises TrainError for float16
+    on a CPU, and for tf32 on hardware without it.
     """
     if precision == "auto":
         return torch.bfloat16 if has_native_bfloat16(device) else None
@@ -44,8 +41,7 @@ def autocast_dtype(precision: str, device: torch.device, key: str = "train.preci
 def allow_tf32(allowed: bool) -> None:
     """Whether float32 convolutions and matrix products on CUDA may round their factors to TF32.
 
-    TF32 has the range of float32 and 11 bits of mantissa. torch's default allows it in convolutions
-    alone; where it is not allowed, float32 is that of IEEE 754.
+    TF32 has the range of float32 and 11 bits of mantissa; torch allows it in convolutions.
     """
     # Not by ``fp32_precision``: torch refuses to read these flags after that, and cudnn.flags does.
     torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -72,26 +68,22 @@ def has_native_bfloat16(device: torch.device) -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(listed)
 
 
-def seed_everything(seed: int, deterministic: bool, cudnn_benchmark: bool) -> None:
-    """Seed all generators with the same seed on every rank and set how cuDNN picks algorithms.
-
-    Samples do not depend on these: each has its own generator, seeded by (seed, epoch, index).
-    """
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    torch.backends.cudnn.benchmark = cudnn_benchmark
-    torch.backends.cudnn.deterministic = deterministic
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
-
-
 def prepare_numerics(options: TrainSection) -> None:
-    """Set seeds, determinism, TF32 and cuDNN's benchmark of a training, before CUDA computes."""
+    """Set seeds, determinism, TF32 and cuDNN's benchmark of a training, before CUDA computes.
+
+    The seed is the same on every rank. Samples do not depend on it: each has its own generator,
+    seeded by (seed, epoch, index).
+    """
+    random.seed(options.seed)
+    np.random.seed(options.seed % 2**32)
+    torch.manual_seed(options.seed)
     if options.deterministic:
         fix_cublas_workspace()
+    torch.use_deterministic_algorithms(options.deterministic, warn_only=True)
+    torch.backends.cudnn.deterministic = options.deterministic
     # The benchmark picks algorithms by speed, and times them anew for each image size.
     one_size = not options.rect and options.multi_scale[0] == options.multi_scale[1]
-    seed_everything(options.seed, options.deterministic, one_size and not options.deterministic)
+    torch.backends.cudnn.benchmark = one_size and not options.deterministic
     allow_tf32(options.precision is Precision.tf32)
     keep_freed_memory()
 
@@ -110,9 +102,8 @@ def set_cuda_generator(state: Tensor) -> None:
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory in this process and in loader workers forked from it.
 
-    Every step frees and allocates the same activations and decoded images. By default glibc returns
-    them to the system; the page faults cost a third of a step on a CPU and a tenth of a sample with
-    a tile pool (docs/results/). Without glibc this does nothing.
+    By default glibc returns it to the system; the page faults cost a third of a step on a CPU and a
+    tenth of a sample with a tile pool (docs/results/).
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

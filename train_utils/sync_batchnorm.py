@@ -1,12 +1,8 @@
 """Batch norm with statistics over all ranks; its own on CPUs, where torch has no SyncBatchNorm.
 
-Each rank computes its own mean and variance; they are merged as sums of values and squares. Such
-sums lose digits in float32 where a mean is large. Subtracting a common value first would need one
-more exchange, as running means start at 0; float64 for 2 * channels numbers costs nothing.
-Formulas: Ioffe & Szegedy 2015.
+Each rank computes its own mean and variance; they are merged as sums of values and squares, in
+float64, since such sums lose digits where a mean is large. Formulas: Ioffe & Szegedy 2015.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -28,8 +24,6 @@ class ReducedBatchNorm2d(nn.BatchNorm2d):
     """
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
-        if not (norm.affine and norm.track_running_stats and norm.momentum is not None):
-            raise ValueError(f"this needs a batch norm with weights, running statistics and momentum, got {norm}")
         super().__init__(norm.num_features, norm.eps, norm.momentum)
         self.weight, self.bias = norm.weight, norm.bias
         self.running_mean, self.running_var = norm.running_mean, norm.running_var
@@ -40,21 +34,18 @@ class ReducedBatchNorm2d(nn.BatchNorm2d):
         """Normalise (batch, channels, rows, columns); update running statistics as torch does."""
         if not self.training:
             return super().forward(input)
-        self._check_input_dim(input)
         mean, variance, elements = _statistics(input.detach(), self.weight.dtype)
         if not torch.compiler.is_compiling() and elements <= 1:
             raise ValueError(f"batch norm needs more than one value for each channel, got {tuple(input.shape)}")
-        self._follow(mean, variance * (elements / (elements - 1)))
+        with torch.no_grad():
+            unbiased = variance * (elements / (elements - 1))
+            for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                assert running is not None and self.momentum is not None
+                running.copy_(running.double().lerp(new, self.momentum))
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
         normalised: Tensor = _Normalise.apply(input, self.weight, self.bias, mean, variance, elements, self.eps)
         return normalised
-
-    @torch.no_grad()
-    def _follow(self, mean: Tensor, unbiased_variance: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
-        assert self.num_batches_tracked is not None
-        for running, new in ((self.running_mean, mean), (self.running_var, unbiased_variance)):
-            running.copy_(running.double().lerp(new, self.momentum))
-        self.num_batches_tracked.add_(1)
 
 
 @torch.no_grad()

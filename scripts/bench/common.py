@@ -22,7 +22,7 @@ from train_utils.compiled import compile_step
 from train_utils.config import OptimConfig
 from train_utils.distributed import World, init_distributed_mode, wrap_ddp
 from train_utils.engine import EpochResult, ForwardPass, Loss, NonFiniteGuard, train_one_epoch
-from train_utils.numerics import allow_tf32, autocast_dtype, keep_freed_memory, seed_everything
+from train_utils.numerics import allow_tf32, autocast_dtype, keep_freed_memory
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.progress import Progress
 from train_utils.stop import StopRequest
@@ -116,7 +116,9 @@ def new_step(
     keep_freed_memory()
     world = init_distributed_mode(settings.device.type, 600)
     allow_tf32(False)
-    seed_everything(0, deterministic, cudnn_benchmark=not deterministic)
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, not deterministic
     network = new_network(settings).to(settings.device).to(memory_format=torch.channels_last).train()
     return step_of(network, world, autocast_dtype(precision, settings.device), mode, sizes)
 
@@ -130,7 +132,7 @@ def step_of(network: Darknet, world: World, dtype: torch.dtype | None, mode: str
     loss: Loss = new_loss(network)
     to_input: Callable[[Any], Tensor] = Batch.network_input
     if mode:
-        loss, to_input = compile_step(network, loss, to_input, mode, sizes, print)
+        loss, to_input = compile_step(network, loss, to_input, mode, sizes)
     return partial(
         train_one_epoch,
         ForwardPass(wrap_ddp(network, world), loss, to_input, dtype, world),

@@ -87,7 +87,7 @@ def test_compiled_parts_hold_nothing_of_the_host(fake: FakeTensorMode, monkeypat
     for options in LOSSES:
         count = 2 if options == COST else 1  # heads, which it ranks together; one saves time
         plain = build_loss(model.heads[:count], loss_options(*options))
-        loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1, print)
+        loss, to_input = compile_step(model, plain, Batch.network_input, "default", 1)
         raw_maps = raw_maps or model(to_input(given))
         loss(raw_maps[:count], given.targets, objectness_ratio=0.5, sum_over_ranks=lambda tensor: tensor, world_size=1)
     assert len(graphs) == 2 + len(LOSSES), "two of the input"

@@ -1,7 +1,5 @@
 """The number format of float32 products on CUDA: what is set, and what a GPU makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -11,9 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from train_utils.config import Compile, Precision
+from train_utils.config import Precision
 from train_utils.detect import detect_batches
-from train_utils.distributed import World
 from train_utils.numerics import allow_tf32, keep_to_one_thread, one_thread_per_operator, prepare_numerics
 
 
@@ -36,35 +33,24 @@ def test_tf32_is_allowed_or_not_whatever_torch_prefers() -> None:
         assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if allowed else "ieee")
 
 
-def test_a_training_allows_tf32_only_by_its_name() -> None:
-    World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
-    fixed = {"deterministic": False, "multi_scale": [1, 1], "compile": Compile.off}
-    for precision in Precision:
-        section = SimpleNamespace(**fixed, precision=precision, rect=False, seed=0)
-        prepare_numerics(section)
-        assert is_allowed() == ((precision == "tf32"),) * 2
-
-
 @pytest.mark.parametrize(
-    ("deterministic", "rect", "multi_scale", "chosen"),
+    ("deterministic", "rect", "multi_scale", "precision", "benchmark"),
     [
-        (False, False, [1, 1], True),
-        (True, False, [1, 1], False),
-        (False, True, [1, 1], False),
-        (False, False, [0.5, 1], False),
+        (False, False, [1, 1], Precision.float32, True),
+        (True, False, [1, 1], Precision.bfloat16, False),
+        (False, True, [1, 1], Precision.tf32, False),
+        (False, False, [0.5, 1], Precision.tf32, False),
     ],
 )
-def test_cudnn_times_its_algorithms_where_that_helps(
-    deterministic: bool, rect: bool, multi_scale: list[float], chosen: bool
+def test_a_training_allows_tf32_by_its_name_and_lets_cudnn_choose_where_that_helps(
+    deterministic: bool, rect: bool, multi_scale: list[float], precision: Precision, benchmark: bool
 ) -> None:
-    World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
-    section = SimpleNamespace(
-        deterministic=deterministic, rect=rect, multi_scale=multi_scale, precision=Precision.float32, seed=0,
-        compile=Compile.off,
-    )  # fmt: skip
+    section: Any = SimpleNamespace(
+        deterministic=deterministic, rect=rect, multi_scale=multi_scale, precision=precision, seed=0
+    )
     prepare_numerics(section)
     torch.use_deterministic_algorithms(False)
-    assert torch.backends.cudnn.benchmark == chosen
+    assert torch.backends.cudnn.benchmark == benchmark and is_allowed() == ((precision is Precision.tf32),) * 2
 
 
 def test_detections_of_a_training_in_tf32_are_those_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:

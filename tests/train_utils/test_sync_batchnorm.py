@@ -1,7 +1,5 @@
 """Batch norm over several ranks (threads) against torch's over all maps at once."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable
@@ -181,11 +179,6 @@ def test_a_converted_network_keeps_names_tensors_and_frozen_layers(device: str, 
     plain.load_state_dict(model.state_dict())
     for one, other in zip(copy.deepcopy(model).eval()(x), plain.eval()(x), strict=True):
         assert torch.equal(one, other)
-
-
-def test_a_batch_norm_that_keeps_no_statistics_is_refused() -> None:
-    with pytest.raises(ValueError, match="running statistics"):
-        ReducedBatchNorm2d(nn.BatchNorm2d(2, track_running_stats=False))
 
 
 def test_frozen_weights_get_no_gradient() -> None:
