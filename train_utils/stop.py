@@ -4,8 +4,6 @@ A signal, a clock or a bad batch concerns one rank first. If it acted alone, its
 a collective. So each step ends with one small exchange, and all ranks act alike.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from types import FrameType
@@ -22,10 +20,9 @@ class StopRequest:
     """``signal`` asked this process to stop; ``agreed`` is what stops all ranks, after ``agree``.
 
     SLURM sends USR1 and TERM, submitit USR2, a closing terminal HUP (ignored under nohup), Ctrl-C
-    INT. The context handles these signals while its body runs; outside the main thread it cannot.
-    A handler only sets a flag. A second Ctrl-C ends the program at once. If the signal had a
-    handler before, that one is called after the body: submitit's requeues its job, and Python's for
-    Ctrl-C raises KeyboardInterrupt, with which programs exit with code 130.
+    INT. The context handles these signals while its body runs, in the main thread. A second Ctrl-C
+    ends the program at once. If the signal had a handler before, that one is called after the body:
+    submitit's requeues its job, and Python's for Ctrl-C raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -33,21 +30,27 @@ class StopRequest:
         self.agreed: signal.Signals | None = None
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
-                if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:  # nohup has it ignored
+                if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        around = self._before.get(self.signal) if self.signal is not None else None
-        if kind is None and self.signal is not None and callable(around):
+        if self.signal is None:
+            return
+        # A launcher ends all ranks with TERM, as one of them failed and said why.
+        is_ended = self.signal == signal.SIGTERM and is_lost_peer(error)
+        if is_ended or (kind is None and callable(self._before.get(self.signal))):
             signal.raise_signal(self.signal)
-        if self.signal == signal.SIGTERM and is_lost_peer(error):
-            signal.raise_signal(self.signal)  # a launcher ends all ranks, as one of them failed and said why
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = self.signal or signal.Signals(number)
 
     def agree(self, skip: bool = False, save: bool = False) -> tuple[bool, bool]:
         """Whether any rank has to skip this step, and whether any asks for a checkpoint after it.
@@ -57,11 +60,6 @@ class StopRequest:
         any_skip, any_save, number = max_over_ranks([skip, save, self.signal or 0])
         self.agreed = signal.Signals(number) if number else None
         return bool(any_skip), bool(any_save)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGINT and self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = self.signal or signal.Signals(number)
 
 
 def ask_for_requeue(world: World, stopped_by: signal.Signals) -> None:
