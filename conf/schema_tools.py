@@ -40,13 +40,11 @@ class ConvertConfig(PluggedConfig):
     names: str | None  # class names for weights: a text file with one per line, or a COCO json; null: numbers
     image_size: int | None  # side in pixels that the checkpoint is for; null: that of the .cfg
     up_to_layer: int | None  # write only layers 0 to up_to_layer - 1, as Darknet's partial command counts
-    seen: int | None  # images seen in training, for the header of the .weights file; null: unchanged
     cfg: str | None  # also write the .cfg that fits the .weights file
     model: ModelConfig  # the network of ``weights``; a checkpoint holds its own
 
     def __post_init__(self) -> None:
         check_least(self, 1, "image_size", "up_to_layer")
-        check_least(self, 0, "seen")
 
 
 @dataclass

@@ -9,10 +9,8 @@ r"""Convert between Darknet .weights and checkpoints, both ways.
 The checkpoint serves eval.py ckpt= (with data=), predict.py and export.py ckpt=, and train.py
 model.weights=. Converted back to .weights it has the bytes of the original file. `weights` may also
 be a .pt file with the state dict of another system. `up_to_layer`, which counts as in Darknet's
-`partial` command, also cuts a .weights file directly.
+`partial` command, also cuts a .weights file directly; as there, the header then says 0 images.
 """
-
-from __future__ import annotations
 
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
@@ -28,56 +26,48 @@ from conf.entry import to_dictionary
 from conf.failures import ConfigError
 from conf.network import TrainedNetwork, build_model, describe_network, model_from_checkpoint, open_detector
 from conf.schema_tools import ConvertConfig
-from models import Darknet, ModelError, fitted_cfg, load_cfg, save_darknet_weights
+from models import Darknet, fitted_cfg, save_darknet_weights
 from models.config import ModelConfig
 from train_utils.checkpoint import load_checkpoint, save_checkpoint
 
 
 def convert(config: ConvertConfig) -> None:
-    """Convert as configured and print what was written. Raises the errors of the parts."""
-    to_checkpoint = check(config)
-    if config.ckpt is not None:
-        write_darknet(config, model_from_checkpoint(load_checkpoint(Path(config.ckpt)))[0])
-        return
-    source = replace(config.model, weights=config.weights)
-    if not to_checkpoint:
-        model, report = build_model(source, None, whole=True)
-        print(report)
-        write_darknet(config, model)
-        return
-    detector = open_detector(None, source, config.names, config.image_size)
-    print(detector.note)
-    save_checkpoint(Path(config.out), checkpoint_of(source, detector))
-    print(f"wrote {config.out}: {len(detector.names)} classes, {detector.image_size} pixels")
+    """Convert as configured and print what was written.
 
-
-def check(config: ConvertConfig) -> bool:
-    """Whether to write a checkpoint. Raises ConfigError if the options make no conversion."""
+    Raises ConfigError if the options make no conversion, and the errors of the parts.
+    """
     if (config.weights is None) == (config.ckpt is None):
         raise ConfigError("give one of weights=<.weights or state dict> and ckpt=<run folder or .pt file>")
-    out, source = Path(config.out), Path(config.weights or config.ckpt or "")
+    out, source = Path(config.out), replace(config.model, weights=config.weights)
+    if out.resolve() == Path(config.weights or config.ckpt or "").resolve():
+        raise ConfigError(f"out={out} is the file to convert. fix: choose another name")
     to_checkpoint = out.suffix in (".pt", ".pth")
-    if out.is_dir() or not out.name:
-        raise ConfigError(f"out={config.out} is a folder. fix: name a file in it")
-    if out.exists() and source.exists() and out.samefile(source):
-        raise ConfigError(f"out={config.out} is the file to convert. fix: choose another name")
-    for key in ("weights", "freeze"):
-        if config.ckpt is None and getattr(config.model, key):
-            raise ConfigError(f"model.{key} is for training, but weights= is converted unchanged. fix: leave it out")
-    if config.ckpt is not None and to_checkpoint:
-        raise ConfigError(f"ckpt={config.ckpt} is a checkpoint already. fix: let out= end in .weights")
-    if config.weights is not None and not to_checkpoint and config.up_to_layer is None:
+    if to_checkpoint != (config.weights is not None and config.up_to_layer is None):
         raise ConfigError(
-            f"out={config.out} is not the name of a checkpoint. fix: let out= end in .pt, or give up_to_layer= to cut"
+            f"out={out} does not fit: weights= becomes a checkpoint; ckpt=, or anything cut by up_to_layer=, becomes"
+            f" Darknet's file. fix: out={out.with_suffix('.weights' if to_checkpoint else '.pt')}"
         )
-    wrong = ("up_to_layer", "seen", "cfg") if to_checkpoint else ("names", "image_size")
-    for key in wrong:
-        if getattr(config, key) is not None:
-            kind = "a checkpoint" if to_checkpoint else "a .weights file"
-            raise ConfigError(f"{key} says nothing about {kind} such as out={config.out}. fix: leave {key} out")
-    if config.cfg is not None and config.up_to_layer is not None:
-        raise ConfigError("cfg would describe the whole network, up_to_layer cuts it. fix: leave one out")
-    return to_checkpoint
+    if to_checkpoint:
+        detector = open_detector(None, source, config.names, config.image_size)
+        print(detector.note)
+        save_checkpoint(out, checkpoint_of(source, detector))
+        print(f"wrote {out}: {len(detector.names)} classes, {detector.image_size} pixels")
+        return
+    if config.ckpt is not None:
+        model, _ = model_from_checkpoint(load_checkpoint(Path(config.ckpt)))
+    else:
+        model, note = build_model(source, None, whole=True)
+        print(note)
+    if config.up_to_layer is not None:
+        model.seen = 0
+    count = save_darknet_weights(model, out, config.up_to_layer)
+    version = ".".join(map(str, model.weights_version))
+    print(f"wrote {out}: {count:,} values, header {version}, trained on {model.seen:,} images")
+    if config.cfg is not None:
+        Path(config.cfg).write_text(fitted_cfg(model), encoding="utf-8")
+    print(
+        f"its .cfg is {config.cfg}" if config.cfg else "its .cfg: add cfg=<file>, if classes, width or anchors changed"
+    )
 
 
 def checkpoint_of(source: ModelConfig, detector: TrainedNetwork) -> dict[str, Any]:
@@ -97,38 +87,3 @@ def checkpoint_of(source: ModelConfig, detector: TrainedNetwork) -> dict[str, An
         "seen": detector.model.seen,
         "ema": detector.model.state_dict(),
     }
-
-
-def write_darknet(config: ConvertConfig, model: Darknet) -> None:
-    """Write the .weights file, after the .cfg if ``cfg`` names one."""
-    if config.seen is not None:
-        model.seen = config.seen
-    text = fitted_cfg(model)
-    if config.cfg is not None:
-        write_text(Path(config.cfg), text)
-        print(f"wrote {config.cfg}, the .cfg of {config.out}")
-    count = save_darknet_weights(model, config.out, config.up_to_layer)
-    version = ".".join(map(str, model.weights_version))
-    print(f"wrote {config.out}: {count:,} values, header {version}, trained on {model.seen:,} images")
-    if config.cfg is None and config.up_to_layer is None and text != text_of(model.cfg.source):
-        print(f"note: {model.cfg.source} is gone or does not fit this network. cfg=<file> writes a .cfg that fits")
-
-
-def text_of(path: str) -> str | None:
-    """The text of a .cfg as parsed, None if the file is gone or holds no network."""
-    try:
-        return load_cfg(path).text
-    except ModelError:
-        return None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file. Raises ModelError if it exists with other content or cannot be written."""
-    try:
-        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
-            raise ModelError(f"cfg={path} exists and differs. fix: choose another name")
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ModelError(
-            f"cannot write cfg={path} ({error.strerror}). fix: choose a folder that you may write to"
-        ) from error
