@@ -17,7 +17,7 @@ from data.errors import DataError
 from data.set_files import load_yaml
 from models.published import BACKBONE, COCO
 from train_utils.files import CHECKPOINTS
-from train_utils.launch import allowed_restarts, job_folder_name, read_job
+from train_utils.launch import allowed_restarts, job_folder_name, requeues
 from train_utils.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 
 
@@ -110,7 +110,7 @@ def _with_restarts(options: dict[str, Any], named: Sequence[str]) -> dict[str, A
     resumed. Raises ConfigError if torchrun has no id.
     """
     restarts = allowed_restarts()
-    if "resume" in named or options.get("resume") is not None or (restarts == 0 and read_job().restarts == 0):
+    if "resume" in named or options.get("resume") is not None or (restarts == 0 and requeues() == 0):
         return options
     if options.get("run_dir") is None and job_folder_name() is None:
         raise ConfigError(

@@ -60,40 +60,24 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     return Launch("none")
 
 
-class Job(NamedTuple):
-    """The job and restart that a process belongs to; "" and 0 if there is none."""
-
-    job: str  # of SLURM, see slurm_job_name
-    step: str  # of the job: srun counts them
-    restarts: int  # of the job, by a requeue
-    run: str  # torchrun's id
-
-
-def read_job(environment: Mapping[str, str] = os.environ) -> Job:
-    """The job that ``environment`` describes."""
-    job, run = slurm_job_name(environment), environment.get("TORCHELASTIC_RUN_ID", "none")
-    restarts = int(environment.get("SLURM_RESTART_COUNT", "0")) if job else 0
-    return Job(job, environment.get("SLURM_STEP_ID", "") if job else "", restarts, "" if run == "none" else run)
-
-
-def slurm_job_name(environment: Mapping[str, str]) -> str:
-    """``<job>``, or ``<array job>_<task>`` in a job array; a requeue keeps the name."""
-    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID", "")
-
-
 def job_folder_name(environment: Mapping[str, str] = os.environ) -> str | None:
     """A run folder name that survives restarts: ``slurm-<job>`` or ``torchrun-<run id>``.
 
     The latter needs a torchrun that may restart and has an id (``--rdzv-id``; automatic on one
     machine).
     """
-    job = read_job(environment)
-    if job.job:
-        return f"slurm-{job.job}"
-    if not job.run or allowed_restarts(environment) == 0:
+    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    if job := f"{array}_{task}" if array and task else environment.get("SLURM_JOB_ID"):
+        return f"slurm-{job}"
+    run = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if run in ("", "none") or allowed_restarts(environment) == 0:
         return None
-    return f"torchrun-{re.sub(r'[^0-9A-Za-z_.-]', '_', job.run)}"
+    return f"torchrun-{re.sub(r'[^0-9A-Za-z_.-]', '_', run)}"
+
+
+def requeues(environment: Mapping[str, str] = os.environ) -> int:
+    """How often SLURM has requeued this job; 0 elsewhere."""
+    return int(environment.get("SLURM_RESTART_COUNT", "0")) if "SLURM_JOB_ID" in environment else 0
 
 
 def allowed_restarts(environment: Mapping[str, str] = os.environ) -> int:

@@ -1,23 +1,21 @@
 """The folder of a run: rank 0 chooses, creates and locks it, and every rank knows it."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import json
 import os
 import platform
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
+from train_utils import launch
 from train_utils.distributed import World, broadcast_text
 from train_utils.errors import CheckpointError, TrainError
-from train_utils.files import CHECKPOINTS, keep_copy
-from train_utils.launch import Job, job_folder_name, read_job
+from train_utils.files import CHECKPOINTS
 from train_utils.options import option
 
 LOCK = ".lock"
@@ -39,12 +37,7 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
     def choose() -> None:
         nonlocal folder
         if resume is not None:
-            path = Path(resume).resolve()
-            if not path.is_dir():
-                raise TrainError(f"resume={path} is not a folder. fix: give the folder of a run")
-            folder = _locked(path, "resume")
-            if not _checkpoints(path) and _holds_run(path):
-                keep_copy(path / "metrics.csv")  # the run starts over
+            folder = _locked(Path(resume).resolve(), "resume")
         elif run_dir is not None:
             folder = _locked(path := Path(run_dir).resolve(), "run_dir")
             if _holds_run(path):
@@ -53,36 +46,34 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
                     " (resume=auto finds it), or another run_dir"
                 )
         else:
-            folder = _locked(_new_folder(_job_folder(name) or _dated(name)), "run_dir")
+            job = launch.job_folder_name()
+            base = Path("runs", name, job).resolve() if job is not None else _dated(name)
+            _make(base.parent, "run_dir")
+            folder = _locked(next(filter(_is_new, _numbered(base))), "run_dir")
 
     try:
         on_main(world, choose)
         yield Path(broadcast_text(str(folder or "")))
     finally:
         if folder is not None:
-            _write_lock(folder / LOCK, read_job(), pid=0)
+            with suppress(OSError):
+                os.truncate(folder / LOCK, 0)
 
 
 def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) -> Path | None:
     """Find the folder that ``resume=auto`` means; None if there is no run.
 
-    It is ``run_dir`` if given. Under SLURM or torchrun it is the folder of this job or run whose
-    options ``is_same`` accepts: that of this process's job step if there are several, else one that
-    nobody holds. Elsewhere it is the newest of ``runs/<name>`` with a checkpoint.
+    It is ``run_dir`` if given. Under SLURM or torchrun it is the first folder of this job or run
+    whose options ``is_same`` accepts, elsewhere the newest of ``runs/<name>`` with a checkpoint.
     """
     if run_dir is not None:
         own = Path(run_dir).resolve()
-        return own if _config(own).is_file() else None
-    base, place = _job_folder(name), read_job()
-    if base is None:
-        runs = [run for run in Path("runs", name).resolve().glob("*/") if _config(run).is_file() and _checkpoints(run)]
-        return max(runs, key=lambda run: _config(run).stat().st_mtime, default=None)
-    ours = [run for run in base.parent.glob(f"{base.name}*/") if re.fullmatch(r"(-\d+)?", run.name[len(base.name) :])]
-    same = [run for run in ours if _config(run).is_file() and is_same(run)]
-    locks = [(run, _read_lock(run / LOCK)) for run in sorted(same, key=lambda run: (len(run.name), run.name))]
-    free = [(run, lock) for run, lock in locks if not _is_held(lock, place)]
-    of_step = [run for run, lock in free if (lock.get("job"), lock.get("step")) == (place.job, place.step)]
-    return next(iter([*of_step, *(run for run, _ in free)]), None)
+        return own if (own / "config.yaml").is_file() else None
+    runs, job = [path.parent for path in Path("runs", name).resolve().glob("*/config.yaml")], launch.job_folder_name()
+    if job is None:
+        return max(filter(_checkpoints, runs), key=lambda run: (run / "config.yaml").stat().st_mtime, default=None)
+    ours = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
+    return min(ours, key=lambda run: (len(run.name), run.name), default=None)
 
 
 def dated_folder(name: str) -> Path:
@@ -93,7 +84,7 @@ def dated_folder(name: str) -> Path:
 def open_folder(world: World, folder: Path, key: str) -> Path:
     """Create a folder for results on rank 0; TrainError, naming ``key``, on all if not writable."""
     folder = Path(broadcast_text(str(folder.resolve())))
-    on_main(world, lambda: _check_writable(folder, key))
+    on_main(world, lambda: _make(folder, key))
     return folder
 
 
@@ -113,81 +104,56 @@ def _locked(folder: Path, key: str) -> Path:
     """Create a folder if needed and lock it for this process.
 
     A lock is held while its process lives. On another host only a restart of the same job may take
-    it over. Raises TrainError, naming ``key``, if another run holds it or it is not writable.
+    it over, since SLURM and torchrun end a job before they restart it. Raises TrainError, naming
+    ``key``, if another run holds it or it is not writable.
     """
-    _check_writable(folder / CHECKPOINTS, key)
-    path, job = folder / LOCK, read_job()
-    with path.open("a") as guard:
+    _make(folder / CHECKPOINTS, key)
+    path, own = folder / LOCK, {"host": platform.node(), "pid": os.getpid(), "job": launch.job_folder_name()}
+    with path.open("a+", encoding="utf-8") as file:
         with suppress(OSError):  # some network disks know no such locks
-            fcntl.flock(guard, fcntl.LOCK_EX)  # of two processes that find a dead holder, one goes first
-        lock = _read_lock(path)
-        if not _is_held(lock, job):
-            _write_lock(path, job, os.getpid())
-            return folder
-    gone = f"; if it is gone, remove {path}" if lock["host"] != platform.node() else ""
-    where = [f"host {lock['host']}", f"SLURM job {lock['job']}" if lock["job"] else ""]
-    where += [f"step {lock['step']}" if lock["step"] else "", f"since {lock['since']}"]
-    holder = f"process {lock['pid']} ({', '.join(filter(None, where))})"
-    raise TrainError(
-        f"{key}={folder} is in use by {holder}. fix: wait for its end or stop it{gone}, or give another run_dir"
-    )
+            fcntl.flock(file, fcntl.LOCK_EX)  # of two processes that find a dead holder, one goes first
+        file.seek(0)
+        holder = {"pid": None}
+        with suppress(ValueError):  # of a free lock, or one cut by a crash
+            holder = json.load(file)
+        if holder["pid"] not in (None, own["pid"]) and _is_held(holder, own):
+            raise TrainError(
+                f"{key}={folder} is in use by process {holder['pid']} on host {holder['host']}. fix: wait for its end "
+                f"or stop it, or give another run_dir; if it is gone, remove {path}"
+            )
+        file.truncate(0)
+        json.dump(own, file)
+    return folder
 
 
-def _is_held(lock: dict[str, Any], job: Job) -> bool:
-    if not lock.get("pid"):
-        return False
-    if lock["host"] == platform.node():
-        return bool(lock["born"] == _born(lock["pid"]))
-    # SLURM and torchrun end a job before they restart it.
-    requeued = job.job and lock["job"] == job.job and lock["restarts"] < job.restarts
-    return not (requeued or (job.run and lock["run"] == job.run))
-
-
-def _read_lock(path: Path) -> dict[str, Any]:
-    """Content of a lock file; {} if there is none, or one cut by a crash."""
-    with suppress(FileNotFoundError, ValueError):
-        lock = json.loads(path.read_text(encoding="utf-8"))
-        return lock if isinstance(lock, dict) else {}
-    return {}
-
-
-def _write_lock(path: Path, job: Job, pid: int) -> None:
-    """Lock for the process ``pid`` of this host; 0 frees it, and the file says whose it was."""
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    lock = {"host": platform.node(), "pid": pid, "born": _born(pid), "since": since, **job._asdict()}
-    with suppress(OSError):  # a full disk must not end a run; the end of this process frees the folder
-        path.write_text(json.dumps(lock), encoding="utf-8")
-
-
-def _born(pid: int) -> str | None:
-    """Start of a process of this host in clock ticks; "" if hidden, None if it ended."""
-    if Path("/proc/self/stat").exists():
-        with suppress(FileNotFoundError, ProcessLookupError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            return None if fields[0] in "ZX" else fields[19]
-        return None
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return ""
-    return None
-
-
-def _new_folder(base: Path) -> Path:
-    """Make the first of ``base``, ``base-2``, ... that does not exist."""
-    for folder in _numbered(base):
+def _is_held(holder: dict[str, object], own: dict[str, object]) -> bool:
+    if holder["host"] != own["host"]:
+        return own["job"] is None or holder["job"] != own["job"]
+    with suppress(PermissionError):  # of another user, so it lives
         try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise _not_writable(folder, "run_dir", error) from error
-        return folder
-    raise AssertionError("numbers do not end")
+            os.kill(int(str(holder["pid"])), 0)
+        except ProcessLookupError:
+            return False
+    return True
 
 
-def _job_folder(name: str) -> Path | None:
-    own = job_folder_name()
-    return Path("runs", name, own).resolve() if own is not None else None
+def _make(folder: Path, key: str) -> None:
+    """Create a folder and write a file there, before any time is spent. Raises TrainError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise TrainError(
+            f"the folder {folder} cannot be written ({error.strerror}). fix: {key}=<a folder you may write to>"
+        ) from error
+
+
+def _is_new(folder: Path) -> bool:
+    """Make a folder; False if there is one."""
+    with suppress(FileExistsError):
+        folder.mkdir()
+        return True
+    return False
 
 
 def _dated(name: str) -> Path:
@@ -200,10 +166,6 @@ def _numbered(base: Path) -> Iterator[Path]:
         yield base.with_name(f"{base.name}-{number}")  # an underscore would denote an array task
 
 
-def _config(folder: Path) -> Path:
-    return folder / "config.yaml"
-
-
 def _checkpoints(folder: Path) -> list[Path]:
     return list((folder / CHECKPOINTS).glob("*.pt"))
 
@@ -212,20 +174,3 @@ def _holds_run(folder: Path) -> bool:
     table = folder / "metrics.csv"
     # A run that ended before its first checkpoint left a table without rows: nothing to lose.
     return bool(_checkpoints(folder)) or (table.exists() and table.read_text(encoding="utf-8").count("\n") > 1)
-
-
-def _check_writable(folder: Path, key: str) -> None:
-    """Create the folder and write a file there, before any time is spent. Raises TrainError."""
-    probe = folder / ".probe"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink(missing_ok=True)  # another process may have removed it
-    except OSError as error:
-        raise _not_writable(folder, key, error) from error
-
-
-def _not_writable(folder: Path, key: str, error: OSError) -> TrainError:
-    return TrainError(
-        f"the folder {folder} cannot be written ({error.strerror}). fix: {key}=<a folder you may write to>"
-    )

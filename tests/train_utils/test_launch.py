@@ -13,7 +13,6 @@ from train_utils.launch import (
     prefer_expandable_segments,
     read_launch,
     requeue_file,
-    slurm_job_name,
 )
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
@@ -85,7 +84,7 @@ def test_a_run_that_is_started_again_keeps_its_folder() -> None:
     assert job_folder_name(elastic | {"TORCHELASTIC_RESTART_COUNT": "2"}) == "torchrun-a_b_1"
     assert job_folder_name(elastic | {"SLURM_JOB_ID": "9"}) == "slurm-9"
     array = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "2"}
-    assert slurm_job_name(array) == "10_2" and job_folder_name(array) == "slurm-10_2"
+    assert job_folder_name(array) == "slurm-10_2"
     assert job_folder_name(elastic | {"TORCHELASTIC_MAX_RESTARTS": "0"}) is None, "it is not started again"
     assert job_folder_name(elastic | {"TORCHELASTIC_RUN_ID": "none"}) is None, "torchrun's word for no id"
     assert (allowed_restarts(elastic), allowed_restarts(TORCHRUN), allowed_restarts({})) == (3, 0, 0)

@@ -1,9 +1,9 @@
 """Which folder a run gets or finds again, if a launcher starts several per job or restarts one."""
 
-from __future__ import annotations
-
 import json
 import os
+import platform
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -43,6 +43,11 @@ def torchrun(run: str, restarts: int = 0) -> dict[str, str]:
     }
 
 
+def lock_for(folder: Path, pid: int, host: str | None = None, job: str | None = None) -> None:
+    lock = {"host": host or platform.node(), "pid": pid, "job": job}
+    (folder / ".lock").write_text(json.dumps(lock))
+
+
 @dataclass
 class Job:
     """A working folder and its trainings; each process is an environment."""
@@ -72,13 +77,19 @@ class Job:
             self.open[folder] = stack
         return folder.name, goes_on
 
+    def others(self) -> None:
+        """Let other processes of this machine hold the folders in use."""
+        for folder in self.open:
+            lock_for(folder, os.getppid())
+
     def kill(self) -> None:
-        """Kill all trainings as by kill -9."""
-        locks = [folder / ".lock" for folder in self.open]
-        contents = [json.dumps(json.loads(lock.read_text()) | {"born": "0"}) for lock in locks]
+        """Kill all trainings as by kill -9: their locks name a process that is over."""
+        process = subprocess.Popen(["true"])
+        process.wait()
+        folders = list(self.open)
         self.end()
-        for lock, content in zip(locks, contents, strict=True):
-            lock.write_text(content)
+        for folder in folders:
+            lock_for(folder, process.pid)
 
     def end(self) -> None:
         """End all trainings."""
@@ -104,8 +115,8 @@ Launch = Callable[..., dict[str, str]]
 @pytest.mark.parametrize("launch", [srun, array])
 def test_steps_side_by_side_have_a_folder_each_and_find_it_again_after_a_requeue(launch: Launch, job: Job) -> None:
     base = "slurm-41" if launch is srun else "slurm-41_2"
-    settings = [A, B, A, A]  # two differ in nothing
-    names = [f"{base}{number}" for number in ("", "-2", "-3", "-4")]
+    settings = [A, B, "optim.lr=0.3"]
+    names = [f"{base}{number}" for number in ("", "-2", "-3")]
     assert [job.start(launch("41", step), option) for step, option in enumerate(settings)] == [
         (name, False) for name in names
     ]
@@ -113,9 +124,8 @@ def test_steps_side_by_side_have_a_folder_each_and_find_it_again_after_a_requeue
     again = [job.start(launch("41", step, restarts=1), option) for step, option in enumerate(settings)]
     assert again == [(name, True) for name in names]
     job.kill()
-    swapped = [job.start(launch("41", 3 - step, restarts=2), option) for step, option in enumerate(settings)]
-    assert swapped[1] == (names[1], True), "the other setting's folder"
-    assert sorted(swapped) == [(name, True) for name in names]
+    swapped = [job.start(launch("41", 2 - step, restarts=2), option) for step, option in enumerate(settings)]
+    assert swapped == [(name, True) for name in names], "each setting has its folder, whichever step it is"
     job.kill()
     assert job.start(launch("43", 0), A) == (base.replace("41", "43"), False)
 
@@ -165,50 +175,45 @@ def test_torchrun_finds_its_folder_again_and_gives_another_setting_its_own(job: 
 def test_a_restart_takes_over_from_another_machine_and_nobody_else_does(launch: Launch, base: str, job: Job) -> None:
     """Torchrun's count of restarts may still be 0 on the machine that rank 0 moved to."""
     assert job.start(launch("id"), A) == (base, False)
-    job.kill()
     (lock,) = job.folder.rglob(".lock")
-    content = json.dumps(json.loads(lock.read_text()) | {"host": "elsewhere"})
-    lock.write_text(content)
-    with pytest.raises(TrainError, match=rf"in use by process \d+ \(host elsewhere, .*; if it is gone, remove {lock}"):
-        job.start({}, f"resume={lock.parent}")
+    assert json.loads(lock.read_text()) == {"host": platform.node(), "pid": os.getpid(), "job": base}
+    job.end()
+    lock_for(lock.parent, 1, "elsewhere", base)
+    with pytest.raises(TrainError, match=rf"in use by process 1 on host elsewhere\. .*; if it is gone, remove {lock}"):
+        job.start({}, f"resume={lock.parent}", A)
     assert job.start(launch("id", restarts=int(launch is batch)), A) == (base, True)
 
 
 def test_a_lock_cut_by_a_crash_is_free(job: Job) -> None:
-    name, _ = job.start({}, A)
-    job.kill()
-    (lock,) = job.folder.rglob(".lock")
-    lock.write_text(lock.read_text()[:20])
-    assert job.start({}, f"resume=runs/n/{name}") == (name, True)
+    name, _ = job.start({}, A, ends=True)
+    (job.folder / "runs" / "n" / name / ".lock").write_text('{"host": "a')
+    assert job.start({}, f"resume=runs/n/{name}", A) == (name, True)
 
 
 def test_without_a_job_every_run_has_a_folder_and_none_is_opened_twice(job: Job) -> None:
     names = [job.start({}, A)[0] for _ in range(3)]
     assert len(set(names)) == 3
+    job.start({}, "run_dir=here")
+    job.others()
     for options in (["run_dir=here"], ["resume=here"], ["resume=auto", "run_dir=here"]):
-        if options == ["run_dir=here"]:
-            job.start({}, *options)
-        with pytest.raises(TrainError, match=r"here is in use by process \d+ \(host .*, since .*\)\. fix: wait for"):
+        with pytest.raises(TrainError, match=r"here is in use by process \d+ on host .*\. fix: wait for"):
             job.start({}, *options)
     job.end()
     with pytest.raises(TrainError, match=r"here already holds a run\. fix: resume="):
         job.start({}, "run_dir=here")
-    assert job.start({}, "resume=here")[1]
-    job.end()
-    assert job.start({}, "resume=auto", "run_dir=here")[1]
-    job.end()
+    for options in (["resume=here"], ["resume=auto", "run_dir=here"]):
+        assert job.start({}, *options, ends=True)[1]
     (job.folder / "here" / "checkpoints" / "last.pt").unlink()
     (job.folder / "here" / "metrics.csv").write_text("epoch\n1\n")
     with pytest.raises(TrainError, match="already holds a run"):
         job.start({}, "run_dir=here")
     assert not job.start({}, "resume=here")[1], "there is no checkpoint: it begins again"
-    (kept,) = (job.folder / "here").glob("metrics_until_*.csv")
-    assert kept.read_text() == "epoch\n1\n"
 
 
 def test_resume_auto_means_the_newest_run_with_a_checkpoint(job: Job) -> None:
     first, _ = job.start({}, A, ends=True)
     job.start({}, A, checkpoint=False, ends=True)
-    assert job.start({}, "resume=auto") == (first, True)
+    assert job.start({}, "resume=auto", A) == (first, True)
+    job.others()
     with pytest.raises(TrainError, match=f"{first} is in use by"):
-        job.start({}, "resume=auto")
+        job.start({}, "resume=auto", A)
