@@ -48,7 +48,7 @@ from train_utils.detect import detect
 from train_utils.distributed import World, gather_arrays, init_distributed_mode
 from train_utils.numerics import autocast_dtype
 from train_utils.progress import Progress
-from train_utils.run_folder import dated_folder, open_folder
+from train_utils.run_folder import open_out
 
 
 @callable_from_python("eval")
@@ -60,8 +60,7 @@ def evaluate(config: EvalConfig) -> Outcome:
     that do not fit, data or a results file that cannot be read.
     """
     world = init_distributed_mode(config.device.value, config.timeout_seconds)
-    place = Path(config.out) if config.out is not None else dated_folder("eval") if config.plots else None
-    out = open_folder(world, place, "out") if place is not None else None
+    out = open_out(world, config.out, "eval") if config.plots or config.out is not None else None
     val_set = batches.open_split(config.data, "val", world)
     if world.is_main:
         print(config.data.line(), flush=True)

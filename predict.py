@@ -30,7 +30,7 @@ from train_utils.detections import ImageResult, coco_files, file_names, make_det
 from train_utils.distributed import init_distributed_mode
 from train_utils.draw import WRITTEN, DrawnFiles
 from train_utils.progress import Progress
-from train_utils.run_folder import dated_folder, open_folder
+from train_utils.run_folder import open_out
 from train_utils.stop import StopRequest
 
 __all__ = ["Detector", "predict"]
@@ -50,9 +50,8 @@ def predict(config: PredictConfig) -> Path:
     media = find_media(config.source)
     predictor = Predictor(config, world.device)
     frames = predictor.frames(media, config.on_error, config.batch_size)
-    out = Path(config.out) if config.out is not None else dated_folder("predict")
+    out = open_out(world, config.out, "predict")
     writer = ResultWriter(media, predictor, out, config.draw, config.save_json, config.save_txt)
-    open_folder(world, out, "out")
     print(f"{predictor.network.note}; {predictor.network.image_size} pixels on {world.device.type}", flush=True)
 
     started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from train_utils.distributed import World
 from train_utils.draw import draw_targets
 from train_utils.engine import EpochResult
 from train_utils.errors import TrainError
-from train_utils.files import keep_copy, whole_file
+from train_utils.files import whole_file
 from train_utils.log import MetricsCsv, RunLog
 from train_utils.loggers import Loggers
 from train_utils.numerics import precision_name
@@ -104,7 +105,7 @@ def save_config(folder: Path, config: TrainConfig) -> None:
         if path.exists():
             if path.read_text(encoding="utf-8", errors="replace") == text:
                 return
-            keep_copy(path)
+            shutil.copy(path, path.with_name(f"config_until_{time.strftime('%Y-%m-%d_%H-%M-%S')}.yaml"))
         with whole_file(path) as file:
             file.write(text)
     except OSError as error:

@@ -28,7 +28,7 @@ from models.weights import weight_tensors
 from tests.small_run import small_run
 from train import train
 from train_utils import checkpoint
-from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last, read_run, save_checkpoint
+from train_utils.checkpoint import CheckpointWriter, load_checkpoint, load_last, save_checkpoint
 from train_utils.coco_eval import FIGURES
 from train_utils.errors import CheckpointError, TrainError
 
@@ -101,7 +101,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, mo
         with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
             die_after(patch, step)
             train(config)
-        assert read_run(run)[0]["step"] == step
+        assert load_last(run)[0]["step"] == step
         torch.manual_seed(step)  # what generators did in the meantime must not matter
         train(resumed(config, run))
         found = load_last(run)[0]
@@ -411,7 +411,7 @@ def test_fitted_anchors_go_with_the_checkpoint(
         train(config)
     said = capsys.readouterr().out
     assert said.count("model.anchors=auto: recall at IoU 0.5 is ") == 1 and "which replace them" in said
-    kept = read_run(tmp_path / "run")[0]["config"]["model"]["anchors"]
+    kept = load_last(tmp_path / "run")[0]["config"]["model"]["anchors"]
     assert "  ".join(f"{width:g},{height:g}" for width, height in kept) in said
     monkeypatch.setattr(auto, "choose_anchors", None)  # not asked again
     figures = train(resumed(config, tmp_path / "run"))

@@ -5,11 +5,7 @@ number, text and tensor of the state, because torch silently reads a tensor with
 Files are only read with ``weights_only=True``, so none can run code.
 """
 
-from __future__ import annotations
-
 import hashlib
-import os
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +16,7 @@ import torch
 from torch import Tensor
 
 from train_utils.errors import CheckpointError, first_line
-from train_utils.files import CHECKPOINTS, find_checkpoint, other_files, sync_folder
+from train_utils.files import CHECKPOINTS, find_checkpoint, whole_file
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -32,28 +28,17 @@ def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = Fal
 
     ``state`` consists of dicts (keys: str or int), lists, tuples, tensors of any device, numbers,
     strings, bools and None. With ``keep_previous`` the old file stays as ``<stem>.previous.pt``.
-    Raises CheckpointError that names the entry that is not plain data, or the path, the reason and
-    the free space.
+    Raises CheckpointError that names the entry that is not plain data, or the path and the reason.
     """
     plain = to_plain(state)
     content = {"format": FORMAT, "version": VERSION, "digest": digest_of(plain), "state": plain}
-    temporary = path.with_name(f"{path.name}.tmp")  # a run has one writer: a leftover is overwritten
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
+        with whole_file(path, "wb", previous_path(path) if keep_previous else None) as file:
             torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep_previous and path.exists():
-            os.replace(path, previous_path(path))
-        os.replace(temporary, path)
-        sync_folder(path.parent)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError about positions
-        if temporary.is_file():
-            temporary.unlink()
         raise CheckpointError(
-            f"cannot write {path}: {first_line(error)} ({_free_bytes(path)} bytes are free there). "
-            "fix: free some space, or choose another run_dir"
+            f"cannot write {path}: {first_line(error)}. fix: free some space, or choose another run_dir"
         ) from error
 
 
@@ -66,7 +51,7 @@ def load_checkpoint(path: Path, which: str = "best") -> dict[str, Any]:
     content = _content(file)
     state: dict[str, Any] = content["state"]
     if digest_of(state) != content.get("digest"):
-        raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: {other_files(file)}")
+        raise CheckpointError(f"{file} is damaged: its content does not match its digest. fix: use another one")
     return state
 
 
@@ -101,11 +86,17 @@ def load_last(run_dir: Path) -> tuple[dict[str, Any], str | None]:
     )
 
 
-def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """The last intact checkpoint of a run folder, and a message if it is not the newest one.
+def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None]:
+    """``load_last`` of the run folder ``resume``; no state without a folder.
 
-    Raises CheckpointError if there is none, or none of a training.
+    A run that ended before its first checkpoint starts over, and a message says so. Raises
+    CheckpointError if the checkpoint is not one of a training.
     """
+    if resume is None:
+        return None, None
+    folder = Path(resume)
+    if (folder / "config.yaml").is_file() and not any((folder / CHECKPOINTS).glob("*.pt")):
+        return None, f"{folder} holds no checkpoint yet: its run starts over"
     state, message = load_last(folder)
     if "optimizer" not in state:
         raise CheckpointError(
@@ -115,19 +106,6 @@ def read_run(folder: Path) -> tuple[dict[str, Any], str | None]:
     return state, message
 
 
-def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None]:
-    """``read_run`` of the folder ``resume``; no state without a folder.
-
-    A run that ended before its first checkpoint starts over, and a message says so.
-    """
-    if resume is None:
-        return None, None
-    folder = Path(resume)
-    if (folder / "config.yaml").is_file() and not any((folder / CHECKPOINTS).glob("*.pt")):
-        return None, f"{folder} holds no checkpoint yet: its run starts over"
-    return read_run(folder)
-
-
 def previous_path(path: Path) -> Path:
     """Where ``save_checkpoint`` keeps the file it replaces."""
     return path.with_name(f"{path.stem}.previous{path.suffix}")
@@ -135,40 +113,22 @@ def previous_path(path: Path) -> Path:
 
 def _content(file: Path, mapped: bool = False) -> dict[str, Any]:
     """Content of a checkpoint, digest unchecked; ``mapped`` leaves the tensors on the disk."""
-    content = _read(file, mapped)
-    if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("state"), dict):
-        raise CheckpointError(
-            f"{file} is not a checkpoint of this project. fix: give one that train.py wrote; Darknet .weights go to "
-            "model.weights"
-        )
-    if content.get("version") != VERSION:
-        raise CheckpointError(
-            f"{file} has format version {content.get('version')}, this program reads {VERSION}. fix: use the version "
-            "of the program that wrote it"
-        )
-    return content
-
-
-def _read(file: Path, mapped: bool) -> Any:
-    """Read ``file`` with torch, to the CPU."""
     try:
-        with file.open("rb"):
-            pass
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file} ({error.strerror}). fix: check its permissions") from error
-    try:
-        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
+        content = torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         # Damaged bytes can raise any error. Its text is left out: for a pickle of more than plain
         # data, torch advises to load it anyway.
         raise CheckpointError(
-            f"{file} is damaged, or not a checkpoint of this project. fix: {other_files(file)}"
+            f"{file} is damaged, or not a checkpoint of this project ({type(error).__name__}). fix: use another one"
         ) from error
-
-
-def _free_bytes(path: Path) -> str:
-    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
-    return f"{shutil.disk_usage(folder).free:,}"
+    if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (FORMAT, VERSION):
+        raise CheckpointError(
+            f"{file} is not a checkpoint of this project and version. fix: give one that train.py wrote; Darknet "
+            ".weights go to model.weights"
+        )
+    if not isinstance(content.get("state"), dict):
+        raise CheckpointError(f"{file} is damaged: it holds no state. fix: use another one")
+    return content
 
 
 def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
@@ -236,13 +196,16 @@ class CheckpointWriter:
         self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
-        self._error: CheckpointError | None = None
+        self._failing = False
 
     def is_due(self, step: int) -> bool:
         """Whether this rank asks for a checkpoint within the epoch, after ``step`` steps."""
         waited = time.monotonic() - self._last_save
         by_steps = self._every_steps > 0 and step % self._every_steps == 0
-        return by_steps or 0 < self._every_seconds <= waited or (waited > SECONDS_BEFORE_RETRY and self.failed())
+        if by_steps or 0 < self._every_seconds <= waited:
+            return True
+        is_over = self._pending is not None and self._pending.done()
+        return waited > SECONDS_BEFORE_RETRY and is_over and self.wait() is not None
 
     def save(self, state: dict[str, Any] | None, is_best: bool = False) -> None:
         """Copy ``state`` and write it to last.pt, and before that to best.pt if ``is_best``.
@@ -255,42 +218,28 @@ class CheckpointWriter:
         if state is None:
             return
         copy: dict[str, Any] = to_plain(state, copied=True)
-        self.wait()
-        targets = {self._folder / "best.pt": False} if is_best else {}
-        self._pending = self._pool.submit(_write, copy, targets | {self._folder / "last.pt": True})
-
-    def failed(self) -> bool:
-        """Whether the last write is over and failed."""
-        if self._pending is not None and self._pending.done():
-            self.wait()
-        return self._error is not None
-
-    def wait(self) -> None:
-        """Wait for the write under way; log the first of failures in a row."""
-        failed_before = self._error is not None
-        self._settle()
-        if self._error is not None and not failed_before:
-            self._log_line(f"{self._error}. Training continues with the previous checkpoint and will try again")
-        elif self._error is None and failed_before:
+        error = self.wait()
+        if error is not None and not self._failing:
+            self._log_line(f"{error}. Training continues with the previous checkpoint and will try again")
+        elif error is None and self._failing:
             self._log_line("checkpoints can be written again")
+        self._failing = error is not None
+        self._pending = self._pool.submit(self._write, copy, is_best)
+
+    def wait(self) -> CheckpointError | None:
+        """Wait for the write under way; return its error if it failed."""
+        error = self._pending.exception() if self._pending is not None else None
+        if error is not None and not isinstance(error, CheckpointError):
+            raise error
+        return error
 
     def close(self) -> None:
         """End the thread. Raises CheckpointError if the last write failed."""
-        self._settle()
         self._pool.shutdown()
-        if self._error is not None:
-            raise self._error
-
-    def _settle(self) -> None:
-        if self._pending is None:
-            return
-        pending, self._pending = self._pending, None
-        error = pending.exception()
-        if error is not None and not isinstance(error, CheckpointError):
+        if error := self.wait():
             raise error
-        self._error = error
 
-
-def _write(state: dict[str, Any], targets: dict[Path, bool]) -> None:
-    for path, keep_previous in targets.items():
-        save_checkpoint(path, state, keep_previous)
+    def _write(self, state: dict[str, Any], is_best: bool) -> None:
+        if is_best:
+            save_checkpoint(self._folder / "best.pt", state)
+        save_checkpoint(self._folder / "last.pt", state, keep_previous=True)

@@ -76,15 +76,14 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
     return min(ours, key=lambda run: (len(run.name), run.name), default=None)
 
 
-def dated_folder(name: str) -> Path:
-    """``runs/<name>/<date_time>``, numbered if that exists; not created."""
-    return next(folder for folder in _numbered(_dated(name)) if not folder.exists())
+def open_out(world: World, out: str | None, name: str) -> Path:
+    """Create the folder ``out``, null: ``runs/<name>/<date_time>``, on rank 0.
 
-
-def open_folder(world: World, folder: Path, key: str) -> Path:
-    """Create a folder for results on rank 0; TrainError, naming ``key``, on all if not writable."""
+    It is numbered if that exists. Raises TrainError on all ranks if it is not writable.
+    """
+    folder = next(folder for folder in _numbered(_dated(name)) if not folder.exists()) if out is None else Path(out)
     folder = Path(broadcast_text(str(folder.resolve())))
-    on_main(world, lambda: _make(folder, key))
+    on_main(world, lambda: _make(folder, "out"))
     return folder
 
 

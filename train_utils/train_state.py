@@ -20,6 +20,7 @@ from train_utils.optim import WeightAverage, restore_optimizer
 from train_utils.options import changed_values
 
 LOSS_NAMES = ("loss", "loss_box", "loss_objectness", "loss_classification")
+COUNTERS = ("epoch", "step", "seen", "best", "best_epoch", "evaluated_epoch", "loss_steps")  # saved as they are
 
 
 @dataclass
@@ -94,12 +95,7 @@ class TrainState:
             return None
         return {
             **self.description,
-            "epoch": self.epoch,
-            "step": self.step,
-            "seen": self.seen,
-            "best": self.best,
-            "best_epoch": self.best_epoch,
-            "evaluated_epoch": self.evaluated_epoch,
+            **{name: getattr(self, name) for name in COUNTERS},
             "figures": dict(self.best_figures),
             "model": self.model.state_dict(),
             "ema": self.average.module.state_dict(),
@@ -107,7 +103,6 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "loss_sums": torch.from_numpy(np.stack(sums)),
-            "loss_steps": self.loss_steps,
             "rng": [torch.from_numpy(np.array(state)) for state in generators],
             "cuda_rng": [torch.from_numpy(np.array(state)) for state in on_cuda],
             "world_size": len(generators),
@@ -131,9 +126,9 @@ class TrainState:
         restore_optimizer(self.optimizer, state["optimizer"])
         if state["scaler"]:  # empty if the precision was another one
             self.scaler.load_state_dict(state["scaler"])
-        self.epoch, self.step, self.seen = state["epoch"], state["step"], state["seen"]
-        self.best, self.best_epoch, self.best_figures = state["best"], state["best_epoch"], dict(state["figures"])
-        self.evaluated_epoch, self.loss_steps = state["evaluated_epoch"], state["loss_steps"]
+        for name in COUNTERS:
+            setattr(self, name, state[name])
+        self.best_figures = dict(state["figures"])
         same_ranks, sums = state["world_size"] == world.world_size, state["loss_sums"]
         self.loss_sums = (sums[world.rank] if same_ranks else sums.mean(0)).to(world.device)
         if same_ranks:

@@ -116,7 +116,7 @@ def test_a_damaged_config_yaml_is_one_sentence(tmp_path: Path) -> None:
         compose_training(f"resume={tmp_path}")
 
 
-@pytest.mark.parametrize("call", range(1, 7))
+@pytest.mark.parametrize("call", range(1, 4))
 def test_a_full_disk_leaves_the_configuration_as_it_was(
     call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_configuration_as_it_was(
         with pytest.raises(TrainError, match=r"cannot write \S+config\.yaml \(No space left on device\)\. fix: "):
             save_config(tmp_path, changed)
     copies = [path.read_bytes() for path in tmp_path.glob("config_until_*.yaml")]
-    renamed = call == 6  # only the folder's sync is left then
+    renamed = call == 3  # only the folder's sync is left then
     assert ((tmp_path / "config.yaml").read_bytes() != before) == renamed
     assert all(content == before for content in copies) and not list(tmp_path.glob("*.tmp"))
     save_config(tmp_path, changed)

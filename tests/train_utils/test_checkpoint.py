@@ -1,13 +1,14 @@
 """Checkpoints: they restore every bit, and damaged or foreign files are reported."""
 
-from __future__ import annotations
-
+import copy
 import enum
 import os
 import pickle
 import resource
-from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -90,28 +91,18 @@ def test_what_is_not_plain_data_is_named(value: object, named: str, tmp_path: Pa
     assert os.listdir(tmp_path) == []
 
 
-def test_an_ordered_dict_is_read_back_as_a_dict(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a.pt", {"a": OrderedDict(x=1)})
-    assert type(load_checkpoint(tmp_path / "a.pt")["a"]) is dict
-
-
 def test_a_run_folder_stands_for_its_best_or_last(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"there is no checkpoint {tmp_path}/x\.pt\. fix: "):
+        load_checkpoint(tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*\. fix: "):
+        load_last(tmp_path)
     for name in ("best", "last"):
         save_checkpoint(tmp_path / "checkpoints" / f"{name}.pt", {"name": name})
     assert load_checkpoint(tmp_path)["name"] == "best"
     assert load_checkpoint(tmp_path, which="last")["name"] == "last"
     (tmp_path / "checkpoints" / "best.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"has no checkpoints/best\.pt\. fix: try last\.pt in "):
+    with pytest.raises(CheckpointError, match=rf"the folder {tmp_path} has no checkpoints/best\.pt\. fix: "):
         load_checkpoint(tmp_path)
-
-
-def test_no_checkpoint_there(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"there is no checkpoint {tmp_path}/x\.pt\. fix: "):
-        load_checkpoint(tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=rf"the folder {tmp_path} has no checkpoints/best\.pt\. fix: give"):
-        load_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match=r"has no|there is no"):
-        load_last(tmp_path)
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -160,18 +151,15 @@ class Malicious:
 def test_foreign_files_are_refused_and_run_nothing(tmp_path: Path) -> None:
     path, canary = tmp_path / "a.pt", tmp_path / "canary"
     torch.save({"model": nn.Linear(1, 1).state_dict(), "epoch": 3}, path)
-    with pytest.raises(CheckpointError, match=r"not a checkpoint of this project\. fix: .*model\.weights"):
+    with pytest.raises(CheckpointError, match=r"not a checkpoint of this project .*\. fix: .*model\.weights"):
         load_checkpoint(path)
     torch.save({"format": "hydra-yolov3-spp checkpoint", "version": 99, "state": {}}, path)
-    with pytest.raises(CheckpointError, match="format version 99, this program reads 1"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of this project and version"):
         load_checkpoint(path)
-    for write in (lambda: torch.save({"state": Malicious(canary)}, path), lambda: path.write_bytes(b"\0" * 1000)):
-        write()
-        with pytest.raises(CheckpointError) as caught:
-            load_checkpoint(path)
-        assert str(caught.value) == (
-            f"{path} is damaged, or not a checkpoint of this project. fix: give a run folder or a .pt file of train.py"
-        )
+    torch.save({"state": Malicious(canary)}, path)
+    with pytest.raises(CheckpointError, match="is damaged, or not a checkpoint of this project") as refused:
+        load_checkpoint(path)
+    assert "weights_only" not in str(refused.value), "torch's advice to run the file's code"
     with path.open("wb") as file:
         pickle.dump(Malicious(canary), file)
     with pytest.raises(CheckpointError):
@@ -199,7 +187,6 @@ def test_the_first_file_that_can_be_read_counts(
         with pytest.raises(CheckpointError) as caught:
             load_last(tmp_path)
         assert all(f"{name}.pt is damaged" in str(caught.value) for name in there)
-        assert " try " not in str(caught.value), "every file was tried"
         return
     state, message = load_last(tmp_path)
     assert state["name"] == good[0]
@@ -211,30 +198,65 @@ def test_the_first_file_that_can_be_read_counts(
         assert all(f"{name}.pt is damaged" in message for name in tried) and "fix:" not in message
 
 
-def test_a_flipped_bit_in_the_newest_file_leaves_the_one_before(tmp_path: Path) -> None:
-    """The step can still be read, the digest is wrong."""
-    last = tmp_path / "checkpoints" / "last.pt"
-    for step in (1, 2):
-        save_checkpoint(last, {"epoch": 0, "step": step, "weights": torch.full((1000,), 0.1)}, keep_previous=True)
-    content = bytearray(last.read_bytes())
-    content[content.index(torch.full((9,), 0.1).numpy().tobytes())] ^= 1
-    last.write_bytes(content)
-    state, message = load_last(tmp_path)
-    assert state["step"] == 1 and message is not None and "last.pt is damaged" in message
-
-
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     save_checkpoint(path, {"epoch": 1})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # fails in mid-write, as a full disk does
     try:
-        with pytest.raises(CheckpointError, match=rf"cannot write {path}: .*[\d,]+ bytes are free.*fix: "):
+        with pytest.raises(CheckpointError, match=rf"cannot write {path}: .*fix: "):
             save_checkpoint(path, {"big": torch.zeros(100_000)}, keep_previous=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert load_checkpoint(path) == {"epoch": 1}
     assert os.listdir(tmp_path) == ["a.pt"]
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+def test_content_is_on_the_disk_before_it_has_its_name(
+    call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where a sync or rename fails, some file can still be read."""
+    save_checkpoint(tmp_path / "checkpoints" / "last.pt", {"step": 1})
+    calls: list[str] = []
+
+    def spied(name: str, function: Callable[..., object], *arguments: object) -> object:
+        calls.append(name if name == "fsync" else Path(str(arguments[1])).name)
+        if len(calls) == call:
+            raise OSError(28, "No space left on device")
+        return function(*arguments)
+
+    with monkeypatch.context() as patch:
+        for name in ("fsync", "replace"):
+            patch.setattr(os, name, partial(spied, name, getattr(os, name)))
+        with pytest.raises(CheckpointError, match=r"cannot write .*No space left on device\. fix: "):
+            save_checkpoint(tmp_path / "checkpoints" / "last.pt", {"step": 2}, keep_previous=True)
+    assert calls == ["fsync", "last.previous.pt", "last.pt", "fsync"][:call]
+    assert load_last(tmp_path)[0]["step"] == (2 if call == 4 else 1)
+
+
+def test_a_checkpoint_in_the_background_does_not_change_with_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, write = Event(), checkpoint.save_checkpoint
+
+    def waits(*arguments: Any, **options: Any) -> None:
+        assert may_write.wait(60)
+        write(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", waits)
+    writer, state = CheckpointWriter(tmp_path, print), sample_state()
+    before = copy.deepcopy(state)
+    writer.save(state, is_best=True)
+    with torch.no_grad():
+        for tensor in [*state["model"].values(), state["rng"], state["parameter"], state["half"]]:
+            tensor.add_(1)
+        state["optimizer"]["state"][0]["momentum_buffer"].add_(1)
+        state["numbers"].append(2)
+    may_write.set()
+    writer.close()
+    for which in ("best", "last"):
+        assert_same(load_checkpoint(tmp_path, which), before)
 
 
 def test_writes_that_fail_in_a_row_are_told_once_and_end_with_an_error(
@@ -243,14 +265,14 @@ def test_writes_that_fail_in_a_row_are_told_once_and_end_with_an_error(
     said: list[str] = []
     writer, full = CheckpointWriter(tmp_path, said.append), [True]
 
-    def save(path: Path, *_: object) -> None:
+    def save(path: Path, *_: object, **options: object) -> None:
         if full[0]:
             raise CheckpointError(f"cannot write {path}")
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", save)
     for full[0] in (True, True, False, True, True):
         writer.save({"step": 1}, is_best=True)
-        writer.wait()
+        assert (writer.wait() is not None) == full[0]
     lines = [line.partition(". ")[0] for line in said]
     assert lines == [f"cannot write {tmp_path}/checkpoints/best.pt", "checkpoints can be written again", lines[0]]
     with pytest.raises(CheckpointError, match="cannot write"):

@@ -1,20 +1,18 @@
 """What a resumed run restores and reports about its options; tests/test_train.py has whole runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.train_utils.small_training import CONFIG, batches, network_with_norm, new_state, train_epoch
 from train_utils.checkpoint import to_plain
+from train_utils.coco_eval import ABSENT
 from train_utils.config import Optimizer
 from train_utils.distributed import World, init_distributed_mode
-from train_utils.errors import TrainError
-from train_utils.numerics import autocast_dtype
 from train_utils.optim import Schedule
 from train_utils.options import changed_values
 from train_utils.train_state import TrainState
@@ -33,19 +31,28 @@ def test_changed_options_are_listed_by_full_key() -> None:
     assert changed_values(before, before) == {}
 
 
-def test_precision_names_its_dtype_and_refuses_what_a_cpu_cannot() -> None:
-    cpu = torch.device("cpu")
-    assert autocast_dtype("float32", cpu) is None
-    assert autocast_dtype("bfloat16", cpu) is torch.bfloat16
-    assert autocast_dtype("auto", cpu) in (None, torch.bfloat16)
-    with pytest.raises(TrainError, match=r"train\.precision=float16 needs a GPU\. fix:"):
-        autocast_dtype("float16", cpu)
-    with pytest.raises(TrainError, match=r"train\.precision=tf32 needs a GPU with TF32 .*fix: train\.precision="):
-        autocast_dtype("tf32", cpu)
-
-
 SCHEDULE = Schedule(CONFIG, steps_per_epoch=3, total_steps=12)
 ADAMW = replace(SCHEDULE, config=replace(CONFIG, name=Optimizer.adamw))
+
+
+@pytest.mark.parametrize(
+    ("scores", "best", "best_epoch"),
+    [
+        ([0.2, 0.3, 0.3], 0.3, 2),  # of equal ones the first stays: its checkpoint is written
+        ([0.0, 0.0], 0.0, 1),
+        ([0.3, None, 0.2], 0.3, 1),  # an epoch without evaluation
+        ([ABSENT, ABSENT], ABSENT, 2),  # without boxes in the validation set the latest weights are the best
+    ],
+)
+def test_the_best_epoch_and_ties(world: World, scores: list[float | None], best: float, best_epoch: int) -> None:
+    state, options = new_state(network_with_norm(), SCHEDULE), SimpleNamespace(epochs=9, patience=1)
+    for number, score in enumerate(scores, start=1):
+        state.end_epoch()
+        is_best = state.record({"AP": score} if score is not None else {})
+        assert is_best == (state.best_epoch == number)
+        waits = state.why_over(cast(Any, options), world) is not None
+        assert waits == (score is not None and not is_best), "patience counts evaluated epochs"
+    assert (state.best, state.best_epoch) == (best, best_epoch)
 
 
 def trained_and_saved(world: World, schedule: Schedule = SCHEDULE) -> tuple[TrainState, dict[str, Any]]:
