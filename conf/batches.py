@@ -10,7 +10,6 @@ from pathlib import Path
 from conf.schema import TrainConfig
 from data import (
     Annotations,
-    CachedImages,
     DataConfig,
     DataError,
     ImageCache,
@@ -76,12 +75,12 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     try:
         with torch_distributed_zero_first(world):
             build_image_cache(images, path, config.cache)
-            cache = CachedImages(path, annotations)
+            images = ImageSource(annotations, config.on_error, path)
         barrier()
     finally:
         if world.is_local_main and not on_disk:
             path.unlink(missing_ok=True)
-    return ImageSource(annotations, config.on_error, cache)
+    return images
 
 
 def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> TrainDataset:

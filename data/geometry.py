@@ -81,7 +81,7 @@ def move_boxes(boxes_xyxy: Boxes, matrix: Matrix) -> Boxes:
     return np.concatenate([points.min(axis=1), points.max(axis=1)], axis=1).astype(np.float32)
 
 
-def project(points: NDArray[np.floating[Any]], matrix: Matrix) -> NDArray[np.float64]:
+def project(points: NDArray[np.floating[Any]], matrix: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Map points (..., 2) of x, y by ``matrix``."""
     moved: NDArray[np.float64] = points @ matrix[:2, :2].T + matrix[:2, 2]
     if matrix[2, 0] or matrix[2, 1]:
@@ -130,12 +130,14 @@ class Letterbox(NamedTuple):
     def to_network(self, boxes_xyxy: Boxes) -> Boxes:
         """Map boxes from pixels of the original image to pixels of the network input."""
         scale, shift = (self.ratio_x, self.ratio_y) * 2, (self.pad_x, self.pad_y) * 2
-        return (boxes_xyxy * np.array(scale) + np.array(shift)).astype(np.float32)
+        moved: Boxes = (boxes_xyxy * np.array(scale) + np.array(shift)).astype(np.float32)
+        return moved
 
     def to_original(self, boxes_xyxy: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
         """Map boxes back to pixels of the original image, without clipping them."""
         scale, shift = (self.ratio_x, self.ratio_y) * 2, (self.pad_x, self.pad_y) * 2
-        return (boxes_xyxy - np.array(shift, dtype=np.float64)) / np.array(scale)
+        moved: NDArray[np.float64] = (boxes_xyxy - np.array(shift, dtype=np.float64)) / np.array(scale)
+        return moved
 
 
 def resize_into(canvas: Image, image: Image, resize: Resize) -> Letterbox:

@@ -8,6 +8,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -33,16 +34,6 @@ CHROMA_ROWS = 2  # chroma at half height: upsampling a row reads the next pair o
 AS_STORED = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION  # RGB; only TIFF files are turned
 _FIX = "fix: replace the file, or set data.on_error=skip to leave such images out"
 CACHE_VERSION = 2  # raise it when the file layout or the decoding changes
-
-
-def is_cut_short(data: bytes) -> bool:
-    """Whether a JPEG is truncated. Decoders notice it for the other types.
-
-    The end marker cannot occur within the pixels (T.81, B.1.1.2), but it can in a thumbnail before
-    them. Cameras and tools may append data behind it.
-    """
-    segments = read_segments(data)
-    return segments is None or data.rfind(b"\xff\xd9", segments[0]) < 0
 
 
 def decode_rows(data: bytes, height: int, rows: int) -> Image | None:
@@ -87,7 +78,9 @@ def open_image(path: str | PathLike[str], fix: str) -> tuple[bytes, Header]:
         raise DataError(f"{path} has more than the {MAX_PIXELS:,} pixels that are read. {fix}") from error
     if header is None:
         raise DataError(f"{path} is not an image of a known type ({KNOWN_TYPES}). {fix}")
-    if header.kind == "JPEG" and is_cut_short(data):
+    # Decoders notice it for the other types. The end marker cannot occur within the pixels (T.81,
+    # B.1.1.2), but it can in a thumbnail before them. Cameras may append data behind it.
+    if header.kind == "JPEG" and data.rfind(b"\xff\xd9", (read_segments(data) or (0,))[0]) < 0:
         raise DataError(f"{path} is cut short: the end of its JPEG data is missing. {fix}")
     return data, header
 
@@ -104,38 +97,27 @@ def decode_stored(path: str | PathLike[str], data: bytes, header: Header, fix: s
     return np.asarray(image, dtype=np.uint8)
 
 
-class CachedImages:
-    """The images of a finished cache file, which may be unlinked once every process maps it."""
-
-    def __init__(self, path: Path, annotations: Annotations) -> None:
-        self._made_of = path, annotations
-        self._sizes = annotations.sizes
-        self._starts = _starts(annotations)
-        pixels = np.memmap(path, dtype=np.uint8, mode="r")
-        assert len(pixels) == self._starts[-1], f"{path} was made from other annotations"
-        self._bytes = pixels.view(np.ndarray)
-
-    def __reduce__(self) -> tuple[type["CachedImages"], tuple[Path, Annotations]]:
-        return CachedImages, self._made_of  # a spawned worker maps the file itself
-
-    def read(self, index: int) -> NDArray[np.uint8] | None:
-        """Return the read-only image (h, w, 3), or ``None`` if it was unreadable at build time."""
-        if not self._bytes[index]:
-            return None
-        return self._bytes[self._starts[index] : self._starts[index + 1]].reshape(*self._sizes[index], 3)
-
-
 class ImageSource:
-    """The decoded images of a data set by position, from their files or a ``cache``."""
+    """The decoded images of a data set by position, from their files or a finished ``cache`` file.
 
-    def __init__(self, annotations: Annotations, on_error: OnError, cache: CachedImages | None = None) -> None:
+    The cache may be unlinked once every process maps it.
+    """
+
+    def __init__(self, annotations: Annotations, on_error: OnError, cache: Path | None = None) -> None:
         self.annotations = annotations
         self.on_error = on_error
         self.cache = cache
         self._reported: set[int] = set()
+        if cache is not None:
+            self._starts = _starts(annotations)
+            self._bytes = np.memmap(cache, dtype=np.uint8, mode="r").view(np.ndarray)
+            assert len(self._bytes) == self._starts[-1], f"{cache} was made from other annotations"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.annotations, self.on_error, self.cache)  # a spawned worker maps the cache itself
 
     def read(self, index: int, rows: int | None = None) -> NDArray[np.uint8] | None:
-        """Return the image (h, w, 3) in RGB, in its annotated size.
+        """Return the image (h, w, 3) in RGB, in its annotated size; read-only from a cache.
 
         Its EXIF tag and the set's rule decide how it is turned (data/headers.py). Only
         the first frame of an animation is read. Rows beyond the first ``rows`` may be missing.
@@ -144,7 +126,9 @@ class ImageSource:
         each process warns about the image once.
         """
         if self.cache is not None:
-            return self.cache.read(index)
+            if not self._bytes[index]:
+                return None
+            return self._bytes[self._starts[index] : self._starts[index + 1]].reshape(*self.annotations.sizes[index], 3)
         try:
             return self._decode(index, rows)
         except DataError as error:

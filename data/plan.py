@@ -115,7 +115,7 @@ def _draw_picture(
 def _draw_others(count: int, request: Request, num_images: int, generator: np.random.Generator) -> Sequence[int]:
     """Draw other images from the data set, or from the pool: distinct ones if it has enough."""
     if not request.pool:
-        return generator.integers(num_images, size=count).tolist()
+        return [int(index) for index in generator.integers(num_images, size=count)]
     pool = [index for index in request.pool if index != request.index] or [request.index]
     if len(pool) < count:
         return [pool[number] for number in generator.integers(len(pool), size=count)]

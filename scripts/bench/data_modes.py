@@ -19,7 +19,6 @@ import data.images
 from conf.schema import TrainConfig
 from data import (
     Annotations,
-    CachedImages,
     Colour,
     ImageCache,
     ImageSource,
@@ -98,7 +97,7 @@ class Bench:
         self.annotations = repeated(self.listed, -(-LISTED // len(self.listed)))
         self.files = RepeatedSource(self.listed, config.data.on_error)
         build_image_cache(self.files, cache_path, ImageCache.ram)
-        self.cached = RepeatedSource(self.listed, config.data.on_error, CachedImages(cache_path, self.listed))
+        self.cached = RepeatedSource(self.listed, config.data.on_error, cache_path)
         self.epochs = iter(range(10**9))
 
     def milliseconds(self, mode: Mode) -> float:

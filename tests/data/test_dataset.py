@@ -16,7 +16,6 @@ import torch
 from data import (
     AugmentConfig,
     Batch,
-    CachedImages,
     EvalDataset,
     ImageCache,
     ImageSource,
@@ -204,7 +203,7 @@ def sources(photographs: CocoSet, tmp_path_factory: pytest.TempPathFactory) -> d
     plain = ImageSource(annotations, OnError.stop)
     path = tmp_path_factory.mktemp("cache") / "images"
     build_image_cache(plain, path, ImageCache.disk)
-    cached = ImageSource(annotations, OnError.stop, CachedImages(path, annotations))
+    cached = ImageSource(annotations, OnError.stop, path)
     return {"files": plain, "whole files": WholeImages(annotations, OnError.stop), "cache": cached}
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from data import (
     Annotations,
-    CachedImages,
     DataConfig,
     DataError,
     DataFormat,
@@ -138,7 +137,7 @@ def test_caches_hold_turned_pixels_and_know_the_choice(cache: ImageCache, tmp_pa
         path = tmp_path / image_cache_name(annotations, OnError.stop)
         names.add(path)
         build_image_cache(source, path, cache)
-        cached = ImageSource(annotations, OnError.stop, CachedImages(path, annotations))
+        cached = ImageSource(annotations, OnError.stop, path)
         for index in range(8):
             assert np.array_equal(cached.read(index), source.read(index))
     assert len(names) == 2

@@ -23,7 +23,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from data import (
     AugmentConfig,
     Batch,
-    CachedImages,
     Colour,
     DataError,
     EvalDataset,
@@ -89,7 +88,7 @@ def test_spawned_workers_get_the_set_by_its_files_and_give_the_same_samples(
     assert all(torch.equal(first, second) for first, second in zip(expected, found, strict=True))
 
     build_image_cache(ImageSource(annotations, OnError.stop), tmp_path / "cache", ImageCache.disk)
-    images = ImageSource(annotations, OnError.stop, CachedImages(tmp_path / "cache", annotations))
+    images = ImageSource(annotations, OnError.stop, tmp_path / "cache")
     for dataset in (TrainDataset(annotations, every_augment, 0, 3, images), EvalDataset(annotations, images)):
         sent = pickle.dumps(dataset)
         received = pickle.loads(sent)
