@@ -23,10 +23,10 @@ from .heads import with_scale_x_y as with_scale_x_y
 from .loss import LossParts as LossParts
 from .loss import YoloLoss as YoloLoss
 from .onnx_metadata import read_exported as read_exported
-from .state_dicts import load_foreign_state_dict as load_foreign_state_dict
-from .state_dicts import load_weights_of_checkpoint as load_weights_of_checkpoint
-from .state_dicts import read_tensor_file as read_tensor_file
 from .weights import WEIGHTS_VERSION as WEIGHTS_VERSION
 from .weights import WeightsReport as WeightsReport
 from .weights import load_darknet_weights as load_darknet_weights
+from .weights import load_foreign_state_dict as load_foreign_state_dict
+from .weights import load_weights_of_checkpoint as load_weights_of_checkpoint
+from .weights import read_tensor_file as read_tensor_file
 from .weights import save_darknet_weights as save_darknet_weights

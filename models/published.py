@@ -4,8 +4,6 @@ Addresses and SHA-1 are those of OpenCV's samples/dnn/models.yml and AlexeyAB/da
 file has a header of 20 bytes and 4 bytes for each value of the network, or of its first layers.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,12 +73,11 @@ def find_published(weights: str, network: str, width: float) -> Published | None
     """
     if weights not in (COCO, BACKBONE):
         return None
-    files = {entry.kind: entry for entry in PUBLISHED if network in entry.networks}
+    for entry in PUBLISHED:
+        if weights == entry.kind and network in entry.networks and width == 1:
+            return entry
     zoo = sorted({name for entry in PUBLISHED if entry.kind == weights for name in entry.networks})
-    sentence = f"model.weights={weights} is published for {', '.join(zoo)}, not for model.cfg={network}"
-    if weights not in files:
-        raise ModelError(f"{sentence}. fix: {f'model.weights={COCO}' if files else 'model.weights=<file>, or null'}")
-    if width != 1:
-        fix = "fix: model.width=1, or model.weights=null"
-        raise ModelError(f"model.weights={weights} is published for model.width=1, not {width:g}. {fix}")
-    return files[weights]
+    raise ModelError(
+        f"model.weights={weights} is published for {', '.join(zoo)} with model.width=1, not for model.cfg={network} and"
+        f" model.width={width:g}. fix: model.weights=<file>, or null"
+    )

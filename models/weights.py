@@ -1,61 +1,65 @@
-"""Darknet .weights files, whole or cut after a layer, and the report of what was loaded.
+"""Darknet .weights files, state dicts, and the report of what was loaded. No file's code is run.
 
-A header, then float32 values, all little-endian. Header: major, minor, revision (int32), then the
-number of images seen in training, unsigned as in Darknet: 64 bits from version 0.2 on, 32 bits
-before. For each convolution come the biases (beta with batch norm), then with batch norm gamma,
-running mean and running variance, then the kernels as (filters, channels, rows, columns). A
-weighted shortcut has its weights.
+A .weights file is a header, then float32 values, all little-endian. Header: major, minor, revision
+(int32), then the number of images seen in training, unsigned as in Darknet: 64 bits from version
+0.2 on, 32 bits before. For each convolution come the biases (beta with batch norm), then with batch
+norm gamma, running mean and running variance, then the kernels as (filters, channels, rows,
+columns). The file may be cut after any layer.
+
+Other PyTorch systems name tensors differently (module_list.0.Conv2d.weight, models.0.conv1.weight),
+but those that build modules from a .cfg register them in its order. So the n-th convolution of a
+state dict is matched with the n-th of the network, and likewise batch norms, if all shapes agree.
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+import pickle
+import re
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from models.cfg import parse_cfg
 from models.darknet import Darknet
 from models.errors import ModelError
 from models.layers import Convolution
 
-Values = npt.NDArray[np.float32]
 Version = tuple[int, int, int]
 WEIGHTS_VERSION: Version = (0, 2, 5)  # what Darknet writes today
 VERSION_BYTES, LONGEST_HEADER = 12, 20
+CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
+NORM_NAMES = {"weight", "bias", "running_mean", "running_var"}
+SAME_NETWORK = "fix: set model.cfg and model.width as when the file was made"
+Tensors = dict[str, Tensor]  # of one convolution or batch norm, by the last part of their names
 
 
 @dataclass(frozen=True)
 class WeightsReport:
     """What a network loaded from a file of weights.
 
-    layers_loaded of layers_total: layers that have weights, above all convolutions.
-    values_loaded of values_total: the values in them.
-    heads_left_out: whether the file's convolutions before [yolo] sections were not loaded.
-    num_classes: the file's class count, None for a partial file.
+    layers_loaded of layers_total: convolutions.
+    num_classes: the file's class count, None if unknown.
     model_classes: the network's class count.
-    cut: the last layer with weights of a partial file, None for a whole file.
-    version, seen: the header of a .weights file.
+    heads_left_out: whether the file's convolutions before [yolo] sections were not loaded.
+    cut: the last layer of a partial file, None for a whole file.
     same_decoding: whether the file says how its heads are decoded, and it is as here.
-    note: anything else that the user should know.
     """
 
     path: Path
     layers_loaded: int
     layers_total: int
-    values_loaded: int
-    values_total: int
-    heads_left_out: bool
     num_classes: int | None
     model_classes: int
+    heads_left_out: bool
     cut: int | None = None
-    version: Version | None = None
-    seen: int | None = None
     same_decoding: bool = False
-    note: str = ""
 
     @property
     def has_other_classes(self) -> bool:
@@ -64,117 +68,17 @@ class WeightsReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every layer with weights was loaded."""
+        """Whether every convolution was loaded."""
         return self.layers_loaded == self.layers_total
 
     def __str__(self) -> str:
-        note = f"; {self.note}" if self.note else ""
-        if self.is_whole:
-            classes = f", {plural(self.num_classes, 'class')}" if self.num_classes is not None else ""
-            seen = f", trained on {self.seen:,} images" if self.seen else ""
-            return (
-                f"initial weights: all {self.values_total:,} values of {self.path}"
-                f" ({plural(self.layers_total, 'layer')} with weights{classes}{seen}){note}"
-            )
-        rest = []
+        text = f"initial weights: {self.layers_loaded} of {self.layers_total} convolutions from {self.path}"
         if self.cut is not None:
-            rest.append(f"the file ends after layer {self.cut}, later layers start fresh")
+            text += f"; the file ends after layer {self.cut}, later layers start fresh"
         if self.heads_left_out:
-            theirs = f" for {plural(self.num_classes, 'class')}" if self.num_classes is not None else ""
-            rest.append(
-                f"its heads{theirs} were left out and those for {plural(self.model_classes, 'class')} start fresh"
-            )
-        return (
-            f"initial weights: {self.layers_loaded} of {plural(self.layers_total, 'layer')} with weights"
-            f" ({self.values_loaded:,} of {self.values_total:,} values) from {self.path}; {'; '.join(rest)}{note}"
-        )
-
-
-def plural(count: int, noun: str) -> str:
-    """`count` and the noun, in the plural unless count is 1, for messages."""
-    ending = "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun if count == 1 else noun + ending}"
-
-
-@dataclass(frozen=True)
-class WeightsFile:
-    """An open .weights file: `values` mapped read-only, then `extra_bytes` that fill no value."""
-
-    path: Path
-    version: Version
-    seen: int
-    values: Values
-    extra_bytes: int
-
-    def describe(self) -> str:
-        """The number of values in the file, for messages."""
-        extra = f" and {self.extra_bytes}/4 of another" if self.extra_bytes else ""
-        return f"{len(self.values):,} values{extra}"
-
-
-def open_weights(path: Path) -> WeightsFile:
-    """Read the header of a .weights file and map its values.
-
-    Raises ModelError if the file cannot be read or does not begin with a Darknet header.
-    """
-    try:
-        with path.open("rb") as file:
-            header, size = file.read(LONGEST_HEADER), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        message = f"cannot read the weights {path} ({error.strerror}). fix: set model.weights to a file"
-        raise ModelError(message) from error
-    if len(header) < LONGEST_HEADER:
-        raise ModelError(f"{path} has {size} bytes, too few for a Darknet .weights file. fix: download it again")
-    major, minor, revision = (int(number) for number in np.frombuffer(header, "<i4", count=3))
-    if not (0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0):
-        raise ModelError(
-            f"{path} is no Darknet .weights file: it begins with {header[:VERSION_BYTES]!r}. fix: download it again if "
-            "this is a web page or a git-lfs pointer, and let files of torch.save end in .pt"
-        )
-    kind = _seen_type((major, minor, revision))
-    start = VERSION_BYTES + kind.itemsize
-    count, extra = divmod(size - start, 4)
-    seen = int(np.frombuffer(header, kind, count=1, offset=VERSION_BYTES)[0])
-    values = np.memmap(path, "<f4", mode="r", offset=start, shape=(count,))
-    return WeightsFile(path, (major, minor, revision), seen, values, extra)
-
-
-def write_weights(path: Path, version: Version, seen: int, parts: Iterable[Values]) -> int:
-    """Write a .weights file atomically: under another name, then renamed to `path`.
-
-    Returns the number of values. Raises ModelError if writing fails or `seen` does not fit.
-    """
-    kind = _seen_type(version)
-    if not 0 <= seen <= np.iinfo(kind).max:
-        raise ModelError(
-            f"seen={seen:,} does not fit the {8 * kind.itemsize} bits of a header of version {version[0]}.{version[1]}."
-            f" fix: write version {WEIGHTS_VERSION[0]}.{WEIGHTS_VERSION[1]}, or a smaller seen"
-        )
-    temporary = path.with_name(f"{path.name}.tmp")
-    count = 0
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(np.array(version, "<i4").tobytes() + np.array([seen], kind).tobytes())
-                for part in parts:
-                    file.write(np.ascontiguousarray(part, "<f4").data)
-                    count += part.size
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ModelError(
-            f"cannot write {path} ({error.strerror}). fix: choose a file in a folder that you may write to"
-        ) from error
-    return count
-
-
-def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
-    wide = version[0] * 10 + version[1] >= 2  # Darknet's own rule
-    return np.dtype("<u8") if wide else np.dtype("<u4")
+            text += "; its heads were left out and start fresh"
+            text += f" (for {self.num_classes} classes, here {self.model_classes})" if self.has_other_classes else ""
+        return text
 
 
 class WeightTensor(NamedTuple):
@@ -183,13 +87,6 @@ class WeightTensor(NamedTuple):
     layer: int
     name: str
     tensor: Tensor
-
-
-def weight_tensors(model: Darknet) -> Iterator[WeightTensor]:
-    """All tensors of a .weights file in the order Darknet stores them."""
-    for index, layer in enumerate(model.layers):
-        tensors = layer.state_dict(keep_vars=True)
-        yield from (WeightTensor(index, f"layers.{index}.{name}", tensors[name]) for name in stored_names(layer))
 
 
 def stored_names(layer: nn.Module) -> tuple[str, ...]:
@@ -201,6 +98,33 @@ def stored_names(layer: nn.Module) -> tuple[str, ...]:
     return "norm.bias", "norm.weight", "norm.running_mean", "norm.running_var", "conv.weight"
 
 
+def weight_tensors(model: Darknet) -> Iterator[WeightTensor]:
+    """All tensors of a .weights file in the order Darknet stores them."""
+    for index, layer in enumerate(model.layers):
+        tensors = layer.state_dict(keep_vars=True)
+        yield from (WeightTensor(index, f"layers.{index}.{name}", tensors[name]) for name in stored_names(layer))
+
+
+def _head_layers(model: Darknet) -> set[int]:
+    """The layers whose filters depend on the class count: the convolutions before a [yolo]."""
+    return {head.layer - 1 for head in model.heads}
+
+
+def _report(
+    model: Darknet, path: Path, num_classes: int | None, left_out: bool, cut: int | None = None, same: bool = False
+) -> WeightsReport:
+    """The report for a file that filled the layers to `cut`, all or all but the heads."""
+    layers = {own.layer for own in weight_tensors(model)}
+    loaded = layers - _head_layers(model) if left_out else layers
+    count = sum(cut is None or layer <= cut for layer in loaded)
+    return WeightsReport(path, count, len(layers), num_classes, model.num_classes, left_out, cut, same)
+
+
+def _seen_type(version: Version) -> np.dtype[np.unsignedinteger]:
+    wide = version[0] * 10 + version[1] >= 2  # Darknet's own rule
+    return np.dtype("<u8") if wide else np.dtype("<u4")
+
+
 def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
     """Load a whole or partial .weights file, with its `seen` and `weights_version`.
 
@@ -209,31 +133,75 @@ def load_darknet_weights(model: Darknet, path: str | Path) -> WeightsReport:
     ModelError, and changes nothing, if the file cannot be read, does not fit the network, or holds
     values that are not finite.
     """
-    file = open_weights(Path(path))
-    num_classes, cut = _extent(model, file)
-    tensors, heads = list(weight_tensors(model)), head_layers(model)
+    path = Path(path)
+    version, seen, values = _open_weights(path)
+    num_classes, cut = _extent(model, path, len(values))
+    heads = _head_layers(model)
     leave_out = num_classes not in (None, model.num_classes)
-    loads: list[tuple[WeightTensor, Values]] = []
+    loads: list[tuple[Tensor, npt.NDArray[np.float32]]] = []
     start = 0
-    for own in tensors:
-        if cut is not None and own.layer > cut:
+    for layer, name, tensor in weight_tensors(model):
+        if cut is not None and layer > cut:
             break
-        count = own.tensor.numel()
-        if num_classes is not None and own.layer in heads:
+        count = tensor.numel()
+        if num_classes is not None and layer in heads:
             count = count // (5 + model.num_classes) * (5 + num_classes)
-        stored = file.values[start : start + count]
+        stored = values[start : start + count]
         start += count
-        if leave_out and own.layer in heads:
+        if leave_out and layer in heads:
             continue
         if not np.isfinite(stored).all():
-            raise ModelError(f"{path} is damaged: values for {own.name} are not finite. fix: download it again")
-        loads.append((own, stored))
+            raise ModelError(f"{path} is damaged: values for {name} are not finite. fix: download it again")
+        loads.append((tensor, stored))
     with torch.no_grad():
-        for own, stored in loads:
-            own.tensor.copy_(torch.from_numpy(stored.copy()).view_as(own.tensor))  # the memory map is read-only
-    model.seen, model.weights_version = file.seen, file.version
-    report = make_report(model, file.path, [own for own, _ in loads], num_classes)
-    return replace(report, heads_left_out=leave_out, cut=cut, version=file.version, seen=file.seen)
+        for tensor, stored in loads:
+            tensor.copy_(torch.from_numpy(stored.copy()).view_as(tensor))  # the memory map is read-only
+    model.seen, model.weights_version = seen, version
+    return _report(model, path, num_classes, leave_out, cut)
+
+
+def _open_weights(path: Path) -> tuple[Version, int, npt.NDArray[np.float32]]:
+    """The version, the images seen and the mapped values of a .weights file."""
+    try:
+        with path.open("rb") as file:
+            header, size = file.read(LONGEST_HEADER), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        message = f"cannot read the weights {path} ({error.strerror}). fix: set model.weights to a file"
+        raise ModelError(message) from error
+    major, minor, revision = np.frombuffer(header.ljust(LONGEST_HEADER, b"\xff"), "<i4", count=3).tolist()
+    kind = _seen_type((major, minor, revision))
+    start = VERSION_BYTES + kind.itemsize
+    if len(header) < LONGEST_HEADER or size % 4 or not (0 <= major < 1000 and 0 <= minor < 1000 and revision >= 0):
+        raise ModelError(
+            f"{path} is no Darknet .weights file, or damaged: it begins with {header[:VERSION_BYTES]!r}. fix: download"
+            " it again if this is a web page or a git-lfs pointer, and let files of torch.save end in .pt"
+        )
+    seen = int(np.frombuffer(header, kind, count=1, offset=VERSION_BYTES)[0])
+    return (major, minor, revision), seen, np.memmap(path, "<f4", "r", start, ((size - start) // 4,))
+
+
+def _extent(model: Darknet, path: Path, count: int) -> tuple[int | None, int | None]:
+    """The class count of a whole file of that many values, else None; the last layer of a cut one.
+
+    Raises ModelError if none fits.
+    """
+    ends: dict[int, int] = {}  # by layer: how many values a file cut after it holds
+    needed = of_heads = 0
+    for layer, _, tensor in weight_tensors(model):
+        needed += tensor.numel()
+        of_heads += tensor.numel() if layer in _head_layers(model) else 0
+        ends[layer] = needed
+    if count == needed:
+        return model.num_classes, None
+    if cuts := [layer for layer, end in ends.items() if end == count]:
+        return None, cuts[0]
+    extra_classes, rest = divmod(count - needed, of_heads // (5 + model.num_classes))
+    if rest == 0 and model.num_classes + extra_classes > 0:
+        return model.num_classes + extra_classes, None
+    raise ModelError(
+        f"{path} holds {count:,} values, this network with {model.num_classes} classes and width {model.width:g} needs"
+        f" {needed:,}. {SAME_NETWORK}, or download it again"
+    )
 
 
 def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | None = None) -> int:
@@ -241,81 +209,167 @@ def save_darknet_weights(model: Darknet, path: str | Path, up_to_layer: int | No
 
     The header holds `model.weights_version` and `model.seen`. `up_to_layer` counts as in Darknet's
     `partial` command: layers 0 .. up_to_layer - 1 are written, so 74 makes a darknet53.conv.74. The
-    file is written under another name and renamed. Raises ModelError if no layer before up_to_layer
-    has weights, a value is not finite, or the file cannot be written.
+    file is written under another name and renamed. Raises ModelError if there are no such layers, a
+    layer has no place in the format, or a value is not finite.
     """
-    end = len(model.layers) if up_to_layer is None else up_to_layer
-    if not 1 <= end <= len(model.layers):
-        raise ModelError(f"up_to_layer must be between 1 and this network's {len(model.layers)} layers, got {end}")
+    path, end = Path(path), len(model.layers) if up_to_layer is None else up_to_layer
     tensors = [own for own in weight_tensors(model) if own.layer < end]
+    if not tensors or end > len(model.layers):
+        raise ModelError(f"up_to_layer must be between 1 and this network's {len(model.layers)} layers, got {end}")
     for index, layer in enumerate(model.layers[:end]):
         if not stored_names(layer) and any(True for _ in layer.parameters()):
             raise ModelError(
                 f"Darknet's files have no place for the weights of layer {index}, a [{model.cfg.layers[index].kind}]. "
                 f"fix: up_to_layer={index}, or keep the checkpoint"
             )
-    if not tensors:
-        raise ModelError(f"up_to_layer={end} leaves no layer with weights. fix: a larger one")
-    for own in tensors:
-        if not own.tensor.isfinite().all():
-            raise ModelError(f"{own.name} has values that are not finite, so {path} is not written. fix: train anew")
-    parts = (own.tensor.detach().cpu().float().contiguous().numpy() for own in tensors)
-    return write_weights(Path(path), model.weights_version, model.seen, parts)
+    if wrong := [own.name for own in tensors if not own.tensor.isfinite().all()]:
+        raise ModelError(f"{wrong[0]} has values that are not finite, so {path} is not written. fix: train anew")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(np.array(model.weights_version, "<i4").tobytes())
+        file.write(np.array([model.seen], _seen_type(model.weights_version)).tobytes())
+        for own in tensors:
+            file.write(own.tensor.detach().cpu().numpy().astype("<f4").tobytes())
+    temporary.replace(path)
+    return sum(own.tensor.numel() for own in tensors)
 
 
-def make_report(
-    model: Darknet, path: Path, loaded: Collection[WeightTensor], num_classes: int | None, note: str = ""
-) -> WeightsReport:
-    """The report for tensors of `model` loaded from a file; the rest counts as heads left out."""
-    tensors, layers = list(weight_tensors(model)), {own.layer for own in loaded}
-    return WeightsReport(
-        path=path,
-        layers_loaded=len(layers),
-        layers_total=len({own.layer for own in tensors}),
-        values_loaded=sum(own.tensor.numel() for own in loaded),
-        values_total=sum(own.tensor.numel() for own in tensors),
-        heads_left_out=len(loaded) < len(tensors),
-        num_classes=num_classes,
-        model_classes=model.num_classes,
-        note=note,
-    )
+def read_tensor_file(path: Path) -> Any:
+    """Read a file of torch.save to the CPU, without running any code of the file.
 
-
-def head_layers(model: Darknet) -> set[int]:
-    """The layers whose filters depend on the class count: the convolutions before a [yolo]."""
-    return {head.layer - 1 for head in model.heads}
-
-
-def _extent(model: Darknet, file: WeightsFile) -> tuple[int | None, int | None]:
-    """The class count of a whole file, else None, and the last layer of a cut one, else None.
-
-    They follow from the number of values. Raises ModelError if none fits.
+    Raises ModelError if the file cannot be read, is damaged, or holds pickled objects.
     """
-    count, heads = len(file.values), head_layers(model)
-    ends: dict[int, int] = {}  # by layer: how many values a file cut after it holds
-    needed = of_heads = 0
-    for own in weight_tensors(model):
-        needed += own.tensor.numel()
-        of_heads += own.tensor.numel() if own.layer in heads else 0
-        ends[own.layer] = needed
-    if not file.extra_bytes:
-        if count == needed:
-            return model.num_classes, None
-        cuts = [layer for layer, end in ends.items() if end == count]
-        extra_classes, rest = divmod(count - needed, of_heads // (5 + model.num_classes))
-        num_classes = model.num_classes + extra_classes if rest == 0 and model.num_classes + extra_classes > 0 else None
-        if cuts and num_classes is not None:
-            raise ModelError(
-                f"{file.path} holds {file.describe()}: that fits a whole file for {plural(num_classes, 'class')}"
-                f" as well as one for {model.num_classes} cut after layer {cuts[0]}. fix: for the whole file build"
-                f" the model for {num_classes}, otherwise cut the file after another layer"
-            )
-        if cuts or num_classes is not None:
-            return num_classes, (cuts[0] if cuts else None)
-    nearest = min(ends, key=lambda layer: abs(ends[layer] - count))
-    cut = "" if ends[nearest] == needed else f"; a file cut after layer {nearest} has {ends[nearest]:,}"
-    raise ModelError(
-        f"{file.path} holds {file.describe()}, this network with {plural(model.num_classes, 'class')} and width"
-        f" {model.width:g} needs {needed:,}{cut}. fix: set model.cfg and model.width as when the file was made, or"
-        " download it again"
+    if not path.is_file():
+        raise ModelError(f"{path} is no file. fix: set model.weights to a .weights or .pt file")
+    try:
+        # Memory-mapped, so unused parts (an optimiser's state) stay on disk.
+        return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # damaged bytes can break any step of reading, with any error
+        pickled = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if pickled is None:
+            raise ModelError(f"{path} is damaged, or torch.save did not write it. fix: download it again") from error
+        raise ModelError(
+            f"{path} holds pickled objects ({pickled[1]}), which are not read because that would run code of the file."
+            " fix: in the system that wrote it, save the tensors alone: torch.save(model.state_dict(), 'weights.pt')"
+        ) from error
+
+
+def load_weights_of_checkpoint(
+    model: Darknet, weights: Mapping[str, Tensor], path: Path, network: Mapping[str, Any]
+) -> WeightsReport:
+    """Load a state dict of this project, of the network that its checkpoint describes.
+
+    The convolutions before [yolo] are left out if they are for other classes or another number of
+    anchors. Raises ModelError, and changes nothing, at the first other tensor that is missing,
+    unexpected, of another shape or not finite, and for heads of the same size that learnt with
+    other anchors or another reach.
+    """
+    own, num_classes = model.state_dict(), network["num_classes"]
+    heads = tuple(f"layers.{layer}." for layer in sorted(_head_layers(model)))
+    of_heads = [name for name in own if name.startswith(heads)]
+    leave_out = num_classes != model.num_classes or any(
+        name in weights and weights[name].shape != own[name].shape for name in of_heads
     )
+    wanted = [name for name in own if not (leave_out and name in of_heads)]
+    for name in dict.fromkeys([*wanted, *(name for name in weights if name not in own)]):
+        ours, theirs = (f"shape {tuple(state[name].shape)}" if name in state else "none" for state in (own, weights))
+        if ours != theirs:
+            raise ModelError(f"{path}: {name} needs {ours}, the file has {theirs}. {SAME_NETWORK}")
+    if not leave_out:
+        _compare_decoding(model, network, path)
+    _check_finite(path, ((name, weights[name]) for name in wanted))
+    model.load_state_dict({name: weights[name] for name in wanted}, strict=False)
+    return _report(model, path, num_classes, leave_out, same=not leave_out)
+
+
+def _compare_decoding(model: Darknet, network: Mapping[str, Any], path: Path) -> None:
+    """Raise ModelError if the heads of a checkpoint's network stand for other boxes than these."""
+    with torch.device("meta"):  # takes no memory
+        theirs = Darknet(parse_cfg(network["cfg"], network["source"]), network["num_classes"], network["width"]).heads
+    for key in ("anchors", "scale_x_y", "new_coords"):
+        if [getattr(head, key) for head in model.heads] != [getattr(head, key) for head in theirs]:
+            has = getattr(theirs[0], key)
+            raise ModelError(f"the heads in {path} were trained with other {key} ({has}). fix: use the same here")
+
+
+def _check_finite(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    for name, tensor in tensors:
+        if not tensor.float().isfinite().all():
+            raise ModelError(f"{path}: {name} has values that are not finite. fix: use other weights")
+
+
+def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> WeightsReport:
+    """Copy the state dict of another PyTorch system into `model`.
+
+    `content` comes from read_tensor_file: a state dict, or a dictionary with one under a key of
+    CONTAINERS. Batch norm counters and anchors are ignored. The convolutions before [yolo] keep
+    their values if the file has another class count. Raises ModelError, and changes nothing, if
+    there is no state dict or a module differs; the error names the first one.
+    """
+    own = [(tensor.name, tensor.tensor) for tensor in weight_tensors(model)]
+    ours, theirs = _modules(own, model.cfg.source), _modules(_state_dict(content, path).items(), path)
+    heads = {f"layers.{layer}.conv" for layer in _head_layers(model)}
+    # The class count follows from the filters of the convolution before the first head.
+    first = [name for name, _ in ours[0]].index(f"layers.{model.heads[0].layer - 1}.conv")
+    filters = len(theirs[0][first][1]["weight"]) if first < len(theirs[0]) else 0
+    count, rest = divmod(filters, len(model.heads[0].anchors))
+    num_classes = count - 5 if rest == 0 and count > 5 else None
+    leave_out = num_classes != model.num_classes
+    loads: list[tuple[Tensor, str, Tensor]] = []
+    for kind, own_modules, other_modules in zip(("convolution", "batch norm"), ours, theirs, strict=True):
+        pairs: Iterable[Any] = zip_longest(own_modules, other_modules, fillvalue=("none", {}))
+        for number, ((mine, wanted), (name, their)) in enumerate(pairs, start=1):
+            left_out = leave_out and mine in heads
+            if _shapes(wanted, left_out) != _shapes(their, left_out):
+                raise ModelError(
+                    f"{path}: {kind} {number} is {name} with {_shapes(their)}, here it is {mine} with {_shapes(wanted)}"
+                    f". {SAME_NETWORK}"
+                )
+            if not left_out:
+                loads += [(wanted[part], f"{name}.{part}", their[part]) for part in wanted]
+    _check_finite(path, ((name, tensor) for _, name, tensor in loads))
+    with torch.no_grad():
+        for target, _, tensor in loads:
+            target.copy_(tensor)
+    return _report(model, path, num_classes, leave_out)
+
+
+def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
+    """The state dict in a file's content."""
+    nested = [content.get(key) for key in CONTAINERS] if isinstance(content, Mapping) else []
+    for state in (content, *nested):
+        if isinstance(state, Mapping) and state and all(isinstance(tensor, Tensor) for tensor in state.values()):
+            return state
+    raise ModelError(
+        f"{path} holds no state dict, neither at the top level nor under {', '.join(CONTAINERS)}."
+        " fix: torch.save(model.state_dict(), 'weights.pt') in the system that wrote it"
+    )
+
+
+def _modules(
+    tensors: Iterable[tuple[str, Tensor]], source: str | Path
+) -> tuple[list[tuple[str, Tensors]], list[tuple[str, Tensors]]]:
+    """The convolutions and the batch norms by name. Raises ModelError for anything else."""
+    modules: dict[str, Tensors] = {}
+    for full_name, tensor in tensors:
+        prefix, _, name = full_name.rpartition(".")
+        if name != "num_batches_tracked" and "anchor" not in name:
+            modules.setdefault(prefix, {})[name] = tensor
+    convolutions, norms = [], []
+    for prefix, parts in modules.items():
+        if "weight" in parts and parts["weight"].ndim == 4 and parts.keys() <= {"weight", "bias"}:
+            convolutions.append((prefix, parts))
+        elif parts.keys() == NORM_NAMES and all(tensor.ndim == 1 for tensor in parts.values()):
+            norms.append((prefix, parts))
+        else:
+            raise ModelError(
+                f"{source} holds {prefix} with {_shapes(parts)}, which is neither a convolution nor a batch norm: only "
+                "those can be matched with another system's. fix: use the .weights file of this network"
+            )
+    return convolutions, norms
+
+
+def _shapes(tensors: Tensors, any_filters: bool = False) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, without the first dimension if any_filters."""
+    return {name: tuple(tensor.shape[any_filters:]) for name, tensor in sorted(tensors.items())}

@@ -26,27 +26,16 @@ NOT_FINITE = [b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff", b"\
 
 
 def cut(good: bytes, rng: random.Random) -> bytes:
-    return good[: rng.randrange(len(good))]
-
-
-def cut_in_the_header(good: bytes, rng: random.Random) -> bytes:
-    return good[: rng.randrange(25)]
+    return good[: rng.choice([rng.randrange(25), rng.randrange(len(good))])]
 
 
 def extended(good: bytes, rng: random.Random) -> bytes:
     return good + rng.randbytes(rng.choice([1, 2, 3, 4, 5, 64, 4 * rng.randrange(1, 5000)]))
 
 
-def other_header_bytes(good: bytes, rng: random.Random) -> bytes:
-    changed = bytearray(good)
-    for _ in range(rng.randrange(1, 4)):
-        changed[rng.randrange(20)] = rng.randrange(256)
-    return bytes(changed)
-
-
-def other_version(good: bytes, rng: random.Random) -> bytes:
+def other_header(good: bytes, rng: random.Random) -> bytes:
     numbers = [rng.choice([-(2**31), -1, 0, 1, 2, 5, 999, 1000, 2**31 - 1]) for _ in range(3)]
-    return struct.pack("<3i", *numbers) + good[12:]
+    return struct.pack("<3i", *numbers) + rng.randbytes(8) + good[20:]
 
 
 def not_finite(good: bytes, rng: random.Random) -> bytes:
@@ -61,11 +50,6 @@ def bytes_changed(good: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def part_missing_or_twice(good: bytes, rng: random.Random) -> bytes:
-    start, end = sorted(rng.randrange(len(good)) for _ in range(2))
-    return rng.choice([good[:start] + good[end:], good[:end] + good[start:]])
-
-
 def something_else(good: bytes, rng: random.Random) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -76,11 +60,8 @@ def something_else(good: bytes, rng: random.Random) -> bytes:
     return rng.choice([b"", b"\n", text.encode(), packed.getvalue(), saved.getvalue(), rng.randbytes(len(good))])
 
 
-DARKNET: list[Mutation] = [
-    cut, cut_in_the_header, extended, other_header_bytes, other_version, not_finite, bytes_changed,
-    part_missing_or_twice, something_else,
-]  # fmt: skip
-TORCH: list[Mutation] = [cut, extended, bytes_changed, part_missing_or_twice, something_else]
+TORCH: list[Mutation] = [cut, extended, bytes_changed, something_else]
+DARKNET = [*TORCH, other_header, not_finite]
 
 
 def state_of(model: Darknet) -> tuple[str, int, tuple[int, int, int]]:
@@ -120,12 +101,10 @@ def try_all(good: bytes, path: Path, mutations: list[Mutation], rounds: int) -> 
 def test_damaged_darknet_weights(tmp_path: Path) -> None:
     save_darknet_weights(small(), tmp_path / "good.weights")
     good = (tmp_path / "good.weights").read_bytes()
-    outcomes = try_all(good, tmp_path / "damaged.weights", DARKNET, rounds=30)
-    assert outcomes.total() == 270
-    for name in ("cut_in_the_header", "extended", "something_else"):
-        assert outcomes[f"{name} refused"] == 30, outcomes
-    assert outcomes["not_finite refused"] >= 20, "all but those planted in heads that are left out"
-    assert outcomes["other_header_bytes loaded"] >= 5, "seen may be any number"
+    outcomes = try_all(good, tmp_path / "damaged.weights", DARKNET, rounds=20)
+    assert outcomes["extended refused"] == outcomes["something_else refused"] == 20, outcomes
+    assert outcomes["not_finite refused"] >= 12, "all but those planted in heads that are left out"
+    assert outcomes["other_header loaded"] >= 1, "seen may be any number"
     with pytest.raises(CheckpointError, match=r"has no checkpoints/best\.pt\. fix:"):
         load_initial_weights(small(), tmp_path)
     (tmp_path / "huge.weights").write_bytes(good)
@@ -148,7 +127,6 @@ def test_damaged_files_of_torch(kind: str, tmp_path: Path) -> None:
         torch.save(plain.state_dict(), path, _use_new_zipfile_serialization=kind == "state dict")
     load_initial_weights(small(), path)
     outcomes = try_all(path.read_bytes(), tmp_path / "damaged.pt", TORCH, rounds=12)
-    assert outcomes.total() == 60
     assert outcomes["cut refused"] >= 11 and outcomes["something_else refused"] == 12, outcomes
     if kind == "checkpoint":
         assert outcomes["bytes_changed refused"] >= 10, "its digest shows every change of a value"
