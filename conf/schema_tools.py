@@ -91,7 +91,6 @@ class GetDataConfig:
 
     name: str  # of a public data set: coco2017, voc2007 or voc2012
     root: str | None  # folder to unpack into; null: that of the set
-    keep_archives: bool  # keep the downloaded files
     debug: bool  # show tracebacks of user errors, too
 
 

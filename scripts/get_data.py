@@ -6,34 +6,24 @@
 Archives are checked and unpacked once.
 """
 
-from __future__ import annotations
-
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
     run("get_data")
     raise SystemExit
 
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
-from urllib.parse import urlsplit
+import tarfile
+import zipfile
+from pathlib import Path
 
 from conf.failures import ConfigError
 from conf.schema_tools import GetDataConfig
-from data.download import download, unpack
-
-
-class PublicSet(NamedTuple):
-    """A public data set: the folder to unpack into, and the MD5 of each archive by its address."""
-
-    root: str
-    archives: dict[str, str]
-
+from data.download import download
 
 _COCO, _VOC = "http://images.cocodataset.org", "http://host.robots.ox.ac.uk/pascal/VOC"
+# Of each set the folder to unpack into, and the MD5 of each archive by its address.
 SETS = {
-    # 118,287 + 5,000 images, 19 GB, for data=coco
-    "coco2017": PublicSet(
+    "coco2017": (  # 118,287 + 5,000 images, 19 GB, for data=coco
         "datasets/coco",
         {
             f"{_COCO}/annotations/annotations_trainval2017.zip": "f4bbac642086de4f52a3fdda2de5fa2c",
@@ -41,17 +31,16 @@ SETS = {
             f"{_COCO}/zips/train2017.zip": "cced6f7f71b7629ddf16f17bbcfab6b2",
         },
     ),
-    # 9,963 images, 0.9 GB; with voc2012 for data=voc
-    "voc2007": PublicSet(
+    "voc2007": (  # 9,963 images, 0.9 GB; with voc2012 for data=voc
         "datasets",
         {
             f"{_VOC}/voc2007/VOCtrainval_06-Nov-2007.tar": "c52e279531787c972589f7e41ab4ae64",
             f"{_VOC}/voc2007/VOCtest_06-Nov-2007.tar": "b6e924de25625d8de591ea690078ad9f",
         },
     ),
-    # 17,125 images, 1.9 GB
-    "voc2012": PublicSet(
-        "datasets", {f"{_VOC}/voc2012/VOCtrainval_11-May-2012.tar": "6cd6e144f989b92b3379bac3b3de84fd"}
+    "voc2012": (  # 17,125 images, 1.9 GB
+        "datasets",
+        {f"{_VOC}/voc2012/VOCtrainval_11-May-2012.tar": "6cd6e144f989b92b3379bac3b3de84fd"},
     ),
 }
 
@@ -63,20 +52,23 @@ def get_data(config: GetDataConfig) -> Path:
     """
     if config.name not in SETS:
         raise ConfigError(f"no data set is called {config.name!r}. fix: one of {', '.join(SETS)}")
-    chosen = SETS[config.name]
-    root = Path(config.root or chosen.root)
-    for url, md5 in chosen.archives.items():
-        file_name = PurePosixPath(urlsplit(url).path).name
-        done = root / ".archives" / f"{file_name}.unpacked"  # holds the sum of what was unpacked
-        if done.is_file() and done.read_text() == md5:
-            print(f"{file_name}: unpacked already")
+    folder, archives = SETS[config.name]
+    root = Path(config.root or folder)
+    for url, md5 in archives.items():
+        path = root / ".archives" / url.rpartition("/")[2]
+        done = path.with_name(f"{path.name}.unpacked")
+        if done.is_file():
+            print(f"{path.name}: unpacked already")
             continue
-        path = done.with_name(file_name)
         download(url, path, f"md5:{md5}")
-        print(f"{file_name}: unpacking")
-        unpack(path, root)
-        done.write_text(md5)
-        if not config.keep_archives:
-            path.unlink()
+        print(f"{path.name}: unpacking", flush=True)
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as zipped:
+                zipped.extractall(root)
+        else:
+            with tarfile.open(path) as tarred:
+                tarred.extractall(root, filter="data")
+        done.touch()
+        path.unlink()
     print(f"{config.name} is in {root.absolute()}")
     return root

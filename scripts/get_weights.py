@@ -7,8 +7,6 @@
 nodes have no network. Files are in YOLO_HOME, by default ~/.cache/hydra-yolov3-spp.
 """
 
-from __future__ import annotations
-
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
@@ -17,22 +15,19 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
 
 from conf.checkpoints import fetch_weights, is_here, weights_folder
 from conf.schema_tools import GetWeightsConfig
-from models.published import LICENCE, PUBLISHED, Published
+from models.published import LICENCE, PUBLISHED
 
 
 def get_weights(config: GetWeightsConfig) -> None:
     """Fetch the weights called ``config.name``, or list all."""
     if config.name == "list":
-        print("\n".join([f"weights in {weights_folder()}:", *map(_row, PUBLISHED), LICENCE]))
-        return
-    chosen = next(entry for entry in PUBLISHED if entry.name == config.name)
-    print(f"{fetch_weights(chosen)} is here: {_use(chosen)}")
-
-
-def _row(entry: Published) -> str:
-    here = "here" if is_here(entry) else ""
-    return f"  {entry.name:<20}{entry.size / 1e6:>5.0f} MB  {here:<6}{_use(entry)}"
-
-
-def _use(entry: Published) -> str:
-    return f"model={' or '.join(entry.networks)} model.weights={entry.kind}"
+        print(f"weights in {weights_folder()}:")
+    for entry in PUBLISHED:
+        use = f"model={' or '.join(entry.networks)} model.weights={entry.kind}"
+        if config.name == "list":
+            here = "here" if is_here(entry) else ""
+            print(f"  {entry.name:<20}{entry.size / 1e6:>5.0f} MB  {here:<6}{use}")
+        elif config.name == entry.name:
+            print(f"{fetch_weights(entry)} is here: {use}")
+    if config.name == "list":
+        print(LICENCE)

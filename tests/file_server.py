@@ -1,9 +1,6 @@
-"""A server on this machine that breaks off, refuses and lies, for tests of downloads."""
-
-from __future__ import annotations
+"""A server on this machine that breaks off and refuses, for tests of downloads."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,9 +13,7 @@ class FileServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.content = content
         self.limits: list[int] = []
-        self.ranges: list[str | None] = []
-        self.knows_ranges = True
-        self.pause = 0.0  # seconds before the second half of an answer
+        self.requests = 0
 
     @property
     def url(self) -> str:
@@ -32,21 +27,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/missing.zip":
             self.send_error(404)
             return
-        asked = self.headers.get("Range")
-        self.server.ranges.append(asked)
+        self.server.requests += 1
         content = self.server.content
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.knows_ranges else 0
-        if start >= len(content):
-            self.send_error(416)
-            return
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(content) - start))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        limit = self.server.limits.pop(0) if self.server.limits else len(content)
-        sent = content[start : start + limit]
-        self.wfile.write(sent[: len(sent) // 2])
-        time.sleep(self.server.pause)
-        self.wfile.write(sent[len(sent) // 2 :])
+        self.wfile.write(content[: self.server.limits.pop(0)] if self.server.limits else content)
 
     def log_message(self, *_: object) -> None:
         pass

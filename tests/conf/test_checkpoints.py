@@ -45,7 +45,7 @@ def test_the_folder() -> None:
         (SHA1, CONTENT, ""),
         (None, CONTENT, ""),
         (SHA1, CONTENT[:-1], "is damaged"),
-        (None, CONTENT + b"0", "has .* bytes instead"),
+        (None, CONTENT + b"0", "is damaged"),
         ("0" * 40, CONTENT, "is damaged"),
     ],
 )
@@ -63,7 +63,7 @@ def test_only_the_right_file_is_used(sha1: str | None, served: bytes, sentence: 
                 fetch_weights(entry)
         else:
             assert fetch_weights(entry) == path and path.read_bytes() == CONTENT
-            assert len(server.ranges) == (not by_hand)
+            assert server.requests == (not by_hand)
     if not sentence:
         assert fetch_weights(entry) == path, "the server is gone"
         path.unlink()
@@ -104,7 +104,7 @@ def test_a_network_starts_from_them_and_keeps_its_own_heads(
         ]
         monkeypatch.setattr(published, "PUBLISHED", entries)
         detector = open_detector(None, config, None, None)
-        assert (detector.names[0], detector.names[-1], len(server.ranges)) == ("person", "toothbrush", 1)
+        assert (detector.names[0], detector.names[-1], server.requests) == ("person", "toothbrush", 1)
         assert detector.model.layers[36].conv.weight.equal(source.layers[36].conv.weight)
         model, report = build_model(config, 3)
         assert "its heads were left out and start fresh (for 80 classes, here 3)" in str(report)
@@ -112,7 +112,7 @@ def test_a_network_starts_from_them_and_keeps_its_own_heads(
         server.content = (tmp_path / "cut").read_bytes()
         backbone = replace(config, weights="backbone")
         model, report = build_model(backbone, 3)
-        assert "the file ends after layer" in str(report) and len(server.ranges) == 2
+        assert "the file ends after layer" in str(report) and server.requests == 2
         assert model.layers[28].conv.weight.equal(source.layers[28].conv.weight)
         with pytest.raises(ConfigError, match=r"others would be random, which suits training only"):
             build_model(backbone, None, whole=True)
