@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from conf import batches
-from conf.failures import ConfigError
+from conf import ConfigError, batches
 from conf.network import build_model, build_postprocess, open_checkpoint
 from conf.programs import Outcome, callable_from_python
 from conf.schema import EvalConfig, EvaluateConfig

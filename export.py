@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from conf.failures import ConfigError
+from conf import ConfigError
 from conf.help import own_version
 from conf.network import TrainedNetwork, open_detector
 from conf.programs import callable_from_python

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from conf.failures import ConfigError
+from conf import ConfigError
 from conf.network import LOSSES
 from conf.schema import CHOICES
 from data.config import FORMATS

@@ -21,8 +21,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from conf import ConfigError
 from conf.detector import Detector, Prediction, Predictor, format_counts
-from conf.failures import ConfigError
 from conf.programs import callable_from_python
 from conf.schema import PredictConfig
 from data import Medium, count_frames, find_media

@@ -16,3 +16,7 @@ if sys.platform == "win32":
         file=sys.stderr,
     )
     sys.exit(2)
+
+
+class ConfigError(ValueError):
+    """The command line or a YAML file asks for something that does not exist or does not fit."""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from conf import ConfigError
 from conf.batches import loader_workers
 from conf.entry import to_dictionary
-from conf.failures import ConfigError
 from conf.network import build_model, build_resumed_model, describe_network, load_network
 from conf.resume import resumed_options
 from conf.schema import TrainConfig

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf import ConfigError
 from conf.entry import layered
-from conf.failures import ConfigError
 from conf.file_choices import check_values
 from conf.messages import darknet_options
 from data.download import download

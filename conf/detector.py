@@ -15,10 +15,10 @@ import cv2
 import numpy as np
 import torch
 
-from conf.failures import ConfigError, plain_errors
+from conf import ConfigError
 from conf.network import build_postprocess, open_detector
 from conf.programs import options_of, override
-from conf.schema import DetectConfig, PredictConfig
+from conf.schema import DetectConfig
 from data import DataError, Frame, FrameBatch, FrameBatches, InputFit, Medium, OnBadFile, cut_at_edges, find_media
 from models import for_detection
 from train_utils.config import EvalPrecision
@@ -169,9 +169,8 @@ class Detector(Predictor):
             raise ConfigError(f"{', '.join(sorted(wrong))} is for the files of predict.py. fix: leave it out")
         options = options if ckpt is None else {"ckpt": ckpt, **options}
         overrides = [override(key, value) for key, value in options.items()]
-        with plain_errors(PredictConfig, overrides):
-            config = options_of("predict", [*overrides, "source=''"])
-            super().__init__(config, choose_device(config.device.value))
+        config = options_of("predict", [*overrides, "source=''"])
+        super().__init__(config, choose_device(config.device.value))
         self.batch_size, self.on_error = config.batch_size, config.on_error
         self.names = list(self.network.names)
 

@@ -1,7 +1,5 @@
 """From Hydra to plain options: YAML and overrides are composed, checked and become dataclasses."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
@@ -13,11 +11,11 @@ from typing import Any, TypeVar, get_type_hints
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import CONF_DIR
-from conf.failures import ConfigError
+from conf import CONF_DIR, ConfigError
 from conf.file_choices import register_file_choices
 from conf.messages import explain
 from conf.schema import CHOICES
@@ -28,9 +26,13 @@ Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 _COMPOSING = Lock()  # Hydra composes in one place of the process, and threads may ask at once
 
 
-def compose(name: str, schema: type[Config], overrides: list[str], complete: Complete | None = None) -> Config:
-    """The options of ``python <name>.py <overrides>``, for tests, notebooks and other programs."""
-    return to_plain(_composed(name, schema, overrides), schema, complete, keys_of(overrides))
+def compose(name: str, schema: type[Config], overrides: Sequence[str], complete: Complete | None = None) -> Config:
+    """The options of ``python <name>.py <overrides>``. Raises ConfigError for wrong ones."""
+    try:
+        cfg = _composed(name, schema, overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, schema)) from error
+    return to_plain(cfg, schema, complete, keys_of(overrides))
 
 
 def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -44,15 +46,6 @@ def defaults(name: str, schema: type, overrides: Sequence[str] = ()) -> dict[str
 def keys_of(overrides: Sequence[str]) -> list[str]:
     """The keys and groups that overrides name."""
     return [override.partition("=")[0].lstrip("+~") for override in overrides]
-
-
-def with_search_path(arguments: Sequence[str]) -> list[str]:
-    """The arguments with ``--config-dir FOLDER`` as the option of Hydra that ``compose`` takes."""
-    if "--config-dir" not in arguments[:-1]:
-        return list(arguments)
-    at = arguments.index("--config-dir")
-    folder = Path(arguments[at + 1]).expanduser().absolute()
-    return [*arguments[:at], f"hydra.searchpath=[file://{folder}]", *arguments[at + 2 :]]
 
 
 def to_plain(
@@ -72,7 +65,6 @@ def to_plain(
             from plugins import import_plugins
 
             import_plugins(plugins)
-        _check_choices(cfg)
         completed = complete(options, named) if complete is not None else options
         if "plugins" in completed:  # a file is imported because a user names it, never because another file does
             completed = {**completed, "plugins": [Path(file).name for file in plugins]}
@@ -86,7 +78,16 @@ def to_plain(
 def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:
     """The reverse of ``to_dictionary``; imports no plugins."""
     # In a fresh schema, a key that Hydra accepted as `+section.key=1` is an error.
-    whole = OmegaConf.to_object(OmegaConf.merge(_structured(schema, options), options))
+    tree: DictConfig = OmegaConf.structured(schema)
+    for section, choices in CHOICES.items():
+        if section in options:
+            name = options[section].get("name")
+            if name not in choices:
+                raise ConfigError(
+                    f"{section}.name={name} is none of {', '.join(choices)}. fix: one of them, or plugins=[<its file>]"
+                )
+            tree[section] = OmegaConf.structured(choices[name])
+    whole = OmegaConf.to_object(OmegaConf.merge(tree, options))
     assert isinstance(whole, schema)
     return whole
 
@@ -127,7 +128,7 @@ def register(name: str, schema: type) -> None:
 def _composed(name: str, schema: type, overrides: Sequence[str]) -> DictConfig:
     with _COMPOSING:
         register(name, schema)
-        outer = GlobalHydra.instance().hydra  # of a program that asks while it runs
+        outer = GlobalHydra.instance().hydra  # of a multirun
         GlobalHydra.instance().clear()
         try:
             with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
@@ -143,29 +144,6 @@ def _with_sections(schema: type) -> DictConfig:
         if is_dataclass(kind) and key not in CHOICES:
             assert isinstance(kind, type)
             tree[key] = _with_sections(kind)
-    return tree
-
-
-def _check_choices(cfg: DictConfig) -> None:
-    """Raise ConfigError if ``<section>.name`` was changed instead of ``<section>=<choice>``."""
-    for section, choices in CHOICES.items():
-        kind = OmegaConf.get_type(cfg, section) if section in cfg else None
-        if kind in choices.values() and (name := cfg[section].name) in choices and choices[name] is not kind:
-            choice = next(choice for choice, its_kind in choices.items() if its_kind is choices[name])
-            raise ConfigError(f"{section}.name={name} has other options. fix: {section}={choice}")
-
-
-def _structured(schema: type, options: dict[str, Any]) -> DictConfig:
-    """The empty typed tree of ``schema``, with the class that ``options`` choose for a section."""
-    tree: DictConfig = OmegaConf.structured(schema)
-    for section, choices in CHOICES.items():
-        if section in options:
-            name = options[section].get("name")
-            if name not in choices:
-                raise ConfigError(
-                    f"{section}.name={name} is none of {', '.join(choices)}. fix: one of them, or plugins=[<its file>]"
-                )
-            tree[section] = OmegaConf.structured(choices[name])
     return tree
 
 

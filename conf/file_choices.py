@@ -24,8 +24,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from conf import CONF_DIR
-from conf.failures import ConfigError
+from conf import CONF_DIR, ConfigError
 from conf.messages import is_path
 from data.config import DataConfig
 from data.errors import DataError

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from conf import ConfigError
 from conf.checkpoints import weights_path
-from conf.failures import ConfigError
 from conf.schema import DetectConfig, EvaluateConfig
 from data import read_names
 from models import (

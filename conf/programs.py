@@ -5,36 +5,42 @@ completion and a refused option need no torch. Every user error leaves as one se
 with exit code 2; anything else is a bug and keeps its traceback.
 """
 
-from __future__ import annotations
-
+import errno
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import wraps
-from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
-from conf import CONF_DIR, REPOSITORY, checkpoints, schema, schema_tools
-from conf.entry import Complete, compose, keys_of, register, to_plain, with_search_path
-from conf.failures import ConfigError, plain_errors, report, report_interrupt
-from conf.help import page_instead
-from conf.messages import VALUED_FLAGS, refusal_of_flags
+from conf import CONF_DIR, REPOSITORY, ConfigError, checkpoints, schema, schema_tools
+from conf.entry import Complete, compose, keys_of, register, to_plain
+from conf.help import help_page, version_page
+from conf.messages import explain, refusal_of_flags
 from conf.resume import complete_training
-from conf.schema import EvalConfig, TrainConfig
-from train_utils.launch import explain_lost_peer, prefer_expandable_segments, read_launch, shutdown
+from data.errors import DataError
+from models.errors import ModelError
+from train_utils import launch
+from train_utils.errors import CheckpointError, DistributedError, TrainError
 from train_utils.options import quoted
 
 Config = TypeVar("Config")
 Result = TypeVar("Result")
+
+USER_ERRORS = (ConfigError, DataError, ModelError, CheckpointError, DistributedError, TrainError)
+# Another OSError is a bug until some check names it.
+NO_RIGHT_OR_SPACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+BUG_EXIT_CODE, USAGE_EXIT_CODE = 1, 2
 
 
 class Program(NamedTuple):
@@ -53,8 +59,8 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {  # by the name of their YAML file in conf/
-    "train": Program(TrainConfig, "train:train", complete_training),
-    "eval": Program(EvalConfig, "eval:evaluate", checkpoints.complete_from_checkpoint),
+    "train": Program(schema.TrainConfig, "train:train", complete_training),
+    "eval": Program(schema.EvalConfig, "eval:evaluate", checkpoints.complete_from_checkpoint),
     "predict": Program(schema.PredictConfig, "predict:predict", checkpoints.complete_detection),
     "export": Program(schema.ExportConfig, "export:export", checkpoints.model_or_checkpoint),
     "check_data": Program(schema_tools.CheckDataConfig, "scripts.check_data:main"),
@@ -73,60 +79,50 @@ def run(name: str) -> None:
 
     Returns after success. Otherwise exits: with code 2 after a user error, 1 after a bug.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out of Hydra: they are reported here
-    prefer_expandable_segments()
-    os.environ["PYTHONPATH"] = _paths_of_children()
-    program, debug = PROGRAMS[name], "debug=true" in sys.argv
-    failures: list[BaseException] = []
-
-    @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
-    def main(cfg: DictConfig) -> None:
-        try:
-            named = keys_of(HydraConfig.get().overrides.task)
-            config: Any = to_plain(cfg, program.schema, program.complete, named)
+    launch.prefer_expandable_segments()
+    program = PROGRAMS[name]
+    try:
+        arguments = prepare_arguments(sys.argv[1:], program)
+        if "--version" in arguments:
+            print(version_page())
+        elif {"--help", "-h"} & set(arguments):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
+            print(help_page(name, program.command, program.schema, arguments))
+        elif any(word.startswith("-") for word in arguments):
+            run_by_hydra(name, program, arguments)
+        else:
+            config = compose(name, program.schema, arguments, program.complete)
             if (count := ranks_to_start(config)) > 1:
                 become_torchrun(count)
             resolve_name(program.function)(config)
-        except (Exception, SystemExit) as error:
-            if is_job_of_multirun():
-                if isinstance(error, Exception):
-                    report(error, program.schema, debug)
-                raise  # Hydra goes on with the other jobs, then raises the first of these errors again
-            failures.append(explain_lost_peer(error))  # reported below: Hydra would add a line of its own
-
-    try:
-        sys.argv[1:] = prepare_arguments(sys.argv[1:], program)
-        if page := page_instead(name, program.command, program.schema, sys.argv[1:]):
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends quietly
-            print(page)
-            return
-        if {"-m", "--multirun"} & set(sys.argv):
-            _let_signals_end_all_jobs()
-        register(name, program.schema)
-        main()
-        if failures:
-            raise failures[0]
-    except KeyboardInterrupt as stop:
-        sys.exit(report_interrupt(*stop.args))
-    except Exception as error:
-        sys.exit(report(error, program.schema, debug))
-    shutdown()
+    except (Exception, KeyboardInterrupt) as error:
+        sys.exit(report(error, program.schema))
+    launch.shutdown()
 
 
-def is_job_of_multirun() -> bool:
-    """Whether Hydra runs this program as one of several jobs (-m); call it inside a job only."""
-    return HydraConfig.get().mode is RunMode.MULTIRUN
+def run_by_hydra(name: str, program: Program, arguments: list[str]) -> None:
+    """Let Hydra answer its own flags: ``--cfg job``, ``-m`` for several jobs, tab completion."""
 
+    @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name=name)
+    def job(cfg: DictConfig) -> None:
+        try:
+            config: Any = to_plain(cfg, program.schema, program.complete, keys_of(HydraConfig.get().overrides.task))
+            if ranks_to_start(config) > 1:
+                raise ConfigError(f"devices={config.devices} is for one setting. fix: start each without -m")
+            resolve_name(program.function)(config)
+        except Exception as error:
+            report(error, program.schema)
+            raise  # Hydra goes on with the other jobs, then raises the first of these errors again
 
-def _let_signals_end_all_jobs() -> None:
-    """End a multirun at a signal; a training saves its checkpoint first and then calls this."""
-
-    def end(number: int, _: object) -> None:
-        raise KeyboardInterrupt(signal.Signals(number))
-
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, end)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let exceptions out of Hydra
+    # Processes of launchers import this clone's modules by name.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(REPOSITORY)]))
+    if {"-m", "--multirun"} & set(arguments):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it ends all jobs
+        arguments = sorted(arguments, key=lambda word: word[:1] == "-")  # Hydra wants options before flags
+    sys.argv[1:] = arguments
+    register(name, program.schema)
+    job()
 
 
 def ranks_to_start(config: Any) -> int:
@@ -134,12 +130,12 @@ def ranks_to_start(config: Any) -> int:
 
     Raises ConfigError for more than there are GPUs, if any.
     """
-    devices = config.devices if isinstance(config, TrainConfig | EvalConfig) else None
-    if devices in (None, 1) or read_launch().launcher != "none":
+    devices = getattr(config, "devices", None)
+    if devices in (None, 1) or launch.read_launch().launcher != "none":
         return 1
     import torch
 
-    device = config.train.device if isinstance(config, TrainConfig) else config.device
+    device = config.train.device if isinstance(config, schema.TrainConfig) else config.device
     gpus = torch.cuda.device_count() if device.value != "cpu" else 0
     count = max(1, gpus) if devices == "auto" else int(devices)
     if 0 < gpus < count:
@@ -151,12 +147,7 @@ def ranks_to_start(config: Any) -> int:
 
 
 def become_torchrun(count: int) -> None:
-    """Replace this process by a torchrun that starts the same command ``count`` times.
-
-    Raises ConfigError in a job of a multirun (-m).
-    """
-    if is_job_of_multirun():
-        raise ConfigError(f"devices={count} is for one setting. fix: start each by itself, without -m")
+    """Replace this process by a torchrun that starts the same command ``count`` times."""
     from data.files import usable_cores  # imports numpy
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // count)))
@@ -164,46 +155,69 @@ def become_torchrun(count: int) -> None:
     os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
 
 
-def _paths_of_children() -> str:
-    """PYTHONPATH for the processes of launchers: submitit's import this clone's modules by name."""
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join(dict.fromkeys(filter(None, [*paths, str(REPOSITORY)])))
-
-
 def prepare_arguments(arguments: list[str], program: Program) -> list[str]:
-    """The arguments for Hydra: without those that launchers add, bare words as an option.
+    """The arguments as Hydra composes them.
 
-    What follows ``--`` becomes the list ``options``. Raises ConfigError for the spelling of other
-    programs and for a multirun of several ranks.
+    ``--config-dir <folder>``, bare words and what follows ``--`` become options; those that
+    launchers add are left out. Raises ConfigError for the spelling of other programs and for a
+    multirun of several ranks.
     """
     # torch.distributed.launch adds the local rank, which the environment has, too.
     arguments = [word for word in arguments if not word.startswith(("--local-rank=", "--local_rank="))]
     if "--" in arguments:
         at = arguments.index("--")
         arguments = [*arguments[:at], f"options=[{','.join(map(quoted, arguments[at + 1 :]))}]"]
-    if {"-m", "--multirun"} & set(arguments) and read_launch().world_size > 1:
+    if "--config-dir" in arguments[:-1]:
+        at = arguments.index("--config-dir")
+        folder = quoted(f"file://{Path(arguments[at + 1]).expanduser().absolute()}")
+        arguments = [*arguments[:at], f"hydra.searchpath=[{folder}]", *arguments[at + 2 :]]
+    if {"-m", "--multirun"} & set(arguments) and launch.read_launch().world_size > 1:
         raise ConfigError(
             "-m (multirun) cannot run under a launcher of several processes. fix: start each setting by itself"
         )
     if sentence := refusal_of_flags(arguments, program.schema):
         raise ConfigError(sentence)
-    return _in_order(arguments, program.bare)
+    if not program.bare or any(word.startswith("-") for word in arguments):
+        return arguments
+    bare = [word for word in arguments if word[:1] not in "+~" and ("=" not in word or os.path.isdir(word))]
+    options = [word for word in arguments if word not in bare]
+    if bare and program.bare.endswith("..."):
+        options.append(f"{program.bare.removesuffix('...')}=[{','.join(map(quoted, bare))}]")
+    elif bare:
+        options.append(f"{program.bare}={quoted(' '.join(bare))}")
+    return options
 
 
-def _in_order(arguments: list[str], key: str) -> list[str]:
-    """Options before flags, as Hydra wants them; bare words, or folders of any name, as ``key``."""
-    bare, options, flags = [], [], []
-    for before, word in pairwise(["", *arguments]):
-        if word[:1] == "-" or before in VALUED_FLAGS:
-            flags.append(word)
-        elif key and word[:1] not in "+~" and ("=" not in word or os.path.isdir(word)):
-            bare.append(word)
-        else:
-            options.append(word)
-    if bare:
-        listed = ",".join("'{}'".format(word.replace("'", r"\'")) for word in bare)
-        options.append(f"{key.removesuffix('...')}=[{listed}]" if key.endswith("...") else f"{key}={' '.join(bare)}")
-    return options + flags
+def report(error: BaseException, schema: type) -> int:
+    """Print a sentence, or the traceback of a bug, on one rank only; return the exit code.
+
+    With ``debug`` there is always a traceback. ``schema`` has the keys that the sentence may name.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it at once
+        sentence, code = "stopped by a signal", 128 + signal.SIGINT
+    else:
+        error = launch.explain_lost_peer(error)
+        reason = in_one_sentence(error, schema)
+        sentence, code = f"error: {reason}", USAGE_EXIT_CODE if reason is not None else BUG_EXIT_CODE
+    if launch.claim_report():
+        if code == BUG_EXIT_CODE or "debug=true" in sys.argv:
+            traceback.print_exception(error)
+        if code != BUG_EXIT_CODE:
+            print(sentence, file=sys.stderr, flush=True)
+    return code
+
+
+def in_one_sentence(error: BaseException, schema: type) -> str | None:
+    """The sentence for a user's error; None for a bug."""
+    if isinstance(error, USER_ERRORS):
+        # Without the traceback that torch adds to what a loader's process raised.
+        return str(error).rpartition(f"{type(error).__name__}: ")[2].strip()
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return explain(error, schema)
+    if isinstance(error, OSError) and error.errno in NO_RIGHT_OR_SPACE:  # a write does not know its path
+        return f"{error.filename or 'a file'} cannot be used ({error.strerror}). fix: name another place, or free space"
+    return None
 
 
 class Outcome(dict[str, float]):
@@ -220,11 +234,10 @@ class Outcome(dict[str, float]):
 def callable_from_python(
     name: str,
 ) -> Callable[[Callable[[Config], Result]], Callable[[Config | Sequence[str]], Result]]:
-    """Let the function of a program also take a list of overrides, as on the command line.
+    """Let the function of the program ``name`` also take a list of overrides.
 
-    ``name`` is the program's key in PROGRAMS. With overrides, such as ``["data=coco",
-    "train.epochs=2"]``, a user's mistake raises an error with the message of the command line. At
-    the end the process leaves its process group.
+    They are as on the command line, such as ``["data=coco", "train.epochs=2"]``. At the end the
+    process leaves its process group.
     """
 
     def decorate(function: Callable[[Config], Result]) -> Callable[[Config | Sequence[str]], Result]:
@@ -233,31 +246,25 @@ def callable_from_python(
             if is_dataclass(options):
                 return function(options)
             try:
-                overrides = list(map(str, options)) if isinstance(options, list | tuple) else []
-                with plain_errors(PROGRAMS[name].schema, overrides):
-                    return function(options_of(name, options))
-            except SystemExit as ended:  # how a program reports what stopped it; it must not end the caller
-                if ended.code != 128 + signal.SIGINT:
-                    raise
-                raise KeyboardInterrupt from ended
+                return function(options_of(name, options))
             finally:
-                shutdown()
+                launch.shutdown()
 
         return call
 
     return decorate
 
 
-def options_of(name: str, overrides: object) -> Any:
+def options_of(name: str, overrides: Any) -> Any:
     """The checked options of the program ``name`` with ``overrides``, as its dataclass.
 
-    Raises ConfigError if ``overrides`` is no list of strings or holds flags, which only a command
-    line takes, and the errors of composition.
+    Raises ConfigError if ``overrides`` is no list, holds flags, which only a command line takes, or
+    does not fit.
     """
-    program = PROGRAMS[name]
-    if not isinstance(overrides, list | tuple) or not all(isinstance(word, str) for word in overrides):
+    if isinstance(overrides, str):
         raise ConfigError(f"options are a list of key=value here, got {overrides!r}. fix: ['ckpt=best.pt']")
-    arguments = with_search_path(prepare_arguments(list(overrides), program))
+    program = PROGRAMS[name]
+    arguments = prepare_arguments(list(overrides), program)
     if flags := [word for word in arguments if word.startswith("-")]:
         raise ConfigError(f"{flags[0]} is for the command line. fix: options of the form key=value alone")
     config: Any = compose(name, program.schema, arguments, program.complete)

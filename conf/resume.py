@@ -8,9 +8,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from conf import ConfigError
 from conf.checkpoints import ask_for_plugins
 from conf.entry import from_dictionary, layered, plain, to_dictionary
-from conf.failures import ConfigError
 from conf.file_choices import check_values
 from conf.schema import TrainConfig
 from data.errors import DataError

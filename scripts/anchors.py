@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.failures import ConfigError
+from conf import ConfigError
 from conf.network import load_network
 from conf.schema_tools import AnchorsConfig
 from data import open_annotations

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conf.failures import ConfigError
+from conf import ConfigError
 from conf.network import load_network
 from conf.schema_tools import CheckDataConfig
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall

@@ -22,8 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conf import ConfigError
 from conf.entry import to_dictionary
-from conf.failures import ConfigError
 from conf.network import TrainedNetwork, build_model, describe_network, model_from_checkpoint, open_detector
 from conf.schema_tools import ConvertConfig
 from models import Darknet, fitted_cfg, save_darknet_weights

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from conf import ConfigError
 from conf.detector import Prediction, Predictor, format_counts
-from conf.failures import ConfigError
 from conf.schema import DemoConfig
 from data import Medium, OnBadFile
 from predict import ResultWriter

@@ -16,7 +16,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from conf.failures import ConfigError
+from conf import ConfigError
 from conf.schema_tools import GetDataConfig
 from data.download import download
 

@@ -3,18 +3,13 @@
 python -m scripts.options_page docs/train/options.md
 """
 
-from __future__ import annotations
-
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
 
 from conf.entry import defaults
-from conf.help import options_of, sections_in, shown
+from conf.help import sections
 from conf.programs import PROGRAMS
-from conf.schema import CHOICES
 
 HEAD = """# Options
 
@@ -25,42 +20,23 @@ must give the value, or that it comes from the checkpoint.
 
 
 def page() -> str:
-    """The whole page as Markdown."""
+    """The whole page as Markdown: each section stands at the first program that has it."""
     parts, described = [HEAD], set[type]()
     for name, program in PROGRAMS.items():
-        schema = program.schema
-        values = defaults(name, schema)
-        parts.append(f"## {program.command}\n\n{_first_sentence(schema)}\n\n{_table(schema, '', values)}")
-        for key, kind in get_type_hints(schema).items():
-            choices = CHOICES.get(key, {"": kind})
-            for choice, part in choices.items():
-                if any(part is not other and issubclass(other, part) for other in choices.values() if choice):
-                    continue  # another choice has all its options
-                parts += _section(f"{key}={choice}" if choice else key, key, part, values.get(key), described)
+        for section, options in sections(program.schema, defaults(name, program.schema)):
+            if section in described:
+                continue
+            described.add(section)
+            title = f"## {program.command}"
+            if section is not program.schema:
+                title = f"### {options[0].key.rpartition('.')[0]}"
+            about = textwrap.fill(" ".join((section.__doc__ or "").split()), 100, break_on_hyphens=False)
+            rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
+            for option in options:
+                cells = (f"`{option.key}`", option.kind, option.value, option.meaning)
+                rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            parts.append("\n".join([title, "", about, "", *rows, ""]))
     return "\n".join(parts)
-
-
-def _section(title: str, key: str, kind: Any, values: Any, described: set[type]) -> Iterator[str]:
-    for section in sections_in(kind):
-        if section in described:
-            continue
-        described.add(section)
-        yield f"### {title}\n\n{_first_sentence(section)}\n\n{_table(section, f'{key}.', values or {})}"
-        for name, part in get_type_hints(section).items():
-            yield from _section(f"{key}.{name}", f"{key}.{name}", part, (values or {}).get(name), described)
-
-
-def _table(schema: type, prefix: str, values: dict[str, Any]) -> str:
-    rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
-    for option in options_of(schema, prefix):
-        value = values.get(option.key.removeprefix(prefix), "-")
-        cells = (f"`{option.key}`", option.kind, shown(value), option.meaning)
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows) + "\n"
-
-
-def _first_sentence(schema: type) -> str:
-    return textwrap.fill(" ".join((schema.__doc__ or "").split()), 100, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

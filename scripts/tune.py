@@ -29,8 +29,8 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from conf import ConfigError
 from conf.entry import compose
-from conf.failures import ConfigError
 from conf.schema import TrainConfig
 from conf.schema_tools import TuneConfig
 from train_utils.options import quoted

@@ -17,9 +17,8 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch.distributed.run import get_args_parser
 
-from conf import CONF_DIR
-from conf.entry import compose, defaults
-from conf.failures import ConfigError
+from conf import ConfigError
+from conf.entry import compose, defaults, keys_of
 from conf.programs import PROGRAMS, prepare_arguments
 from tests.test_house import tracked
 
@@ -93,28 +92,22 @@ def check_options(program: str, options: list[str], own_files: Path) -> None:
     its values.
     """
     assert program in NAMES, f"no program {program}"
-    name = NAMES[program]
-    schema, complete = PROGRAMS[name].schema, PROGRAMS[name].complete
-    options = prepare_arguments(options, PROGRAMS[name])
-    if "--config-dir" in options:
-        at = options.index("--config-dir")
-        options = [*options[:at], *options[at + 2 :], f"hydra.searchpath=[file://{own_files}]"]
-    sweep = {"-m", "--multirun"} & set(options)
+    entry = PROGRAMS[NAMES[program]]
+    options = prepare_arguments(options, entry)
+    swept = {"-m", "--multirun"} & set(options)
     options = [word for word in options if word not in ("-m", "--multirun", "--help")]
+    options = [re.sub("^hydra.searchpath=.*", f"hydra.searchpath=[file://{own_files}]", word) for word in options]
     for group, choice in (("data", "yolo"), ("experiment", "finetune")):  # in place of paths, which are on no machine
         options = [re.sub(rf"^{group}=[^,]*[/.].*", f"{group}={choice}", word) for word in options]
-    parsed = OverridesParser.create().parse_overrides(options)
-    if sweep:  # the first of its settings
+    if swept:  # the first of its settings
         options = [
             f"{each.key_or_group}={next(each.sweep_string_iterator())}" if each.is_sweep_override() else word
-            for word, each in zip(options, parsed, strict=True)
+            for word, each in zip(options, OverridesParser.create().parse_overrides(options), strict=True)
         ]
-    if {each.key_or_group for each in parsed} & {"ckpt", "resume"}:
-        defaults(name, schema)
-        with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            hydra.compose(name, options)
+    if {"ckpt", "resume"} & set(keys_of(options)):
+        defaults(NAMES[program], entry.schema, options)
     else:
-        compose(name, schema, options, complete)
+        compose(NAMES[program], entry.schema, options, entry.complete)
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)

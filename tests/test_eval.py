@@ -13,9 +13,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import eval as program
+from conf import ConfigError
 from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
-from conf.failures import ConfigError
 from conf.schema import EvalConfig, TrainConfig
 from data import DataFormat, OnError, ShapesConfig, ensure_shapes, open_annotations
 from eval import evaluate

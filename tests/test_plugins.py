@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from conf import ConfigError
 from conf.checkpoints import complete_conversion, complete_from_checkpoint, model_or_checkpoint
 from conf.entry import compose
-from conf.failures import ConfigError
 from conf.network import build_model, load_network
 from conf.resume import complete_training
 from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig
@@ -143,8 +143,6 @@ def test_a_wrong_name_is_one_sentence(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             compose("train", TrainConfig, [f"plugins=[{given}]"])
-    with pytest.raises(ConfigError, match=r"loss.name=balanced has other options. fix: loss=yolov3"):
-        compose("train", TrainConfig, [listed("balanced_loss"), "loss=darknet", "loss.name=balanced"])
 
 
 def test_a_section_is_checked_as_darknet_s_are(files: Path, tmp_path: Path) -> None:

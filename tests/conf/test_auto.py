@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hydra.errors import HydraException
 
-from conf import auto, batches
+from conf import ConfigError, auto, batches
 from conf.batches import loader_workers
 from conf.entry import compose, to_dictionary
-from conf.failures import ConfigError
-from conf.messages import explain
 from conf.network import build_loss, build_model, load_network
 from conf.resume import resumed_options
 from conf.schema import CHOICES, TrainConfig
@@ -251,12 +248,10 @@ def test_each_choice_of_loss_has_its_class_and_its_learning_rate() -> None:
         (["loss=darknet", "loss.box=3"], "no option loss.box; did you mean loss.box=3 (of loss=yolov3)?"),
         (["loss=darknet", "+loss.balancee=3"], "no option loss.balancee; did you mean loss.balance (of loss=yolov3)?"),
         (["loss.iou=mse"], "loss.iou: Invalid value 'mse', expected one of [iou, giou, diou, ciou]"),
-        (["loss.name=darknet"], "loss.name=darknet has other options. fix: loss=darknet"),
         (["loss=darnet"], "no choice loss=darnet; did you mean loss=darknet?"),
     ],
 )
 def test_keys_of_another_choice_and_wrong_values_are_named(overrides: list[str], said: str) -> None:
-    with pytest.raises((ConfigError, HydraException)) as refused:
+    with pytest.raises(ConfigError) as refused:
         composed(*overrides)
-    error = refused.value
-    assert said in (explain(error, TrainConfig) if isinstance(error, HydraException) else str(error))
+    assert said in str(refused.value)

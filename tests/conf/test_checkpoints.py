@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conf import ConfigError
 from conf.checkpoints import fetch_weights, weights_folder, weights_path
 from conf.entry import compose
-from conf.failures import ConfigError
 from conf.network import build_model, open_detector
 from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig

@@ -12,7 +12,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from PIL import Image, ImageOps
 
-from conf.failures import ConfigError
+from conf import ConfigError
 from conf.programs import override
 from data import DataError
 from predict import Detector, predict

@@ -15,16 +15,14 @@ import pytest
 import yaml
 from omegaconf.errors import ConfigKeyError
 
-from conf import REPOSITORY
+from conf import REPOSITORY, ConfigError
 from conf.checkpoints import with_exported
 from conf.entry import compose
-from conf.failures import ConfigError, in_one_sentence
-from conf.programs import PROGRAMS
+from conf.programs import PROGRAMS, in_one_sentence
 from data import ShapesConfig
 from tests.small_run import small_run
 from train import train
 from train_utils.checkpoint import load_checkpoint, save_checkpoint
-from train_utils.report import read_files
 
 SECRET = "xyzzy"
 CALL = "{_target_: evil.run}"
@@ -88,7 +86,7 @@ def outcome(program: str, *words: str) -> str:
     try:
         shown = repr(compose(program, entry.schema, list(words), entry.complete))
     except Exception as error:
-        sentence = in_one_sentence(error, entry.schema, words)
+        sentence = in_one_sentence(error, entry.schema)
         assert sentence is not None, error
         shown = f"error: {sentence}"
     assert SECRET not in shown and "evil" not in sys.modules and not Path("trace").exists()
@@ -151,15 +149,6 @@ def test_an_exported_file_refers_to_nothing() -> None:
     given = {"ckpt": "own.onnx", "device": "cpu", "precision": "float32", "image_size": None}
     with pytest.raises(ConfigError, match=r"own.onnx holds '\$\{oc.env:SECRET\}', and only"):
         with_exported(given, "", cast(Any, SimpleNamespace(image_size=["${oc.env:SECRET}"])), [])
-
-
-def test_a_run_folder_s_tables_are_read_without_aliases(run: Path, place: Path) -> None:
-    shutil.copytree(run, place / "own")
-    with (place / "own" / "config.yaml").open("a") as file:
-        file.write(BOMB)
-    with pytest.raises(Exception, match="has aliases") as refused:
-        read_files(place / "own")
-    assert in_one_sentence(refused.value, PROGRAMS["compare"].schema, [])
 
 
 def test_programs_end_with_a_sentence(run: Path, place: Path) -> None:

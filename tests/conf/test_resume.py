@@ -13,8 +13,8 @@ import pytest
 import torch
 import yaml
 
+from conf import ConfigError
 from conf.entry import compose, to_dictionary
-from conf.failures import ConfigError
 from conf.messages import kinds_of
 from conf.report import save_config
 from conf.resume import complete_training, continue_run

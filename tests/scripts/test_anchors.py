@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from conf import ConfigError
 from conf.entry import compose
-from conf.failures import ConfigError
 from conf.network import load_network
 from conf.schema import TrainConfig
 from conf.schema_tools import AnchorsConfig

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from conf import ConfigError
 from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
-from conf.failures import ConfigError
 from conf.network import build_model, load_network, open_detector
 from conf.programs import run
 from conf.schema import TrainConfig

@@ -11,8 +11,8 @@ from threading import Thread
 
 import pytest
 
+from conf import ConfigError
 from conf.entry import compose
-from conf.failures import ConfigError
 from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema_tools import GetDataConfig
 from scripts.get_data import SETS, get_data
