@@ -14,7 +14,7 @@ sys.modules["_scproxy"] = types.ModuleType("_scproxy")
 vars(sys.modules["_scproxy"]).update(_get_proxies=dict, _get_proxy_settings=dict)
 for module, names in {
     os: ("fork", "forkpty", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity"),
-    signal: ("SIGUSR1", "SIGUSR2", "SIGRTMIN", "sigwaitinfo", "sigtimedwait"),
+    signal: ("SIGRTMIN", "sigwaitinfo", "sigtimedwait"),
 }.items():
     for name in names:
         delattr(module, name)
