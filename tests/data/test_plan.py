@@ -9,8 +9,8 @@ import pytest
 
 from data import AugmentConfig, Request, TrainDataset
 from data.plan import MIXUP_BETA, draw_plan, mosaic_of_nine
-from scripts.bench.reference_path import reference_sample
 from tests.data.conftest import NO_AUGMENT, CocoSet
+from tests.data.reference_path import reference_sample
 
 MOSAIC = replace(NO_AUGMENT, mosaic=1, scale=0.5, translate=0.1, flip_horizontal=0.5, flip_vertical=0.5)
 PLANS = {
