@@ -47,8 +47,6 @@ class Darknet(nn.Module):
         super().__init__()
         if num_classes is not None and num_classes < 1:
             raise ModelError(f"the number of classes must be 1 or more, got {num_classes}")
-        if not 0 < width < math.inf:
-            raise ModelError(f"model.width must be above 0, got {width}")
         self.cfg = cfg if isinstance(cfg, Cfg) else load_cfg(cfg)
         graph = Graph(self.cfg, num_classes, width)
         self.layers = nn.ModuleList(node.module for node in graph.nodes)
@@ -78,12 +76,10 @@ class Darknet(nn.Module):
                 f"{self.cfg.source} is for images of {self.in_channels} channels, these have {channels}."
                 f" fix: channels={channels} in its [net] section"
             )
-        step = self.max_stride
-        if height % step or width % step or not height or not width:
-            rows, columns = self.nearest_size(height, width)
+        if (height, width) != (nearest := self.nearest_size(height, width)):
             raise ModelError(
-                f"image size {height}x{width} is not a multiple of the network's stride {step}."
-                f" fix: the nearest is {rows}x{columns}"
+                f"image size {height}x{width} is not a multiple of the network's stride {self.max_stride}."
+                f" fix: the nearest is {nearest[0]}x{nearest[1]}"
             )
         if self.head_convolution(self.heads[0]).conv.weight.dtype == torch.float64:
             images = images.double()

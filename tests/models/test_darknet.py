@@ -101,12 +101,6 @@ def test_wrong_image_size_names_the_nearest() -> None:
         model(torch.zeros(1, 1, 64, 64))
 
 
-@pytest.mark.parametrize(("key", "value"), [("num_classes", 0), ("width", 0.0), ("width", math.nan)])
-def test_impossible_arguments(key: str, value: float) -> None:
-    with pytest.raises(ModelError):
-        Darknet(zoo_cfg("yolov3-tiny"), **{key: value})
-
-
 def test_head_biases_expect_few_objects() -> None:
     model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=10, width=0.1)
     before = [model.head_convolution(head).conv.bias.detach().clone().view(3, 15) for head in model.heads]
