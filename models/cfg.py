@@ -61,16 +61,6 @@ SECTION_KEYS = {
     ),
 }
 
-# Darknet's synonyms for section names.
-SECTION_ALIASES = {
-    "conv": "convolutional",
-    "max": "maxpool",
-    "avg": "avgpool",
-    "drop": "dropout",
-    "soft": "softmax",
-    "conn": "connected",
-}
-
 
 @dataclass(frozen=True)
 class Section:
@@ -111,13 +101,9 @@ class Section:
         """`key` as a float from `minimum` to `maximum`, required if there is no default."""
         return self._parsed(key, self.text(key, default), float, minimum, maximum)
 
-    def integers(self, key: str) -> list[int]:
-        """A comma-separated list of ints, at least one. It may end with a comma, as in Darknet."""
-        return [self._parsed(key, item, int) for item in self.text(key).strip(",").split(",")]
-
-    def numbers(self, key: str) -> list[float]:
-        """A comma-separated list of floats, at least one."""
-        return [self._parsed(key, item, float) for item in self.text(key).strip(",").split(",")]
+    def values(self, key: str, kind: type[Number]) -> list[Number]:
+        """A comma-separated list of ints or floats, at least one. It may end with a comma."""
+        return [self._parsed(key, item, kind) for item in self.text(key).strip(",").split(",")]
 
     def _parsed(
         self, key: str, text: str, kind: type[Number], minimum: float = -LARGEST, maximum: float = LARGEST
@@ -177,15 +163,15 @@ def parse_cfg(text: str, source: str) -> Cfg:
         elif content:
             _add_option(sections[-1], content, line_number)
     if not sections:
-        raise ModelError(f"{source} is empty, so it is not a Darknet .cfg. fix: check the path")
+        raise ModelError(f"{source}:1: is empty, so it is no Darknet .cfg. fix: check the path")
     return Cfg(text, source, net=sections[0], layers=sections[1:])
 
 
 def zoo_cfg(name: str) -> Path:
     """The .cfg of a model in the zoo, such as yolov3-spp. A ModelError lists the names."""
     path = ZOO / f"{name}.cfg"
-    names = sorted(path.stem for path in ZOO.glob("*.cfg"))
-    if name not in names:
+    if not path.is_file():
+        names = sorted(path.stem for path in ZOO.glob("*.cfg"))
         raise ModelError(f"there is no model '{name}'. fix: use one of {', '.join(names)}, or the path of a .cfg")
     return path
 
@@ -200,11 +186,10 @@ def nearest_name(name: str, names: Collection[str]) -> str:
 def _start_section(content: str, source: str, line: int, is_net: bool) -> Section:
     if is_net:
         return Section("net", source, line)
-    name = content.strip("[] \t").lower()
-    kind = SECTION_ALIASES.get(name, name)
+    kind = content.strip("[] \t").lower()
     if kind in REFUSED_SECTIONS:
         fix = "fix: use a .cfg with [yolo] sections that detects in single images"
-        raise ModelError(f"{source}:{line}: [{name}] belongs to a network that this project does not build. {fix}")
+        raise ModelError(f"{source}:{line}: [{kind}] belongs to a network that this project does not build. {fix}")
     if not content.endswith("]") or kind not in SECTION_KEYS:
         raise ModelError(f"{source}:{line}: there is no layer {content[:40]!r}; {nearest_name(kind, SECTION_KEYS)}")
     return Section(kind, source, line)

@@ -81,10 +81,10 @@ class HeadAnchors(dict[torch.device, list[Anchors]]):
         self.heads = heads
 
     def __missing__(self, device: torch.device) -> list[Anchors]:
-        self[device] = [
-            Anchors(*(torch.tensor(part, device=device) for part in (head.anchors, head.all_anchors, head.mask)))
-            for head in self.heads
-        ]
+        self[device] = []
+        for head in self.heads:
+            parts = head.anchors, head.all_anchors, head.mask
+            self[device].append(Anchors(*(torch.tensor(part, device=device) for part in parts)))
         return self[device]
 
 
@@ -116,7 +116,7 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
     All listed pairs count, even beyond `num`: published files list more. If the last pair is
     incomplete, its height is 0.5, as in Darknet.
     """
-    values = section.numbers("anchors")
+    values = section.values("anchors", float)
     if len(values) % 2:
         values.append(MISSING_ANCHOR)
     if wrong_sizes := [value for value in values if not MIN_ANCHOR <= value <= MAX_ANCHOR]:
@@ -125,7 +125,7 @@ def read_anchors(section: Section) -> tuple[Sizes, tuple[int, ...]]:
         )
     anchors = tuple(zip(values[::2], values[1::2], strict=True))
     num = section.integer("num", 1, minimum=1, maximum=MAX_ANCHORS)
-    mask = tuple(section.integers("mask") if "mask" in section.options else range(num))
+    mask = tuple(section.values("mask", int) if "mask" in section.options else range(num))
     if wrong := [index for index in mask if not 0 <= index < len(anchors)]:
         raise section.error(f"mask names anchor {wrong[0]}, but the {len(anchors)} are numbered from 0", "mask")
     return anchors, mask

@@ -78,7 +78,7 @@ class Graph:
         self.num_values = 0  # of kernels
         self.notes: list[str] = []  # as Darknet.notes, with file and line
         self.following: Section | None  # the section after the one being built
-        for section, self.following in zip(cfg.layers, [*cfg.layers[1:], None], strict=True):
+        for section, self.following in zip(cfg.layers, [*cfg.layers[1:], None], strict=False):
             self._add(section, BUILDERS[section.kind](self, section))
         if not self.heads:
             raise cfg.net.error("is not followed by any [yolo], so this is not a detector. fix: use another .cfg")
@@ -210,14 +210,14 @@ def _shared_owner(graph: Graph, section: Section, needed: tuple[int, int, tuple[
 def shortcut(graph: Graph, section: Section) -> Node:
     """[shortcut]: the previous map plus those of `from`."""
     source, shape = graph.previous()
-    sources = (source, *(graph.resolve(section, "from", reference) for reference in section.integers("from")))
+    sources = (source, *(graph.resolve(section, "from", reference) for reference in section.values("from", int)))
     graph.check_same_size(section, sources)
     return Node(Shortcut(section.choice("activation", "linear", ACTIVATIONS)), sources, shape)
 
 
 def route(graph: Graph, section: Section) -> Node:
     """[route]: the maps of `layers`, or one group of their channels, concatenated."""
-    sources = tuple(graph.resolve(section, "layers", reference) for reference in section.integers("layers"))
+    sources = tuple(graph.resolve(section, "layers", reference) for reference in section.values("layers", int))
     graph.check_same_size(section, sources)
     groups = section.integer("groups", 1, minimum=1)
     group = section.integer("group_id", 0, minimum=0, maximum=groups - 1)
@@ -296,7 +296,7 @@ def yolo(graph: Graph, section: Section) -> Node:
             f"with {len(head.anchors)} anchors and {num_classes} classes needs filters={needed} in the convolution"
             f" before it, which has {shape.channels}. fix: correct one of them, or set the class count of the model"
         )
-    if len(section.numbers("anchors")) % 2:
+    if len(section.values("anchors", float)) % 2:
         last = "{:g},{:g}".format(*head.all_anchors[-1])
         message = f"the number of anchor values is odd, a comma may be missing; the last pair is {last}"
         graph.notes.append(str(section.error(message, "anchors")))

@@ -1,13 +1,8 @@
-"""Damaged .cfg files: each runs or is refused in one sentence, in bounded time and memory."""
-
-from __future__ import annotations
+"""Damaged .cfg files: each runs or is refused in one sentence, in bounded time."""
 
 import random
 import re
-import resource
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +11,10 @@ from models import Darknet, ModelError, count_flops, parse_cfg, sections
 from models.cfg import SECTION_KEYS, ZOO
 from tests.models.cfg_writer import cfg, conv, head, route, section, shortcut
 
-CASES = 300
-GIB = 2**30
+CASES = 250
 SMALL = ("0", "1", "2", "3", "4", "8", "16")
 HUGE = ("-1", "-7", "100", "255", "1024", "100000", "1000000", "2147483647", "2147483648", "1" + "0" * 30)
-ODD = ["", *"0.5 -.25 1e-320 1e400 nan 0x10 1_000 \u0661 mish softmax -1,-1 # = \x00".split(" ")]
+ODD = ["", *"0.5 -.25 1e-320 1e400 nan 0x10 \u0661 mish softmax -1,-1 # = \x00".split(" ")]
 
 EVERY_KIND = cfg(
     conv(8, 3, 2), conv(8, 3, dilation=2), conv(8, 3, share_index=-1), shortcut(-2),
@@ -37,71 +31,35 @@ def thin(text: str) -> str:
     return re.sub(r"filters=(?!255)(\d+)", lambda found: f"filters={max(8, int(found[1]) // 16)}", text)
 
 
-@pytest.fixture(scope="module")
-def originals() -> list[str]:
-    """Files to damage; half of the draws pick the one with every kind of layer."""
-    zoo = [thin(path.read_text()) for path in sorted(ZOO.glob("*.cfg"))]
-    return zoo + [EVERY_KIND] * len(zoo)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread, because on such small maps threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def two_gibibytes() -> Iterator[None]:
-    """Let larger allocations fail with MemoryError or RuntimeError."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2 * GIB, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
+# Files to damage; half of the draws pick the one with every kind of layer.
+ORIGINALS = [thin(path.read_text()) for path in sorted(ZOO.glob("*.cfg"))]
+ORIGINALS += [EVERY_KIND] * len(ORIGINALS)
 
 
 def damaged(text: str, rng: random.Random) -> str:
     """The text with one to three mistakes."""
-
-    def word(_: object) -> str:
-        return rng.choice(rng.choice((SMALL, SMALL, HUGE, ODD)))
-
     lines = text.split("\n")
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        kind = rng.randrange(12)
-        at = rng.randrange(len(lines))
-        options = [index for index, line in enumerate(lines) if re.match(r"\w+=", line)]
-        sections = [index for index, line in enumerate(lines) if line.startswith("[")]
+        kind, at = rng.randrange(9), rng.randrange(len(lines))
+        word = rng.choice(rng.choice((SMALL, SMALL, HUGE, ODD)))
+        option = rng.choice([index for index, line in enumerate(lines) if re.match(r"\w+=", line)] or [at])
+        start = rng.choice([index for index, line in enumerate(lines) if line.startswith("[")] or [at])
         if kind == 0:
             del lines[at]
         elif kind == 1:
-            lines.insert(at, lines[at])
-        elif kind in (2, 3, 4) and options:  # another number
-            index = rng.choice(options)
-            lines[index] = re.sub(r"(?<=[=,])[^,]*", word, lines[index], count=rng.randint(1, 2))
-        elif kind == 5 and options:  # an unknown word
-            index = rng.choice(options)
-            position = rng.randrange(len(lines[index]))
-            lines[index] = lines[index][:position] + rng.choice("abxyz=[]") + lines[index][position + 1 :]
-        elif kind in (6, 7) and sections:  # an option more, in front so that it is the one that counts
-            index = rng.choice(sections)
-            known = SECTION_KEYS.get(lines[index].strip("[]"), SECTION_KEYS["convolutional"])
-            lines.insert(index + 1, f"{rng.choice(sorted(known))}={word(None)}")
-        elif kind == 8 and len(sections) > 2:  # two sections change places
-            first, second = sorted(rng.sample(sections[:-1], 2))
-            end = sections[sections.index(second) + 1]
-            middle = sections[sections.index(first) + 1]
-            lines[first:end] = lines[second:end] + lines[middle:second] + lines[first:middle]
-        elif kind == 9 and rng.random() < 0.5:
-            lines.insert(at, "".join(chr(rng.randrange(256)) for _ in range(rng.randrange(1, 60))))
-        elif kind == 10:  # cut off
-            whole = "\n".join(lines)
-            lines = whole[: rng.randrange(1, len(whole) + 1)].split("\n")
-        elif sections:  # another kind of layer
-            lines[rng.choice(sections)] = f"[{rng.choice(sorted(SECTION_KEYS))}]"
+            lines.insert(at, lines[rng.randrange(len(lines))])
+        elif kind in (2, 3):  # another number
+            lines[option] = re.sub(r"(?<=[=,])[^,]*", lambda _, word=word: word, lines[option], count=rng.randint(1, 2))
+        elif kind == 4:  # an unknown word
+            position = rng.randrange(len(lines[option]) + 1)
+            lines[option] = lines[option][:position] + rng.choice("abxyz=[]\x07\u2028") + lines[option][position + 1 :]
+        elif kind in (5, 6):  # an option more, in front so that it is the one that counts
+            known = SECTION_KEYS.get(lines[start].strip("[]"), SECTION_KEYS["convolutional"])
+            lines.insert(start + 1, f"{rng.choice(sorted(known))}={word}")
+        elif kind == 7:  # cut off
+            lines = "\n".join(lines)[: rng.randrange(1, len("\n".join(lines)) + 1)].split("\n")
+        else:  # another kind of layer
+            lines[start] = f"[{rng.choice(sorted(SECTION_KEYS))}]"
         lines = lines if any(lines) else ["[net]"]
     return "\n".join(lines)
 
@@ -117,19 +75,19 @@ def run(model: Darknet) -> None:
         assert raw.shape[1:] == (len(its.anchors), side // its.stride, side // its.stride, 5 + its.num_classes)
 
 
-def test_the_originals_run(originals: list[str]) -> None:
-    for text in dict.fromkeys(originals):
+def test_the_originals_run() -> None:
+    for text in dict.fromkeys(ORIGINALS):
         run(Darknet(parse_cfg(text, "original.cfg")))
     assert {section.kind for section in parse_cfg(EVERY_KIND, "x").layers} == SECTION_KEYS.keys()
 
 
 @pytest.mark.slow
-def test_damaged_files(originals: list[str], two_gibibytes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "MAX_VALUES", 3_000_000)  # near the real limit each would take seconds to draw
     rng = random.Random(0)
     outcomes = {"runs": 0, "refused": 0}
     for case in range(CASES):
-        text = damaged(rng.choice(originals), rng)
+        text = damaged(rng.choice(ORIGINALS), rng)
         start = time.process_time()
         try:
             run(Darknet(parse_cfg(text, "fuzz.cfg")))
@@ -144,27 +102,17 @@ def test_damaged_files(originals: list[str], two_gibibytes: None, monkeypatch: p
     assert min(outcomes.values()) > CASES // 10, outcomes  # the damage is neither too little nor too much
 
 
-def test_a_huge_network_is_refused_before_its_memory_is_taken(two_gibibytes: None) -> None:
-    one = cfg(conv(8, 3, 2), conv(60000, 127), head(0))  # 31 GB of weights
-    with pytest.raises(ModelError, match=r"huge\.cfg:\d+: .*7,741,\d+,\d+ values.* fix"):
-        Darknet(parse_cfg(one, "huge.cfg"))
-    many = cfg(conv(8, 3, 2), conv(4000, 3), *[conv(4000, 3) for _ in range(20)], head(0))
-    with torch.device("meta"), pytest.raises(ModelError, match=r"huge\.cfg:\d+: .*brings the network to 432,"):
-        Darknet(parse_cfg(many, "huge.cfg"))
-
-
 @pytest.mark.parametrize(
     "layers",
     [
+        [conv(8, 3, 2), conv(60000, 127)],  # 31 GB of weights
         [conv(8, 3, 2), *["[route]\nlayers=-1,-1\n"] * 40],  # 2^43 channels
-        [conv(8, 3, 2), section("upsample", stride=10**6)],
         [conv(8, 3, 2), *[section("upsample", stride=2)] * 30],
-        [conv(8, 3, 2), *[section("reorg3d", stride=2)] * 30],
         [conv(8, 3, 2), *[section("maxpool", size=2, stride=2)] * 30],
         [conv(8, 3, 3), conv(8, 3, 5), conv(8, 3, 7), conv(8, 3, 11), conv(8, 3, 13)],
         [section("avgpool"), *["[route]\nlayers=-1,-1\n"] * 40],
     ],
 )
-def test_maps_that_no_image_could_have_are_refused(layers: list[str]) -> None:
+def test_what_no_machine_could_hold_is_refused_before_memory_is_taken(layers: list[str]) -> None:
     with pytest.raises(ModelError, match=r"huge\.cfg:\d+: .*fix: check"):
         Darknet(parse_cfg(cfg(*layers, head(0)), "huge.cfg"))

@@ -85,7 +85,7 @@ def test_comments_in_values_and_blanks(tmp_path: Path) -> None:
     plain = build(text.replace(" ###S4", "").replace(" ###P6", ""))
     assert build(text).sources == plain.sources and plain.sources[2] == (1, 0) and plain.sources[4] == (1,)
     odd = "; first\n# second\n" + text.replace("[route]", "[ route ] # third").replace("filters=8", "fil ters\t= 8 ; x")
-    odd = odd.replace("[net]", "\n\t[net]\ntime_steps=1\t# for 8GB GPU").replace("[convolutional]", "[conv]")
+    odd = odd.replace("[net]", "\n\t[net]\ntime_steps=1\t# for 8GB GPU")
     odd = odd.replace("[net]", "[network]").replace("4,6, 10,12", "4, 6,10 ,12").rstrip("\n")
     path = tmp_path / "windows.cfg"
     path.write_bytes(b"\xef\xbb\xbf" + odd.replace("\n", "\r\n").encode() + b"  # \xff\xfe caf\xe9 \x0c \xc2\x85")
