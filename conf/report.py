@@ -33,7 +33,7 @@ from train_utils.numerics import precision_name
 from train_utils.options import flat, option
 from train_utils.plots import FOLDER, Warn, draw_training
 from train_utils.progress import duration, epoch_row, epoch_titles, memory
-from train_utils.report import keep_best, read_best, read_files, write_report
+from train_utils.report import keep_best, read_best, read_options, write_report
 from train_utils.train_state import LOSS_NAMES, TrainState
 
 COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: equal in every repetition of a run
@@ -183,9 +183,9 @@ def finish_run(
 
 def report_run(folder: Path) -> Path:
     """Write the report of a run into its folder; return the file. Raises TrainError."""
-    run = read_files(folder)
+    options = read_options(folder)
     # Of the defaults, only the name stands for another option.
-    return write_report(run, _defaults() | {"name": run.options["data.name"]})
+    return write_report(folder, options, _defaults() | {"name": options["data.name"]})
 
 
 @cache  # for the jobs of a sweep

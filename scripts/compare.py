@@ -45,7 +45,7 @@ def compare(config: CompareConfig) -> list[Gain]:
     )
     options = [(key, *map(str, values)) for key, values in differences(groups)]
     print_table(("option", *(group.letter for group in groups)), options)
-    print_table(("setting", "folder"), [(group.letter, str(run.folder)) for group in groups for run in group.runs])
+    print_table(("setting", "folder"), [(group.letter, str(run)) for group in groups for run in group.runs])
     first, *others = groups
     gains = [gain(first, other, config.resamples, config.seed) for other in others]
     for other, of_other in zip(others, gains, strict=True):

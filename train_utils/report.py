@@ -1,14 +1,13 @@
 """Runs by their files: the page of one, and how several compare."""
 
 import base64
-import csv
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from string import Template
 from typing import Any
 from zipfile import BadZipFile
@@ -17,13 +16,13 @@ import hotcoco
 import numpy as np
 import yaml
 
-from train_utils.coco_eval import ABSENT, FIGURES, PER_CLASS, CocoResult, Evaluation, format_figure, match
+from train_utils.coco_eval import FIGURES, PER_CLASS, CocoResult, Evaluation, format_figure, match
 from train_utils.detections import GroundTruth
 from train_utils.errors import TrainError
 from train_utils.files import whole_file
 from train_utils.options import MAY_CHANGE, flat, is_covered, option
 from train_utils.plots import FOLDER, PLOTS
-from train_utils.progress import Progress, duration
+from train_utils.progress import Progress
 
 FILE = "best_detections.npz"
 
@@ -52,42 +51,12 @@ def read_best(folder: Path) -> Evaluation:
         raise TrainError(f"{path} is damaged ({error}). {again}") from error
 
 
-Row = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Run:
-    """The files of a run. Rows are by epoch, with empty cells left out."""
-
-    folder: Path
-    options: dict[str, Any]  # of config.yaml, by full key, as ``optim.lr``
-    epochs: list[Row]  # of metrics.csv
-    times: list[Row]  # of times.csv
-
-    @property
-    def best(self) -> Row | None:
-        """The first epoch with the best AP; None if none was evaluated."""
-        scored = [row for row in self.epochs if row.get("AP", ABSENT) != ABSENT]
-        return max(scored, key=lambda row: row["AP"], default=None)
-
-
-def read_files(folder: Path) -> Run:
-    """Read a run folder, also of a run that goes on. Raises TrainError if it is none."""
+def read_options(folder: Path) -> dict[str, Any]:
+    """The options of a run by full key, as ``optim.lr``. Raises TrainError if it is none."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise TrainError(f"{folder} is not the folder of a run (no config.yaml). fix: runs/<name>/<date_time>")
-    try:
-        options = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-        return Run(folder, options, _table(folder / "metrics.csv"), _table(folder / "times.csv"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise TrainError(f"cannot read {folder} ({error}). fix: restore its tables and config.yaml") from error
-
-
-def _table(path: Path) -> list[Row]:
-    """The rows of a table of numbers; [] if there is no file. A last line cut short is left out."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-    return [{key: float(cell) for key, cell in row.items() if cell} for row in rows]
+    return flat(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 TRAIN_BATCH = "The first training batch, as the network gets it, with its boxes"
@@ -102,7 +71,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 section { overflow-x: auto; } th, td { padding-right: .9rem; text-align: left; } img { max-width: 100%; }
 </style>
 <h1>$title</h1>
-<p>$facts, in $folder</p>
+<p>$folder</p>
 <h2>Figures of the best epoch</h2>
 <section id="figures">$figures</section>
 <h2>Pictures</h2>
@@ -113,41 +82,35 @@ $pictures
 """)
 
 
-def write_report(run: Run, defaults: Mapping[str, Any]) -> Path:
-    """Write the report into the folder of a run and return its path.
+def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Path:
+    """Write the report into the folder of a run, also of one that goes on, and return its path.
 
-    ``defaults`` are the values of options by full key without any choice. Raises TrainError if the
-    run's detections are damaged, and OSError.
+    ``options`` are those of the run by full key, ``defaults`` their values without any choice.
+    Raises TrainError if the run's detections are damaged, and OSError.
     """
-    figures = "<p>No epoch was evaluated on validation images with boxes yet.</p>"
-    if run.best:
-        figures = html_table(FIGURES, [[format_figure(run.best[name]) for name in FIGURES]])
-    if (run.folder / FILE).is_file():
-        classes = read_best(run.folder).scores.per_class
-        columns = ("images", "boxes", *PER_CLASS)
-        cells = [(name, *(f"{row[key]:.3g}" for key in columns)) for name, row in classes.items()]
-        figures += html_table(("class", *columns), cells)
-    facts = f"{len(run.epochs)} of {run.options['train.epochs']} epochs"
-    if run.times:
-        facts += f" in {duration(sum(row['seconds'] for row in run.times))}"
-        facts += f", {median(row['images_per_second'] for row in run.times):.3g} images/s"
-    pictures = {run.folder / FOLDER / name: title for name, title in PLOTS.items()}
-    pictures[run.folder / "train_batch.jpg"] = TRAIN_BATCH
-    shown = [(key, _text(value), _text(defaults.get(key, "-"))) for key, value in run.options.items()]
-    changed = {key for key, value in run.options.items() if defaults.get(key, ...) != value}
+    figures = "<p>No epoch was evaluated yet.</p>"
+    if (folder / FILE).is_file():
+        scores = read_best(folder).scores
+        figures = html_table(FIGURES, [[format_figure(scores.figures[name]) for name in FIGURES]])
+        rows = [
+            (name, row["images"], row["boxes"], *(format_figure(row[key]) for key in PER_CLASS))
+            for name, row in scores.per_class.items()
+        ]
+        figures += html_table(("class", "images", "boxes", *PER_CLASS), rows)
+    pictures = {folder / FOLDER / name: title for name, title in PLOTS.items()}
+    pictures[folder / "train_batch.jpg"] = TRAIN_BATCH
+    shown = [(key, _text(value), _text(defaults.get(key, "-"))) for key, value in options.items()]
     text = PAGE.substitute(
-        title=escape(f"{run.options['name']} · {run.folder.name}"),
-        folder=escape(str(run.folder)),
-        facts=facts,
+        title=escape(f"{options['name']} · {folder.name}"),
+        folder=escape(str(folder)),
         figures=figures,
         pictures="".join(_figure(path, title) for path, title in pictures.items() if path.is_file()),
-        changed=html_table(("option", "value", "default"), [row for row in shown if row[0] in changed]),
-        unchanged=html_table(("option", "value"), [row[:2] for row in shown if row[0] not in changed]),
+        changed=html_table(("option", "value", "default"), [row for row in shown if row[1] != row[2]]),
+        unchanged=html_table(("option", "value"), [row[:2] for row in shown if row[1] == row[2]]),
     )
-    out = run.folder / "report.html"
-    with whole_file(out) as file:
+    with whole_file(folder / "report.html") as file:
         file.write(text)
-    return out
+    return folder / "report.html"
 
 
 def html_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -181,7 +144,7 @@ class Group:
 
     letter: str
     setting: dict[str, Any]
-    runs: list[Run]
+    runs: list[Path]
     best: list[Evaluation]  # of each run
 
     def figures(self, name: str = "AP") -> list[float]:
@@ -205,18 +168,18 @@ def read_groups(folders: Sequence[Path]) -> list[Group]:
     """
     groups: dict[str, Group] = {}
     truth = None
-    for run in map(read_files, folders):
-        best = read_best(run.folder)
+    for folder in folders:
+        options, best = read_options(folder), read_best(folder)
         truth = truth or best.truth
         if not all(map(np.array_equal, vars(truth).values(), vars(best.truth).values())):
             raise TrainError(
-                f"{run.folder} was scored on another validation set than {folders[0]}. fix: score it on the same: "
+                f"{folder} was scored on another validation set than {folders[0]}. fix: score it on the same: "
                 "python eval.py ckpt=... data=... out=<its folder>"
             )
-        setting = {key: value for key, value in run.options.items() if not is_covered(key, IGNORED)}
+        setting = {key: value for key, value in options.items() if not is_covered(key, IGNORED)}
         letter = chr(ord("A") + len(groups))
         group = groups.setdefault(json.dumps(setting, sort_keys=True), Group(letter, setting, [], []))
-        group.runs.append(run)
+        group.runs.append(folder)
         group.best.append(best)
     return list(groups.values())
 

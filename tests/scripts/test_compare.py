@@ -44,7 +44,6 @@ def make_run(folder: Path, noise: float, seed: int, *more: str, truth: GroundTru
     (folder / "config.yaml").write_text(to_yaml(config))
     scores = score(truth, found)
     keep_best(folder, Evaluation(scores, truth, found))
-    (folder / "metrics.csv").write_text(f"epoch,step,loss,AP\n1,5,3.5,\n2,10,2.5,{scores.figures['AP']}\n")
     return folder
 
 
@@ -75,7 +74,7 @@ def test_the_text(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:
     groups = read_groups([runs[name] for name in ("a0", "b0", "a1", "b1")])
-    assert [[run.folder for run in group.runs] for group in groups] == [
+    assert [group.runs for group in groups] == [
         [runs["a0"], runs["a1"]], [runs["b0"], runs["b1"]],
     ]  # fmt: skip
     assert differences(groups) == [("optim.lr", [0.01, 0.02])]

@@ -68,7 +68,7 @@ def test_written_again_without_what_may_be_absent(run_folder: Path, tmp_path: Pa
     (tmp_path / "config.yaml").write_text((run_folder / "config.yaml").read_text())
     assert compare(compose("compare", CompareConfig, [f"runs=[{tmp_path}]"])) == []
     text = (tmp_path / "report.html").read_text()
-    assert "No epoch was evaluated" in text and "0 of 2" in text
+    assert "No epoch was evaluated" in text
     with pytest.raises(TrainError, match="fix: runs/"):
         compare(compose("compare", CompareConfig, [f"runs=[{tmp_path.parent}/nowhere]"]))
 
