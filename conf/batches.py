@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from conf.schema import TrainConfig
@@ -22,7 +20,7 @@ from data import (
     open_annotations,
     repeat_factors,
 )
-from data.dataset import AUGMENTATIONS, ChangedDataset
+from data.dataset import AUGMENTATIONS
 from data.files import usable_cores
 from train_utils.config import AUTO
 from train_utils.distributed import World, barrier, broadcast_text, torch_distributed_zero_first
@@ -85,8 +83,7 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
 
 def build_dataset(config: TrainConfig, train_set: Annotations, images: ImageSource) -> TrainDataset:
     """The augmented training samples, changed by plugins if there are any."""
-    kind: Callable[..., TrainDataset] = partial(ChangedDataset, AUGMENTATIONS) if AUGMENTATIONS else TrainDataset
-    return kind(train_set, config.augment, config.train.seed, config.train.epochs, images)
+    return TrainDataset(train_set, config.augment, config.train.seed, config.train.epochs, images, AUGMENTATIONS)
 
 
 def build_sampler(config: TrainConfig, train_set: Annotations, stride: int, world: World) -> TrainBatchSampler:

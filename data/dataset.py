@@ -7,7 +7,7 @@ earlier samples. First comes its plan (data/plan.py), then its pixels and boxes,
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import cv2
@@ -22,9 +22,21 @@ from data.errors import DataError
 from data.geometry import PAD_VALUE, Image, Matrix, Size, move_boxes, resize_into, visible_boxes
 from data.images import ImageSource
 from data.index import Annotations
-from data.loader import Batch, empty_images, make_batch, target_rows
+from data.loader import Batch, empty_images, target_rows
 from data.plan import Picture, Plan, Request, draw_plan
 from data.tiles import UprightTile, WarpedTile, tile_of
+
+
+class Sample(NamedTuple):
+    """A sample before it becomes network input."""
+
+    image: Image  # uint8 (H, W, 3) RGB; may be changed in place
+    boxes_xyxy: NDArray[np.float32]  # (n, 4) in its pixels
+    classes: NDArray[np.int32]  # (n,)
+
+
+Change = Callable[[Sample, np.random.Generator], Sample]
+AUGMENTATIONS: dict[str, Change] = {}  # of the plugins in use, by name
 
 
 class Tile(NamedTuple):
@@ -36,10 +48,19 @@ class Tile(NamedTuple):
 
 
 class TrainDataset(Dataset[Batch]):
-    """Augmented training samples; the last epochs go without mosaic and mixup."""
+    """Augmented training samples; the last epochs go without mosaic and mixup.
+
+    ``changes`` change each sample further, one after the other.
+    """
 
     def __init__(
-        self, annotations: Annotations, augment: AugmentConfig, seed: int, epochs: int, images: ImageSource
+        self,
+        annotations: Annotations,
+        augment: AugmentConfig,
+        seed: int,
+        epochs: int,
+        images: ImageSource,
+        changes: Mapping[str, Change] = MappingProxyType({}),
     ) -> None:
         self.annotations = annotations
         self.augment = augment
@@ -47,6 +68,7 @@ class TrainDataset(Dataset[Batch]):
         self.epochs = epochs
         self.first_plain_epoch = epochs - augment.plain_epochs(epochs)
         self.images = images
+        self.changes = dict(changes)
         # Plain views: indexing a memory map is slow.
         self._sizes = np.asarray(annotations.sizes)
         self._offsets = np.asarray(annotations.offsets)
@@ -59,7 +81,8 @@ class TrainDataset(Dataset[Batch]):
 
     def __reduce__(self) -> tuple[Callable[..., "TrainDataset"], tuple[Any, ...]]:
         # Spawned workers rebuild what derives from the annotations from the mapped files.
-        return type(self), (self.annotations, self.augment, self.seed, self.epochs, self.images)
+        made_of = (self.annotations, self.augment, self.seed, self.epochs, self.images, self.changes)
+        return type(self), made_of
 
     def __getitem__(self, request: Request) -> Batch:
         return self.__getitems__([request])
@@ -77,9 +100,16 @@ class TrainDataset(Dataset[Batch]):
             self._draw(canvas, plan, sample, images)
             for canvas, plan, sample in zip(buffer.numpy(), plans, pictures, strict=True)
         ]
+        targets = self._targets(drawn, plans[0].size)
+        if self.changes:
+            targets = self._changed(buffer.numpy(), targets, requests)
         left_to_device = [plan.gains for plan in plans if self.augment.colour == Colour.device]
-        gains = np.array(left_to_device, dtype=np.float32).reshape(-1, 3)
-        return make_batch(buffer, requests, self._targets(drawn, plans[0].size), gains=torch.from_numpy(gains))
+        return Batch(
+            images=buffer.permute(0, 3, 1, 2),
+            targets=torch.from_numpy(targets),
+            indices=torch.tensor([request.index for request in requests]),
+            gains=torch.from_numpy(np.array(left_to_device, dtype=np.float32).reshape(-1, 3)),
+        )
 
     def plan(self, request: Request) -> Plan:
         """The plan of one sample."""
@@ -117,6 +147,36 @@ class TrainDataset(Dataset[Batch]):
         clipped, usable = visible_boxes(moved, size)
         samples = np.repeat(np.arange(len(drawn)), [len(sample) for sample in drawn])[of_tile]
         return target_rows(samples[usable], self._classes[rows][usable], clipped[usable])
+
+    def _changed(
+        self, images: NDArray[np.uint8], targets: NDArray[np.float32], requests: Sequence[Request]
+    ) -> NDArray[np.float32]:
+        """Change the images (B, H, W, 3) in place, and return the changed targets.
+
+        Each change gets a generator that depends on its name, the run's seed and the request only.
+        """
+        changed = []
+        for number, (image, request) in enumerate(zip(images, requests, strict=True)):
+            own = targets[targets[:, 0] == number]
+            centres, halves = own[:, 2:4], own[:, 4:6] / 2
+            boxes = np.concatenate((centres - halves, centres + halves), axis=1)
+            sample = Sample(image, boxes, own[:, 1].astype(np.int32))
+            for name, change in self.changes.items():
+                seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
+                sample = change(sample, np.random.default_rng(seeds))
+                if sample.image.shape != image.shape or sample.image.dtype != np.uint8:
+                    raise DataError(
+                        f"augmentation {name} made an image of {sample.image.dtype} {sample.image.shape} from one of "
+                        f"uint8 {image.shape}. fix: keep size and type"
+                    )
+                height, width = image.shape[:2]
+                boxes = np.asarray(sample.boxes_xyxy, dtype=np.float32).reshape(-1, 4)
+                boxes = boxes.clip(0, [width, height, width, height]).astype(np.float32)
+                usable = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+                sample = Sample(sample.image, boxes[usable], np.asarray(sample.classes, dtype=np.int32)[usable])
+            image[:] = sample.image
+            changed.append(target_rows(np.full(len(sample.classes), number), sample.classes, sample.boxes_xyxy))
+        return np.concatenate(changed)
 
 
 def _visible_tiles(picture: Picture, size: Size) -> list[Tile]:
@@ -186,60 +246,9 @@ class EvalDataset(Dataset[Batch]):
             classes, boxes = self.annotations.training_boxes(index)
             targets.append(target_rows(np.full(len(classes), number), classes, box.to_network(boxes)))
             letterboxes.append(box)
-        how = torch.tensor(letterboxes, dtype=torch.float64)
-        return make_batch(buffer, requests, np.concatenate(targets), letterboxes=how)
-
-
-class Sample(NamedTuple):
-    """A sample before it becomes network input."""
-
-    image: Image  # uint8 (H, W, 3) RGB; may be changed in place
-    boxes_xyxy: NDArray[np.float32]  # (n, 4) in its pixels
-    classes: NDArray[np.int32]  # (n,)
-
-
-Change = Callable[[Sample, np.random.Generator], Sample]
-AUGMENTATIONS: dict[str, Change] = {}  # of the plugins in use, by name
-
-
-class ChangedDataset(TrainDataset):
-    """A TrainDataset whose samples ``changes`` change, one after the other.
-
-    Each gets a generator that depends on its name, the run's seed and the request only.
-    """
-
-    def __init__(self, changes: Mapping[str, Change], *made_of: Any) -> None:
-        super().__init__(*made_of)
-        self.changes = dict(changes)
-
-    def __reduce__(self) -> tuple[Callable[..., TrainDataset], tuple[Any, ...]]:
-        return type(self), (self.changes, *super().__reduce__()[1])
-
-    def __getitems__(self, requests: Sequence[Request]) -> Batch:
-        """Return the batch of requests of one size; torch's loader calls this."""
-        batch = super().__getitems__(requests)
-        images, rows = batch.images.permute(0, 2, 3, 1).numpy(), batch.targets.numpy()
-        changed = []
-        for number, request in enumerate(requests):
-            own = rows[rows[:, 0] == number]
-            centres, halves = own[:, 2:4], own[:, 4:6] / 2
-            boxes = np.concatenate((centres - halves, centres + halves), axis=1)
-            sample = Sample(images[number], boxes, own[:, 1].astype(np.int32))
-            for name, change in self.changes.items():
-                sample = self._changed(name, change, sample, request)
-            images[number] = sample.image
-            changed.append(target_rows(np.full(len(sample.classes), number), sample.classes, sample.boxes_xyxy))
-        return replace(batch, targets=torch.from_numpy(np.concatenate(changed)))
-
-    def _changed(self, name: str, change: Change, sample: Sample, request: Request) -> Sample:
-        seeds = [self.seed, request.epoch, request.index, request.repeat, zlib.crc32(name.encode())]
-        image, boxes, classes = change(sample, np.random.default_rng(seeds))
-        if image.shape != sample.image.shape or image.dtype != np.uint8:
-            raise DataError(
-                f"augmentation {name} made an image of {image.dtype} {image.shape} from one of uint8 "
-                f"{sample.image.shape}. fix: keep size and type"
-            )
-        height, width = image.shape[:2]
-        boxes = np.asarray(boxes, dtype=np.float32).reshape(-1, 4).clip(0, [width, height, width, height])
-        usable = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-        return Sample(image, boxes[usable].astype(np.float32), np.asarray(classes, dtype=np.int32)[usable])
+        return Batch(
+            images=buffer.permute(0, 3, 1, 2),
+            targets=torch.from_numpy(np.concatenate(targets)),
+            indices=torch.tensor([request.index for request in requests]),
+            letterboxes=torch.tensor(letterboxes, dtype=torch.float64),
+        )

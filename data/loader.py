@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import cv2
@@ -39,8 +39,10 @@ class Batch:
     images: Tensor  # uint8 (B, 3, H, W) RGB, in channels-last memory
     targets: Tensor  # float32 (T, 6): position in the batch, class, cx, cy, w, h in pixels of these images
     indices: Tensor  # int64 (B,) positions in the data set
-    letterboxes: Tensor  # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; (0, 4) for training samples
-    gains: Tensor  # float32 (B, 3) of hue, saturation and value, for network_input to apply; (0, 3): none
+    # float64 (B, 4) ratio_x, ratio_y, pad_x, pad_y; (0, 4) for training samples
+    letterboxes: Tensor = field(default_factory=lambda: torch.empty((0, 4), dtype=torch.float64))
+    # float32 (B, 3) of hue, saturation and value, for network_input to apply; (0, 3): none
+    gains: Tensor = field(default_factory=lambda: torch.empty((0, 3)))
 
     def network_input(self) -> Tensor:
         """The images as floats in 0..1, with the gains applied, on the batch's device."""
@@ -63,7 +65,7 @@ class Batch:
     def __reduce__(self) -> tuple[Callable[..., "Batch"], tuple[Any, ...]]:
         # From a worker only the images travel as shared memory: for each such tensor the training
         # process asks the worker, which is busy with the next batch.
-        return _receive, (self.images, *(getattr(self, field.name).numpy() for field in fields(self)[1:]))
+        return _receive, (self.images, *(getattr(self, one.name).numpy() for one in fields(self)[1:]))
 
 
 def _receive(images: Tensor, *others: NDArray[Any]) -> Batch:
@@ -97,17 +99,6 @@ def target_rows(samples: NDArray[np.int64], classes: NDArray[np.int32], boxes_xy
     low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
     columns = (samples[:, None], classes[:, None], (low + high) / 2, high - low)
     return np.concatenate(columns, axis=1, dtype=np.float32)
-
-
-def make_batch(buffer: Tensor, requests: Sequence[Request], targets: NDArray[np.float32], **more: Tensor) -> Batch:
-    """The batch of images (B, H, W, 3) and targets; what ``more`` leaves out is empty."""
-    nothing = {"letterboxes": torch.empty((0, 4), dtype=torch.float64), "gains": torch.empty((0, 3))}
-    return Batch(
-        images=buffer.permute(0, 3, 1, 2),
-        targets=torch.from_numpy(targets),
-        indices=torch.tensor([request.index for request in requests]),
-        **nothing | more,
-    )
 
 
 class BatchLoader(DataLoader[Batch]):

@@ -8,7 +8,6 @@ ranks if its total size is the same.
 import math
 from collections.abc import Iterator
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -54,13 +53,6 @@ class MultiScale:
         """Turn shares of the image size into height, width in pixels, multiples of the stride."""
         rows, columns = (math.ceil(share * image_size / self.stride - 1e-6) for share in (height, width))
         return rows * self.stride, columns * self.stride
-
-
-class EpochOrder(NamedTuple):
-    """P positions of an epoch."""
-
-    indices: NDArray[np.int64]  # (P,) the image at each position
-    repeats: NDArray[np.int64]  # (P,) how often the image has come before in this epoch
 
 
 class TrainBatchSampler(Sampler[list[Request]]):
@@ -136,32 +128,32 @@ class TrainBatchSampler(Sampler[list[Request]]):
             height = width = self.sizes.size(epoch * self.steps_per_epoch + step)
             if rectangles is not None:
                 height, width = self.sizes.rectangle(height, *rectangles[step])
-            own = order.indices[positions].tolist(), order.repeats[positions].tolist(), self._pools(positions, order)
+            own = *order[:, positions].tolist(), self._pools(positions, order[0])
             yield [Request(index, height, width, epoch, repeat, pool) for index, repeat, pool in zip(*own, strict=True)]
 
-    def _shuffled(self, epoch: int) -> EpochOrder:
-        """All images, each repeated by its factor.
+    def _shuffled(self, epoch: int) -> NDArray[np.int64]:
+        """The image at each position of an epoch, and how often it has come before in it: (2, P).
 
-        Fractional factors are rounded at random, jointly for all images. So an epoch is always as
-        long as the sum of the factors, rounded down.
+        All images come, each repeated by its factor. Fractional factors are rounded at random,
+        jointly for all images. So an epoch is always as long as the sum of the factors, rounded
+        down.
         """
         # Spread the seeds, or run 1 would begin with the second epoch of run 0.
         seed = int(np.random.SeedSequence(self._seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
         images = torch.randperm(self._num_images, generator=torch.Generator().manual_seed(seed + epoch)).numpy()
         if self._factors is None:
-            return EpochOrder(images, np.zeros_like(images))
+            return np.stack([images, np.zeros_like(images)])
         # Systematic sampling: round the cumulative factors with one common random fraction.
         generator = np.random.default_rng([seed, epoch])
         ends = np.floor(np.cumsum(self._factors[images]).round(DIGITS) + generator.random()).astype(np.int64)
         counts = np.diff(ends, prepend=0)
         indices = np.repeat(images, counts)
         repeats = np.arange(len(indices)) - np.repeat(np.cumsum(counts) - counts, counts)
-        chosen = generator.permutation(len(indices))[: self._length]
-        return EpochOrder(indices[chosen], repeats[chosen])
+        return np.stack([indices, repeats])[:, generator.permutation(len(indices))[: self._length]]
 
     def _grouped_by_shape(
-        self, order: EpochOrder, image_sizes: NDArray[np.int32], epoch: int
-    ) -> tuple[EpochOrder, NDArray[np.float64]]:
+        self, order: NDArray[np.int64], image_sizes: NDArray[np.int32], epoch: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Group images of similar aspect into steps, and shuffle the steps.
 
         Returns the order and the rectangles (S, 2) of the steps, height and width as shares of the
@@ -171,7 +163,7 @@ class TrainBatchSampler(Sampler[list[Request]]):
         """
         steps = self.steps_per_epoch
         generator = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(epoch, 1)))
-        sides, aspect = _shares(image_sizes[order.indices[: steps * self._batch_size]])
+        sides, aspect = _shares(image_sizes[order[0, : steps * self._batch_size]])
         positions = np.argsort(aspect, kind="stable").reshape(steps, self._batch_size)
         rectangles = sides[positions].max(axis=1)
         numbers = generator.permutation(steps)
@@ -180,8 +172,7 @@ class TrainBatchSampler(Sampler[list[Request]]):
             place = int(np.lexsort((-rectangles[numbers].prod(axis=1), padded.prod(axis=1)))[0])
             rectangles[numbers[place]] = padded[place]
             numbers[[0, place]] = numbers[[place, 0]]
-        arranged = positions[numbers].ravel()
-        return EpochOrder(order.indices[arranged], order.repeats[arranged]), rectangles[numbers]
+        return order[:, positions[numbers].ravel()], rectangles[numbers]
 
     def _largest_rectangle(self, image_sizes: NDArray[np.int32]) -> tuple[float, ...]:
         """Height and width, as shares of the image size, of the largest step of any epoch."""
@@ -203,13 +194,13 @@ class TrainBatchSampler(Sampler[list[Request]]):
         largest_size = self.sizes.largest * self.sizes.stride
         return max(rectangles, key=lambda shares: math.prod(self.sizes.rectangle(largest_size, *shares)))
 
-    def _pools(self, positions: NDArray[np.int64], order: EpochOrder) -> list[tuple[int, ...]]:
+    def _pools(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> list[tuple[int, ...]]:
         """Return the block of each position; the last block reaches back to have full length."""
         pool = self._tile_pool
         if not pool:
             return [()] * len(positions)
-        starts = np.minimum(positions // pool * pool, max(0, len(order.indices) - pool)).tolist()
-        return [tuple(order.indices[start : start + pool].tolist()) for start in starts]
+        starts = np.minimum(positions // pool * pool, max(0, len(indices) - pool)).tolist()
+        return [tuple(indices[start : start + pool].tolist()) for start in starts]
 
 
 def repeat_factors(annotations: Annotations, threshold: float) -> NDArray[np.float64]:

@@ -22,7 +22,6 @@ from conf.resume import complete_training
 from conf.schema import EvalConfig, ExportConfig, PredictConfig, TrainConfig
 from conf.schema_tools import ConvertConfig
 from data import Annotations, ImageSource, Request, ShapesConfig, TrainDataset, open_annotations
-from data.dataset import ChangedDataset
 from eval import evaluate
 from models import ModelError, save_darknet_weights
 from plugins import AUGMENTATIONS, LOGGERS, import_plugins
@@ -200,7 +199,7 @@ def test_an_augmentation_depends_on_the_request_alone_also_in_another_process(
     config = options(files, tmp_path / "run")
     annotations = open_annotations(config.data, "train")
     made_of = annotations, config.augment, 0, 1, ImageSource(annotations, config.data.on_error)
-    dataset, plain = ChangedDataset(AUGMENTATIONS, *made_of), TrainDataset(*made_of)
+    dataset, plain = TrainDataset(*made_of, AUGMENTATIONS), TrainDataset(*made_of)
     requests = [Request(index, 64, 64, 0) for index in range(8)]
     whole, before = dataset.__getitems__(requests), plain.__getitems__(requests)
     grey = (whole.images == 114).all(dim=1).sum(dim=(1, 2))
