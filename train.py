@@ -16,7 +16,6 @@ if __name__ == "__main__":  # before the imports below: --help and refused optio
     raise SystemExit
 
 import time
-import warnings
 from contextlib import ExitStack
 
 import torch
@@ -26,7 +25,7 @@ from conf.batches import build_dataset, build_sampler, open_images, open_split
 from conf.entry import to_dictionary
 from conf.network import build_loss
 from conf.programs import Outcome, callable_from_python
-from conf.report import EpochLog, announce, draw_first_batch, finish_run, save_config, write_best
+from conf.report import announce, draw_first_batch, finish_run, save_config, write_best
 from conf.schema import TrainConfig
 from data import Batch, check_same_classes, make_loader
 from eval import Evaluator
@@ -35,8 +34,8 @@ from train_utils.coco_eval import Evaluation
 from train_utils.compiled import check_compiling, compile_step
 from train_utils.distributed import broadcast_module, init_distributed_mode, max_over_ranks, wrap_ddp
 from train_utils.engine import ForwardPass, NonFiniteGuard, explain_out_of_memory, rehearse, train_one_epoch
-from train_utils.log import RunLog, log_warnings
-from train_utils.loggers import open_loggers
+from train_utils.log import RunLog
+from train_utils.loggers import Loggers
 from train_utils.numerics import autocast_dtype, prepare_numerics, weights_dtype
 from train_utils.optim import Schedule, WeightAverage, make_optimizer
 from train_utils.options import option
@@ -53,7 +52,7 @@ def train(config: TrainConfig) -> Outcome:
 
     From Python it takes a list of overrides as well: ``train(["data=coco", "train.epochs=2"])``.
     """
-    with StopRequest() as stop, warnings.catch_warnings(), ExitStack() as stack:
+    with StopRequest() as stop, ExitStack() as stack:
         return train_until(config, stop, stack)
 
 
@@ -86,7 +85,6 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
 
     folder = folder or stack.enter_context(opening)
     log = RunLog(folder, world.is_main)
-    log_warnings(log, "deterministic")  # torch names each operator that is not deterministic
     announce(log, folder, config, world, train_set, val_set, sampler, model)
     for note in (saved_note, *notes):
         log.line(note)
@@ -119,11 +117,10 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
 
     guard = NonFiniteGuard(model, options.max_nonfinite_steps, log.line)
     writer = CheckpointWriter(folder, log.line, options.save_every_steps, options.save_every_minutes)
-    loggers = stack.enter_context(
-        open_loggers(config.logger, world, folder, state.step, to_dictionary(config), log.line)
-    )
-    loggers.pictures(state.step, "train_batch.jpg")
-    epoch_log = EpochLog(log, loggers, folder, state, options.epochs, world)
+    loggers = Loggers(folder, config.logger, state, options.epochs, log)
+    stack.callback(loggers.close)
+    on_main(world, lambda: loggers.start(to_dictionary(config)))
+    loggers.pictures("train_batch.jpg")
 
     evaluation, over = None, state.why_over(options, world)
     log.line(over and f"nothing to train: {over}")
@@ -146,7 +143,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
         figures = evaluation.scores.figures if evaluation is not None else {}
         is_best = state.record(figures)
         # The tables first: a run that ends in between repeats the epoch, and its row.
-        epoch_log.write(result, figures, time.perf_counter() - started, is_best)
+        loggers.epoch(result, figures, time.perf_counter() - started, is_best)
         if is_best and evaluation is not None:
             write_best(folder, evaluation, log.line)
         writer.save(state.to_plain(), is_best)
@@ -164,7 +161,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
     if not max_over_ranks([evaluation is not None])[0]:
         evaluation = evaluate_average(evaluator, state)
     if evaluation is not None:
-        finish_run(log, loggers, folder, config, state, val_set, evaluation, epoch_log.seconds)
+        finish_run(log, loggers, folder, config, state, val_set, evaluation)
     return Outcome(state.best_figures, folder)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,23 +21,20 @@ from data import Annotations, TrainBatchSampler, TrainDataset, summarise
 from data.anchors import Sizes
 from eval import draw_plots
 from models import Darknet, Head, count_flops, count_parameters
-from train_utils.coco_eval import FIGURES, Evaluation, format_table
+from train_utils.coco_eval import Evaluation, format_table
 from train_utils.distributed import World
 from train_utils.draw import draw_targets
-from train_utils.engine import EpochResult
 from train_utils.errors import TrainError
 from train_utils.files import whole_file
-from train_utils.log import MetricsCsv, RunLog
+from train_utils.log import RunLog
 from train_utils.loggers import Loggers
 from train_utils.numerics import precision_name
 from train_utils.options import flat, option
 from train_utils.plots import FOLDER, Warn, draw_training
-from train_utils.progress import duration, epoch_row, epoch_titles, memory
+from train_utils.progress import duration
 from train_utils.report import keep_best, read_best, read_options, write_report
-from train_utils.train_state import LOSS_NAMES, TrainState
+from train_utils.train_state import TrainState
 
-COLUMNS = ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES)  # of metrics.csv: equal in every repetition of a run
-TIME_COLUMNS = ("epoch", "seconds", "images_per_second", "waiting")  # of times.csv
 # The first to look at.
 LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.csv", "plots")
 
@@ -112,37 +109,6 @@ def save_config(folder: Path, config: TrainConfig) -> None:
         raise TrainError(f"cannot write {path} ({error.strerror}). fix: free some space there") from error
 
 
-class EpochLog:
-    """Writes what an epoch gave to metrics.csv, times.csv, the loggers and the log."""
-
-    def __init__(
-        self, log: RunLog, loggers: Loggers, folder: Path, state: TrainState, epochs: int, world: World
-    ) -> None:
-        self._log, self._loggers, self._state, self._epochs = log, loggers, state, epochs
-        self._metrics = MetricsCsv(folder / "metrics.csv", COLUMNS, world.is_main, state.epoch)
-        self._times = MetricsCsv(folder / "times.csv", TIME_COLUMNS, world.is_main, state.epoch)
-        self._first_epoch, self._started = state.epoch, time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Since the training began or was resumed."""
-        return time.monotonic() - self._started
-
-    def write(self, result: EpochResult, figures: Mapping[str, float], seconds: float, is_best: bool) -> None:
-        """Write the row of the epoch that ``state`` has just counted, which took ``seconds``."""
-        state, epochs = self._state, self._epochs
-        row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **figures}
-        took = {"seconds": seconds, "images_per_second": result.images_per_second}
-        self._metrics.write(row)
-        self._times.write({"epoch": state.epoch, **took, "waiting": result.waiting})
-        self._loggers.epoch(state.step, row, took | {"waiting": result.waiting})
-        pace = self.seconds / (state.epoch - self._first_epoch)  # evaluations included
-        about = {"epoch": f"{state.epoch}/{epochs}", "memory": memory(), "left": pace * (epochs - state.epoch)}
-        if state.epoch == self._first_epoch + 1:
-            self._log.line(epoch_titles())
-        self._log.line(epoch_row(row | took | about, is_best))
-
-
 def write_best(folder: Path, evaluation: Evaluation, log_line: Warn) -> None:
     """Write labels and detections of the best epoch so far, for comparisons and the report."""
     try_to_write("best_detections.npz", lambda: keep_best(folder, evaluation), log_line)
@@ -156,9 +122,8 @@ def finish_run(
     state: TrainState,
     val_set: Annotations,
     evaluation: Evaluation,
-    seconds: float,
 ) -> None:
-    """Show the result of a training of ``seconds``: figures by class, plots, report, next steps.
+    """Show the result of a training: figures by class, plots, report, next steps.
 
     ``evaluation`` is that of the last epoch; the figures are those of the best one.
     """
@@ -174,10 +139,10 @@ def finish_run(
         draw_training(plots, folder / "metrics.csv", log.line)
         draw_plots(plots, config.data, val_set, evaluation, log.line)
     try_to_write("report.html", lambda: report_run(folder), log.line)
-    loggers.result(state.step, state.best_figures, evaluation.scores)
+    loggers.result()
     left = (name for name in LEFT if (folder / name).exists())
     ckpt = option("ckpt", folder)
-    log.line(f"trained for {duration(seconds)}; in {folder}: {', '.join(left)}")
+    log.line(f"trained for {duration(loggers.seconds)}; in {folder}: {', '.join(left)}")
     log.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} source=pictures")
 
 

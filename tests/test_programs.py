@@ -19,7 +19,6 @@ from pycocotools.cocoeval import COCOeval
 
 from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
-from conf.report import COLUMNS
 from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import ShapesConfig, ensure_shapes
@@ -27,6 +26,7 @@ from eval import evaluate
 from tests.runs.process_group import run_group
 from train import train
 from train_utils.coco_eval import FIGURES
+from train_utils.loggers import TABLES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ def test_training_on_two_processes_leaves_one_whole_run_folder(folder: Path, tra
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.pt", "last.previous.pt", "best.pt"}
     assert not (folder / "outputs").exists() and not (folder / ".hydra").exists(), "Hydra made a folder of its own"
     table = rows(run / "metrics.csv")
-    assert tuple(table[0]) == COLUMNS and {"epoch", "step", "lr", "AP", "AP50"} < set(COLUMNS)
+    assert tuple(table[0]) == TABLES["metrics"] and {"epoch", "step", "lr", "AP", "AP50"} < set(COLUMNS)
     assert [(row["epoch"], row["step"]) for row in table] == [("1", "4"), ("2", "8")]
     assert trained.out.count("2 ranks x 2 images x 2 passes") == 1, "more than one process printed"
     assert "APm" in trained.out, "no table at the end"

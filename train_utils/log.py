@@ -1,119 +1,99 @@
-"""What a run leaves as text: its log, and tables with one row per epoch."""
-
-from __future__ import annotations
+"""What a run leaves as text: its log, and tables with one row per epoch or step."""
 
 import csv
+import io
 import os
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from train_utils.errors import TrainError
 from train_utils.files import whole_file
 from train_utils.progress import print_lines, warn
 
 
-class RunLog:
-    """Writes lines to the terminal and, with ``run_dir``, to its ``train.log``; on rank 0 only."""
+class GrowingFile:
+    """A text file, opened for each addition: a kill loses nothing, and it may be moved away.
 
-    def __init__(self, run_dir: Path | None, is_main: bool) -> None:
-        self._is_main = is_main
-        self._path = run_dir / "train.log" if run_dir is not None else None
-        self._failed = False
+    While it cannot be written, as on a full disk, additions wait; the first failure is a warning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._waiting, self._failed = path, "", False
+
+    def add(self, text: str) -> None:
+        """Append whole lines, after those that wait."""
+        self._waiting += text
+        size = None
+        try:
+            with self._path.open("a", newline="", encoding="utf-8") as file:
+                size = file.tell()
+                file.write(self._waiting)
+        except OSError as error:
+            if size is not None:
+                with suppress(OSError):
+                    os.truncate(self._path, size)  # remove a partial line
+            if not self._failed:
+                warn(f"cannot write {self._path} ({error.strerror}): its lines wait until it can")
+            self._failed = True
+        else:
+            self._waiting, self._failed = "", False
+
+
+class RunLog:
+    """Writes lines to the terminal and to ``train.log`` of the run folder; on rank 0 only."""
+
+    def __init__(self, folder: Path, is_main: bool) -> None:
+        self._file = GrowingFile(folder / "train.log") if is_main else None
 
     def line(self, text: str | None) -> None:
-        """Write ``text``, in the file with a timestamp on each line; skip None and empty text.
-
-        If the file cannot be written, as on a full disk, warn once on the terminal and continue.
-        """
-        if not self._is_main or not text:
+        """Write ``text``, in the file with a timestamp on each line; skip None and empty text."""
+        if self._file is None or not text:
             return
         print_lines(text)
-        if self._path is None:
-            return
-        try:
-            # Opened for each line: a kill loses nothing, and the log may be moved away.
-            with self._path.open("a", encoding="utf-8") as file:
-                stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-                file.writelines(f"{stamp} {line}".rstrip() + "\n" for line in text.split("\n"))
-        except OSError as error:
-            if not self._failed:
-                warn(f"cannot write {self._path} ({error.strerror}): until it can, its lines appear only here")
-            self._failed = True
-
-
-def log_warnings(log: RunLog, about: str) -> None:
-    """Write warnings that contain ``about`` to the log, within a ``warnings.catch_warnings()``."""
-    before = warnings.showwarning
-
-    def show(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
-    ) -> None:
-        if about in str(message):
-            log.line(f"warning: {str(message).splitlines()[0]}")
-        else:
-            before(message, category, filename, lineno, file, line)
-
-    warnings.showwarning = show
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._file.add("".join(f"{stamp} {line}".rstrip() + "\n" for line in text.split("\n")))
 
 
 class MetricsCsv:
-    """A table such as ``metrics.csv``, to which rank 0 appends each row at once."""
+    """A table such as ``metrics.csv``, to which each row is appended at once."""
 
-    def __init__(
-        self, path: Path, columns: Sequence[str], is_main: bool, done: int = 0, counter: str = "epoch"
-    ) -> None:
-        """Start the file, or keep its rows whose ``counter`` is at most ``done``, to resume there.
+    def __init__(self, path: Path, columns: Sequence[str], done: int = 0) -> None:
+        """Start the file, or keep its rows whose first column is at most ``done``, to resume there.
 
-        If the old columns differ, rows keep the common ones. Raises TrainError if not writable.
+        Raises TrainError if it cannot be written.
         """
-        self._path, self._columns, self._is_main = path, list(columns), is_main
-        self._waiting: list[Mapping[str, object]] = []  # rows that could not be written
-        self._failed = False  # at the last attempt
-        if is_main:
-            rows = self._read_until(done, counter) if done > 0 and path.exists() else []
-            self._write(rows)
+        self._file, self._columns = GrowingFile(path), columns
+        kept = []
+        if done > 0 and path.exists():
+            for line in path.read_bytes().decode().splitlines(keepends=True):
+                number = line.partition(",")[0]
+                if line.endswith("\n") and number.isdecimal() and int(number) <= done:  # a kill may have cut the last
+                    kept.append(line)
+        try:
+            with whole_file(path) as file:
+                csv.writer(file).writerow(columns)
+                file.writelines(kept)
+        except OSError as error:
+            raise TrainError(f"cannot write {path} ({error.strerror}). fix: choose another run_dir") from error
 
     def write(self, row: Mapping[str, object]) -> None:
-        """Append a row; a column without a value stays empty.
+        """Append a row; a column without a value stays empty."""
+        text = io.StringIO()
+        csv.DictWriter(text, self._columns).writerow(row)
+        self._file.add(text.getvalue())
 
-        If the file cannot be written, as on a full disk, warn once and keep the rows for later.
-        """
-        if not self._is_main:
-            return
-        unknown = set(row) - set(self._columns)
-        assert not unknown, f"no columns {sorted(unknown)} in {self._path}"
-        self._waiting.append(row)
-        whole = None
-        try:
-            whole = self._path.stat().st_size
-            with self._path.open("a", newline="", encoding="utf-8") as file:
-                csv.DictWriter(file, self._columns).writerows(self._waiting)
-        except OSError as error:
-            if whole is not None:
-                with suppress(OSError):
-                    os.truncate(self._path, whole)  # remove a partial row
-            if not self._failed:
-                warn(f"cannot write {self._path} ({error.strerror}): its rows wait until it can")
-            self._failed = True
-            return
-        self._waiting.clear()
-        self._failed = False
 
-    def _read_until(self, done: int, counter: str) -> list[dict[str, str]]:
-        text = self._path.read_text(encoding="utf-8")
-        whole_lines = text[: text.rfind("\n") + 1]  # a kill may have cut the last line short
-        rows = csv.DictReader(whole_lines.splitlines())
-        return [row for row in rows if row.get(counter, "").isdecimal() and int(row[counter]) <= done]
+EPOCH_COLUMNS = {  # of the table on the terminal: widths by title
+    "epoch": 7, "loss": 7, "box": 7, "obj": 7, "cls": 7, "AP": 5, "AP50": 5, "img/s": 5, "mem": 5, "time": 7, "left": 8,
+}  # fmt: skip
 
-    def _write(self, rows: list[dict[str, str]]) -> None:
-        try:
-            with whole_file(self._path) as file:
-                writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
-                writer.writeheader()
-                writer.writerows(rows)
-        except OSError as error:
-            raise TrainError(f"cannot write {self._path} ({error.strerror}). fix: choose another run_dir") from error
+
+def epoch_row(cells: Sequence[str | float]) -> str:
+    """A row below the titles EPOCH_COLUMNS, with four digits of each number."""
+    texts = []
+    for cell, width in zip(cells, EPOCH_COLUMNS.values(), strict=True):
+        text = cell if isinstance(cell, str) else f"{cell:.4g}"
+        texts.append(f"{text if len(text) <= width else f'{cell:.1e}':>{width}}")
+    return " ".join(texts)

@@ -1,29 +1,36 @@
-"""Loggers of a run, on rank 0: CSV always, services where chosen; none can end or delay it."""
+"""Loggers of a run, on rank 0: CSV always, services where chosen; none can end or delay it.
 
-from __future__ import annotations
+A service, here or in a plugin, is a class that is made of a LoggedRun, called and closed in one
+thread of its own. It has the methods of TensorBoardLogger, which may raise any exception.
+"""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import cv2
+import torch
 import yaml
 
-from train_utils.coco_eval import ABSENT, FIGURES, CocoResult
+from train_utils.coco_eval import ABSENT, FIGURES
 from train_utils.config import LoggerConfig
-from train_utils.distributed import World
-from train_utils.errors import TrainError
+from train_utils.engine import EpochResult
+from train_utils.errors import TrainError, first_line
 from train_utils.files import whole_file
-from train_utils.log import MetricsCsv
-from train_utils.run_folder import on_main
-from train_utils.train_state import LOSS_NAMES
+from train_utils.log import EPOCH_COLUMNS, MetricsCsv, RunLog, epoch_row
+from train_utils.progress import duration
+from train_utils.train_state import LOSS_NAMES, TrainState
 
-Cell = str | float
+TABLES = {
+    "metrics": ("epoch", "step", "lr", *LOSS_NAMES, *FIGURES),  # equal in every repetition of a run
+    "times": ("epoch", "seconds", "images_per_second", "waiting"),
+    "steps": ("step", "lr", *LOSS_NAMES),
+}
 
 
 @dataclass(frozen=True)
@@ -34,25 +41,6 @@ class LoggedRun:
     run_id: str  # the same each time the run is resumed
     step: int  # steps done, above 0 if the run is resumed; later ones of an earlier start are void
     options: dict[str, Any]  # nested dictionaries of numbers and strings
-
-
-class Logger(Protocol):
-    """A place for the figures of one run; any method may raise any exception.
-
-    A logger is made, called and closed in one thread of its own.
-    """
-
-    def scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
-        """Take the figures of a group, such as ``train``, after ``step`` optimiser steps."""
-
-    def picture(self, step: int, name: str, path: Path) -> None:
-        """Take the PNG or JPEG in ``path``, which does not change any more."""
-
-    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Take a table; each row has a cell for each column."""
-
-    def close(self, complete: bool) -> None:
-        """Write out what is left; ``complete`` unless the run stopped or failed before its end."""
 
 
 FLUSH_SECONDS = 10  # a kill loses at most the figures of this time
@@ -68,22 +56,16 @@ class TensorBoardLogger:
         self._writer.add_text("configuration", f"```\n{yaml.safe_dump(run.options, sort_keys=False)}```", run.step)
 
     def scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
-        """Add a point to each curve ``<group>/<name>``."""
+        """Take the figures of a group, such as ``train``, after ``step`` optimiser steps."""
         for name, figure in figures.items():
             self._writer.add_scalar(f"{group}/{name}", figure, step)
 
     def picture(self, step: int, name: str, path: Path) -> None:
-        """Add a picture."""
+        """Take the PNG or JPEG in ``path``, which does not change any more."""
         self._writer.add_image(name, cv2.imread(str(path), cv2.IMREAD_COLOR_RGB), step, dataformats="HWC")
 
-    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Add a table as text in Markdown."""
-        cells = ([f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows)
-        lines = [columns, ["---"] * len(columns), *cells]
-        self._writer.add_text(name, "\n".join(f"| {' | '.join(line)} |" for line in lines), step)
-
     def close(self, complete: bool) -> None:
-        """Write the events that still wait."""
+        """Write out what is left; ``complete`` unless the run stopped or failed before its end."""
         self._writer.close()
 
 
@@ -119,18 +101,13 @@ class WandbLogger:
         """Upload a picture."""
         self._run.log({"step": step, name: self._wandb.Image(str(path))})
 
-    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Upload a table."""
-        data = [list(row) for row in rows]
-        self._run.log({"step": step, name: self._wandb.Table(columns=list(columns), data=data)})
-
     def close(self, complete: bool) -> None:
         """Wait for the uploads; the service shows a run that is not ``complete`` as failed."""
         self._run.finish(exit_code=0 if complete else 1)
 
 
-SERVICES: dict[str, Callable[[LoggedRun], Logger]] = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger}
-LOGGERS: dict[str, Callable[[LoggedRun], Logger]] = {}  # of the plugins in use, by name
+SERVICES: dict[str, Callable[[LoggedRun], Any]] = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger}
+LOGGERS: dict[str, Callable[[LoggedRun], Any]] = {}  # of the plugins in use, by name
 END_SECONDS = 20.0  # that the end of a training waits for each logger
 
 
@@ -140,7 +117,7 @@ class LoggerThread:
     No executor, because Python waits for the threads of those before it ends.
     """
 
-    def __init__(self, name: str, logger: Logger, warn: Callable[[str], None]) -> None:
+    def __init__(self, name: str, logger: Any, warn: Callable[[str], None]) -> None:
         self._name, self._logger, self._warn, self._warned = name, logger, warn, False
         self._messages: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # a method and its arguments
         self._thread = Thread(target=self._work, name=f"logger-{name}", daemon=True)
@@ -172,56 +149,78 @@ class LoggerThread:
 
 
 class Loggers:
-    """Writes ``steps.csv`` and hands figures and pictures to the chosen services."""
+    """Writes the tables of a run, the row of an epoch to the log, and all of it to the services."""
 
-    def __init__(self, folder: Path, steps: MetricsCsv, every_steps: int) -> None:
-        self._folder, self._steps, self._every_steps = folder, steps, every_steps
+    def __init__(self, folder: Path, config: LoggerConfig, state: TrainState, epochs: int, log: RunLog) -> None:
+        self._folder, self._config, self._state, self._epochs, self._log = folder, config, state, epochs, log
+        self._tables: dict[str, MetricsCsv] = {}  # on rank 0
         self._threads: list[LoggerThread] = []
-        self._complete = False
+        self._complete, self._first_epoch, self._started = False, state.epoch, time.monotonic()
 
-    def start(self, config: LoggerConfig, step: int, options: dict[str, Any], warn: Callable[[str], None]) -> None:
-        """Start the services and the loggers of plugins.
+    @property
+    def seconds(self) -> float:
+        """Since the training began or was resumed."""
+        return time.monotonic() - self._started
 
-        If one cannot start, a new run raises TrainError, a resumed one warns: a job that is
+    def start(self, options: dict[str, Any]) -> None:
+        """Start tables, services and the loggers of plugins, on rank 0; ``options`` are the run's.
+
+        If a service cannot start, a new run raises TrainError, a resumed one warns: a job that is
         requeued at night must not end because a service is away.
         """
-        for name in [*config.services, *LOGGERS]:
-            run = LoggedRun(self._folder, own_id(self._folder), step, options)
+        for name, columns in TABLES.items():
+            done = self._state.step if columns[0] == "step" else self._state.epoch
+            self._tables[name] = MetricsCsv(self._folder / f"{name}.csv", columns, done)
+        for name in [*self._config.services, *LOGGERS]:
+            run = LoggedRun(self._folder, own_id(self._folder), self._state.step, options)
             try:
                 logger = (LOGGERS | SERVICES)[name](run)
             except Exception as error:  # of somebody else's client: of any kind
                 reason = f"logger={name} cannot start ({in_short(error)})"
-                if step == 0:
+                if run.step == 0:
                     raise TrainError(f"{reason}. fix: that, or leave {name} out") from error
-                warn(f"warning: {reason}: the training is whole, figures are missing there")
+                self._log.line(f"warning: {reason}: the training is whole, figures are missing there")
             else:
-                self._threads.append(LoggerThread(name, logger, warn))
+                self._threads.append(LoggerThread(name, logger, self._log.line))
 
     def step(self, step: int, figures: Mapping[str, float]) -> None:
         """Log the learning rate and the losses of a step, if it is one of each ``every_steps``."""
-        if self._every_steps == 0 or step % self._every_steps != 0:
+        if self._tables and self._config.every_steps > 0 and step % self._config.every_steps == 0:
+            self._tables["steps"].write({"step": step, **figures})
+            self._scalars("train", figures)
+
+    def epoch(self, result: EpochResult, figures: Mapping[str, float], seconds: float, is_best: bool) -> None:
+        """Log the epoch that the state has just counted, which took ``seconds``."""
+        if not self._tables:
             return
-        self._steps.write({"step": step, **figures})
-        self._scalars(step, "train", figures)
+        state = self._state
+        row = {"epoch": state.epoch, "step": state.step, "lr": result.lr, **result.losses, **figures}
+        speed = {"seconds": seconds, "images_per_second": result.images_per_second, "waiting": result.waiting}
+        self._tables["metrics"].write(row)
+        self._tables["times"].write({"epoch": state.epoch, **speed})
+        self._scalars("epoch", {"epoch": state.epoch, "lr": result.lr, **result.losses})
+        self._scalars("val", figures)
+        self._scalars("speed", speed)
 
-    def epoch(self, step: int, row: Mapping[str, float], speed: Mapping[str, float]) -> None:
-        """Log the figures of an epoch: its row of metrics.csv, and how fast it was."""
-        self._scalars(step, "epoch", {name: row[name] for name in ("epoch", "lr", *LOSS_NAMES)})
-        self._scalars(step, "val", {name: row[name] for name in FIGURES if name in row})
-        self._scalars(step, "speed", speed)
+        scores = [f"{figures[name]:.3f}" if figures.get(name, ABSENT) != ABSENT else "-" for name in ("AP", "AP50")]
+        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
+        left = self.seconds / (state.epoch - self._first_epoch) * (self._epochs - state.epoch)  # evaluations included
+        times = [result.images_per_second, memory, duration(seconds), duration(left)]
+        if state.epoch == self._first_epoch + 1:
+            self._log.line(epoch_row(list(EPOCH_COLUMNS)))
+        cells = [f"{state.epoch}/{self._epochs}", *result.losses.values(), *scores, *times]
+        self._log.line(epoch_row(cells) + " *" * is_best)
 
-    def pictures(self, step: int, pattern: str) -> None:
+    def pictures(self, pattern: str) -> None:
         """Log the pictures of the run folder that match, by their names there."""
         for path in sorted(self._folder.glob(pattern)):
-            self._send("picture", step, path.relative_to(self._folder).with_suffix("").as_posix(), path)
+            name = path.relative_to(self._folder).with_suffix("").as_posix()
+            self._send("picture", self._state.step, name, path)
 
-    def result(self, step: int, best: Mapping[str, float], scores: CocoResult) -> None:
-        """Log the best epoch's figures, the last evaluation by class, and the plots."""
-        self._scalars(step, "best", best)
-        columns = list(next(iter(scores.per_class.values())))
-        rows = [(name, *row.values()) for name, row in scores.per_class.items()]
-        self._send("table", step, "classes", ["class", *columns], rows)
-        self.pictures(step, "plots/*.[jp][pn]g")
+    def result(self) -> None:
+        """Log the best epoch's figures and the plots at the end of a training."""
+        self._scalars("best", self._state.best_figures)
+        self.pictures("plots/*.[jp][pn]g")
         self._complete = True
 
     def close(self) -> None:
@@ -229,37 +228,14 @@ class Loggers:
         for thread in self._threads:
             thread.close(self._complete)
 
-    def _scalars(self, step: int, group: str, figures: Mapping[str, float]) -> None:
+    def _scalars(self, group: str, figures: Mapping[str, float]) -> None:
         present = {name: figure for name, figure in figures.items() if figure != ABSENT}
         if present:
-            self._send("scalars", step, group, present)
+            self._send("scalars", self._state.step, group, present)
 
     def _send(self, method: str, *content: Any) -> None:
         for thread in self._threads:
             thread.send(method, *content)
-
-
-@contextmanager
-def open_loggers(
-    config: LoggerConfig,
-    world: World,
-    folder: Path,
-    step: int,
-    options: dict[str, Any],
-    warn: Callable[[str], None],
-) -> Iterator[Loggers]:
-    """Start the loggers on rank 0 after ``step`` steps of a run; close them after the body.
-
-    ``options`` are the run's. ``warn`` gets warnings, also from other threads. Raises the error of
-    ``Loggers.start`` on all ranks.
-    """
-    steps = MetricsCsv(folder / "steps.csv", ("step", "lr", *LOSS_NAMES), world.is_main, step, "step")
-    loggers = Loggers(folder, steps, config.every_steps)
-    try:
-        on_main(world, lambda: loggers.start(config, step, options, warn))
-        yield loggers
-    finally:
-        loggers.close()
 
 
 def own_id(folder: Path) -> str:
@@ -272,5 +248,5 @@ def own_id(folder: Path) -> str:
 
 
 def in_short(error: BaseException) -> str:
-    """The kind of an error and its first line."""
-    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])[:200]
+    """The kind of an error and its first sentence."""
+    return f"{type(error).__name__}: {first_line(error)}"[:200]

@@ -1,17 +1,13 @@
-"""What a person sees of a run: lines, progress, and the table of epochs.
+"""What a person sees of a run: lines and progress.
 
 Progress goes to stderr: on a terminal as a live line, otherwise as whole lines.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
-from typing import Any
+from typing import Self
 
 from rich import progress as bars
 from rich.console import Console
@@ -64,10 +60,10 @@ class Progress:
         self._enabled = enabled
         self._bar = _start_bar(title, total) if enabled and is_live() else None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def advance(self, units: int) -> None:
@@ -112,19 +108,6 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def memory() -> str:
-    """Peak memory so far, of the GPU if one is in use, else of this process; "-" if unknown."""
-    torch = sys.modules.get("torch")  # without it no GPU is in use
-    if torch is not None and torch.cuda.is_initialized():
-        return f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G"
-    with suppress(ImportError):
-        import resource  # Unix only
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.1f}G"
-    return "-"
-
-
 def _start_bar(title: str, total: int) -> bars.Progress:
     """A live line without a thread: it would be alive while data workers are forked."""
     label, text = (bars.TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
@@ -133,32 +116,3 @@ def _start_bar(title: str, total: int) -> bars.Progress:
     bar.add_task(title, total=total or None, text="")
     bar.start()
     return bar
-
-
-EPOCH_COLUMNS = {  # title and width by the keys of a row
-    "epoch": ("epoch", 7), "loss": ("loss", 7), "loss_box": ("box", 7), "loss_objectness": ("obj", 7),
-    "loss_classification": ("cls", 7), "AP": ("AP", 5), "AP50": ("AP50", 5), "images_per_second": ("img/s", 5),
-    "memory": ("mem", 5), "seconds": ("time", 7), "left": ("left", 8),
-}  # fmt: skip
-
-
-def epoch_titles() -> str:
-    """The titles of the table of epochs."""
-    return " ".join(f"{title:>{width}}" for title, width in EPOCH_COLUMNS.values())
-
-
-def epoch_row(values: Mapping[str, Any], is_best: bool) -> str:
-    """A row of the table, with "-" where there is no value and "*" at the best epoch so far."""
-    cells = []
-    for key, (_, width) in EPOCH_COLUMNS.items():
-        value = values.get(key, -1.0)
-        if isinstance(value, str):
-            text = value
-        elif key in ("seconds", "left"):
-            text = duration(value)
-        elif key in ("AP", "AP50"):
-            text = "-" if value < 0 else f"{value:.3f}"
-        else:
-            text = f"{value:.4g}" if len(f"{value:.4g}") <= width else f"{value:.1e}"
-        cells.append(f"{text:>{width}}")
-    return " ".join(cells) + " *" * is_best

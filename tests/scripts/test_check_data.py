@@ -123,7 +123,7 @@ def test_a_training_says_what_its_sets_are_like(
     model = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125)
     world = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
     sampler = SimpleNamespace(steps_per_epoch=1, images_per_rank=5, accumulate=1)
-    announce(RunLog(None, True), tmp_path, config, world, train_set, val_set, sampler, model)
+    announce(RunLog(tmp_path, True), tmp_path, config, world, train_set, val_set, sampler, model)
     about, *lines = capsys.readouterr().out.splitlines()
     assert about == f"data: drawn, coco of {drawn.root}"
     assert lines[0].startswith(f"train: 5 images, 10 boxes, 2 classes, {said}")

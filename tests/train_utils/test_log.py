@@ -1,16 +1,13 @@
-"""The log and the table of figures."""
-
-from __future__ import annotations
+"""The log, the tables of figures, and the rows on the terminal."""
 
 import csv
 import re
-import warnings
 from pathlib import Path
 
 import pytest
 
 from train_utils.errors import TrainError
-from train_utils.log import MetricsCsv, RunLog, log_warnings
+from train_utils.log import EPOCH_COLUMNS, MetricsCsv, RunLog, epoch_row
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -19,82 +16,74 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_run_log_writes_to_both_on_the_main_process_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RunLog(tmp_path, is_main=True).line("one")
-    RunLog(tmp_path, is_main=True).line("two \u00e9")  # a resumed run goes on in the same file
-    for silent in (None, ""):
-        RunLog(tmp_path, is_main=True).line(silent)
+    for text in ("one", "two \u00e9", None, ""):
+        RunLog(tmp_path, is_main=True).line(text)  # a resumed run goes on in the same file
     RunLog(tmp_path, is_main=False).line("three")
-    RunLog(None, is_main=True).line("four")
-    assert capsys.readouterr().out == "one\ntwo \u00e9\nfour\n"
+    assert capsys.readouterr().out == "one\ntwo \u00e9\n"
     lines = (tmp_path / "train.log").read_text(encoding="utf-8").splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
     assert [line[20:] for line in lines] == ["one", "two \u00e9"]
 
 
-def test_metrics_keep_every_digit_and_leave_gaps(tmp_path: Path) -> None:
-    metrics = MetricsCsv(tmp_path / "m.csv", ("epoch", "loss", "AP"), is_main=True)
-    metrics.write({"epoch": 1, "loss": 0.1 + 0.2})
-    assert rows(tmp_path / "m.csv") == [{"epoch": "1", "loss": repr(0.1 + 0.2), "AP": ""}]
-    with pytest.raises(AssertionError, match="typo"):
-        metrics.write({"typo": 1})
-
-
-def test_metrics_go_on_after_the_resumed_epoch(tmp_path: Path) -> None:
-    path = tmp_path / "m.csv"
-    metrics = MetricsCsv(path, ("epoch", "loss"), is_main=True)
+def test_metrics_keep_every_digit_and_go_on_after_the_resumed_epoch(tmp_path: Path) -> None:
+    path, columns = tmp_path / "m.csv", ("epoch", "loss", "AP")
+    metrics = MetricsCsv(path, columns)
     for epoch in range(1, 5):
-        metrics.write({"epoch": epoch, "loss": epoch / 10})
+        metrics.write({"epoch": epoch, "loss": 0.1 + epoch / 5})
+    whole = path.read_bytes()
     with path.open("a") as file:
         file.write("2,0.")  # cut by a kill: neither an epoch nor a loss to trust
-    again = MetricsCsv(path, ("epoch", "loss", "AP"), is_main=True, done=2)
-    again.write({"epoch": 3, "loss": 9, "AP": 1})
-    assert [tuple(row.values()) for row in rows(path)] == [("1", "0.1", ""), ("2", "0.2", ""), ("3", "9", "1")]
-    MetricsCsv(path, ("epoch",), is_main=True)
+    again = MetricsCsv(path, columns, done=2)
+    for epoch in (3, 4):
+        again.write({"epoch": epoch, "loss": 0.1 + epoch / 5})
+    assert path.read_bytes() == whole
+    assert rows(path)[0] == {"epoch": "1", "loss": repr(0.1 + 0.2), "AP": ""}
+    MetricsCsv(path, columns)
     assert rows(path) == []
-
-
-def test_a_full_disk_delays_rows_and_loses_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, kept = tmp_path / "m.csv", tmp_path / "kept.csv"
-    metrics = MetricsCsv(path, ("epoch", "loss"), is_main=True)
-    metrics.write({"epoch": 1, "loss": 0.5})
-    path.rename(kept)
-    path.symlink_to("/dev/full")
-    for epoch in (2, 3):
-        metrics.write({"epoch": epoch, "loss": 0.25})
-    assert capsys.readouterr().err.count(f"warning: cannot write {path} (No space left on device)") == 1, (
-        "two rows wait"
-    )
-    path.unlink()
-    kept.rename(path)
-    metrics.write({"epoch": 4, "loss": 0.1})
-    assert [row["epoch"] for row in rows(path)] == ["1", "2", "3", "4"] and capsys.readouterr().err == ""
-
-
-def test_a_full_disk_does_not_end_a_run_by_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "train.log").symlink_to("/dev/full")
-    run_log = RunLog(tmp_path, is_main=True)
-    run_log.line("one")
-    run_log.line("two")
-    shown = capsys.readouterr()
-    assert shown.out == "one\ntwo\n" and shown.err.count("No space left on device") == 1, "told once"
-
-
-def test_metrics_of_other_processes_touch_nothing(tmp_path: Path) -> None:
-    MetricsCsv(tmp_path / "m.csv", ("epoch",), is_main=False).write({"epoch": 1})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_metrics_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"cannot write .*m\.csv .*fix: "):
-        MetricsCsv(tmp_path / "none" / "m.csv", ("epoch",), is_main=True)
+        MetricsCsv(tmp_path / "none" / "m.csv", columns)
 
 
-def test_warnings_about_a_subject_go_to_the_log(tmp_path: Path) -> None:
-    with warnings.catch_warnings(record=True) as others:
-        warnings.simplefilter("always")
-        log_warnings(RunLog(tmp_path, is_main=True), "deterministic")
-        warnings.warn("scatter does not have a deterministic implementation, but you set ...\nmore", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
-    log = (tmp_path / "train.log").read_text()
-    assert "warning: scatter does not have a deterministic" in log and "something else" not in log
-    assert [str(other.message) for other in others] == ["something else"]
+def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, log = MetricsCsv(tmp_path / "m.csv", ("epoch", "loss")), RunLog(tmp_path, is_main=True)
+
+    def write(epoch: int) -> None:
+        table.write({"epoch": epoch, "loss": 0.25})
+        log.line(f"line {epoch}")
+
+    write(1)
+    paths = [tmp_path / name for name in ("m.csv", "train.log")]
+    for path in paths:
+        path.rename(f"{path}.kept")
+        path.symlink_to("/dev/full")
+    for epoch in (2, 3):
+        write(epoch)
+    shown = capsys.readouterr()
+    for path in paths:
+        assert shown.err.count(f"warning: cannot write {path} (No space left on device)") == 1, "two lines wait"
+        path.unlink()
+        Path(f"{path}.kept").rename(path)
+    write(4)
+    assert [row["epoch"] for row in rows(tmp_path / "m.csv")] == ["1", "2", "3", "4"]
+    assert re.findall(r"line \d", (tmp_path / "train.log").read_text()) == ["line 1", "line 2", "line 3", "line 4"]
+    assert capsys.readouterr().err == ""
+
+
+def test_rows_stand_under_their_titles() -> None:
+    titles = epoch_row(list(EPOCH_COLUMNS))
+    row = epoch_row(["1/3", 12.3456, 0.00123456, 123456.7, 4.5, "0.250", "-", 214.4, "1.2G", "0:00:05", "0:00:09"])
+    assert len(titles) == len(row) <= 80
+    assert row.split() == [
+        "1/3",
+        "12.35",
+        "1.2e-03",
+        "1.2e+05",
+        "4.5",
+        "0.250",
+        "-",
+        "214.4",
+        "1.2G",
+        "0:00:05",
+        "0:00:09",
+    ]
+    assert [match.end() for match in re.finditer(r"\S+", titles)] == [match.end() for match in re.finditer(r"\S+", row)]

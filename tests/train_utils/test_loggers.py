@@ -1,7 +1,5 @@
 """Whole trainings with all loggers: what each service holds afterwards, also of a resumed run."""
 
-from __future__ import annotations
-
 import csv
 import os
 import signal
@@ -9,6 +7,8 @@ import struct
 from collections import Counter
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -24,9 +24,8 @@ from train import train
 from train_utils import loggers as module
 from train_utils.checkpoint import load_last
 from train_utils.config import LoggerConfig, is_installed
-from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
-from train_utils.loggers import Loggers, open_loggers
+from train_utils.loggers import Loggers
 from train_utils.train_state import LOSS_NAMES
 
 SHAPES = ShapesConfig(train_images=18, val_images=5, image_size=64)
@@ -120,9 +119,12 @@ class Service:
 
 
 def log_some(config: LoggerConfig, folder: Path, steps: range, warnings: list[str]) -> None:
-    with open_loggers(config, init_distributed_mode("cpu", 60), folder, steps[0] - 1, {}, warnings.append) as loggers:
-        for step in steps:
-            loggers.step(step, {"lr": 0.1, **dict.fromkeys(LOSS_NAMES, step / 2)})
+    state, log = SimpleNamespace(step=steps[0] - 1, epoch=0), SimpleNamespace(line=warnings.append)
+    loggers = Loggers(folder, config, cast(Any, state), 9, cast(Any, log))
+    loggers.start({})
+    for state.step in steps:
+        loggers.step(state.step, {"lr": 0.1, **dict.fromkeys(LOSS_NAMES, state.step / 2)})
+    loggers.close()
 
 
 def failing(*_: object) -> None:

@@ -1,6 +1,4 @@
-"""What a person sees of a training: lines on stderr, a live line on a terminal, rows of a table."""
-
-from __future__ import annotations
+"""What a person sees of a training: lines on stderr, a live line on a terminal."""
 
 import os
 import pty
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from train_utils.progress import LINES, Progress, epoch_row, epoch_titles
+from train_utils.progress import LINES, Progress
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SESSION = """
@@ -61,12 +59,3 @@ def test_a_terminal_shows_a_live_line_below_the_others() -> None:
     assert process.wait() == 0 and b"\x1b[?25l" not in seen, "a killed process would leave no cursor"
     text = re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", seen).decode()
     assert "20/40  loss 12.35" in text and "a note in the middle of an epoch\r\n" in text
-
-
-def test_rows_stand_under_their_titles() -> None:
-    losses = {"loss": 12.3456, "loss_box": 0.00123456, "loss_objectness": 123456.7, "loss_classification": 4.5}
-    row = {"epoch": "1/3", **losses, "images_per_second": 214.4, "memory": "1.2G", "seconds": 5.0, "left": 9.0}
-    titles, plain, best = epoch_titles(), epoch_row(row, False), epoch_row(row | {"AP": 0.25, "AP50": 0.5}, True)
-    assert len(titles) == len(plain) == len(best) - 2 <= 80 and best.endswith("0:00:09 *")
-    at = titles.index(" AP ") + 3
-    assert (plain[:at].split()[-1], best[:at].split()[-1]) == ("-", "0.250")

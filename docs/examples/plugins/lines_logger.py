@@ -4,11 +4,11 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from plugins import LOGGERS
-from train_utils.loggers import Cell, LoggedRun
+from train_utils.loggers import LoggedRun
 
 
 class LinesLogger:
@@ -23,9 +23,6 @@ class LinesLogger:
 
     def picture(self, step: int, name: str, path: Path) -> None:
         """Pictures are in the run folder anyway."""
-
-    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Tables are not kept."""
 
     def close(self, complete: bool) -> None:
         """Write out what is left."""
