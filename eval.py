@@ -39,7 +39,7 @@ from data import (
     eval_batches,
     make_loader,
 )
-from models import AnyNetwork, Darknet, OnnxNetwork, for_detection, image_size_of
+from models import Darknet, for_detection, image_size_of
 from train_utils import coco_eval, detections, plots, report
 from train_utils.coco_eval import Evaluation
 from train_utils.config import EvalPrecision
@@ -72,8 +72,7 @@ def evaluate(config: EvalConfig) -> Outcome:
     else:
         model = load_model(config, val_set, world).to(world.device)
         image_size = config.evaluate.image_size
-        if image_size is None:  # of Darknet weights: checkpoints and exported files have filled it in
-            assert isinstance(model, Darknet)
+        if image_size is None:  # of Darknet weights: checkpoints have filled it in
             image_size = image_size_of(model.cfg)
         evaluator = Evaluator(val_set, config.evaluate, image_size, model, config.data, world, config.timeout_seconds)
         evaluation = evaluator(model)
@@ -106,7 +105,7 @@ def score_file(path: Path, val_set: Annotations) -> Evaluation:
     return Evaluation(coco_eval.score(truth, found), truth, found)
 
 
-def load_model(config: EvalConfig, val_set: Annotations, world: World) -> AnyNetwork:
+def load_model(config: EvalConfig, val_set: Annotations, world: World) -> Darknet:
     """Build the network that ``config`` names.
 
     Raises ConfigError if the checkpoint's classes are not those of the data.
@@ -125,8 +124,6 @@ def load_model(config: EvalConfig, val_set: Annotations, world: World) -> AnyNet
             f"data={config.data.name} has the {len(val_set.names)} classes {', '.join(val_set.names[:4])}, .... fix: "
             "evaluate on data with the checkpoint's classes, or convert weights anew with names=<the data's .json>"
         )
-    if isinstance(opened.model, OnnxNetwork) and world.is_main:
-        print(opened.note)
     return opened.model
 
 
@@ -155,7 +152,7 @@ class Evaluator:
         val_set: Annotations,
         config: EvaluateConfig,
         image_size: int,
-        model: AnyNetwork,
+        model: Darknet,
         data: DataConfig,
         world: World,
         timeout_seconds: float = 0.0,
@@ -178,7 +175,7 @@ class Evaluator:
 
     def __call__(self, model: torch.nn.Module) -> Evaluation | None:
         """Score ``model``; None on all ranks but 0."""
-        assert isinstance(model, AnyNetwork)
+        assert isinstance(model, Darknet)
         device = self.world.device
         progress = Progress(self.num_images, "evaluate", self.world.is_main)
         own = detect(

@@ -32,7 +32,6 @@ from conf.network import TrainedNetwork, open_detector
 from conf.programs import callable_from_python
 from conf.schema import ExportConfig, ExportFormat
 from data.shapes import draw_image
-from models import Darknet
 from models import export as files
 from train_utils.files import CHECKPOINTS
 
@@ -43,7 +42,7 @@ MOST_CANDIDATES = 1000  # boxes of an image, best first, that enter suppression
 
 @callable_from_python("export")
 def export(config: ExportConfig) -> Path:
-    """Write and check a file as configured, show how to use it and return its path.
+    """Write and check a file as configured and return its path.
 
     Raises ConfigError if packages are missing or options do not fit, ModelError if the weights do
     not fit or the file differs from the network.
@@ -56,7 +55,6 @@ def export(config: ExportConfig) -> Path:
     out = output_path(config, ".onnx" if is_onnx else ".pt2")
     network = open_detector(config.ckpt, config.model, config.names, None)
     model = network.model
-    assert isinstance(model, Darknet), "conf/checkpoints.py refuses exported files"
     size = config.image_size or network.image_size
     height, width = size if isinstance(size, list) else (size, size)
     if (fits := model.nearest_size(height, width)) != (height, width):
@@ -88,9 +86,9 @@ def export(config: ExportConfig) -> Path:
         os.replace(partial, out)
     print(
         f"wrote {out}: {out.stat().st_size / 1e6:.1f} MB; on drawn pictures, noise and black its boxes are within "
-        f"{boxes:.1e} of the image size and its scores within {scores:.1e} of the network's"
+        f"{boxes:.1e} of the image size and its scores within {scores:.1e} of the network's",
+        flush=True,
     )
-    print(usage(out, config, model.max_stride), flush=True)
     return out
 
 
@@ -125,7 +123,7 @@ def output_path(config: ExportConfig, suffix: str) -> Path:
 def metadata(
     config: ExportConfig, network: TrainedNetwork, size: tuple[int, int], open_axes: list[str]
 ) -> dict[str, str]:
-    """What the file says about itself, as JSON; models/onnx_metadata.py reads it."""
+    """What the file says about itself, as JSON."""
     facts = {
         "names": network.names,
         "category_ids": network.category_ids,
@@ -137,18 +135,3 @@ def metadata(
         facts["suppression"] = {key: getattr(config, key) for key in ("confidence", "nms_iou", "max_detections")}
     texts = {key: json.dumps(value, ensure_ascii=False) for key, value in facts.items()}
     return {"made_by": own_version(), "origin": network.origin, **texts}
-
-
-def usage(out: Path, config: ExportConfig, stride: int) -> str:
-    """Lines of Python that run the file."""
-    outputs = ", ".join(files.DETECTIONS if config.nms else files.BOXES)
-    images = "# images: float32 (batch, 3, height, width), RGB, 0..1, letterboxed"
-    if config.dynamic_size:
-        images += f"; height and width multiples of {stride}"  # for others ONNX files may output wrong boxes
-    if config.format == ExportFormat.onnx:
-        load = f"import onnxruntime; session = onnxruntime.InferenceSession({str(out)!r})"
-        call = f'{outputs} = session.run(None, {{"images": images}})  # a numpy array'
-    else:
-        load = f"import torch, torchvision; detector = torch.export.load({str(out)!r}).module()"
-        call = f"{outputs} = detector(images)  # a tensor"
-    return f"run it:\n  {images}\n  {load}\n  {call}"

@@ -14,7 +14,6 @@ from conf.file_choices import check_values
 from conf.messages import darknet_options
 from data.download import download
 from models.config import ModelConfig
-from models.onnx_metadata import Exported, read_exported
 from models.published import Published
 from train_utils.errors import CheckpointError
 from train_utils.files import find_checkpoint
@@ -28,18 +27,13 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     alone = ConfigError("detections= are scored as they are. fix: leave out ckpt and model")
     if options.get("detections") is not None and options.get("ckpt") is not None:
         raise alone  # before the checkpoint is read, which may be any file
-    exported = read_exported(options.get("ckpt"))
-    options = model_or_checkpoint(options, named, exported is not None)
+    options = model_or_checkpoint(options, named)
     if options.get("detections") is not None:
         if options["model"] is not None:
             raise alone
         if "data" not in options:
             raise ConfigError("detections= are scored against data. fix: add data=...")
         return options
-    if exported is not None:
-        if "data" not in options:
-            raise ConfigError(f"ckpt={options['ckpt']} names no data. fix: add data=...")
-        return with_exported(options, "evaluate.", exported, named)
     if options["model"] is None:
         del options["model"]
     if options.get("ckpt") is not None:
@@ -51,52 +45,11 @@ def complete_from_checkpoint(options: dict[str, Any], named: Sequence[str]) -> d
     return options
 
 
-def complete_detection(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
-    """The options of predict.py and the demo; an exported file fills in its own."""
-    exported = read_exported(options.get("ckpt"))
-    options = model_or_checkpoint(options, named, exported is not None)
-    return options if exported is None else with_exported(options, "", exported, named)
-
-
-def with_exported(options: dict[str, Any], prefix: str, exported: Exported, named: Sequence[str]) -> dict[str, Any]:
-    """The options with those of an exported file, which are below ``prefix``, where none are named.
-
-    Raises ConfigError for what onnxruntime, or a file with a fixed image size, cannot do.
-    """
-    ckpt, section = options["ckpt"], options[prefix.rstrip(".")] if prefix else options
-    check_values(exported.image_size, ckpt)
-    if options["device"] not in ("auto", "cpu"):
-        raise ConfigError(f"ckpt={ckpt} runs on the CPU, in onnxruntime. fix: device=cpu")
-    if section["precision"] != "float32":
-        raise ConfigError(f"ckpt={ckpt} computes in float32. fix: {prefix}precision=float32")
-    if section["image_size"] is None:
-        section = {**section, "image_size": max(exported.image_size)}
-    if not exported.any_size:
-        section = _square_only(section, prefix, exported, named)
-    return {**options, "device": "cpu", prefix.rstrip("."): section} if prefix else {**section, "device": "cpu"}
-
-
-def _square_only(section: dict[str, Any], prefix: str, exported: Exported, named: Sequence[str]) -> dict[str, Any]:
-    """The options for a file with a fixed image size: each picture fills, or is padded to, it."""
-    height, width = exported.image_size
-    rect = section["rect"] and f"{prefix}rect" in named
-    for key, fits in (
-        ("image_size", height == width == section["image_size"]),
-        ("rect", not rect or section["resize"] == "stretch"),
-    ):
-        if not fits:
-            raise ConfigError(
-                f"{prefix}{key}={section[key]} needs other sizes than the {height} x {width} pixels of"
-                f" {exported.path}. fix: export it with dynamic_size=true"
-            )
-    return {**section, "rect": False}
-
-
-def model_or_checkpoint(options: dict[str, Any], named: Sequence[str], exported: bool = False) -> dict[str, Any]:
+def model_or_checkpoint(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:
     """The options with ``model`` null if no network is named: then ``ckpt`` holds one.
 
-    ``exported``: that is an ONNX file. Raises ConfigError if options of a network stand beside
-    ``ckpt``, or without a network; CheckpointError if ``ckpt`` is none.
+    Raises ConfigError if options of a network stand beside ``ckpt``, or without a network;
+    CheckpointError if ``ckpt`` is none.
     """
     model = options.get("model") or {}
     keys = [key for key in named if key.split(".")[0] == "model"]
@@ -105,8 +58,7 @@ def model_or_checkpoint(options: dict[str, Any], named: Sequence[str], exported:
             raise ConfigError(
                 f"ckpt and {keys[0]} exclude one another: a checkpoint holds its network. fix: leave one out"
             )
-        if not exported:
-            ask_for_plugins(config_of_checkpoint(options["ckpt"]), f"ckpt={options['ckpt']}", named)
+        ask_for_plugins(config_of_checkpoint(options["ckpt"]), f"ckpt={options['ckpt']}", named)
     if "cfg" in model:
         return options
     if options.get("ckpt") is None and (keys or model.get("weights") is not None):

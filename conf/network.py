@@ -12,7 +12,6 @@ from conf.checkpoints import weights_path
 from conf.schema import DetectConfig, EvaluateConfig
 from data import read_names
 from models import (
-    AnyNetwork,
     Cfg,
     Darknet,
     DarknetLoss,
@@ -20,7 +19,6 @@ from models import (
     LossConfig,
     LossSection,
     ModelError,
-    OnnxNetwork,
     Postprocess,
     WeightsReport,
     YoloLoss,
@@ -30,7 +28,6 @@ from models import (
     load_foreign_state_dict,
     load_weights_of_checkpoint,
     parse_cfg,
-    read_exported,
     read_tensor_file,
     with_anchors,
     with_scale_x_y,
@@ -150,7 +147,7 @@ def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
 class TrainedNetwork:
     """A trained network on the CPU, in evaluation mode, with one sentence about its origin."""
 
-    model: AnyNetwork
+    model: Darknet
     names: list[str]
     category_ids: list[int]  # in the order of names: those of the data set, or 1, 2, ...
     image_size: int
@@ -191,13 +188,7 @@ def open_detector(
 
 
 def open_checkpoint(ckpt: str) -> TrainedNetwork:
-    """The averaged network of a checkpoint, or an ONNX file of export.py, with its image size.
-
-    Raises the errors of both if they cannot be read.
-    """
-    if (exported := read_exported(ckpt)) is not None:
-        about = exported.names, exported.category_ids, max(exported.image_size)
-        return TrainedNetwork(OnnxNetwork(exported).eval(), *about, f"{ckpt}: {exported.note}", exported.note)
+    """The averaged network of a checkpoint, with the image size of its evaluation."""
     state = load_checkpoint(Path(ckpt))
     model, names = model_from_checkpoint(state)
     saved = state["config"]

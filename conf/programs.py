@@ -61,14 +61,14 @@ class Program(NamedTuple):
 PROGRAMS = {  # by the name of their YAML file in conf/
     "train": Program(schema.TrainConfig, "train:train", complete_training),
     "eval": Program(schema.EvalConfig, "eval:evaluate", checkpoints.complete_from_checkpoint),
-    "predict": Program(schema.PredictConfig, "predict:predict", checkpoints.complete_detection),
+    "predict": Program(schema.PredictConfig, "predict:predict", checkpoints.model_or_checkpoint),
     "export": Program(schema.ExportConfig, "export:export", checkpoints.model_or_checkpoint),
     "check_data": Program(schema_tools.CheckDataConfig, "scripts.check_data:main"),
     "anchors": Program(schema_tools.AnchorsConfig, "scripts.anchors:find_anchors"),
     "get_data": Program(schema_tools.GetDataConfig, "scripts.get_data:get_data", bare="name"),
     "get_weights": Program(schema_tools.GetWeightsConfig, "scripts.get_weights:get_weights", bare="name"),
     "convert": Program(schema_tools.ConvertConfig, "scripts.convert_weights:convert", checkpoints.complete_conversion),
-    "demo": Program(schema.DemoConfig, "scripts.demo:main", checkpoints.complete_detection),
+    "demo": Program(schema.DemoConfig, "scripts.demo:main", checkpoints.model_or_checkpoint),
     "compare": Program(schema_tools.CompareConfig, "scripts.compare:compare", bare="runs..."),
     "tune": Program(schema_tools.TuneConfig, "scripts.tune:tune"),
 }

@@ -111,7 +111,7 @@ CHOICES: dict[str, dict[str, type]] = {"loss": {"yolov3": LossConfig, "darknet":
 class EvalConfig(PluggedConfig):
     """Everything that eval.py reads; the checkpoint fills in ``data`` and ``model``."""
 
-    ckpt: str | None  # a checkpoint file, a run folder (its best.pt), or an .onnx file of export.py
+    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     detections: str | None  # a COCO results file of any system, scored instead of a network
     out: str | None  # folder for scores and detections as JSON, and for plots; null: print only, or
     # runs/eval/<date_time> with plots
@@ -131,7 +131,7 @@ class EvalConfig(PluggedConfig):
 class DetectConfig(PluggedConfig):
     """A detector, ``ckpt`` or ``model`` with its weights and ``names``, and what it reports."""
 
-    ckpt: str | None  # a checkpoint file, a run folder (its best.pt), or an .onnx file of export.py
+    ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     model: ModelConfig | None
     names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored

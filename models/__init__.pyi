@@ -6,9 +6,7 @@ from .cfg import zoo_cfg as zoo_cfg
 from .config import IouKind as IouKind
 from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection
-from .darknet import AnyNetwork as AnyNetwork
 from .darknet import Darknet as Darknet
-from .darknet import OnnxNetwork as OnnxNetwork
 from .darknet import count_flops as count_flops
 from .darknet import count_parameters as count_parameters
 from .darknet import fitted_cfg as fitted_cfg
@@ -22,7 +20,6 @@ from .heads import with_anchors as with_anchors
 from .heads import with_scale_x_y as with_scale_x_y
 from .loss import LossParts as LossParts
 from .loss import YoloLoss as YoloLoss
-from .onnx_metadata import read_exported as read_exported
 from .weights import WEIGHTS_VERSION as WEIGHTS_VERSION
 from .weights import WeightsReport as WeightsReport
 from .weights import load_darknet_weights as load_darknet_weights

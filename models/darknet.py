@@ -1,10 +1,8 @@
-"""A Darknet network as a torch module, and an exported ONNX file in its place."""
+"""A Darknet network as a torch module."""
 
 import copy
 import math
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +12,7 @@ from models.cfg import Cfg, load_cfg, with_options
 from models.errors import ModelError
 from models.heads import Head
 from models.layers import Convolution, SharedConvolution, YoloMap
-from models.onnx_metadata import Exported
 from models.sections import IMAGES, Graph, Node
-
-Run = Callable[[Tensor], tuple[Tensor, ...]]  # images -> outputs
 
 
 class Darknet(nn.Module):
@@ -183,59 +178,7 @@ def _releases(nodes: list[Node]) -> list[list[int]]:
     return released
 
 
-class OnnxNetwork(nn.Module):
-    """A file of export.py that onnxruntime computes on the CPU; threads may share it.
-
-    heads: none, as the file decodes its raw maps: models.decode passes its boxes and scores on.
-    max_stride, num_classes, nearest_size: as of Darknet.
-    """
-
-    heads: Sequence[Head] = ()
-
-    def __init__(self, exported: Exported) -> None:
-        super().__init__()
-        self.max_stride, self.num_classes = exported.stride, len(exported.names)
-        self._batch_size = exported.batch_size
-        # One thread for each call, so that any number of cores gives the same bits.
-        self._run = open_onnx(exported.path, threads=1)
-
-    def nearest_size(self, height: int, width: int) -> tuple[int, int]:
-        """The (height, width) of images, in pixels, nearest to these that the strides allow."""
-        step = self.max_stride
-        return max(step, round(height / step) * step), max(step, round(width / step) * step)
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """All boxes_xyxy (B, n, 4) and scores (B, n, classes) of images as Darknet takes them.
-
-        A file with a fixed batch size gets such batches, the last one filled up with black.
-        """
-        parts = []
-        for part in images.split(self._batch_size or len(images)):
-            missing = (self._batch_size or len(part)) - len(part)
-            outputs = self._run(nn.functional.pad(part, (0, 0, 0, 0, 0, 0, 0, missing)))
-            parts.append([output[: len(part)] for output in outputs])
-        return [torch.cat(column) for column in zip(*parts, strict=True)]
-
-
-def open_onnx(model: Path | bytes, threads: int = 0) -> Run:
-    """A function that runs an ONNX file, or its bytes.
-
-    It runs on the CPU with that many threads; 0: as many as there are cores.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # errors
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return lambda images: tuple(map(torch.from_numpy, session.run(None, {"images": images.numpy()})))
-
-
-AnyNetwork = Darknet | OnnxNetwork
-Network = TypeVar("Network", Darknet, OnnxNetwork, AnyNetwork)
-
-
-def for_detection(model: Network, device: torch.device) -> Network:
+def for_detection(model: Darknet, device: torch.device) -> Darknet:
     """``model`` as it detects fastest on the device that it is on.
 
     On a GPU that is a copy with batch norm in the convolutions, in channels_last memory. On a CPU
@@ -243,7 +186,6 @@ def for_detection(model: Network, device: torch.device) -> Network:
     """
     if device.type == "cpu":
         return model
-    assert isinstance(model, Darknet), "an exported network runs on the CPU"
     return fuse_batch_norm(model).to(memory_format=torch.channels_last)
 
 

@@ -113,11 +113,8 @@ def decode(
     raw_maps: as Darknet returns them; anchors: of the heads, on the maps' device, if they are there
     already. Returns boxes_xyxy (batch, n, 4) in pixels at network scale, not clipped to the image,
     and scores (batch, n, classes) = objectness * class probability. n runs over heads, anchors,
-    rows, columns. Without heads, as of an exported network, the maps are these two already.
+    rows, columns.
     """
-    if not heads:
-        boxes_xyxy, scores_of_all = raw_maps
-        return boxes_xyxy, scores_of_all
     boxes, scores = [], []
     anchors = anchors or HeadAnchors(heads)[raw_maps[0].device]
     for raw, head, sizes in zip(raw_maps, heads, anchors, strict=True):

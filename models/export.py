@@ -8,7 +8,7 @@ and zeros after the last result.
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import nms
 
-from models.darknet import Darknet, Run, fuse_batch_norm, open_onnx
+from models.darknet import Darknet, fuse_batch_norm
 from models.decode import decode
 from models.errors import ModelError
 
 REACH = 4  # image sides; far larger boxes would cost all others their precision
 OPSET = 20  # of ONNX
 TOLERANCE = 1e-4  # of scores, and of corners as a share of the image
+Run = Callable[[Tensor], tuple[Tensor, ...]]  # images -> outputs
 DynamicAxes = Mapping[int, str]  # image axis of variable size -> its name
 BOXES = ("boxes_xyxy", "scores")
 DETECTIONS = ("boxes", "scores", "classes", "counts")
@@ -214,10 +215,12 @@ def _quiet() -> Iterator[None]:
 def run_onnx(path: Path, hidden: Sequence[str] = ()) -> Run:
     """A function that runs an ONNX file; ``hidden`` values follow its outputs."""
     import onnx
+    import onnxruntime
 
     proto = onnx.load(path)
     proto.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in hidden)
-    return open_onnx(proto.SerializeToString())
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda images: tuple(map(torch.from_numpy, session.run(None, {"images": images.numpy()})))
 
 
 def run_torch(path: Path) -> Run:

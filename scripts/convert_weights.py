@@ -26,7 +26,7 @@ from conf import ConfigError
 from conf.entry import to_dictionary
 from conf.network import TrainedNetwork, build_model, describe_network, model_from_checkpoint, open_detector
 from conf.schema_tools import ConvertConfig
-from models import Darknet, fitted_cfg, save_darknet_weights
+from models import fitted_cfg, save_darknet_weights
 from models.config import ModelConfig
 from train_utils.checkpoint import load_checkpoint, save_checkpoint
 
@@ -72,7 +72,6 @@ def convert(config: ConvertConfig) -> None:
 
 def checkpoint_of(source: ModelConfig, detector: TrainedNetwork) -> dict[str, Any]:
     """The state of a checkpoint with a network and its weights, but no training and no data set."""
-    assert isinstance(detector.model, Darknet)
     return {
         "network": describe_network(detector.model, source),
         "names": detector.names,

@@ -16,8 +16,8 @@ def find_checkpoint(path: Path, which: str) -> Path:
     """The checkpoint file ``path``, or that of the run folder ``path``. Raises CheckpointError."""
     if path.suffix in (".onnx", ".pt2"):
         raise CheckpointError(
-            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files, and .onnx files only in "
-            "predict.py and eval.py. fix: ckpt=<the run folder or .pt file that it was exported from>"
+            f"{path} is not a checkpoint: ckpt takes run folders and their .pt files. "
+            "fix: ckpt=<the run folder or .pt file that it was exported from>"
         )
     if path.is_file():
         return path

@@ -8,15 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
 from omegaconf.errors import ConfigKeyError
 
 from conf import REPOSITORY, ConfigError
-from conf.checkpoints import with_exported
 from conf.entry import compose
 from conf.programs import PROGRAMS, in_one_sentence
 from data import ShapesConfig
@@ -143,12 +141,6 @@ def test_a_run_folder_imports_nothing_and_refers_to_nothing(case: str, run: Path
     path.write_text(yaml.safe_dump(saved) + more)
     shown = outcome("train", "resume=own")
     assert shown.startswith("error: ") and sentence in shown
-
-
-def test_an_exported_file_refers_to_nothing() -> None:
-    given = {"ckpt": "own.onnx", "device": "cpu", "precision": "float32", "image_size": None}
-    with pytest.raises(ConfigError, match=r"own.onnx holds '\$\{oc.env:SECRET\}', and only"):
-        with_exported(given, "", cast(Any, SimpleNamespace(image_size=["${oc.env:SECRET}"])), [])
 
 
 def test_programs_end_with_a_sentence(run: Path, place: Path) -> None:

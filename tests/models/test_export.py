@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from models import Darknet, Head, ModelError, Postprocess, parse_cfg, zoo_cfg
 from models import export as files
-from models.darknet import Run, fuse_batch_norm
+from models.darknet import fuse_batch_norm
 from models.decode import decode
-from models.export import DetectorGraph, FixedSuppression
+from models.export import DetectorGraph, FixedSuppression, Run
 from tests.models.small_network import cfg_text
 
 PLACE = str(Path(__file__).resolve().parents[2]).encode()
