@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ HEADS = [
 ]
 
 
-def random_maps(batch: int, bias: float = 0.0) -> list[Tensor]:
-    return [torch.randn(batch, 2, 96 // head.stride, 128 // head.stride, 9) * 1.5 + bias for head in HEADS]
+def random_maps(batch: int) -> list[Tensor]:
+    return [torch.randn(batch, 2, 96 // head.stride, 128 // head.stride, 9) * 1.5 for head in HEADS]
 
 
 def postprocess(**changes: float) -> Postprocess:
@@ -34,11 +35,6 @@ def postprocess(**changes: float) -> Postprocess:
 def random_boxes(count: int) -> torch.Tensor:
     low = torch.rand(count, 2) * 80
     return torch.cat((low, low + 1 + torch.rand(count, 2) * 60), dim=1)
-
-
-def test_corners_equal_torchvisions() -> None:
-    boxes = ops.box_convert(random_boxes(50), "xyxy", "cxcywh")
-    torch.testing.assert_close(cxcywh_to_xyxy(boxes), ops.box_convert(boxes, "cxcywh", "xyxy"))
 
 
 TORCHVISION = {
@@ -59,8 +55,9 @@ def test_overlaps_and_gradients_equal_torchvisions(kind: IouKind) -> None:
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_plain_ious_are_torchvisions() -> None:
+def test_corners_and_plain_ious_are_torchvisions() -> None:
     one, other = random_boxes(100), random_boxes(100)
+    torch.testing.assert_close(cxcywh_to_xyxy(ops.box_convert(one, "xyxy", "cxcywh")), one)
     torch.testing.assert_close(box_iou_aligned(one, other, IouKind.iou), ops.box_iou(one, other).diagonal())
     sizes = [ops.box_convert(boxes, "xyxy", "xywh")[:, 2:] for boxes in (one, other)]
     at_zero = [torch.cat((torch.zeros_like(size), size), 1) for size in sizes]
@@ -68,18 +65,13 @@ def test_plain_ious_are_torchvisions() -> None:
 
 
 @pytest.mark.parametrize("kind", IouKind)
-def test_degenerate_boxes_stay_finite(kind: IouKind) -> None:
+def test_degenerate_boxes_stay_finite_and_half_precision_becomes_float32(kind: IouKind) -> None:
     point = torch.tensor([[5.0, 5, 5, 5], [0, 0, 0, 10], [0, 0, 1e-20, 1e-20]], requires_grad=True)
     overlap = box_iou_aligned(point, torch.tensor([[5.0, 5, 5, 5], [0, 0, 10, 0], [0, 0, 10, 10]]), kind)
     overlap.sum().backward()
     assert overlap.isfinite().all() and point.grad is not None and point.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", IouKind)
-def test_half_precision_is_computed_in_float32(kind: IouKind) -> None:
     one, other = random_boxes(20).half(), random_boxes(20).half()
-    overlap = box_iou_aligned(one, other, kind)
-    assert overlap.dtype == torch.float32 and overlap.equal(box_iou_aligned(one.float(), other.float(), kind))
+    assert box_iou_aligned(one, other, kind).equal(box_iou_aligned(one.float(), other.float(), kind))
 
 
 def test_boxes_and_scores_by_formula() -> None:
@@ -87,22 +79,17 @@ def test_boxes_and_scores_by_formula() -> None:
     boxes, scores = decode(maps, HEADS)
     position = 0
     for raw, head in zip(maps, HEADS, strict=True):
-        _, num_anchors, rows, columns, _ = raw.shape
-        for anchor in range(num_anchors):
-            for row in range(rows):
-                for column in range(columns):
-                    x, y, w, h, objectness, *classes = raw[1, anchor, row, column].tolist()
-                    reach = (head.scale_x_y - 1) / 2
-                    sigmoid = [1 / (1 + math.exp(-value)) for value in (x, y, objectness, *classes)]
-                    cx = (column + sigmoid[0] * head.scale_x_y - reach) * head.stride
-                    cy = (row + sigmoid[1] * head.scale_x_y - reach) * head.stride
-                    width, height = (math.exp(v) * side for v, side in zip((w, h), head.anchors[anchor], strict=True))
-                    corners = [cx - width / 2, cy - height / 2, cx + width / 2, cy + height / 2]
-                    assert boxes[1, position].tolist() == pytest.approx(corners, rel=1e-4, abs=1e-3)
-                    assert scores[1, position].tolist() == pytest.approx(
-                        [sigmoid[2] * p for p in sigmoid[3:]], rel=1e-5
-                    )
-                    position += 1
+        reach = (head.scale_x_y - 1) / 2
+        for anchor, row, column in np.ndindex(*raw.shape[1:4]):
+            x, y, w, h, objectness, *classes = raw[1, anchor, row, column].tolist()
+            sigmoid = [1 / (1 + math.exp(-value)) for value in (x, y, objectness, *classes)]
+            cx = (column + sigmoid[0] * head.scale_x_y - reach) * head.stride
+            cy = (row + sigmoid[1] * head.scale_x_y - reach) * head.stride
+            width, height = (math.exp(v) * side for v, side in zip((w, h), head.anchors[anchor], strict=True))
+            corners = [cx - width / 2, cy - height / 2, cx + width / 2, cy + height / 2]
+            assert boxes[1, position].tolist() == pytest.approx(corners, rel=1e-4, abs=1e-3)
+            assert scores[1, position].tolist() == pytest.approx([sigmoid[2] * p for p in sigmoid[3:]], rel=1e-5)
+            position += 1
     assert position == boxes.shape[1] == scores.shape[1]
 
 
@@ -133,22 +120,6 @@ def test_equals_torchvisions_nms_of_each_class(multi_label: bool, nms_iou: float
         assert result.equal(reference[reference[:, 4].argsort(descending=True, stable=True)])
 
 
-def test_survivors_by_the_definition_of_suppression() -> None:
-    maps = random_maps(1)
-    boxes, scores = decode(maps, HEADS)
-    pairs = sorted(
-        (-float(scores[0, i, c]), i, c) for i in range(boxes.shape[1]) for c in range(4) if scores[0, i, c] > 0.05
-    )
-    overlap = ops.box_iou(boxes[0], boxes[0])
-    survivors: list[tuple[int, int]] = []
-    for _, index, label in pairs:
-        if all(label != other or overlap[index, better] <= 0.5 for better, other in survivors):
-            survivors.append((index, label))
-    result = postprocess()(maps)[0]
-    assert result[:, 5].tolist() == [label for _, label in survivors]
-    assert result[:, :4].equal(boxes[0, [index for index, _ in survivors]])
-
-
 def test_only_scores_above_the_threshold_are_detections() -> None:
     maps = random_maps(1)
     threshold = float(decode(maps, HEADS)[1].max())
@@ -173,12 +144,6 @@ def test_equal_scores_keep_the_order_of_decode() -> None:
     boxes, _ = decode(maps, HEADS)
     assert result[:, :4].equal(boxes[0].repeat_interleave(4, dim=0))
     assert result[:8, 5].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-
-
-def test_one_label_for_each_box() -> None:
-    maps = random_maps(1, bias=2.0)
-    result = postprocess(multi_label=False, nms_iou=1.0)(maps)[0]
-    assert len(result) == len(result[:, :4].unique(dim=0)) == decode(maps, HEADS)[0].shape[1]
 
 
 def test_a_merged_box_is_the_weighted_mean_of_what_it_suppresses_and_itself() -> None:
@@ -302,16 +267,6 @@ def test_equal_overlaps_are_decided_as_by_torchvision(iou: float) -> None:
     expected = ops.nms(boxes, torch.arange(5, 0, -1).float(), iou).sort().values
     classes = torch.full((5,), 7)
     assert nms_at_once(boxes, classes, classes, iou).equal(expected)
-
-
-def test_suppression_of_no_class_and_of_classes_with_gaps() -> None:
-    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 10], [1, 0, 10, 10]])
-    scores, classes = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([70, 3, 70, 3])
-    for iou, kept in ((0.5, [0, 1]), (0.85, [0, 1, 3])):
-        assert nms_in_each_group(boxes, scores, classes, iou).tolist() == kept
-        assert nms_at_once(boxes, torch.zeros_like(classes), classes, iou).tolist() == kept
-    assert nms_in_each_group(boxes[:0], scores[:0], classes[:0], 0.5).tolist() == []
-    assert nms_at_once(boxes[:0], classes[:0], classes[:0], 0.5).tolist() == []
 
 
 @pytest.mark.parametrize(
