@@ -49,7 +49,7 @@ class FileChoices(ConfigSource):
             content = _of_data(path)
         else:
             package = self._get_header_dict(path.read_text(encoding="utf-8"))["package"] or "_global_"
-            content = load_yaml(path, aliases=True)
+            content = load_yaml(path)
         # Hydra looks for plain names beside the file; they are those of the group.
         content["defaults"] = [_in_group(entry, group) for entry in content.get("defaults", [])]
         config = OmegaConf.create(content)

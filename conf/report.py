@@ -17,7 +17,7 @@ from conf.auto import min_iou_of
 from conf.entry import defaults, to_yaml
 from conf.help import version_page
 from conf.schema import TrainConfig
-from data import Annotations, TrainBatchSampler, TrainDataset, summarise
+from data import Annotations, TrainBatchSampler, TrainDataset, describe_set
 from data.anchors import Sizes
 from eval import draw_plots
 from models import Darknet, Head, count_flops, count_parameters
@@ -58,9 +58,9 @@ def announce(
     anchors, size = anchors_of(model.heads), config.train.image_size
     log.line(config.data.line())
     for split, part in (("train", train_set), ("val", val_set)):
-        summary = summarise(part, size, anchors, min_iou_of(config))
-        log.line(f"{split}: {summary.line()}")
-        log.line(summary.warning() if split == "train" else None)
+        about, warning = describe_set(part, size, anchors, min_iou_of(config))
+        log.line(f"{split}: {about}")
+        log.line(warning if split == "train" else None)
         for note in (*part.skipped, *part.notes):
             log.line(f"{split}: {note}")
     log.line(

@@ -69,15 +69,13 @@ class AnchorsConfig(PluggedConfig):
 
     image_size: int  # side of the network's input in training, in pixels
     rounds: int  # number of rounds of random refinement after k-means
-    sample: int  # number of boxes, drawn at random, that the search uses; the figures are for all boxes
     min_iou: float  # recall counts boxes whose IoU with an anchor is higher, as loss.anchor_iou
-    seed: int  # of the sample and the search
-    out: str | None  # [<folder>/]model/<name>.yaml to write, with a picture beside it; null: print only
+    out: str | None  # [<folder>/]model/<name>.yaml to write; null: print only
     data: DataConfig
     model: ModelConfig
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "image_size", "sample")
+        check_least(self, 1, "image_size")
         check_least(self, 0, "rounds")
         if not 0 <= self.min_iou < 1:
             raise ValueError(f"min_iou must be 0 or more and below 1, got {self.min_iou}")

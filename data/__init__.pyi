@@ -1,4 +1,4 @@
-from .anchors import summarise as summarise
+from .anchors import describe_set as describe_set
 from .config import AugmentConfig as AugmentConfig
 from .config import Colour as Colour
 from .config import DataConfig as DataConfig

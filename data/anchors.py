@@ -3,15 +3,12 @@
 Sizes are (width, height) in pixels of images letterboxed to the training size.
 """
 
-from __future__ import annotations
-
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data.files import counted
 from data.index import Annotations
 
 Sizes = NDArray[np.float64]  # (n, 2) width, height
@@ -47,19 +44,25 @@ def network_sizes(annotations: Annotations, image_size: int, most: int | None = 
     return sizes
 
 
-def best_overlaps(sizes: Sizes, anchors: Sizes) -> NDArray[np.float64]:
-    """For each size (n, 2) the largest IoU (n,) with a concentric anchor (k, 2)."""
-    return _overlaps(sizes, anchors, lambda ious: ious.max(axis=1))
+def match_anchors(sizes: Sizes, anchors: Sizes) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """For each size (n, 2) the largest IoU (n,) with concentric anchors (k, 2), and the index (n,).
 
-
-def nearest_anchors(sizes: Sizes, anchors: Sizes) -> NDArray[np.int64]:
-    """For each size (n, 2) the index (n,) of the anchor with the largest IoU; first of equals."""
-    return _overlaps(sizes, anchors, lambda ious: ious.argmax(axis=1)).astype(np.int64)
+    Of equals the first counts.
+    """
+    areas = anchors.prod(axis=1)
+    overlaps, nearest = np.zeros(len(sizes)), np.zeros(len(sizes), dtype=np.int64)
+    for start in range(0, len(sizes), CHUNK):
+        part = sizes[start : start + CHUNK]
+        shared = np.minimum(part[:, None], anchors[None]).prod(axis=2)
+        ious = shared / (part.prod(axis=1)[:, None] + areas - shared)
+        overlaps[start : start + CHUNK] = ious.max(axis=1)
+        nearest[start : start + CHUNK] = ious.argmax(axis=1)
+    return overlaps, nearest
 
 
 def recall(sizes: Sizes, anchors: Sizes, min_iou: float) -> float:
     """Share of the sizes that overlap an anchor by more than ``min_iou``; NaN without sizes."""
-    return float((best_overlaps(sizes, anchors) > min_iou).mean()) if len(sizes) else float("nan")
+    return float((match_anchors(sizes, anchors)[0] > min_iou).mean()) if len(sizes) else float("nan")
 
 
 def kmeans_anchors(sizes: Sizes, count: int, generator: np.random.Generator) -> Sizes:
@@ -76,39 +79,30 @@ def kmeans_anchors(sizes: Sizes, count: int, generator: np.random.Generator) -> 
     anchors = anchors * generator.uniform(0.99, 1.01, anchors.shape)  # no two alike
     nearest = np.full(len(sizes), -1)
     for _ in range(KMEANS_ROUNDS):
-        previous, nearest = nearest, nearest_anchors(sizes, anchors)
+        previous, (_, nearest) = nearest, match_anchors(sizes, anchors)
         if (nearest == previous).all():
             break
         for number in range(count):
             own = sizes[nearest == number]
-            anchors[number] = own.mean(axis=0) if len(own) else sizes[best_overlaps(sizes, anchors).argmin()]
+            anchors[number] = own.mean(axis=0) if len(own) else sizes[match_anchors(sizes, anchors)[0].argmin()]
     return sorted_by_area(anchors)
 
 
-def refine_anchors(
-    sizes: Sizes,
-    anchors: Sizes,
-    rounds: int,
-    generator: np.random.Generator,
-    report: Callable[[int, float], None] | None = None,
-) -> Sizes:
+def refine_anchors(sizes: Sizes, anchors: Sizes, rounds: int, generator: np.random.Generator) -> Sizes:
     """Improve the mean best overlap of ``anchors`` with the sizes; smallest area first.
 
     A genetic search with one parent: each of ``rounds`` multiplies some values by random factors
-    around 1 and keeps the better set. ``report`` receives the finished rounds and the best mean
-    overlap so far.
+    around 1 and keeps the better set.
     """
     best = anchors
-    fitness = float(best_overlaps(sizes, best).mean())
-    for done in range(1, rounds + 1):
+    fitness = float(match_anchors(sizes, best)[0].mean())
+    for _ in counted(range(rounds), "refining anchors", rounds):
         factors = np.exp(generator.normal(0, MUTATION, best.shape))
         factors[generator.random(best.shape) > MUTATED_SHARE * generator.random()] = 1
         candidate = np.maximum(best * factors, 1.0)
-        value = float(best_overlaps(sizes, candidate).mean())
+        value = float(match_anchors(sizes, candidate)[0].mean())
         if value > fitness:
             best, fitness = candidate, value
-        if report is not None:
-            report(done, fitness)
     return sorted_by_area(best)
 
 
@@ -118,51 +112,6 @@ def sorted_by_area(anchors: Sizes) -> Sizes:
     return ordered
 
 
-def _overlaps(
-    sizes: Sizes, anchors: Sizes, reduce: Callable[[NDArray[np.float64]], NDArray[np.generic]]
-) -> NDArray[np.float64]:
-    areas = anchors.prod(axis=1)
-    parts = []
-    for start in range(0, len(sizes), CHUNK):
-        part = sizes[start : start + CHUNK]
-        shared = np.minimum(part[:, None], anchors[None]).prod(axis=2)
-        parts.append(reduce(shared / (part.prod(axis=1)[:, None] + areas - shared)))
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
-@dataclass(frozen=True)
-class SetSummary:
-    """The figures that training logs for each set before it starts."""
-
-    images: int
-    boxes: int
-    classes: int
-    empty_images: int  # without boxes, crowds aside
-    min_iou: float | None  # None: the loss gives each box its best anchor, whatever the overlap
-    # Recall: the share of the boxes that overlap an anchor by more than min_iou. Without min_iou,
-    # the mean IoU of a box with its best anchor. NaN without boxes.
-    overlap: float
-
-    def line(self) -> str:
-        """All figures in one line."""
-        empty = f" ({self.empty_images:,} without boxes)" if self.empty_images else ""
-        counts = f"{self.images:,} images{empty}, {self.boxes:,} boxes, {self.classes} classes"
-        if not self.overlap >= 0:
-            return counts
-        if self.min_iou is None:
-            return f"{counts}, mean IoU with the best anchor {self.overlap:.3f}"
-        return f"{counts}, recall of the anchors {self.overlap:.4f} at IoU {self.min_iou:g}"
-
-    def warning(self) -> str | None:
-        """A warning if the anchors miss so many boxes that a search for better ones pays."""
-        if self.min_iou is None or not self.overlap < LOW_RECALL:
-            return None
-        return (
-            f"warning: {1 - self.overlap:.1%} of the boxes overlap no anchor by more than {self.min_iou:g} and are "
-            f"learnt as background only. fix: {fix_of_anchors(self.overlap, self.min_iou)}"
-        )
-
-
 def fix_of_anchors(recall: float, min_iou: float) -> str:
     """The option to change if only a share ``recall`` of the boxes overlaps an anchor enough."""
     looser = f"loss.anchor_iou={min_iou / 2:g}"
@@ -170,22 +119,30 @@ def fix_of_anchors(recall: float, min_iou: float) -> str:
     return f"model.anchors=auto; with the heads of pretrained weights, {looser}" if recall < FIT_RECALL else looser
 
 
-def summarise(annotations: Annotations, image_size: int, anchors: Sizes, min_iou: float | None) -> SetSummary:
-    """Count, and measure how anchors (k, 2) fit the boxes at ``image_size`` pixels.
+def describe_set(
+    annotations: Annotations, image_size: int, anchors: Sizes, min_iou: float | None
+) -> tuple[str, str | None]:
+    """A set's figures in one line, and a warning if other anchors (k, 2) pay at ``image_size``.
 
-    Images are letterboxed to a square. In large sets, an evenly spread sample of the boxes is
-    measured.
+    The recall is the share of the boxes that overlap an anchor by more than ``min_iou``. It is None
+    for a loss that gives each box its best anchor; then the line has the mean IoU with that. In
+    large sets, an evenly spread sample of the boxes is measured.
     """
-    overlaps = best_overlaps(network_sizes(annotations, image_size, SAMPLED_BOXES), anchors)
-    values = overlaps if min_iou is None else overlaps > min_iou
-    return SetSummary(
-        images=len(annotations),
-        boxes=len(annotations.classes),
-        classes=len(annotations.names),
-        empty_images=int((objects_per_image(annotations) == 0).sum()),
-        min_iou=min_iou,
-        overlap=float(values.mean()) if len(values) else math.nan,
+    empty = int((objects_per_image(annotations) == 0).sum())
+    without = f" ({empty:,} without boxes)" if empty else ""
+    counts = f"{len(annotations):,} images{without}, {len(annotations.classes):,} boxes"
+    line = f"{counts}, {len(annotations.names)} classes"
+    overlaps, _ = match_anchors(network_sizes(annotations, image_size, SAMPLED_BOXES), anchors)
+    if not len(overlaps):
+        return line, None
+    if min_iou is None:
+        return f"{line}, mean IoU with the best anchor {overlaps.mean():.3f}", None
+    reached = float((overlaps > min_iou).mean())
+    warning = (
+        f"warning: {1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g} and are learnt as "
+        f"background only. fix: {fix_of_anchors(reached, min_iou)}"
     )
+    return f"{line}, recall of the anchors {reached:.4f} at IoU {min_iou:g}", warning if reached < LOW_RECALL else None
 
 
 def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
@@ -195,25 +152,17 @@ def objects_per_image(annotations: Annotations) -> NDArray[np.int64]:
     return counts
 
 
-def mean_objects(annotations: Annotations) -> float:
-    """The mean number of boxes, crowds aside, of the images that have any; 0 without boxes."""
-    counts = objects_per_image(annotations)
-    return float(counts[counts > 0].mean()) if counts.any() else 0.0
-
-
-def median_side(annotations: Annotations) -> float:
-    """The median of the boxes' sides (of squares of their area), as a share of the image's longer.
-
-    0 without boxes.
-    """
-    sizes = network_sizes(annotations, 1, SAMPLED_BOXES)
-    return float(np.median(np.sqrt(sizes.prod(axis=1)))) if len(sizes) else 0.0
-
-
 def few_large_objects(annotations: Annotations) -> str | None:
-    """A clause that says so if images hold few large objects of more than one class."""
-    count, side = mean_objects(annotations), median_side(annotations)
-    if len(annotations.names) == 1 or count > FEW_OBJECTS or not side > LARGE_SIDE:
+    """A clause that says so if images hold few large objects of more than one class.
+
+    It counts the images that have any. A large object is the square of a box's area.
+    """
+    counts = objects_per_image(annotations)
+    sizes = network_sizes(annotations, 1, SAMPLED_BOXES)
+    if len(annotations.names) == 1 or not len(sizes):
+        return None
+    count, side = counts[counts > 0].mean(), float(np.median(np.sqrt(sizes.prod(axis=1))))
+    if count > FEW_OBJECTS or side <= LARGE_SIDE:
         return None
     return f"images hold few large objects ({count:.1f} each, half of them above {side:.0%} of the image's longer side)"
 
@@ -259,7 +208,7 @@ def choose_anchors(
         )
     chosen = current.copy()
     chosen[slots] = np.maximum(_fit(sizes, len(slots)), LEAST_SIDE).round(1)
-    before, after = (float(best_overlaps(sizes, anchors[slots]).mean()) for anchors in (current, chosen))
+    before, after = (float(match_anchors(sizes, anchors[slots])[0].mean()) for anchors in (current, chosen))
     measured = f"recall at IoU 0.5 is {recall(sizes, current[slots], 0.5):.3f}"
     fit = f"{recall(sizes, chosen[slots], 0.5):.3f} with anchors fitted to the boxes at {image_size} pixels"
     overlap = f"mean best IoU {before:.3f}, then {after:.3f}"

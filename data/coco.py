@@ -5,8 +5,6 @@ Their numbers stay unchanged, so that an evaluation equals pycocotools on the fi
 the types and skips what is not needed, such as polygons.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +14,6 @@ import msgspec
 import numpy as np
 
 from data.errors import DataError, shown
-from data.files import in_chunks
-from data.headers import read_headers
 from data.set_files import choose_classes
 from data.source import Findings, Source
 
@@ -29,8 +25,8 @@ Integer = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
 class _Image(msgspec.Struct, gc=False):
     id: Integer
     file_name: str
-    height: Integer | None = None
-    width: Integer | None = None
+    height: Integer = 0  # the checks report images without size
+    width: Integer = 0
 
 
 class _Annotation(msgspec.Struct, gc=False):
@@ -59,9 +55,9 @@ def read_coco(
     """Read the json file ``path`` whose ``file_name`` entries are relative to ``image_root``.
 
     ``names`` chooses and orders the classes; ``None`` takes all categories, sorted by id. ``area``
-    defaults to width times height and ``iscrowd`` to 0. Missing sizes come from the image files.
-    Annotation ids appear in messages only. A plugin gives the ``content`` itself, as a dictionary.
-    Raises ``DataError`` where it is no COCO instances file.
+    defaults to width times height and ``iscrowd`` to 0. Annotation ids appear in messages only. A
+    plugin gives the ``content`` itself, as a dictionary. Raises ``DataError`` where it is no COCO
+    instances file.
     """
     try:
         if content is None:
@@ -75,21 +71,13 @@ def read_coco(
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). fix: get the file again, or correct it") from error
-    findings, notes = Findings(), Findings()
+    findings = Findings()
     numbered = list(enumerate(instances.annotations))
     usable = [(number, entry) for number, entry in numbered if _problem(entry) is None]
     if len(usable) < len(numbered):
         problems = ((_name(number, entry), _problem(entry)) for number, entry in numbered)
         findings.add("incomplete annotations", [f"{path}: {name} {why}" for name, why in problems if why is not None])
     entries = [entry for _, entry in usable]
-    sizes = np.array([(image.height or 0, image.width or 0) for image in instances.images], dtype=np.int64)
-    sizes = sizes.reshape(-1, 2)
-    unsized = [row for row, image in enumerate(instances.images) if image.height is None or image.width is None]
-    if unsized:
-        without = [instances.images[row].file_name for row in unsized]
-        paths = [f"{image_root}/{name}" for name in without]
-        sizes[unsized] = np.concatenate(list(in_chunks(read_headers, paths, "reading image sizes")))[:, :2]
-        notes.add("images without width and height, which were read from the image files", without)
     boxes_xywh = np.array([entry.bbox for entry in entries], dtype=np.float64).reshape(-1, 4)
     areas = np.array([np.nan if entry.area is None else entry.area for entry in entries], dtype=np.float64)
     return Source(
@@ -97,7 +85,7 @@ def read_coco(
         image_root=image_root,
         file_names=[image.file_name for image in instances.images],
         image_ids=np.array([image.id for image in instances.images], dtype=np.int64),
-        sizes=sizes,
+        sizes=np.array([(image.height, image.width) for image in instances.images], dtype=np.int64).reshape(-1, 2),
         box_image_ids=np.array([entry.image_id for entry in entries], dtype=np.int64),
         boxes_xywh=boxes_xywh,
         box_category_ids=np.array([entry.category_id for entry in entries], dtype=np.int64),
@@ -106,8 +94,6 @@ def read_coco(
         categories=choose_classes(_category_names(instances.categories, path), names, path),
         box_name=lambda row: _name(*usable[row]),
         findings=findings,
-        notes=notes,
-        unsized=unsized,
     )
 
 

@@ -1,7 +1,5 @@
 """The error of this package: one sentence that names the fault and its fix."""
 
-from __future__ import annotations
-
 import reprlib
 
 _shortened = reprlib.Repr()

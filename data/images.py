@@ -146,8 +146,8 @@ class ImageSource:
         if header.kind == "JPEG" and header.size(orientation) == size:
             quickly = decode_rows(data, header.height, header.height if rows is None or orientation != 1 else rows)
             if quickly is not None:
-                return turn_decoded(quickly, header, orientation)
-        image = turn_decoded(decode_stored(path, data, header, _FIX), header, orientation)
+                return turn_decoded(quickly, orientation)
+        image = turn_decoded(decode_stored(path, data, header, _FIX), orientation)
         if image.shape[:2] != size:
             (height, width), (shown_height, shown_width) = size, image.shape[:2]
             actual = f"{shown_width:,} x {shown_height:,} pixels, its annotations are for {width:,} x {height:,}"

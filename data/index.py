@@ -4,8 +4,6 @@ Unlike objects for each image, arrays open in milliseconds, and a forked worker'
 grow as it reads.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import os
@@ -20,7 +18,7 @@ from data.coco import read_coco
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError, SplitConfig
 from data.errors import DataError
 from data.headers import TurnRule, rule_of
-from data.index_cache import build_index, index_key, load_index, map_again, mapped_file, stamp_files
+from data.index_cache import build_index, index_key, load_index, stamp_files
 from data.set_files import find_set_file
 from data.shapes import ensure_shapes
 from data.source import Files, Findings, Source, part_of
@@ -56,13 +54,6 @@ class Annotations:
 
     def __len__(self) -> int:
         return len(self.image_ids)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker maps the index itself; pickled arrays would be a copy in each worker.
-        return {key: mapped_file(value) or value for key, value in vars(self).items()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({key: map_again(value) for key, value in state.items()})
 
     def file_name(self, index: int) -> str:
         """The name of an image relative to ``image_root``; absolute where it lies elsewhere."""
@@ -103,44 +94,16 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     Any number of processes may call this at once, on one or more nodes. Raises ``DataError`` for
     missing or broken sources, and for bad entries unless ``data.on_error=skip``.
     """
-    index_dir = Path(config.index_dir).absolute()
-    try:
-        files = locate(config, split)
-        # The split is part of the key: only a training set must hold boxes.
-        asked = [
-            str(files.image_root),
-            split,
-            config.format,
-            config.single_class,
-            config.names,
-            config.exif,
-            config.on_error,
-            config.split,
-        ]
-        annotations, stamps = _open(config, split, files, index_dir, files.stamps, asked)
-        if stamps and stamps != (now := _image_stamps(annotations)):
-            # Sizes come from image files that changed since: use an index of their new stamps.
-            annotations, _ = _open(config, split, files, index_dir, [*files.stamps, now], asked)
-    except OSError as error:
-        raise _unreadable(error, config) from error
-    return annotations
-
-
-def _open(
-    config: DataConfig, split: str, files: Files, index_dir: Path, stamps: list[str], asked: list[Any]
-) -> tuple[Annotations, str]:
-    """The index of these sources, and the stamps of the image files if sizes come from them."""
-    key = index_key(stamps, asked)
-    folder = index_dir / key
-    arrays, about = load_index(folder if folder.is_dir() else _build(config, split, files, index_dir, key))
-    stamps_then = about.pop("image_stamps")
-    about["turn"] = TurnRule(Exif(about["turn"][0]), about["turn"][1])
-    return Annotations(**arrays, **about, image_root=files.image_root), stamps_then
-
-
-def _image_stamps(annotations: Annotations) -> str:
-    """A digest that changes whenever an image file does."""
-    return stamp_files([annotations.path(index) for index in range(len(annotations))]).digest
+    files = locate(config, split)
+    # The split is part of the key: only a training set must hold boxes.
+    options = (config.format, config.single_class, config.names, config.exif, config.on_error, config.split)
+    folder = Path(config.index_dir).absolute() / index_key([*files.stamps, str(files.image_root), split, *options])
+    if not folder.is_dir():
+        columns, about, _ = _read(config, split, files)
+        build_index(folder, columns, about)
+    arrays, about = load_index(folder)
+    exif, unclear = about.pop("turn")
+    return Annotations(**arrays, **about, turn=TurnRule(Exif(exif), unclear), image_root=files.image_root)
 
 
 def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings, Findings]:
@@ -149,25 +112,9 @@ def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findi
     Ignores ``data.on_error`` and the index; the arrays are in memory. Raises ``DataError`` where
     the sources as a whole are missing or broken.
     """
-    try:
-        files = locate(config, split)
-        columns, about, source = _read(replace(config, on_error=OnError.skip), split, files)
-    except OSError as error:
-        raise _unreadable(error, config) from error
+    files = locate(config, split)
+    columns, about, source = _read(replace(config, on_error=OnError.skip), split, files)
     return Annotations(**columns, **about, image_root=files.image_root), source.findings, source.notes
-
-
-def _unreadable(error: OSError, config: DataConfig) -> DataError:
-    root = Path(config.root).absolute()
-    return DataError(f"{error.filename} cannot be read ({error.strerror}). fix: make all of {root} readable for you")
-
-
-def _build(config: DataConfig, split: str, files: Files, index_dir: Path, key: str) -> Path:
-    """Read and check the sources, write their index and return its folder."""
-    columns, about, source = _read(config, split, files)
-    annotations = Annotations(**columns, **about, image_root=files.image_root)
-    about["image_stamps"] = _image_stamps(annotations) if source.unsized else ""
-    return build_index(index_dir, key, columns, about)
 
 
 def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any], dict[str, Any], Source]:
@@ -184,8 +131,10 @@ def _read(config: DataConfig, split: str, files: Files) -> tuple[dict[str, Any],
         columns["classes"] = np.zeros_like(columns["classes"])
         columns["category_ids"] = columns["category_ids"][:1]
         names = [SINGLE_CLASS_NAME]
-    about = {"names": names, "turn": turn, "skipped": source.findings.report(), "notes": source.notes.lines()}
-    return columns, about, source
+    left_out, notes = source.findings, source.notes
+    skipped = [f"left out: {left_out.summary()}", *left_out.first()] if left_out.counts else []
+    changed = [f"{kind} ({count}), first: {notes.examples[kind][0]}" for kind, count in notes.counts.items()]
+    return columns, {"names": names, "turn": turn, "skipped": skipped, "notes": changed}, source
 
 
 def check_same_classes(train: Annotations, val: Annotations) -> None:
@@ -204,27 +153,31 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
 
 def locate(config: DataConfig, split: str) -> Files:
     """Find the files of the ``train`` or ``val`` split. Raises ``DataError`` if any is missing."""
-    assert split in ("train", "val"), split
-    root = _root(config)
+    root = Path(config.root).absolute()
+    if config.is_drawn:
+        assert config.shapes is not None  # by DataConfig.__post_init__
+        root = ensure_shapes(root, config.shapes)
     if config.split is not None:
         split = "train"  # both splits are parts of it
     part: SplitConfig = getattr(config, split)
-    set_file = None
-    if config.format == DataFormat.yolo:
-        if part.annotations is None and root.is_dir():
-            set_file = find_set_file(root)
-        elif root.is_file():
-            set_file, root = root, root.parent
-    elif root.is_file():
-        raise DataError(f"data.root: {root} is a file. fix: name its folder, and it as data.{split}.annotations")
-    if part.annotations is None and set_file is not None:
-        pairs = [(set_file, root)]
-    elif part.annotations is None:
-        raise DataError(f"data.root: there is no {root}. fix: name the folder of the set, or its data.yaml")
+    if part.annotations is None:  # format=yolo, by DataConfig.__post_init__
+        set_file = root if root.is_file() else find_set_file(root)
+        if set_file is None:
+            raise DataError(
+                f"data.root: there is no data.yaml or obj.data in {root}. fix: data.root=<such a file>, or "
+                "data.train.annotations=<a folder of images, or a list of them>"
+            )
+        pairs = [(set_file, set_file.parent)]
     else:
         pairs = [(root / annotations, root / images) for annotations, images in part.pairs()]
     for path, images in pairs:
-        _check_paths(path, images, split, config.format in (DataFormat.yolo, DataFormat.voc, *FORMATS))
+        for place, key in ((path, f"data.{split}.annotations"), (images, f"data.{split}.images")):
+            if not place.exists():
+                fix = f"fix: set data.root to the folder of the data set, or {key}"
+                more = ", or data.split=0.1 to take a tenth of the training images" if split == "val" else ""
+                raise DataError(f"{key}: there is no {place}. {fix}{more}")
+        if config.format in (DataFormat.coco, DataFormat.shapes) and not path.is_file():
+            raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
     image_roots = {images for _, images in pairs}
     image_root = image_roots.pop() if len(image_roots) == 1 else root
     if config.format == DataFormat.voc:
@@ -232,35 +185,9 @@ def locate(config: DataConfig, split: str) -> Files:
     if config.format == DataFormat.yolo:
         return locate_yolo(pairs, image_root, split, config.names, config.exif)
     path = pairs[0][0]
-    if config.format in FORMATS:
-        return _locate_added(config, path, image_root)
-    return Files([stamp_files([str(path)]).digest], image_root, lambda: read_coco(path, image_root, config.names))
-
-
-def _root(config: DataConfig) -> Path:
-    """The folder of the set, drawn if it is to be."""
-    root = Path(config.root).absolute()
-    if not config.is_drawn:
-        return root
-    assert config.shapes is not None  # by DataConfig.__post_init__
-    return ensure_shapes(root, config.shapes)
-
-
-def _locate_added(config: DataConfig, path: Path, image_root: Path) -> Files:
-    """The files of a plugin's format: ``path`` itself, or all in it."""
-    read = FORMATS[config.format]
+    if config.format not in FORMATS:
+        return Files([stamp_files([str(path)]).digest], image_root, lambda: read_coco(path, image_root, config.names))
+    read = FORMATS[config.format]  # of a plugin: path itself, or all in it
     below = sorted(str(file) for file in path.rglob("*") if file.is_file()) if path.is_dir() else []
     stamps = stamp_files([inspect.getfile(read), str(path), *below])
     return Files([stamps.digest], image_root, lambda: read_coco(path, image_root, config.names, read(path, image_root)))
-
-
-def _check_paths(path: Path, image_root: Path, split: str, may_be_folder: bool) -> None:
-    for place, key in ((path, f"data.{split}.annotations"), (image_root, f"data.{split}.images")):
-        if not place.exists():
-            fix = f"fix: set data.root to the folder of the data set, or {key}"
-            more = ", or data.split=0.1 to take a tenth of the training images" if split == "val" else ""
-            raise DataError(f"{key}: there is no {place}. {fix}{more}")
-    if not (path.is_file() or (may_be_folder and path.is_dir())):
-        raise DataError(f"data.{split}.annotations: {path} is not a file. fix: name the annotation file itself")
-    if not image_root.is_dir():
-        raise DataError(f"data.{split}.images: {image_root} is not a folder. fix: name the folder of the images")

@@ -4,18 +4,15 @@ A folder holds one ``.npy`` file per array and ``about.json``. Nothing changes i
 sources have another key and folder. A build is synced to the disk, then appears by one rename.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import shutil
 import stat
-import time
 import uuid
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +22,7 @@ from numpy.typing import NDArray
 from data.errors import DataError
 from data.files import in_chunks
 
-FORMAT_VERSION = 6  # raise it when the columns or the checks change
-STALE_SECONDS = 24 * 3600  # age of a temporary folder whose build was killed
+FORMAT_VERSION = 7  # raise it when the columns or the checks change
 
 
 class Stamps(NamedTuple):
@@ -34,53 +30,43 @@ class Stamps(NamedTuple):
 
     digest: str  # of names, sizes and times
     is_file: NDArray[np.bool_]  # (N,) whether each is a regular file
-    exists: NDArray[np.bool_]  # (N,) whether each exists as anything
 
 
 def stamp_files(paths: Sequence[str]) -> Stamps:
     """Stat many files."""
     parts = list(in_chunks(_stamp_chunk, paths, "looking for files"))
-    columns = np.concatenate([part for _, part in parts]) if parts else np.zeros((0, 4), dtype=np.int64)
     digest = hashlib.sha256(b"".join(part for part, _ in parts)).hexdigest()
-    return Stamps(
-        digest, np.array([stat.S_ISREG(mode) for mode in columns[:, 0].tolist()], dtype=bool), columns[:, 0] != 0
-    )
+    return Stamps(digest, np.array([is_file for _, chunk in parts for is_file in chunk], dtype=bool))
 
 
-def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, NDArray[np.int64]]:
-    columns = array("q")
+def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, list[bool]]:
+    columns, are_files = array("q"), []
     for path in paths:
         try:
             status = os.stat(path)
         except (OSError, ValueError):  # ValueError: an impossible name
             columns.extend((0, 0, 0, 0))
+            are_files.append(False)
         else:
             columns.extend((status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            are_files.append(stat.S_ISREG(status.st_mode))
     digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
     digest.update(columns)
-    return digest.digest(), np.frombuffer(columns, dtype=np.int64).reshape(-1, 4)
+    return digest.digest(), are_files
 
 
-def index_key(stamps: Sequence[str], asked: Sequence[Any]) -> str:
-    """The name of the index made from these sources: 32 hexadecimal digits.
+def index_key(parts: Sequence[Any]) -> str:
+    """The name of an index, 32 hexadecimal digits, by all that it depends on, as plain data."""
+    return hashlib.sha256(json.dumps([FORMAT_VERSION, *parts]).encode()).hexdigest()[:32]
 
-    ``stamps`` are digests of the files, ``asked`` is everything else the index depends on, as plain
-    data.
+
+def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]) -> None:
+    """Write an index, unless another process finishes it first.
+
+    Raises ``DataError`` where the folder cannot be written.
     """
-    return hashlib.sha256(json.dumps([FORMAT_VERSION, *stamps, *asked]).encode()).hexdigest()[:32]
-
-
-def build_index(
-    index_dir: Path, key: str, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]
-) -> Path:
-    """Write an index and return its folder, or that of a process that finished it first.
-
-    Raises ``DataError`` where ``index_dir`` cannot be written.
-    """
-    folder = index_dir / key
     try:
         with new_folder(folder) as temporary:
-            _remove_stale(index_dir)
             for name, column in columns.items():
                 np.save(temporary / f"{name}.npy", column, allow_pickle=False)
             content = json.dumps({**about, "columns": list(columns)})
@@ -89,10 +75,9 @@ def build_index(
                 _sync(path)
     except OSError as error:
         raise DataError(
-            f"cannot write the index of the data set to {index_dir} ({error.strerror}). "
+            f"cannot write the index of the data set to {folder.parent} ({error.strerror}). "
             "fix: set data.index_dir to a folder with space that you may write to"
         ) from error
-    return folder
 
 
 @contextmanager
@@ -110,8 +95,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         except OSError:
             if not folder.is_dir():
                 raise
-            return
-        _sync(folder.parent)
+        else:
+            _sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # no longer there after the rename
 
@@ -128,43 +113,11 @@ def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays of an index, memory-mapped and read-only, and its ``about``."""
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        arrays = {name: _map(folder / f"{name}.npy") for name in about.pop("columns")}
+        # Plain ndarrays over the mapped pages: np.memmap makes a Python call for each slice.
+        arrays = {
+            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
+            for name in about.pop("columns")
+        }
     except (OSError, ValueError) as error:
         raise DataError(f"the index {folder} is damaged ({error}). fix: delete that folder") from error
     return arrays, about
-
-
-class MappedFile(NamedTuple):
-    """A reference to an array that is one whole file of an index."""
-
-    path: Path
-
-
-def mapped_file(value: object) -> MappedFile | None:
-    """The file that an array of ``load_index`` maps; ``None`` for anything else."""
-    if isinstance(value, np.ndarray) and isinstance(value.base, np.memmap) and value.base.shape == value.shape:
-        return MappedFile(Path(str(value.base.filename)))
-    return None
-
-
-def map_again(value: Any) -> Any:
-    """The array of a MappedFile; anything else as it is."""
-    return _map(value.path) if isinstance(value, MappedFile) else value
-
-
-def _map(path: Path) -> NDArray[np.generic]:
-    # A plain ndarray over the mapped pages: np.memmap makes a Python call for each slice.
-    mapped: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
-    return mapped
-
-
-def _remove_stale(index_dir: Path) -> None:
-    limit = time.time() - STALE_SECONDS
-    for entry in index_dir.glob(".*.tmp"):
-        with suppress(FileNotFoundError):  # its own process may just have removed it
-            if entry.stat().st_mtime >= limit:
-                continue
-            if entry.is_dir():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink()

@@ -105,7 +105,7 @@ def read_picture(medium: Medium, exif: Exif) -> Frame:
         return Frame(medium, 1, medium.image)
     data, header = open_image(medium.path, _FIX)
     image = decode_stored(medium.path, data, header, _FIX)
-    return Frame(medium, 1, turn_decoded(image, header, header.orientation if exif == Exif.apply else 1))
+    return Frame(medium, 1, turn_decoded(image, header.orientation if exif == Exif.apply else 1))
 
 
 def read_video(medium: Medium) -> Iterator[Frame]:

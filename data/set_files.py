@@ -1,7 +1,5 @@
 """What ``data=<path>`` may be, and the files that name the images and classes of a set."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import mmap
@@ -18,18 +16,15 @@ from data.errors import DataError, shown
 IMAGE_SUFFIXES = frozenset(
     ".avif .bmp .gif .jp2 .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()
 )  # in lower case; files with other suffixes are not images
-TRAIN, VAL = ("train",), ("valid", "val")
-# Names that say what a file or folder is for, not which set it belongs to.
-USUAL = re.compile(r"(_?annotations?|labels|data|dataset|obj|images|train|valid|val|test)(\.coco)?")
 KINDS = (
-    "a data.yaml, Darknet's obj.data, a COCO json, or a folder with one of these, with Pascal VOC's xml files or with "
-    "images and .txt files"
+    "a data.yaml, Darknet's obj.data, a COCO json, or a folder with data.yaml, obj.data, instances_train.json, Pascal "
+    "VOC's xml files, or images and .txt files"
 )
-_CLASS = re.compile(rb"<object>.*?<name>\s*(.*?)\s*</name>", re.DOTALL)
 YAML_SUFFIXES = (".yaml", ".yml")
-SET_SUFFIXES = (*YAML_SUFFIXES, ".data")
 USUAL_NAMES = ("data.yaml", "data.yml", "obj.data")
+TWINS = (("val", "train", "val"), ("val", "train", "valid"), ("train", "valid", "train"), ("train", "val", "train"))
 NAME_FILES = "a text file with one class per line, a data.yaml, Darknet's obj.data or a COCO json"
+_CLASS = re.compile(rb"<object>.*?<name>\s*(.*?)\s*</name>", re.DOTALL)
 
 
 def recognise(place: Path) -> dict[str, Any]:
@@ -39,37 +34,48 @@ def recognise(place: Path) -> dict[str, Any]:
     Raises ``DataError`` for anything else.
     """
     place = Path(os.path.abspath(place))
-    if place.suffix.lower() in SET_SUFFIXES and place.is_file():
-        result: dict[str, Any] | None = {"format": "yolo", "root": str(place)}
-    elif place.is_dir():
-        named = next((place / name for name in USUAL_NAMES if (place / name).is_file()), None)
-        result = {"format": "yolo", "root": str(named)} if named else _of_folder(place)
+    if place.is_dir():
+        result = _of_folder(place)
+    elif place.suffix.lower() == ".json":
+        result = _of_json(place)
     else:
-        result = _of_json(place) if place.suffix.lower() == ".json" else None
-    if not result:
+        result = {"format": "yolo", "root": str(place)} if is_set_file(place) else None
+    if result is None:
         raise DataError(f"{place} is no data set that can be read as it is. fix: name {KINDS}")
-    return {"name": _name(place), **result}
+    root = Path(result["root"])
+    folder = root if root.is_dir() else root.parent
+    return {"name": folder.name if root.is_dir() or root.name in USUAL_NAMES else root.stem, **result}
 
 
-def _name(place: Path) -> str:
-    """The stem of the file or folder; of ``cats/train/data.yaml`` that is cats."""
-    stems = [place.stem if place.is_file() else place.name, *(part.name for part in place.parents)]
-    specific = [stem for stem in stems if stem and not USUAL.fullmatch(stem.lower()) and "instances_" not in stem]
-    return specific[0] if specific else stems[0]
+def find_set_file(folder: Path) -> Path | None:
+    """The data.yaml or obj.data of a folder, if it has one."""
+    return next((folder / name for name in USUAL_NAMES if (folder / name).is_file()), None)
+
+
+def is_set_file(place: Path) -> bool:
+    """Whether it has the suffix of a data.yaml or an obj.data."""
+    return place.suffix.lower() in (*YAML_SUFFIXES, ".data")
 
 
 def _of_folder(folder: Path) -> dict[str, Any] | None:
-    """The options for a folder of COCO's, of Pascal VOC's, or of images and label files."""
-    for layout in ("annotations/instances_train*.json", "instances_train*.json", "*.json"):
-        if len(jsons := sorted(folder.glob(layout))) == 1:
+    """The options for a folder of YOLO's, COCO's or Pascal VOC's, or of images and label files."""
+    if set_file := find_set_file(folder):
+        return {"format": "yolo", "root": str(set_file)}
+    for layout in ("annotations/instances_train*.json", "instances_train*.json"):
+        if jsons := sorted(folder.glob(layout)):
             return _of_json(jsons[0])
     xmls = folder / "Annotations" if (folder / "Annotations").is_dir() else folder
-    if names := _classes(xmls):
-        lists = folder / "ImageSets" / "Main"
-        train = "ImageSets/Main/train.txt" if (lists / "train.txt").is_file() else os.path.relpath(xmls, folder)
-        val = "ImageSets/Main/val.txt" if (lists / "val.txt").is_file() else train
-        parts = {split: {"annotations": place, "images": "."} for split, place in (("train", train), ("val", val))}
-        return {"format": "voc", "root": str(folder), "names": names, **parts}
+    classes = {name for path in xmls.glob("*.xml") for name in _CLASS.findall(path.read_bytes())}
+    if classes:
+        lists = [f"ImageSets/Main/{split}.txt" for split in ("train", "val")]
+        train, val = lists if all((folder / name).is_file() for name in lists) else [os.path.relpath(xmls, folder)] * 2
+        return {
+            "format": "voc",
+            "root": str(folder),
+            "names": sorted(unescape(name.decode("utf-8", "replace")) for name in classes),
+            "train": {"annotations": train, "images": "."},
+            "val": {"annotations": val, "images": "."},
+        }
     suffixes = {path.suffix.lower() for path in folder.iterdir()}
     if ".txt" in suffixes and suffixes & IMAGE_SUFFIXES:
         names_file = {"names": "classes.txt"} if (folder / "classes.txt").is_file() else {}
@@ -79,27 +85,22 @@ def _of_folder(folder: Path) -> dict[str, Any] | None:
 
 
 def _of_json(path: Path) -> dict[str, Any]:
-    """The options for a COCO json and its twin."""
-    jsons = _json_of_each_split(path)
-    images = {split: _images_of(path) for split, path in jsons.items()}
-    root = os.path.commonpath([*(path.parent for path in jsons.values()), *images.values()])
+    """The options for a COCO json and its twin, with the other word in its or its folder's name."""
+    twins = (
+        (split, Path(*path.parts[:-depth], *(part.replace(word, other) for part in path.parts[-depth:])))
+        for split, word, other in TWINS
+        for depth in (1, 2)
+    )
+    existing = ((split, twin) for split, twin in twins if twin != path and twin.is_file())
+    split, twin = next(existing, ("train", path))
+    jsons = {"train": path, "val": path, split: twin}
+    images = {split: _images_of(json_path) for split, json_path in jsons.items()}
+    root = os.path.commonpath([*(json_path.parent for json_path in jsons.values()), *images.values()])
     parts = {
-        split: {"annotations": os.path.relpath(path, root), "images": os.path.relpath(images[split], root)}
-        for split, path in jsons.items()
+        split: {"annotations": os.path.relpath(jsons[split], root), "images": os.path.relpath(images[split], root)}
+        for split in jsons
     }
-    return {"format": "coco", "root": root, "on_error": "clip", "val": parts["train"], **parts}
-
-
-def _json_of_each_split(path: Path) -> dict[str, Path]:
-    """The json of each split where one is given: the other has the other word in its path."""
-    for split, other, words, others in (("train", "val", TRAIN, VAL), ("val", "train", VAL, TRAIN)):
-        for here, there in ((word, another) for word in words for another in others):
-            folder, name = path.parent.name, path.name
-            folders, names = (folder, folder.replace(here, there)), (name, name.replace(here, there))
-            for partner in (path.parent.parent / above / below for above in folders for below in names):
-                if partner != path and partner.is_file():
-                    return {split: path, other: partner}
-    return {"train": path}
+    return {"format": "coco", "root": root, "on_error": "clip", **parts}
 
 
 def _images_of(path: Path) -> Path:
@@ -117,36 +118,13 @@ def _images_of(path: Path) -> Path:
     return path.parent
 
 
-def _classes(folder: Path) -> list[str]:
-    """The class names in the xml files of a folder, sorted."""
-    names = {name for path in folder.glob("*.xml") for name in _CLASS.findall(path.read_bytes())}
-    return sorted(unescape(name.decode("utf-8", "replace")) for name in names)
-
-
-def find_set_file(root: Path) -> Path:
-    """Find the data.yaml or obj.data of a folder. Raises ``DataError`` where there is none."""
-    for name in USUAL_NAMES:
-        if (root / name).is_file():
-            return root / name
-    raise DataError(
-        f"data.root: {root} holds no {' or '.join(USUAL_NAMES)}. fix: data.root=<such a file>, or "
-        "data.train.annotations=<a folder of images, or a list of them>"
-    )
-
-
-class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses aliases: a few lines of them are billions of values."""
-
-    def compose_node(self, *arguments: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError(f"line {self.peek_event().start_mark.line + 1} holds an alias")
-        return super().compose_node(*arguments)
-
-
-def load_yaml(path: Path, aliases: bool = False) -> dict[str, Any]:
+def load_yaml(path: Path) -> dict[str, Any]:
     """Read the keys of a data.yaml, or another YAML file. Raises ``DataError`` where it is none."""
     try:
-        content = yaml.load(path.read_bytes(), yaml.SafeLoader if aliases else _WithoutAliases)
+        text = path.read_bytes()
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise yaml.YAMLError("it holds an alias, and a few lines of them can be billions of values")
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: e.g. a date with a 13th month
         raise DataError(f"{path} is not valid YAML ({' '.join(str(error).split())}). fix: correct it") from error
     if not isinstance(content, dict):
@@ -154,26 +132,55 @@ def load_yaml(path: Path, aliases: bool = False) -> dict[str, Any]:
     return content
 
 
-def names_of_yaml(content: dict[str, Any], path: Path) -> list[str] | None:
-    """The class names of a data.yaml: a list, or a dictionary with keys 0, 1, ... or "0", "1", ...
+def read_set_file(path: Path) -> dict[str, Any]:
+    """The keys train, val and path of a data.yaml or obj.data, and the list of names if it has any.
 
-    ``None`` where it has none. Raises ``DataError`` for unusable ones.
+    A data.yaml has names as a list, or as a dictionary with keys 0, 1, ... Raises ``DataError``.
     """
-    names = content.get("names")
-    if names is None:
-        return None
-    if isinstance(names, dict):
-        names = {int(key) if isinstance(key, str) and key.isdecimal() else key: name for key, name in names.items()}
-        if sorted(names, key=str) != sorted(range(len(names)), key=str):
-            raise DataError(
-                f"{path}: the keys of names are {shown(list(names))}. fix: number them from 0 on, none left out"
-            )
-        names = [names[number] for number in range(len(names))]
-    texts = class_names(names, f"{path}: names")
-    count = content.get("nc", len(texts))
-    if count != len(texts):
-        raise DataError(f"{path} has nc={shown(count)}, but {len(texts)} names. fix: correct one of them")
-    return texts
+    if path.suffix.lower() in YAML_SUFFIXES:
+        content = load_yaml(path)
+        if "kpt_shape" in content:
+            raise DataError(f"{path} is for key points (kpt_shape), no boxes. fix: name a set for detection")
+        if isinstance(names := content.get("names"), dict):
+            by_number = {int(key) if str(key).isdecimal() else key: name for key, name in names.items()}
+            if by_number.keys() != set(range(len(names))):
+                raise DataError(f"{path}: the keys of names are {shown(list(names))}. fix: number them from 0 on")
+            content["names"] = [by_number[number] for number in range(len(names))]
+    else:
+        pairs = (line.partition("=") for line in read_lines(path) if not line.lstrip().startswith(("#", ";")))
+        content = {key.strip(): value.strip() for key, separator, value in pairs if separator}
+        if names_file := content.get("names"):
+            content["names"] = _names_in(find_place(names_file, path, starts_of(path)))
+    if content.get("names") is not None:
+        content["names"] = class_names(content["names"], f"{path}: names")
+    return content
+
+
+def starts_of(path: Path, start: str = "") -> list[Path]:
+    """Where the relative paths in a data.yaml or obj.data may start; ``start`` is its ``path``.
+
+    Darknet itself starts at the current folder, which usually holds ``data/obj.data``. Ultralytics'
+    programs look for ``path`` in a folder ``datasets`` there or beside it.
+    """
+    here = Path.cwd()
+    folders = [path.parent, path.parent.parent, here, *([here / "datasets", here / "../datasets"] if start else [])]
+    return list(dict.fromkeys([*(folder / start for folder in folders), path.parent]))
+
+
+def find_place(name: str, path: Path, starts: list[Path]) -> Path:
+    """The file or folder that ``path`` names. Raises ``DataError`` where there is none.
+
+    Roboflow writes "../train/images" for a folder beside the file, so ``name`` is also tried
+    without "../".
+    """
+    name = name.replace("\\", "/")  # it may be written on Windows
+    names = (name, re.sub(r"^(\.\./)+", "", name))
+    candidates = dict.fromkeys(Path(os.path.normpath(start / tried)) for tried in names for start in starts)
+    place = next((candidate for candidate in candidates if candidate.exists()), None)
+    if place is None:
+        places = ", ".join(map(str, candidates))
+        raise DataError(f"{path} names {name}, but there is no such place (looked for {places}). fix: correct it")
+    return place
 
 
 def class_names(names: Any, where: str) -> list[str]:
@@ -189,39 +196,6 @@ def class_names(names: Any, where: str) -> list[str]:
         twice = next(name for name in texts if texts.count(name) > 1)
         raise DataError(f"{where} lists {twice!r} twice. fix: give each class its own name")
     return texts
-
-
-def darknet_options(path: Path) -> dict[str, str]:
-    """Read the ``key = value`` lines of Darknet's obj.data. Raises ``DataError`` for others."""
-    options = {}
-    for number, line in enumerate(read_lines(path, "Darknet's obj.data, with train=, valid= and names="), start=1):
-        text = line.strip()
-        if text and text[0] not in "#;":
-            key, separator, value = (part.strip() for part in text.partition("="))
-            if not separator:
-                raise DataError(f"{path}:{number} is {shown(text)} instead of key = value. fix: correct the line")
-            options[key] = value
-    return options
-
-
-def darknet_path(name: str, path: Path, base: Path) -> Path:
-    """Find a file that the obj.data at ``path`` names, in the first of ``darknet_folders``.
-
-    Darknet itself starts at the current folder, which usually holds ``data/obj.data``. Raises
-    ``DataError`` where there is none.
-    """
-    name = name.replace("\\", "/")
-    candidates = list(dict.fromkeys(folder / name for folder in darknet_folders(path, base)))
-    place = next((candidate for candidate in candidates if candidate.exists()), None)
-    if place is None:
-        places = ", ".join(map(str, candidates))
-        raise DataError(f"{path} names {name}, but there is no such file (looked for {places}). fix: correct its path")
-    return place
-
-
-def darknet_folders(path: Path, base: Path) -> list[Path]:
-    """The folders that paths in obj.data, and in the lists it names, may be relative to."""
-    return [path.parent, path.parent.parent, base, Path.cwd()]
 
 
 def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -> dict[int, str]:
@@ -247,23 +221,15 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
 
     The suffix tells which of ``NAME_FILES`` it is. Raises ``DataError`` where it is none.
     """
-    suffix = path.suffix.lower()
     ids = None
     try:
-        if suffix == ".json":
+        if path.suffix.lower() == ".json":
             categories = json.loads(path.read_bytes())["categories"]
-            by_id = {int(category["id"]): str(category["name"]) for category in categories}
-            ids = sorted(by_id)
-            names = [by_id[number] for number in ids]
-        elif suffix in YAML_SUFFIXES:
-            names = names_of_yaml(load_yaml(path), path) or []
-        elif suffix == ".data":
-            options = darknet_options(path)
-            if "names" not in options:
-                raise DataError(f"{path} has no names=. fix: add the line, or name {NAME_FILES}")
-            return _lines_of(darknet_path(options["names"], path, path.parent)), None
+            names_by_id = {int(category["id"]): str(category["name"]) for category in categories}
+            ids = sorted(names_by_id)
+            names = [names_by_id[number] for number in ids]
         else:
-            names = _lines_of(path)
+            names = (read_set_file(path).get("names") or []) if is_set_file(path) else _names_in(path)
     except OSError as error:
         raise DataError(f"the class names {path} cannot be read ({error.strerror}). fix: name {NAME_FILES}") from error
     except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -273,24 +239,21 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
     return names, ids
 
 
-def _lines_of(path: Path) -> list[str]:
+def _names_in(path: Path) -> list[str]:
     """The lines of a text file, a class each. Empty ones are allowed at the end only."""
-    lines = [line.strip() for line in read_lines(path, "obj.names, with one class per line")]
-    while lines and not lines[-1]:
-        lines.pop()
-    if "" in lines:
-        raise DataError(
-            f"{path}:{lines.index('') + 1} is empty, but each line counts as a class. fix: write a name, or remove it"
-        )
-    return lines
+    lines = "\n".join(line.strip() for line in read_lines(path)).rstrip("\n").split("\n")
+    if "" in lines[1:]:
+        number = lines.index("") + 1
+        raise DataError(f"{path}:{number} is empty, but each line counts as a class. fix: write a name, or remove it")
+    return lines if lines[0] else []
 
 
-def read_lines(path: Path, example: str) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 text file; invalid bytes become surrogates, as in file names.
 
-    Raises ``DataError``, proposing ``example``, where the file is not text.
+    Raises ``DataError`` where the file is not text.
     """
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if b"\0" in content:  # binary, or UTF-16
-        raise DataError(f"{path} is not a text file in UTF-8. fix: name a list such as {example}")
+        raise DataError(f"{path} is not a text file in UTF-8. fix: name one with an entry per line")
     return content.decode("utf-8", "surrogateescape").splitlines()

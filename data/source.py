@@ -1,11 +1,8 @@
 """What a reader (coco.py, voc.py, yolo.py) returns: unchecked flat columns and findings."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,42 +13,37 @@ from numpy.typing import NDArray
 from data.errors import DataError, printable
 
 REPORTED_FINDINGS = 20
-SKIP_FIX = "fix: correct the source, or set data.on_error=skip to leave such entries out"
 
 
 @dataclass
 class Findings:
-    """Bad entries of a data set, counted by kind, with a sentence for the first of them."""
+    """Entries of a data set that are bad or were changed, by kind, with the first sentences."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
-    by_kind: dict[str, list[str]] = field(default_factory=dict)  # the first of each kind
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, kind: str, sentences: list[str]) -> None:
-        """Record one finding per sentence; ``kind`` is their name in the plural."""
+    def add(self, kind: str, sentences: Sequence[str], count: int | None = None) -> None:
+        """Record ``count`` findings, or one per sentence; ``kind`` is their name in the plural."""
         if sentences:
-            self.counts[kind] += len(sentences)
-            for first in (self.examples, self.by_kind.setdefault(kind, [])):
-                first.extend(map(printable, sentences[: REPORTED_FINDINGS - len(first)]))
-
-    def stop(self) -> None:
-        """Raise the first finding with the number of all as a ``DataError``, if there is one."""
-        if self.examples:
-            total = self.counts.total()
-            more = "" if total == 1 else f" ({total} bad entries in all: {self.summary()})"
-            raise DataError(f"{self.examples[0]}{more}. {SKIP_FIX}")
+            self.counts[kind] = self.counts.get(kind, 0) + (len(sentences) if count is None else count)
+            first = self.examples.setdefault(kind, [])
+            first.extend(map(printable, sentences[: REPORTED_FINDINGS - len(first)]))
 
     def summary(self) -> str:
         """The counts, such as ``boxes without area (2), missing image files (1)``."""
         return ", ".join(f"{kind} ({count})" for kind, count in self.counts.items())
 
-    def report(self) -> list[str]:
-        """Lines for the log about entries that were left out, if any."""
-        return [f"left out: {self.summary()}", *self.examples] if self.counts else []
+    def first(self) -> list[str]:
+        """The first sentences of all kinds."""
+        return [sentence for examples in self.examples.values() for sentence in examples][:REPORTED_FINDINGS]
 
-    def lines(self) -> list[str]:
-        """Lines for the log about entries that were used but changed: one per kind."""
-        return [f"{kind} ({count}), first: {self.by_kind[kind][0]}" for kind, count in self.counts.items()]
+    def stop(self) -> None:
+        """Raise the first finding with the number of all as a ``DataError``, if there is one."""
+        if self.counts:
+            total = sum(self.counts.values())
+            more = "" if total == 1 else f" ({total} bad entries in all: {self.summary()})"
+            fix = "fix: correct the source, or set data.on_error=skip to leave such entries out"
+            raise DataError(f"{self.first()[0]}{more}. {fix}")
 
 
 @dataclass
@@ -72,7 +64,6 @@ class Source:
     box_name: Callable[[int], str]  # the box at a position in messages, such as "annotation 17"
     findings: Findings  # entries the reader could not use
     notes: Findings = field(default_factory=Findings)  # entries that were used but changed
-    unsized: list[int] = field(default_factory=list)  # rows of images whose sizes come from the image files
 
 
 @dataclass
@@ -114,22 +105,22 @@ def part_of(source: Source, split: str, share: float) -> Source:
             f"data.split={share:g} takes {count} of the {total} images of {source.path}"
             " for validation. fix: another share, or give files of different names (folders do not count)"
         )
-    chosen = for_val if split == "val" else ~for_val
-    elsewhere = np.isin(source.box_image_ids, source.image_ids[~chosen])
-    elsewhere &= ~np.isin(source.box_image_ids, source.image_ids[chosen])  # the checks report ids used twice
-    rows, name_of = np.flatnonzero(~elsewhere), source.box_name
     kind = f"training images out of {total} that data.split={share:g} takes for validation by name, ignoring data.val"
     source.notes.add(kind, [source.file_names[row] for row in np.flatnonzero(for_val).tolist()])
+    images = np.flatnonzero(for_val if split == "val" else ~for_val)
+    # Boxes of unknown images stay in both parts, for the checks to report.
+    of_the_other = np.isin(source.box_image_ids, np.delete(source.image_ids, images))
+    boxes = np.flatnonzero(~of_the_other | np.isin(source.box_image_ids, source.image_ids[images]))
+    name_of = source.box_name
     return replace(
         source,
-        file_names=[source.file_names[row] for row in np.flatnonzero(chosen).tolist()],
-        image_ids=source.image_ids[chosen],
-        sizes=source.sizes[chosen],
-        box_image_ids=source.box_image_ids[rows],
-        boxes_xywh=source.boxes_xywh[rows],
-        box_category_ids=source.box_category_ids[rows],
-        areas=source.areas[rows],
-        crowd=source.crowd[rows],
-        unsized=np.flatnonzero(np.isin(np.flatnonzero(chosen), source.unsized)).tolist(),
-        box_name=lambda row: name_of(int(rows[row])),
+        file_names=[source.file_names[row] for row in images.tolist()],
+        image_ids=source.image_ids[images],
+        sizes=source.sizes[images],
+        box_image_ids=source.box_image_ids[boxes],
+        boxes_xywh=source.boxes_xywh[boxes],
+        box_category_ids=source.box_category_ids[boxes],
+        areas=source.areas[boxes],
+        crowd=source.crowd[boxes],
+        box_name=lambda row: name_of(int(boxes[row])),
     )

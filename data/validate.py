@@ -1,7 +1,5 @@
 """Check what a reader found and sort it into the index; ``on_error`` decides on bad entries."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 
@@ -20,6 +18,9 @@ CUT = "boxes that reach out of their image and are cut there"  # these three not
 SCORED_OUTSIDE = "boxes that reach out of their image and are scored unchanged"
 SCORED_EMPTY = "boxes without area that are scored unchanged"
 
+# A kind of finding, which entries are good, and what is wrong with one that is not.
+Checks = tuple[tuple[str, NDArray[np.bool_], Callable[[int], str]], ...]
+
 
 def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDArray[np.generic]]:
     """Check a data set and return the columns of its index, boxes grouped by image.
@@ -28,66 +29,59 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
     one raises ``DataError``. ``OnError`` says what happens to boxes that reach out of their image;
     ``source.notes`` lists them. ``split`` is "train" or "val"; a training set needs a usable box.
     """
-    skip = on_error == OnError.skip
     image_used = _check_images(source, split)
-    if not skip:
+    if on_error != OnError.skip:
         source.findings.stop()  # before its boxes are reported as those of an unknown image
-    if not image_used.any():
-        _raise_empty(source, split, f"{source.path} lists no usable image")
     positions, box_used = _check_boxes(source, split, on_error, image_used)
-    if not skip:
+    if on_error != OnError.skip:
         source.findings.stop()
-    if split == "train" and not box_used.any():
-        _raise_empty(source, split, f"{source.path} holds no usable box for its {int(image_used.sum())} images")
+    if not image_used.any() or (split == "train" and not box_used.any()):
+        left_out = f" ({source.findings.summary()} left out)" if source.findings.counts else ""
+        raise DataError(
+            f"{source.path} holds {int(image_used.sum())} usable images and {int(box_used.sum())} usable boxes"
+            f"{left_out}. fix: check data.{split}.annotations and data.{split}.images"
+        )
     return _columns(source, image_used, positions, box_used)
 
 
-def _raise_empty(source: Source, split: str, problem: str) -> None:
-    left_out = f" ({source.findings.summary()} left out)" if source.findings.counts else ""
-    raise DataError(f"{problem}{left_out}. fix: check data.{split}.annotations and data.{split}.images")
+def _usable(
+    source: Source, entries: NDArray[np.bool_], checks: Checks, describe: Callable[[int, str], str]
+) -> NDArray[np.bool_]:
+    """Which of the ``entries`` pass all checks; others are findings of the first they fail."""
+    usable = entries.copy()
+    for kind, good, problem in checks:
+        rows = np.flatnonzero(usable & ~good).tolist()
+        source.findings.add(kind, [describe(row, problem(row)) for row in rows])
+        usable &= good
+    return usable
 
 
 def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     """Which images (N,) are usable."""
-    count = len(source.file_names)
-    first = np.zeros(count, dtype=bool)
-    first[np.unique(source.image_ids, return_index=True)[1]] = True
-    has_size = (source.sizes > 0).all(axis=1)
-    # Each side alone first: the product of two absurd ones may overflow.
-    readable = (source.sizes <= MAX_PIXELS).all(axis=1) & (source.sizes.prod(axis=1) <= MAX_PIXELS)
-    exists = stamp_files([os.path.join(source.image_root, name) for name in source.file_names]).is_file
-
-    def with_size(row: int) -> str:
-        name, (height, width) = source.file_names[row], source.sizes[row].tolist()
-        if height < 0 and source.unsized:
-            return f"{source.path} gives no size of {name}, and the file is not an image of a known type"
-        return f"{source.path}: {name} is {width:,} x {height:,} pixels"
-
-    def id_twice(row: int) -> str:
-        return f"{source.path}: image id {source.image_ids[row]} is used twice, also by {source.file_names[row]}"
-
-    def missing(row: int) -> str:
-        return f"{source.path} names {source.file_names[row]}, which is not in {source.image_root}"
-
-    usable = np.ones(count, dtype=bool)
-    for kind, good, describe in (
-        ("images with an id in use", first, id_twice),
-        ("missing image files", exists, missing),
-        ("images without size", has_size, with_size),
-        (
-            "images that are too large",
-            readable,
-            lambda row: f"{with_size(row)}, more than the {MAX_PIXELS:,} that are read",
-        ),
-    ):
-        source.findings.add(kind, [describe(row) for row in np.flatnonzero(usable & ~good).tolist()])
-        usable &= good
-    if count and not exists.any():  # a wrong folder, which skipping would hide
+    count, root = len(source.file_names), source.image_root
+    exists = stamp_files([os.path.join(root, name) for name in source.file_names]).is_file
+    if not exists.any():  # a wrong folder, which skipping would hide
         raise DataError(
-            f"none of the {count} images of {source.path} is in {source.image_root} (first: {source.file_names[0]}). "
+            f"none of the {count} images of {source.path} is in {root}: {source.file_names[:3]}. "
             f"fix: set data.root or data.{split}.images to the folder that the file names start from"
         )
-    return usable
+    first = np.zeros(count, dtype=bool)
+    first[np.unique(source.image_ids, return_index=True)[1]] = True
+    # Each side alone first: the product of two absurd ones may overflow.
+    readable = (source.sizes <= MAX_PIXELS).all(axis=1) & (source.sizes.prod(axis=1) <= MAX_PIXELS)
+
+    def pixels(row: int) -> str:
+        height, width = source.sizes[row].tolist()
+        return f"is {width:,} x {height:,} pixels"
+
+    checks: Checks = (
+        ("images with an id in use", first, lambda row: f"has the image id {source.image_ids[row]} of another image"),
+        ("missing image files", exists, lambda row: f"is not in {root}"),
+        ("images without size", (source.sizes > 0).all(axis=1), pixels),
+        ("images that are too large", readable, lambda row: f"{pixels(row)}, at most {MAX_PIXELS:,} are read"),
+    )
+    every_image = np.ones(count, dtype=bool)
+    return _usable(source, every_image, checks, lambda row, text: f"{source.path}: {source.file_names[row]} {text}")
 
 
 def _check_boxes(
@@ -107,8 +101,9 @@ def _check_boxes(
         beyond = np.max([-x, -y, x + w - width, y + h - height], axis=0)  # pixels, negative inside
         left, right = np.maximum(x, 0), np.minimum(x + w, width)
         top, bottom = np.maximum(y, 0), np.minimum(y + h, height)
+    is_inside = (right - left > LEAST_INSIDE) & (bottom - top > LEAST_INSIDE)
     reaches_out = beyond > BORDER_TOLERANCE
-    scored = split == "val" and on_error != OnError.stop
+    scored = np.bool_(split == "val" and on_error != OnError.stop)
     has_category = np.isin(source.box_category_ids, list(source.categories))
 
     def overshoot(row: int) -> str:
@@ -119,15 +114,21 @@ def _check_boxes(
         numbers = ", ".join(f"{number:g}" for number in source.boxes_xywh[row])
         return f"{source.path}: {source.box_name(row)} of {image}, box [{numbers}] (x, y, w, h), {problem}"
 
-    relevant = ~has_image | image_used[positions]  # an image that is left out takes its boxes along
-    checks: tuple[tuple[str, NDArray[np.bool_], Callable[[int], str]], ...] = (
+    checks: Checks = (
         ("boxes of an unknown image", has_image, lambda row: "belongs to no image of the file"),
-        ("boxes of a class not in use", has_category, lambda row: _class_problem(source, row)),
+        (
+            "boxes of a class not in use",
+            has_category,
+            lambda row: (
+                f"has category {source.box_category_ids[row]}, which is not one of the {len(source.categories)} "
+                "classes in use"
+            ),
+        ),
         ("boxes that are not finite", finite, lambda row: "holds a number that is not finite"),
         ("boxes without area", has_area | scored, lambda row: "has no area"),
         (
             "boxes outside their image",
-            ((right - left > LEAST_INSIDE) & (bottom - top > LEAST_INSIDE)) | scored,
+            is_inside | scored,
             lambda row: f"lies outside its image of {width[row]:g} x {height[row]:g} pixels",
         ),
         (
@@ -136,25 +137,17 @@ def _check_boxes(
             lambda row: f"{overshoot(row)} (data.on_error=clip cuts it there)",
         ),
     )
-    for kind, good, problem in checks:
-        bad = relevant & ~good
-        source.findings.add(kind, [describe(row, problem(row)) for row in np.flatnonzero(bad).tolist()])
-        relevant &= good
-    rows = np.flatnonzero(relevant & reaches_out)
+    # An image that is left out takes its boxes along.
+    usable = _usable(source, ~has_image | image_used[positions], checks, describe)
+    rows = np.flatnonzero(usable & reaches_out)
     rows = rows[np.argsort(-beyond[rows], kind="stable")]  # the farthest first
     source.notes.add(SCORED_OUTSIDE if scored else CUT, [describe(row, overshoot(row)) for row in rows.tolist()])
-    without = np.flatnonzero(relevant & ~has_area).tolist()
+    without = np.flatnonzero(usable & ~has_area).tolist()
     source.notes.add(SCORED_EMPTY, [describe(row, "has no area: no detection can match it") for row in without])
     if not scored:
         source.boxes_xywh = source.boxes_xywh.copy()
         source.boxes_xywh[rows] = np.stack([left, top, right - left, bottom - top], axis=1)[rows]
-    return positions, relevant
-
-
-def _class_problem(source: Source, row: int) -> str:
-    return (
-        f"has category {source.box_category_ids[row]}, which is not one of the {len(source.categories)} classes in use"
-    )
+    return positions, usable
 
 
 def _columns(

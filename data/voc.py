@@ -4,13 +4,10 @@ As in the usual COCO versions of VOC sets, left = xmin and width = xmax - xmin. 
 difficult or truncated count like any other: evaluation follows COCO, which ignores crowds instead.
 """
 
-from __future__ import annotations
-
-import difflib
 import os
-import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -25,8 +22,6 @@ from data.source import Files, Findings, Source, relative_name
 
 BoxXywh = tuple[float, float, float, float]  # left, top, width, height
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_SUFFIXES = tuple(sorted(IMAGE_SUFFIXES))
-_PRESENCE = re.compile(r"\s+(-1|0|1)$")  # second column of class lists such as cat_train.txt
 
 
 class _Listed(NamedTuple):
@@ -35,7 +30,6 @@ class _Listed(NamedTuple):
     stem: str
     xml: str
     image_folders: tuple[str, ...]  # where to look for the image; messages name the last one
-    exists: bool = True  # the xml file does
 
 
 class _Annotation(NamedTuple):
@@ -65,12 +59,11 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
         items = _items_below(place, voc_root) if place.is_dir() else _items_of_list(place, voc_root)
         stamps = stamp_files([item.xml for item in items])
         if not stamps.is_file.any():
-            where = f"in {os.path.dirname(items[0].xml)} ({len(items)} names)" if items else "in or below it"
+            where = f"names no image that has an xml file in {os.path.dirname(items[0].xml)}" if items else "holds none"
             raise DataError(
-                f"{place} {'names no image that has an xml file' if items else 'holds no xml file'} {where}. "
-                "fix: set data.<split>.images to the folder that holds Annotations and JPEGImages"
+                f"{place} {where}. fix: set data.<split>.images to the folder that holds Annotations and JPEGImages"
             )
-        listed += [item._replace(exists=exists) for item, exists in zip(items, stamps.is_file.tolist(), strict=True)]
+        listed += items
         digests.append(stamps.digest)
     path = pairs[0][0] if len(pairs) == 1 else image_root
     return Files(
@@ -82,35 +75,26 @@ def locate_voc(pairs: Sequence[tuple[Path, Path]], image_root: Path, names: list
 
 def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
     xml_folder, image_folder = (_folder_or(voc_root, name) for name in ("Annotations", "JPEGImages"))
-    return [_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,)) for stem in _stems(image_list)]
+    items = []
+    for line in filter(None, map(str.strip, read_lines(image_list))):
+        stem, suffix = os.path.splitext(line)
+        stem = stem if suffix.lower() in IMAGE_SUFFIXES else line
+        items.append(_Listed(stem, f"{xml_folder}/{stem}.xml", (image_folder,)))
+    return items
 
 
 def _items_below(folder: Path, images: Path) -> list[_Listed]:
     """The xml files below a folder, sorted. Images lie beside them, or below ``images``."""
     items = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        below = os.path.relpath(parent, folder)
-        places = (parent, *(os.path.normpath(f"{base}/{below}") for base in (_folder_or(images, "JPEGImages"), images)))
-        items += [
-            _Listed(os.path.splitext(name)[0], f"{parent}/{name}", tuple(dict.fromkeys(places)))
-            for name in sorted(files)
-            if name.lower().endswith(".xml") and not name.startswith(".")
-        ]
+    for xml in sorted(folder.rglob("*.xml")):
+        below = xml.parent.relative_to(folder)
+        places = (xml.parent, Path(_folder_or(images, "JPEGImages"), below), images / below)
+        items.append(_Listed(xml.stem, str(xml), tuple(dict.fromkeys(map(str, places)))))
     return items
 
 
 def _folder_or(parent: Path, name: str) -> str:
     return str(parent / name if (parent / name).is_dir() else parent)
-
-
-def _stems(image_list: Path) -> list[str]:
-    """The image names of a list, without suffix."""
-    lines = [line.strip() for line in read_lines(image_list, "ImageSets/Main/train.txt")]
-    stems = [line for line in lines if line]
-    if all(_PRESENCE.search(stem) for stem in stems):
-        stems = [_PRESENCE.sub("", stem) for stem in stems]
-    return [os.path.splitext(stem)[0] if stem.lower().endswith(_SUFFIXES) else stem for stem in stems]
 
 
 def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[str] | None) -> Source:
@@ -129,8 +113,8 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
     image_ids: list[int] = []
     boxes: list[BoxXywh] = []
     labels: list[tuple[int, int, int]] = []  # of each box: image id, category id, number within its file
-    chunks = in_chunks(lambda items: [_parse(item) for item in items], listed, "reading labels")
-    annotations = (annotation for chunk in chunks for annotation in chunk)
+    chunks = in_chunks(lambda items: [_parse(item.xml) for item in items], listed, "reading labels")
+    annotations = chain.from_iterable(chunks)
     for image_id, (item, annotation) in enumerate(zip(listed, annotations, strict=True), start=1):
         if isinstance(annotation, str):
             findings.add("unusable annotation files", [annotation])
@@ -141,9 +125,7 @@ def read_voc(listed: list[_Listed], path: Path, image_root: Path, names: list[st
         for number, (name, box) in enumerate(annotation.objects, start=1):
             where = f"{item.xml}: object {number} of {item.stem}.xml"
             if name not in category_ids:
-                near = difflib.get_close_matches(name, category_ids, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                problem = f"{where} is of class {shown(name)}, which data.names does not list{hint}"
+                problem = f"{where} is of class {shown(name)}, which data.names does not list"
                 findings.add("objects of a class not in use", [problem])
             elif box is None:
                 findings.add("incomplete objects", [f"{where} has no bndbox with all of {CORNERS}"])
@@ -176,36 +158,28 @@ def _image_of(item: _Listed, file_name: str, present: dict[str, frozenset[str]])
     """
     base = os.path.basename(file_name.replace("\\", "/"))
     first = item.stem + (os.path.splitext(base)[1] or ".jpg")
-    names = (first, base, *(item.stem + form for suffix in _SUFFIXES for form in (suffix, suffix.upper())))
+    names = (first, base, *(item.stem + suffix for suffix in sorted(IMAGE_SUFFIXES)))
     matches = (f"{folder}/{name}" for folder in item.image_folders for name in names if name in present.get(folder, ()))
     return next(matches, f"{item.image_folders[-1]}/{first}")
 
 
-def _parse(item: _Listed) -> _Annotation | str:
+def _parse(xml: str) -> _Annotation | str:
     """Return the content of an xml file, or a sentence on why it is unusable."""
-    if not item.exists:
-        return f"an image list names {item.stem}, but there is no {item.xml}"
-    parser = ElementTree.XMLParser(target=_NoDoctype())
     try:
-        with open(item.xml, "rb") as file:
-            parser.feed(file.read())
-        tree: ElementTree.Element = parser.close()
+        root = ElementTree.parse(xml, ElementTree.XMLParser(target=_NoDoctype())).getroot()
+        size = (int(root.findtext("size/height", "")), int(root.findtext("size/width", "")))
     except OSError as error:
-        return f"{item.xml} cannot be read ({error.strerror})"
+        return f"{xml} cannot be read ({error.strerror})"
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
-        return f"{item.xml} is not valid XML ({error})"
-    texts = [tree.findtext(f"size/{side}", default="").strip() for side in ("height", "width")]
-    for side, text in zip(("height", "width"), texts, strict=True):
-        if not re.fullmatch("[0-9]{1,9}", text):
-            return f"{item.xml} has the {side} {shown(text)} in <size> instead of a number of pixels"
-    objects = [_object(element) for element in tree.iterfind("object")]
-    return _Annotation(tree.findtext("filename", default="").strip(), (int(texts[0]), int(texts[1])), objects)
+        return f"{xml} is not valid XML with width and height in <size> ({error})"
+    objects = [_object(element) for element in root.iterfind("object")]
+    return _Annotation(root.findtext("filename", "").strip(), size, objects)
 
 
 def _object(element: ElementTree.Element) -> tuple[str, BoxXywh | None]:
-    name = element.findtext("name", default="").strip()
+    name = element.findtext("name", "").strip()
     try:
-        left, top, right, bottom = (float(element.findtext(f"bndbox/{corner}", default="")) for corner in CORNERS)
+        left, top, right, bottom = (float(element.findtext(f"bndbox/{corner}", "")) for corner in CORNERS)
     except ValueError:
         return name, None
     return name, (left, top, right - left, bottom - top)

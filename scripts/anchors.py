@@ -7,8 +7,6 @@ It runs k-means with IoU as the distance, refines the result at random, and prin
 and after.
 """
 
-from __future__ import annotations
-
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
@@ -24,65 +22,42 @@ from conf import ConfigError
 from conf.network import load_network
 from conf.schema_tools import AnchorsConfig
 from data import open_annotations
-from data.anchors import (
-    Sizes,
-    best_overlaps,
-    kmeans_anchors,
-    nearest_anchors,
-    network_sizes,
-    recall,
-    refine_anchors,
-)
+from data.anchors import SEED, Sizes, kmeans_anchors, match_anchors, network_sizes, recall, refine_anchors
 from models import Darknet
 from train_utils.options import option
-from train_utils.progress import Progress
+
+MOST_BOXES = 50_000  # that the search uses; the figures are for all boxes
 
 
 def find_anchors(config: AnchorsConfig) -> Sizes:
     """Find, print and return anchors (k, 2) in pixels, as many as the model has.
 
-    With ``out`` it also writes the override file and a picture. Raises ConfigError if the data set
-    has too few boxes.
+    With ``out`` it also writes the override file. Raises ConfigError if the data set has too few
+    boxes.
     """
-    network = load_network(config.model)
-    current = np.array(Darknet(network).heads[0].all_anchors)
-    sizes = network_sizes(open_annotations(config.data, "train"), config.image_size)
-    generator = np.random.default_rng(config.seed)
-    sample = sizes if len(sizes) <= config.sample else sizes[generator.choice(len(sizes), config.sample, replace=False)]
+    current = np.array(Darknet(load_network(config.model)).heads[0].all_anchors)
+    annotations = open_annotations(config.data, "train")
+    sizes, searched = (network_sizes(annotations, config.image_size, most) for most in (None, MOST_BOXES))
+    generator = np.random.default_rng(SEED)
     try:
-        start = kmeans_anchors(sample, len(current), generator)
+        start = kmeans_anchors(searched, len(current), generator)
     except ValueError as error:
         raise ConfigError(f"data={config.data.name}: {error}. fix: a model with fewer anchors, or more data") from error
-
-    with Progress(config.rounds, "refine", enabled=True, unit="rounds") as progress:
-
-        def report(done: int, fitness: float) -> None:
-            progress.at(done, lambda: {"mean IoU": f"{fitness:.4f}"})
-
-        found = refine_anchors(sample, start, config.rounds, generator, report).round(1)
+    refined = refine_anchors(searched, start, config.rounds, generator).round(1)
     print(f"{len(sizes):,} boxes of data={config.data.name} at {config.image_size} pixels")
-    for name, anchors in ((f"{config.model.cfg} as it is", current), ("k-means", start), ("refined", found)):
-        print(describe(name, sizes, anchors, config.min_iou))
+    for name, anchors in ((f"{config.model.cfg} as it is", current), ("k-means", start), ("refined", refined)):
+        overlaps, nearest = match_anchors(sizes, anchors)
+        shares = np.bincount(nearest, minlength=len(anchors)) / len(sizes)
+        listed = [f"{w:g},{h:g} ({share:.0%})" for (w, h), share in zip(anchors.round(1), shares, strict=True)]
+        recalls = [f"{recall(sizes, anchors, iou):.4f} at IoU {iou:g}" for iou in (config.min_iou, 0.5)]
+        print(f"{name}: mean best IoU {overlaps.mean():.3f}, recall {', '.join(recalls)}\n  {'  '.join(listed)}")
     if config.out is not None:
         path = Path(config.out)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(override(found, config), encoding="utf-8")
-        draw(sizes, current, found, path.with_suffix(".png"))
-        folder = path.absolute().parent.parent
-        words = f"{shlex.quote(str(folder))} {option('model', path.stem)}"
-        print(f"wrote {path} and {path.with_suffix('.png')}: train.py --config-dir {words}")
-    return found
-
-
-def describe(name: str, sizes: Sizes, anchors: Sizes, min_iou: float) -> str:
-    """Mean best overlap and recall, then the anchors with their shares of the boxes."""
-    shares = np.bincount(nearest_anchors(sizes, anchors), minlength=len(anchors)) / len(sizes)
-    listed = "  ".join(f"{w:g},{h:g} ({share:.0%})" for (w, h), share in zip(anchors.round(1), shares, strict=True))
-    return (
-        f"{name}: mean best IoU {best_overlaps(sizes, anchors).mean():.3f}, "
-        f"recall {recall(sizes, anchors, min_iou):.4f} at IoU {min_iou:g}, {recall(sizes, anchors, 0.5):.4f} at 0.5\n"
-        f"  {listed}"
-    )
+        path.write_text(override(refined, config), encoding="utf-8")
+        folder = shlex.quote(str(path.absolute().parent.parent))
+        print(f"wrote {path}: train.py --config-dir {folder} {option('model', path.stem)}")
+    return refined
 
 
 def override(anchors: Sizes, config: AnchorsConfig) -> str:
@@ -93,18 +68,3 @@ def override(anchors: Sizes, config: AnchorsConfig) -> str:
     pairs = ", ".join(f"[{width:g}, {height:g}]" for width, height in anchors)
     about = f"# Anchors for data={config.data.name} at {config.image_size} pixels, found by scripts/anchors.py.\n"
     return f"{about}defaults:\n  - {base}\n  - _self_\n{cfg}anchors: [{pairs}]\n"
-
-
-def draw(sizes: Sizes, before: Sizes, after: Sizes, out: Path) -> None:
-    """Draw all box sizes and the anchors."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 6), layout="constrained")
-    axis = figure.subplots()
-    shown = sizes[:: max(1, len(sizes) // 20000)]
-    axis.scatter(shown[:, 0], shown[:, 1], s=2, alpha=0.2, color="grey", label="boxes")
-    axis.scatter(before[:, 0], before[:, 1], marker="x", color="tab:blue", label="anchors before")
-    axis.scatter(after[:, 0], after[:, 1], marker="+", s=90, color="tab:red", label="anchors found")
-    axis.set(xscale="log", yscale="log", xlabel="width, pixels", ylabel="height, pixels")
-    axis.legend()
-    figure.savefig(out, dpi=110)

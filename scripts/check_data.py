@@ -9,8 +9,6 @@ classes without boxes, anchors that do not fit the boxes. Exit code 0: no proble
 such data set or option.
 """
 
-from __future__ import annotations
-
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 
@@ -21,27 +19,24 @@ import hashlib
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from conf import ConfigError
 from conf.network import load_network
 from conf.schema_tools import CheckDataConfig
 from data.anchors import LOW_RECALL, Sizes, fix_of_anchors, network_sizes, objects_per_image, recall
 from data.config import DataConfig, OnError
-from data.errors import DataError, printable
+from data.errors import DataError
 from data.files import counted, usable_cores
 from data.images import ImageSource
 from data.index import Annotations, check_same_classes, read_annotations
-from data.source import REPORTED_FINDINGS
+from data.source import Findings
 from data.validate import CUT, SCORED_EMPTY, SCORED_OUTSIDE
 from models import Darknet
 from train_utils.draw import Cell, save_sheet
@@ -49,8 +44,28 @@ from train_utils.draw import Cell, save_sheet
 SHEET_COLUMNS = 4
 SPLITS = ("train", "val")
 BOTH = "train and val"
-TERMINAL_COLUMNS = 100
-SHOWN_CLASSES = 80
+
+
+@dataclass(frozen=True)
+class CheckedSet:
+    """The result of a check, by split; findings may also be of train and val together."""
+
+    splits: dict[str, Annotations]
+    readable: dict[str, list[int]]  # positions of usable images
+    problems: dict[str, Findings]
+    notes: dict[str, Findings]
+    recall: dict[str, float]  # share of the boxes that an anchor fits; NaN without boxes
+
+    @property
+    def num_problems(self) -> int:
+        """The number of wrong entries."""
+        return sum(sum(findings.counts.values()) for findings in self.problems.values())
+
+
+def main(config: CheckDataConfig) -> None:
+    """Check the data set; exit with code 1 if there are problems."""
+    if check(config).num_problems:
+        sys.exit(1)
 
 
 def check(config: CheckDataConfig) -> CheckedSet:
@@ -58,15 +73,12 @@ def check(config: CheckDataConfig) -> CheckedSet:
     with torch.device("meta"):  # neither memory nor random numbers
         model = Darknet(load_network(config.model), width=config.model.width)
     anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))  # some .cfg have more
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-    out = Path(config.out) if config.out is not None else Path("runs", "check_data", f"{config.data.name}_{stamp}")
-    try:  # before anything is read
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"out={out} cannot be created ({error.strerror}). fix: name another folder") from error
+    name = f"{config.data.name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    out = Path(config.out) if config.out is not None else Path("runs", "check_data", name)
+    out.mkdir(parents=True, exist_ok=True)  # before anything is read
     checked = check_dataset(config.data, config.image_size, anchors, config.min_iou)
     cells = [
-        labelled(checked, split, index)
+        labelled(checked.splits[split], split, index)
         for split, readable in checked.readable.items()
         for index in readable[:: max(1, len(readable) // max(1, config.pictures))][: config.pictures]
     ]
@@ -79,39 +91,12 @@ def check(config: CheckDataConfig) -> CheckedSet:
     return checked
 
 
-def labelled(checked: CheckedSet, split: str, index: int) -> Cell:
+def labelled(annotations: Annotations, split: str, index: int) -> Cell:
     """An image with its boxes, under its file name."""
-    annotations = checked.splits[split]
     image = ImageSource(annotations, OnError.stop).read(index)
     assert image is not None  # with stop it raises
     classes, boxes = annotations.training_boxes(index)
     return Cell(image, boxes, classes, annotations.names, None, f"{split}: {annotations.file_name(index)}")
-
-
-@dataclass(frozen=True)
-class Issue:
-    """Entries of one kind, with sentences for the first ones."""
-
-    split: str  # train, val, or train and val
-    kind: str
-    count: int
-    examples: list[str]
-
-
-@dataclass(frozen=True)
-class CheckedSet:
-    """The result of a check."""
-
-    splits: dict[str, Annotations]
-    readable: dict[str, list[int]]  # positions of usable images
-    problems: list[Issue]
-    notes: list[Issue]
-    recall: dict[str, float]  # share of the boxes that an anchor fits; NaN without boxes
-
-    @property
-    def num_problems(self) -> int:
-        """The number of wrong entries."""
-        return sum(issue.count for issue in self.problems)
 
 
 def check_dataset(config: DataConfig, image_size: int, anchors: Sizes, min_iou: float) -> CheckedSet:
@@ -121,73 +106,58 @@ def check_dataset(config: DataConfig, image_size: int, anchors: Sizes, min_iou: 
     overlap one by more than ``min_iou``. Raises ``DataError`` where a set as a whole is missing or
     broken.
     """
-    problems: list[Issue] = []
-    notes: list[Issue] = []
+    problems, notes = ({where: Findings() for where in (*SPLITS, BOTH)} for _ in range(2))
     splits: dict[str, Annotations] = {}
     recalls: dict[str, float] = {}
     for split in SPLITS:
-        annotations, findings, taken = read_annotations(config, split)
-        splits[split] = annotations
-        for kind, count in taken.counts.items():
-            is_wrong = kind in (CUT, SCORED_OUTSIDE, SCORED_EMPTY)
-            _add(problems if is_wrong else notes, split, kind, taken.by_kind[kind], count)
-        for kind, count in findings.counts.items():
-            _add(problems, split, kind, findings.by_kind[kind], count)
-        twice = repeated_boxes(annotations)
-        examples = [_box_name(annotations, row) for row in twice[:REPORTED_FINDINGS].tolist()]
-        _add(problems, split, "boxes given twice", examples, len(twice))
+        splits[split], problems[split], changed = read_annotations(config, split)
+        annotations = splits[split]
+        for kind, count in changed.counts.items():
+            part = problems if kind in (CUT, SCORED_OUTSIDE, SCORED_EMPTY) else notes
+            part[split].add(kind, changed.examples[kind], count)
+        twice = [_box_name(annotations, row) for row in repeated_boxes(annotations).tolist()]
+        problems[split].add("boxes given twice", twice)
         empty = np.flatnonzero(objects_per_image(annotations) == 0)
-        examples = [annotations.path(index) for index in empty[:REPORTED_FINDINGS].tolist()]
-        _add(notes, split, "images without boxes", examples, len(empty))
+        notes[split].add("images without boxes", [annotations.path(index) for index in empty.tolist()])
         absent = np.flatnonzero(np.bincount(annotations.classes, minlength=len(annotations.names)) == 0)
-        _add(notes, split, "classes without boxes", [annotations.names[number] for number in absent])
+        notes[split].add("classes without boxes", [annotations.names[number] for number in absent])
         sizes = network_sizes(annotations, image_size)
         reached = recalls[split] = recall(sizes, anchors, min_iou)
         if reached < LOW_RECALL:
             sentence = f"{1 - reached:.1%} of the boxes overlap no anchor by more than {min_iou:g}. Try "
             example = sentence + fix_of_anchors(reached, min_iou)
-            _add(notes, split, "boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
+            notes[split].add("boxes that no anchor fits", [example], round((1 - reached) * len(sizes)))
     try:
         check_same_classes(splits["train"], splits["val"])
     except DataError as error:
-        _add(problems, BOTH, "classes that differ", [_without_fix(error)])
-    readable = _check_images(splits, problems)
-    return CheckedSet(splits, readable, problems, notes, recalls)
-
-
-def _add(issues: list[Issue], split: str, kind: str, sentences: Sequence[str], count: int | None = None) -> None:
-    count = len(sentences) if count is None else count
-    if count:
-        issues.append(Issue(split, kind, count, [printable(sentence) for sentence in sentences[:REPORTED_FINDINGS]]))
+        problems[BOTH].add("classes that differ", [_without_fix(error)])
+    return CheckedSet(splits, _check_images(splits, problems), problems, notes, recalls)
 
 
 def _without_fix(error: DataError) -> str:
     return str(error).partition(" fix: ")[0].rstrip(".")
 
 
-def _check_images(splits: dict[str, Annotations], problems: list[Issue]) -> dict[str, list[int]]:
+def _check_images(splits: dict[str, Annotations], problems: dict[str, Findings]) -> dict[str, list[int]]:
     """Decode all images, report those that fail or have the same pixels; return the usable ones."""
     readable: dict[str, list[int]] = {}
     first: dict[bytes, tuple[str, int]] = {}  # by the hash of its pixels
-    twice: defaultdict[str, list[str]] = defaultdict(list)
     for split, part in splits.items():
-        readable[split], failed = [], []
+        readable[split] = []
         hash_of = partial(_pixel_hash, ImageSource(part, OnError.stop))
         with ThreadPoolExecutor(len(usable_cores())) as pool:  # OpenCV decodes without the GIL
             hashes = pool.map(hash_of, range(len(part)))
             for index, result in enumerate(counted(hashes, f"decoding {split}", len(part))):
                 if isinstance(result, str):
-                    failed.append(result)
+                    problems[split].add("images that cannot be read", [result])
                     continue
                 readable[split].append(index)
                 other, number = first.setdefault(result, (split, index))
-                if (other, number) != (split, index):
-                    pair = f"{splits[other].path(number)} and {part.path(index)}"
-                    twice[split if other == split else BOTH].append(pair)
-        _add(problems, split, "images that cannot be read", failed)
-    for where, pairs in twice.items():
-        kind = "images given twice, once in each set" if where == BOTH else "images given twice"
-        _add(problems, where, kind, pairs)
+                pair = f"{splits[other].path(number)} and {part.path(index)}"
+                if other != split:
+                    problems[BOTH].add("images given twice, once in each set", [pair])
+                elif number != index:
+                    problems[split].add("images given twice", [pair])
     return readable
 
 
@@ -204,12 +174,9 @@ def _pixel_hash(source: ImageSource, index: int) -> bytes | str:
 def repeated_boxes(annotations: Annotations) -> NDArray[np.int64]:
     """The rows (n,) that repeat an earlier one: same image, class, box and crowd flag."""
     images = np.repeat(np.arange(len(annotations)), np.diff(annotations.offsets))
-    keys = (images, annotations.classes, annotations.crowd, *annotations.boxes_xywh.T)
-    order = np.lexsort(keys)  # stable: of equal rows the earlier first
-    same = np.ones(max(0, len(order) - 1), dtype=bool)
-    for key in keys:
-        same &= key[order[1:]] == key[order[:-1]]
-    return np.sort(order[1:][same])
+    rows = np.column_stack([images, annotations.classes, annotations.crowd, annotations.boxes_xywh])
+    first = np.unique(rows, axis=0, return_index=True)[1]
+    return np.setdiff1d(np.arange(len(rows)), first)
 
 
 def _box_name(annotations: Annotations, row: int) -> str:
@@ -222,43 +189,24 @@ def _box_name(annotations: Annotations, row: int) -> str:
 def text_report(checked: CheckedSet) -> list[str]:
     """Lines of a report: figures, classes, notes and problems; the last line is the verdict."""
     lines: list[str] = []
+    boxes: defaultdict[str, dict[str, int]] = defaultdict(dict)  # of each class in each set
     for split, part in checked.splits.items():
-        lines.append(
-            f"{split}: {len(part):,} images, {len(part.classes):,} boxes, recall of the anchors "
-            f"{checked.recall[split]:.4f}"
-        )
-    lines += ["", *_class_table(checked.splits)]
-    for title, issues in (("notes", checked.notes), ("problems", checked.problems)):
-        lines += ["", f"{title}:"] if issues else []
-        for issue in issues:
-            lines.append(f"  {issue.split}: {issue.kind} ({issue.count:,})")
-            lines += [f"    {example}" for example in issue.examples]
-            if len(issue.examples) == REPORTED_FINDINGS < issue.count:
-                lines.append(f"    ... and {issue.count - REPORTED_FINDINGS:,} more")
-    count = checked.num_problems
-    images = sum(map(len, checked.splits.values()))
+        figures = f"{len(part):,} images, {len(part.classes):,} boxes"
+        lines.append(f"{split}: {figures}, recall of the anchors {checked.recall[split]:.4f}")
+        for name, number in zip(part.names, np.bincount(part.classes, minlength=len(part.names)), strict=True):
+            boxes[name][split] = int(number)
+    width = max(map(len, ["class", *boxes]))
+    lines += ["", f"{'class':{width}} {'train boxes':>12} {'val boxes':>12}"]
+    for name, of_split in sorted(boxes.items(), key=lambda row: -sum(row[1].values())):
+        train, val = (f"{of_split[split]:,}" if split in of_split else "-" for split in SPLITS)
+        lines.append(f"{name:{width}} {train:>12} {val:>12}")
+    for title, part_findings in (("notes", checked.notes), ("problems", checked.problems)):
+        lines += ["", f"{title}:"] if any(findings.counts for findings in part_findings.values()) else []
+        for split, findings in part_findings.items():
+            for kind, count in findings.counts.items():
+                examples = findings.examples[kind]
+                lines.append(f"  {split}: {kind} ({count:,})")
+                lines += [f"    {example}" for example in examples]
+                lines += [f"    ... and {count - len(examples):,} more"] if 1 < len(examples) < count else []
+    count, images = checked.num_problems, sum(map(len, checked.splits.values()))
     return [*lines, "", f"{count:,} problem{'' if count == 1 else 's'} in {images:,} images"]
-
-
-def _class_table(splits: dict[str, Annotations]) -> list[str]:
-    """The boxes of each class in each set, most boxes first."""
-    counts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-    for split, part in splits.items():
-        boxes = np.bincount(part.classes, minlength=len(part.names)).tolist()
-        for name, number in zip(part.names, boxes, strict=True):
-            counts[name][split] = number
-    width = min(max(map(len, ["class", *counts])), TERMINAL_COLUMNS - 12 * len(splits))
-    rows = sorted(counts.items(), key=lambda row: -sum(row[1].values()))
-    lines = ["class".ljust(width) + "".join(f"{split + ' boxes':>12s}" for split in splits)]
-    for name, row in rows[:SHOWN_CLASSES]:
-        cells = (f"{row[split]:,}" if split in row else "-" for split in splits)
-        lines.append(name[:width].ljust(width) + "".join(f"{cell:>12s}" for cell in cells))
-    if len(rows) > SHOWN_CLASSES:
-        lines.append(f"... and {len(rows) - SHOWN_CLASSES} more classes")
-    return lines
-
-
-def main(config: CheckDataConfig) -> None:
-    """Check the data set; exit with code 1 if there are problems."""
-    if check(config).num_problems:
-        sys.exit(1)

@@ -1,7 +1,5 @@
 """Overlap and recall of anchors against plain formulas; searches find planted sizes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +11,10 @@ from data.anchors import (
     CHUNK,
     FIT_RECALL,
     GAIN,
-    best_overlaps,
     choose_anchors,
+    describe_set,
     kmeans_anchors,
-    nearest_anchors,
+    match_anchors,
     network_sizes,
     recall,
     refine_anchors,
@@ -38,13 +36,14 @@ def test_overlaps_are_those_of_the_loss() -> None:
     generator = np.random.default_rng(0)
     sizes, anchors = generator.uniform(1, 300, (CHUNK + 7, 2)), generator.uniform(1, 300, (5, 2))
     reference = wh_iou(torch.from_numpy(sizes), torch.from_numpy(anchors))
-    np.testing.assert_allclose(best_overlaps(sizes, anchors), reference.max(1).values, rtol=1e-9)
-    assert (nearest_anchors(sizes, anchors) == reference.argmax(1).numpy()).all()
+    overlaps, nearest = match_anchors(sizes, anchors)
+    np.testing.assert_allclose(overlaps, reference.max(1).values, rtol=1e-9)
+    assert (nearest == reference.argmax(1).numpy()).all()
     assert recall(sizes, anchors, 0.5) == pytest.approx(float((reference.max(1).values > 0.5).double().mean()))
 
 
 def test_a_box_of_an_anchors_size_overlaps_it_wholly_and_nothing_is_recalled_of_nothing() -> None:
-    assert best_overlaps(PLANTED, PLANTED).tolist() == pytest.approx([1] * 4)
+    assert match_anchors(PLANTED, PLANTED)[0].tolist() == pytest.approx([1] * 4)
     assert np.isnan(recall(np.zeros((0, 2)), PLANTED, 0.2))
 
 
@@ -60,11 +59,8 @@ def test_refinement_never_loses_and_recovers_from_a_bad_start() -> None:
     generator = np.random.default_rng(1)
     sizes = clusters(generator)
     start = PLANTED * [[1.5, 0.7]]
-    seen: list[float] = []
-    found = refine_anchors(sizes, start, 600, generator, lambda _, fitness: seen.append(fitness))
-    assert seen == sorted(seen) and len(seen) == 600
-    assert best_overlaps(sizes, found).mean() == pytest.approx(seen[-1])
-    assert best_overlaps(sizes, found).mean() > 0.92 > best_overlaps(sizes, start).mean()
+    found = refine_anchors(sizes, start, 600, generator)
+    assert match_anchors(sizes, found)[0].mean() > 0.92 > match_anchors(sizes, start)[0].mean()
     assert (np.diff(found.prod(1)) >= 0).all()
 
 
@@ -116,7 +112,7 @@ def test_anchors_of_the_cfg_stay_unless_the_fit_gains_enough() -> None:
     sizes = np.full((30, 2), 20.0)
     for lacking, stays in ((GAIN - 0.001, True), (GAIN + 0.001, False)):
         current = np.array([[20.0, 20.0 * (1 - lacking)]])
-        assert best_overlaps(sizes, current)[0] == pytest.approx(1 - lacking)
+        assert match_anchors(sizes, current)[0][0] == pytest.approx(1 - lacking)
         found, sentence = choose_anchors(boxes(sizes), SIDE, current, [0], 0.999)
         assert (found is None) is stays, sentence
         assert ("the anchors of the .cfg stay: recall at IoU 0.5 is 1.000" in sentence) is stays
@@ -126,7 +122,7 @@ def test_anchors_of_the_cfg_stay_unless_the_fit_gains_enough() -> None:
 def test_fewer_sizes_than_anchors_are_fitted_with_neighbours(sizes: list[list[float]]) -> None:
     found, _ = choose_anchors(boxes(np.array(sizes)), SIDE, FAR, [0, 1, 2, 3], None)
     assert found is not None and len(np.unique(found, axis=0)) == 4
-    assert best_overlaps(np.array(sizes), found).min() > 0.99
+    assert match_anchors(np.array(sizes), found)[0].min() > 0.99
 
 
 def test_no_boxes_and_tiny_boxes() -> None:
@@ -148,3 +144,15 @@ def test_anchors_near_the_boxes_stay_however_well_others_fit(missed: int) -> Non
     assert sentence.startswith(stays) == (missed == 0), sentence
     of_darknet, said = choose_anchors(boxes(sizes), SIDE, current, [0], None)
     assert (of_darknet is None) == (missed == 0) and said == sentence
+
+
+def test_the_summary_of_a_training(coco_set: CocoSet) -> None:
+    annotations = coco_set.open()
+    counts = f"7 images (2 without boxes), {len(annotations.classes)} boxes, 3 classes"
+    side = 1000  # above all sizes of the anchors
+    fitting, far = network_sizes(annotations, side), np.array([[5000.0, 9.0]])
+    assert describe_set(annotations, side, fitting, 0.2) == (f"{counts}, recall of the anchors 1.0000 at IoU 0.2", None)
+    line, warning = describe_set(annotations, side, far, 0.2)
+    assert line.endswith("0.0000 at IoU 0.2") and "100.0%" in str(warning) and "model.anchors=auto" in str(warning)
+    line, warning = describe_set(annotations, side, fitting, None)
+    assert line == f"{counts}, mean IoU with the best anchor 1.000" and warning is None

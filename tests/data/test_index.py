@@ -1,7 +1,5 @@
 """The index against the json, pycocotools and a second format."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The index on disk: built once, rebuilt when sources change, never visible half-written."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time
@@ -70,17 +68,6 @@ def test_processes_that_build_at_once_share_one_index(coco_set) -> None:
             process.join(20)
         assert boxes == [boxes[0]] * 4 and len(boxes[0]) == len(coco_set.json["annotations"])
         assert len(os.listdir(config.index_dir)) == 1, "no temporary folder stays"
-
-
-def test_stale_temporary_folders_are_removed_and_fresh_ones_left(coco_set) -> None:
-    index = coco_set.root / "index"
-    for name, age in (("old", 3 * 24 * 3600), ("new", 60)):
-        folder = index / f".{name}.tmp"
-        folder.mkdir(parents=True)
-        os.utime(folder, (time.time() - age,) * 2)
-    coco_set.open()
-    names = [path.name for path in indices(coco_set)]
-    assert ".new.tmp" in names and ".old.tmp" not in names
 
 
 def test_a_damaged_index_is_an_error_that_names_it(coco_set) -> None:

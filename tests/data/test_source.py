@@ -1,7 +1,5 @@
 """``data.split``: a validation set that depends on the images' names only."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Callable
@@ -140,14 +138,3 @@ def test_a_side_without_images_is_refused(yolo_set: YoloSet) -> None:
 def test_shares_that_are_none(share: float, coco_set: Any) -> None:
     with pytest.raises(ValueError, match=r"data\.split must lie between 0 and 1, or be null, got"):
         replace(coco_set.config, split=share)
-
-
-def test_sizes_from_the_image_files_stay_with_their_images(coco_set: Any) -> None:
-    whole = coco_set.open()
-    for record in coco_set.json["images"][::2]:
-        del record["width"]
-    coco_set.save()
-    for split in ("train", "val"):
-        found = open_annotations(replace(coco_set.config, split=0.5), split)
-        rows = np.searchsorted(whole.image_ids, found.image_ids)
-        assert np.array_equal(found.sizes, whole.sizes[rows])

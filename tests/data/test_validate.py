@@ -1,7 +1,5 @@
 """Every bad entry is an error with its fix, or is left out and reported."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable, Iterator
@@ -54,7 +52,7 @@ SKIPPABLE: dict[str, tuple[Edit, str]] = {
 FATAL: dict[str, tuple[Edit, str]] = {
     "no images": (lambda c: c.pop("images"), r"missing required field `images`"),
     "nan": (set_box(1, float("nan"), 5, 5), r"is not valid JSON"),
-    "empty images": (lambda c: c.update(images=[], annotations=[]), r"lists no usable image"),
+    "empty images": (lambda c: c.update(images=[], annotations=[]), r"none of the 0 images"),
     "no categories": (lambda c: c.update(categories=[]), r"defines no categories"),
     "category twice": (lambda c: c["categories"].append({"id": 1, "name": "cow"}), r"two categories with the id 1"),
     "name twice": (lambda c: c["categories"].append({"id": 4, "name": "dog"}), r"two categories with the name 'dog'"),
@@ -122,7 +120,7 @@ def test_reports_name_the_first_twenty(empty_set) -> None:
 def test_images_of_one_id(coco_set) -> None:
     coco_set.json["images"][2]["id"] = 11
     coco_set.json["annotations"] = [item for item in coco_set.json["annotations"] if item["image_id"] != 12]
-    with pytest.raises(DataError, match=r"image id 11 is used twice, also by 12.png"):
+    with pytest.raises(DataError, match=r"12.png has the image id 11 of another"):
         coco_set.open()
     annotations = coco_set.open(on_error=OnError.skip)
     assert [annotations.file_name(i) for i in range(len(annotations))] == [f"{n}.png" for n in (10, 11, 13, 14, 15, 16)]
@@ -133,7 +131,7 @@ def test_missing_images(coco_set) -> None:
     for name in ("11.png", "13.png"):
         (coco_set.root / "images" / name).unlink()
     coco_set.json["info"] = {}  # another file, so another index
-    with pytest.raises(DataError, match=r"names 11.png, which is not in .*images .*missing image files \(2\)"):
+    with pytest.raises(DataError, match=r"11.png is not in .*images .*missing image files \(2\)"):
         coco_set.open()
     annotations = coco_set.open(on_error=OnError.skip)
     assert annotations.image_ids.tolist() == [10, 12, 14, 15, 16]
@@ -145,7 +143,7 @@ def test_missing_images(coco_set) -> None:
 @pytest.mark.parametrize("on_error", OnError)
 def test_a_wrong_image_folder_is_never_skipped(on_error: OnError, coco_set) -> None:
     (coco_set.root / "other").mkdir()
-    with pytest.raises(DataError, match=r"none of the 7 images .* \(first: 10.png\).*data.train.images"):
+    with pytest.raises(DataError, match=r"none of the 7 images .*10.png.*data.train.images"):
         coco_set.open(on_error=on_error, train=SplitConfig("instances.json", "other"))
 
 
@@ -156,8 +154,6 @@ def test_paths_that_lead_nowhere(coco_set) -> None:
         coco_set.open("val", val=SplitConfig("instances.json", "nowhere"))
     with pytest.raises(DataError, match=r"data.train.annotations: .* is not a file"):
         coco_set.open(train=SplitConfig("images", "images"))
-    with pytest.raises(DataError, match=r"data.train.images: .* is not a folder"):
-        coco_set.open(train=SplitConfig("instances.json", "instances.json"))
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe\x00", b"[" * 100_000, b"3", b'{"images": []}'])
@@ -343,9 +339,9 @@ def test_validation_keeps_every_box_that_pycocotools_counts(
 def test_the_check_of_a_set_calls_them_problems(tmp_path: Path) -> None:
     config = write_set(tmp_path / "set", DataFormat.coco, [*BOXES, *OUTSIDE, *NO_AREA])
     network = (64, np.array([[10.0, 10.0]]), 0.2)
-    report = check_dataset(config, *network)
-    found = {(entry.split, entry.kind): entry.count for entry in report.problems}
-    assert found["train", "boxes that reach out of their image and are cut there"] == 13
-    assert found["train", "boxes outside their image"] == 4 and found["train", "boxes without area"] == 2
-    assert found["val", "boxes that reach out of their image and are scored unchanged"] == 13 + 3
-    assert found["val", "boxes without area that are scored unchanged"] == 2
+    problems = check_dataset(config, *network).problems
+    assert problems["train"].counts["boxes that reach out of their image and are cut there"] == 13
+    assert problems["train"].counts["boxes outside their image"] == 4
+    assert problems["train"].counts["boxes without area"] == 2
+    assert problems["val"].counts["boxes that reach out of their image and are scored unchanged"] == 13 + 3
+    assert problems["val"].counts["boxes without area that are scored unchanged"] == 2

@@ -1,7 +1,5 @@
 """scripts/anchors.py writes a model file that train.py accepts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,6 @@ def test_the_override_gives_the_network_the_anchors(tmp_path: Path, capsys: pyte
     found = find_anchors(compose("anchors", AnchorsConfig, overrides))
     printed = capsys.readouterr().out
     assert "yolov4-tiny as it is" in printed and "refined" in printed
-    assert out.with_suffix(".png").stat().st_size > 1000
 
     mine = f"hydra.searchpath=[file://{tmp_path}/mine]"  # what --config-dir does
     config = compose("train", TrainConfig, [mine, "model=drawn", "model.width=0.25"])

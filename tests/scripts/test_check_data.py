@@ -1,7 +1,5 @@
 """The data set check: its report, its exit codes, and no side effects."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,10 +18,10 @@ from conf.report import announce
 from conf.schema import TrainConfig
 from conf.schema_tools import CheckDataConfig
 from data import DataFormat, open_annotations
-from data.anchors import summarise
 from data.index import read_annotations
+from data.source import Findings
 from models import Darknet, zoo_cfg
-from scripts.check_data import CheckedSet, Issue, check, check_dataset, text_report
+from scripts.check_data import CheckedSet, check, check_dataset, text_report
 from tests.data.bad_inputs import exif, with_segment
 from tests.data.drawn_set import HEIGHT, WIDTH, DrawnSet
 from train_utils.distributed import World
@@ -70,7 +68,7 @@ def test_the_report_and_a_set_that_stays_as_it_is(tmp_path: Path, capsys: pytest
     out = tmp_path / "out"
     assert printed[-1] == f"3 problems in 9 images, report: {out / 'report.txt'}"
     assert (out / "report.txt").read_text().splitlines()[:-1] == printed[:-1]
-    assert {(entry.split, entry.kind) for entry in checked.problems} == {
+    assert set(counts(checked.problems)) == {
         ("train", "images that cannot be read"),
         ("train", "boxes that reach out of their image and are cut there"),
         ("train and val", "images given twice, once in each set"),
@@ -152,8 +150,8 @@ def test_bccd_has_the_faults_that_are_known(
 ) -> None:
     options = [f"data={data}", f"data.root={shared_dir}/data/bccd", f"out={tmp_path}", "pictures=0"]
     checked = check(compose("check_data", CheckDataConfig, options))
-    assert {(entry.split, entry.kind): entry.count for entry in checked.problems} == problems
-    assert not checked.notes and [len(part) for part in checked.splits.values()] == [205, 87]
+    assert counts(checked.problems) == problems
+    assert not counts(checked.notes) and [len(part) for part in checked.splits.values()] == [205, 87]
     assert len(checked.splits["train"].classes) == 2804
     assert checked.recall["train"] > 0.99
 
@@ -167,8 +165,8 @@ def check_of(drawn: DrawnSet, form: DataFormat) -> CheckedSet:
     return check_dataset(drawn.config(form), *NETWORK)
 
 
-def found(entries: list[Issue]) -> dict[tuple[str, str], int]:
-    return {(entry.split, entry.kind): entry.count for entry in entries}
+def counts(findings: dict[str, Findings]) -> dict[tuple[str, str], int]:
+    return {(split, kind): count for split, part in findings.items() for kind, count in part.counts.items()}
 
 
 def cut(drawn: DrawnSet) -> None:
@@ -219,8 +217,8 @@ PLANTED: dict[str, tuple[Plant, DataFormat, str, str, str]] = {
     "size": (wrong_size, COCO, "train", "images that cannot be read", "train/3.jpg has 128 x 96"),
     "no area": (annotation("train", 4, bbox=[9, 9, 0, 5]), COCO, "train", "boxes without area", "annotation 20"),
     "box twice": (box_twice, COCO, "train", "boxes given twice", "1.jpg: cat [21, 30, 40, 24]"),
-    "yolo pixels": (rows("val", 0, "1 60 50 20 20\n"), YOLO, "val", "rows in pixels", "0.txt:3 holds 60"),
-    "yolo row": (rows("val", 2, "1 .5 .5 .1\n"), YOLO, "val", "rows that are no boxes", "2.txt:3 has 4 columns"),
+    "yolo pixels": (rows("val", 0, "1 60 50 20 20\n"), YOLO, "val", "rows that are no boxes", "0.txt:3 holds '1 60"),
+    "yolo row": (rows("val", 2, "1 .5 .5 .1\n"), YOLO, "val", "rows that are no boxes", "2.txt:3 holds '1 .5"),
     "yolo no image": (not_an_image, YOLO, "val", "files that are no images", "val/1.jpg"),
 }
 
@@ -230,9 +228,9 @@ def test_a_planted_mistake_is_reported_and_nothing_else(drawn: DrawnSet, name: s
     plant, form, split, kind, words = PLANTED[name]
     plant(drawn)
     report = check_of(drawn, form)
-    assert found(report.problems) == {(split, kind): 1} and report.num_problems == 1
-    assert not report.notes
-    (example,) = report.problems[0].examples
+    assert counts(report.problems) == {(split, kind): 1} and report.num_problems == 1
+    assert not counts(report.notes)
+    (example,) = report.problems[split].examples[kind]
     assert words in example
     lines = text_report(report)
     assert f"  {split}: {kind} (1)" in lines and lines[-1].startswith("1 problem in ")
@@ -242,7 +240,7 @@ def test_a_planted_mistake_is_reported_and_nothing_else(drawn: DrawnSet, name: s
 @pytest.mark.parametrize("form", [DataFormat.coco, DataFormat.yolo])
 def test_a_set_without_faults_has_none(drawn: DrawnSet, form: DataFormat) -> None:
     checked = check_of(drawn, form)
-    assert checked.num_problems == 0 and not checked.problems and not checked.notes
+    assert checked.num_problems == 0 and not counts(checked.notes)
     assert checked.readable == {"train": [0, 1, 2, 3, 4], "val": [0, 1, 2]}
     lines = text_report(checked)
     assert lines[0] == "train: 5 images, 10 boxes, recall of the anchors 1.0000"
@@ -255,7 +253,7 @@ def test_several_mistakes_at_once_are_all_reported(drawn: DrawnSet) -> None:
     for plant in (cut, not_an_image, wrong_size, box_twice, twice_across, annotation("train", 4, bbox=[9, 9, 0, 5])):
         plant(drawn)
     checked = check_of(drawn, DataFormat.coco)
-    assert found(checked.problems) == {
+    assert counts(checked.problems) == {
         ("train", "images that cannot be read"): 2,
         ("val", "images that cannot be read"): 1,
         ("train", "boxes without area"): 1,
@@ -270,8 +268,7 @@ def test_more_mistakes_than_are_shown_are_counted(drawn: DrawnSet) -> None:
     boxes += [boxes[0] | {"id": 1000 + number, "category_id": 77} for number in range(30)]
     boxes.append(boxes[0] | {"id": 2000, "bbox": [1, 1, 0, 0]})  # another kind, behind all those
     report = check_of(drawn, DataFormat.coco)
-    assert found(report.problems) == {("train", "boxes of a class not in use"): 30, ("train", "boxes without area"): 1}
-    assert [len(entry.examples) for entry in report.problems] == [20, 1]
+    assert counts(report.problems) == {("train", "boxes of a class not in use"): 30, ("train", "boxes without area"): 1}
     assert "    ... and 10 more" in text_report(report)
 
 
@@ -281,8 +278,8 @@ def test_what_may_be_meant_so_is_a_note(drawn: DrawnSet) -> None:
     content["annotations"] = [box for box in content["annotations"] if box["image_id"] != 1 and box["category_id"] == 1]
     content["annotations"].append({"id": 5, "image_id": 2, "category_id": 1, "bbox": [9, 9, 2, 3]})
     checked = check_of(drawn, DataFormat.coco)
-    assert not checked.problems
-    assert found(checked.notes) == {
+    assert not counts(checked.problems)
+    assert counts(checked.notes) == {
         ("val", "images without boxes"): 1,
         ("val", "classes without boxes"): 1,
         ("val", "boxes that no anchor fits"): 1,
@@ -296,14 +293,14 @@ def test_plain_pictures_are_no_copies_of_one_another(drawn: DrawnSet) -> None:
         image[:9, :9] = number
         drawn.add("train", number, image)
     report = check_of(drawn, DataFormat.coco)
-    assert not report.problems and not report.notes
+    assert not counts(report.problems) and not counts(report.notes)
 
 
 def test_classes_that_differ_are_a_problem(drawn: DrawnSet) -> None:
     drawn.json["val"]["categories"][1]["name"] = "wolf"
     config = replace(drawn.config(DataFormat.coco), names=None)
     report = check_dataset(config, *NETWORK)
-    assert found(report.problems) == {("train and val", "classes that differ"): 1}
+    assert counts(report.problems) == {("train and val", "classes that differ"): 1}
     assert any(line.startswith("wolf") for line in text_report(report))
 
 
@@ -314,15 +311,3 @@ def test_an_index_and_the_check_read_the_same(drawn: DrawnSet, tmp_path: Path) -
     opened = open_annotations(config, "train")
     for key in ("name_bytes", "image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas"):
         assert np.array_equal(getattr(anew, key), getattr(opened, key)), key
-
-
-def test_the_summary_of_a_training(drawn: DrawnSet) -> None:
-    drawn.json["train"]["images"].append(drawn.json["train"]["images"][0] | {"id": 50})  # without boxes
-    annotations, *_ = read_annotations(drawn.config(DataFormat.coco), "train")
-    good = summarise(annotations, 128, np.array([[40.0, 24.0]]), 0.2)
-    counts = "6 images (1 without boxes), 10 boxes, 2 classes"
-    assert good.line() == f"{counts}, recall of the anchors 1.0000 at IoU 0.2" and good.warning() is None
-    bad = summarise(annotations, 128, np.array([[400.0, 240.0]]), 0.2)
-    assert bad.overlap == 0 and "fix: model.anchors=auto" in str(bad.warning()) and "100.0%" in str(bad.warning())
-    darknet = summarise(annotations, 128, np.array([[400.0, 240.0]]), None)
-    assert darknet.line() == f"{counts}, mean IoU with the best anchor 0.010" and darknet.warning() is None

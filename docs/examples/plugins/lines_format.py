@@ -7,11 +7,13 @@ as ``data.train.annotations=train.txt data.train.images=.``, likewise ``data.val
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from plugins import FORMATS
 
 
 def read_lines(annotations: Path, images: Path) -> dict[str, Any]:
-    """Read the file ``annotations`` as a COCO dictionary; sizes come from the picture files."""
+    """Read the file ``annotations`` as a COCO dictionary."""
     numbers: dict[str, int] = {}
     classes: dict[str, int] = {}
     boxes: list[dict[str, Any]] = []
@@ -22,8 +24,12 @@ def read_lines(annotations: Path, images: Path) -> dict[str, Any]:
         category = classes.setdefault(kind, len(classes) + 1)
         bbox = [left, top, right - left, bottom - top]
         boxes.append({"id": len(boxes) + 1, "image_id": image, "category_id": category, "bbox": bbox})
+    sizes = [Image.open(images / name).size for name in numbers]
     return {
-        "images": [{"id": number, "file_name": name} for name, number in numbers.items()],
+        "images": [
+            {"id": number, "file_name": name, "width": size[0], "height": size[1]}
+            for (name, number), size in zip(numbers.items(), sizes, strict=True)
+        ],
         "annotations": boxes,
         "categories": [{"id": number, "name": name} for name, number in classes.items()],
     }
