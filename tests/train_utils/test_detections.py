@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -134,31 +135,19 @@ def drawn(seed: int) -> tuple[GroundTruth, list[Row]]:
     return truth, rows
 
 
-def other_categories(rows: list[Row]) -> None:
-    for row in rows[::5]:
-        row["category_id"] = 4
-
-
-def floats_for_ids(rows: list[Row]) -> None:
-    for row in rows[::2]:
+def odd_ids(rows: list[Row]) -> None:
+    """Categories that the data does not have, ids as floats, and more keys."""
+    for number, row in enumerate(rows):
+        row |= {"id": 7, "area": 1, "iscrowd": number % 2, "file_name": "x.jpg", "segmentation": []}
         row["image_id"] = float(row["image_id"])
-    for row in rows[::3]:
-        row["category_id"] = float(row["category_id"])
-
-
-def whole_numbers(rows: list[Row]) -> None:
-    for row in rows:
-        row["bbox"] = [round(value) for value in row["bbox"]]
-        row["score"] = int(row["score"] * 1000)
+        row["category_id"] = 4 if number % 5 == 0 else float(row["category_id"])
 
 
 def odd_boxes(rows: list[Row]) -> None:
-    for number, row in enumerate(rows):
-        change = ([0, 0, -1, 0], [0, 0, 0, -1], [0, 0, 1e6, 1e6], [-3000, 0, 0, 0])[number % 4]
-        if number % 3 == 0:
-            row["bbox"] = [
-                value * (1 + min(0, factor)) + factor for value, factor in zip(row["bbox"], change, strict=True)
-            ]
+    for number, row in enumerate(rows[::3]):
+        x, y, width, height = row["bbox"]
+        odd = ([x, y, 0, height], [x, y, width, 0], [x, y, 1e6, 1e6], [x - 3000, y, width, height], [2, 3, 4, 5])
+        row["bbox"] = odd[number % 5]
 
 
 def odd_scores(rows: list[Row]) -> None:
@@ -166,23 +155,11 @@ def odd_scores(rows: list[Row]) -> None:
         row["score"] = (-row["score"], row["score"] * 1e5, 0.1, 0.1 + 1e-12, -0.0, 0)[number % 6]
 
 
-def more_keys(rows: list[Row]) -> None:
-    for number, row in enumerate(rows):
-        row |= {"id": 7, "area": 1, "iscrowd": number % 2, "file_name": "x.jpg", "segmentation": []}
-
-
-def few(rows: list[Row]) -> None:
-    del rows[1:]
-
-
-CHANGES = [lambda rows: None, other_categories, floats_for_ids, whole_numbers, odd_scores, more_keys, few, odd_boxes]
-
-
-@pytest.mark.parametrize("seed", range(len(CHANGES)))
-def test_figures_are_those_of_pycocotools_on_the_file(seed: int, tmp_path: Path) -> None:
-    truth, rows = drawn(seed)
+@pytest.mark.parametrize("change", [lambda rows: None, odd_ids, odd_boxes, odd_scores, lambda rows: rows.pop(0)])
+def test_figures_are_those_of_pycocotools_on_the_file(change: Callable[[list[Row]], object], tmp_path: Path) -> None:
+    truth, rows = drawn(0)
     write_coco(truth, tmp_path / "truth.json")
-    CHANGES[seed](rows)
+    change(rows)
     (tmp_path / "results.json").write_text(json.dumps(rows))
     expected = plain_pycocotools(tmp_path / "truth.json", tmp_path / "results.json").stats.tolist()
     found = read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
@@ -207,27 +184,17 @@ def test_no_digit_is_lost(tmp_path: Path) -> None:
     assert expected[1] > 0.99 and score(truth, found.astype(DETECTION)).figures["AP50"] == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"image_id": 10**6}, "names image 1000000, which the data does not have"),
-        ({"bbox": [1, 2, 3]}, "ValueError"),
-        ({"score": "high"}, "ValueError"),
-        ({"score": ...}, "KeyError: 'score'"),
-    ],
-)
-def test_a_wrong_row_is_an_error(change: Row, message: str, tmp_path: Path) -> None:
-    truth, rows = drawn(0)
-    rows[3] = {key: value for key, value in (rows[3] | change).items() if value is not ...}
-    (tmp_path / "results.json").write_text(json.dumps(rows))
-    with pytest.raises(TrainError, match=f"{message}.*fix: "):
-        read_results(tmp_path / "results.json", truth.image_ids, CATEGORY_IDS)
+ROW = {"image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4], "score": 0.5}
 
 
 @pytest.mark.parametrize(
     "content",
-    ['{"annotations": []}', "[", None, '[{"image_id": 7, "category_id": 0, "bbox": [1, 2, 3, 4], "score": 1}]'],
-)
+    [
+        None, "[", '{"annotations": []}',
+        *(json.dumps([ROW, ROW | wrong]) for wrong in ({"image_id": 10**6}, {"bbox": [1, 2, 3]}, {"score": "high"})),
+        json.dumps([{"image_id": 7}]), json.dumps([ROW | {"category_id": 0}]),
+    ],
+)  # fmt: skip
 def test_what_is_no_results_file_of_the_data_is_one_sentence(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "results.json").write_text(content)
