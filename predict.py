@@ -65,6 +65,7 @@ def predict(config: PredictConfig) -> Path:
         writer.close()
         milliseconds = 1000 * (time.perf_counter() - started) / max(1, writer.num_images)
         left_out = f", {len(frames.skipped)} files left out" if frames.skipped else ""
+        left_out += f", stopped by {stop.signal.name}" if stop.signal is not None else ""
         print(format_counts(writer.counts) or "nothing found")
         print(
             f"{writer.num_images} images, {writer.counts.total()} detections{left_out}, in {out}; "

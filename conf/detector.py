@@ -21,12 +21,8 @@ from conf.programs import options_of, override
 from conf.schema import DetectConfig
 from data import DataError, Frame, FrameBatch, FrameBatches, InputFit, Medium, OnBadFile, cut_at_edges, find_media
 from models import for_detection
+from train_utils import detect, detections, distributed, draw, numerics
 from train_utils.config import EvalPrecision
-from train_utils.detect import detect_batches
-from train_utils.detections import make_detections, to_coco_json
-from train_utils.distributed import choose_device
-from train_utils.draw import draw_boxes, write_image
-from train_utils.numerics import autocast_dtype
 
 FILE_OPTIONS = {"source", "out", "draw", "save_json", "save_txt"}  # of predict.py, which mean nothing to a Detector
 GPU_BATCH_SIZE = 8  # on a CPU it is 1, because threads process several batches at a time
@@ -59,11 +55,6 @@ class Prediction:
         medium = self.frame.medium
         return None if medium.image is not None or medium.address else medium.path
 
-    @property
-    def number(self) -> int:
-        """Which frame of its video this is, from 1; a picture has 1."""
-        return self.frame.number
-
     def __len__(self) -> int:
         return len(self.scores)
 
@@ -85,7 +76,8 @@ class Prediction:
 
         A bbox is left, top, width and height in pixels.
         """
-        return to_coco_json(make_detections(image_id, self.classes, self.scores, self.boxes_xyxy), self.category_ids)
+        rows = detections.make_detections(image_id, self.classes, self.scores, self.boxes_xyxy)
+        return detections.to_coco_json(rows, self.category_ids)
 
     def to_supervision(self) -> Any:
         """The objects as ``supervision.Detections``, with ``data["class_name"]``."""
@@ -100,12 +92,12 @@ class Prediction:
 
     def draw(self) -> np.ndarray:
         """A copy of the picture with boxes, names and scores, uint8 (h, w, 3) in BGR."""
-        drawn = draw_boxes(self.frame.image, self.boxes_xyxy, self.classes, self.class_names, self.scores)
+        drawn = draw.draw_boxes(self.frame.image, self.boxes_xyxy, self.classes, self.class_names, self.scores)
         return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR)
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write the drawn picture and return its path. Raises TrainError if that fails."""
-        write_image(Path(path), self.draw(), "or another path")
+        draw.write_image(Path(path), self.draw(), "or another path")
         return Path(path)
 
 
@@ -122,7 +114,7 @@ class Predictor:
     def __init__(self, config: DetectConfig, device: torch.device) -> None:
         self.config, self.device = config, device
         self.network = open_detector(config.ckpt, config.model, config.names, config.image_size)
-        self.dtype = autocast_dtype(config.precision.value, device, "precision")
+        self.dtype = numerics.autocast_dtype(config.precision.value, device, "precision")
         self.model = for_detection(self.network.model.to(device), device)
         self.fit = InputFit(self.network.image_size, self.network.model.max_stride, config.resize, config.rect)
         self.postprocess = build_postprocess(config, self.model.heads)
@@ -143,8 +135,9 @@ class Predictor:
         """The objects on each frame of the batches, in order, without boxes in the padding."""
         names, category_ids = self.network.names, self.network.category_ids
         tf32 = self.config.precision is EvalPrecision.tf32
-        for batch, detections in detect_batches(self.model, batches, self.postprocess, self.device, self.dtype, tf32):
-            for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, detections, strict=True):
+        found = detect.detect_batches(self.model, batches, self.postprocess, self.device, self.dtype, tf32)
+        for batch, tables in found:
+            for frame, letterbox, rows in zip(batch.frames, batch.letterboxes, tables, strict=True):
                 table = rows.double().numpy()
                 boxes = cut_at_edges(letterbox.to_original(table[:, :4]), frame.size)
                 inside = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
@@ -170,7 +163,7 @@ class Detector(Predictor):
         options = options if ckpt is None else {"ckpt": ckpt, **options}
         overrides = [override(key, value) for key, value in options.items()]
         config = options_of("predict", [*overrides, "source=''"])
-        super().__init__(config, choose_device(config.device.value))
+        super().__init__(config, distributed.choose_device(config.device.value))
         self.batch_size, self.on_error = config.batch_size, config.on_error
         self.names = list(self.network.names)
 
@@ -200,10 +193,11 @@ class Detector(Predictor):
 
 def _picture(source: Any, number: int) -> Medium:
     """One picture of a call, named by its number. Raises DataError if it is no picture."""
-    if isinstance(source, str | PathLike) and not Medium(path := Path(source).absolute(), "").is_video:
-        return Medium(path, str(number))
-    if not isinstance(source, np.ndarray):
+    if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
+            raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
+        return Medium(Path(), str(number), image=np.array(source[:, :, ::-1], order="C"))
+    medium = Medium(Path(source).absolute(), str(number)) if isinstance(source, str | PathLike) else None
+    if medium is None or medium.is_video:
         raise DataError(f"{source!r} is no picture. fix: a path, an array or a list of these; call videos alone")
-    if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
-        raise DataError(f"an array is {source.dtype} {source.shape}. fix: uint8 (height, width, 3) in BGR")
-    return Medium(Path(), str(number), image=np.array(source[:, :, ::-1], order="C"))
+    return medium

@@ -88,11 +88,11 @@ def test_what_is_read_as_it_comes_is_an_iterator(folder: Path, pictures: list[Pa
     video(tmp_path / "film.avi", 7)
     expected = by_predict(folder / "random.pt", tmp_path / "film.avi", tmp_path / "out", LOW)
     frames = list(detector(tmp_path / "film.avi"))
-    assert [frame.number for frame in frames] == [1, 2, 3, 4, 5, 6, 7]
+    assert [prediction.frame.number for prediction in frames] == [1, 2, 3, 4, 5, 6, 7]
     assert [row for number, frame in enumerate(frames, 1) for row in frame.to_coco(number)] == expected
     threads = torch.get_num_threads()
     one, other = detector(tmp_path / "film.avi"), detector(str(pictures[0].parent))
-    assert next(one).number == 1 and next(other).path in pictures  # neither has to end before the other
+    assert next(one).frame.number == 1 and next(other).path in pictures  # neither has to end before the other
     one.close()
     assert len(list(other)) == len(pictures) - 1
     assert torch.get_num_threads() == threads
