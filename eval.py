@@ -40,13 +40,15 @@ from data import (
     make_loader,
 )
 from models import Darknet, for_detection, image_size_of
-from train_utils import coco_eval, detections, plots, report
+from train_utils import coco_eval, plots
 from train_utils.coco_eval import Evaluation
 from train_utils.config import EvalPrecision
 from train_utils.detect import detect
+from train_utils.detections import GroundTruth, read_results, to_coco_json, write_json
 from train_utils.distributed import World, gather_arrays, init_distributed_mode
 from train_utils.numerics import autocast_dtype
 from train_utils.progress import Progress
+from train_utils.report import keep_best
 from train_utils.run_folder import open_out
 
 
@@ -66,10 +68,12 @@ def evaluate(config: EvalConfig) -> Outcome:
         for note in (*val_set.skipped, *val_set.notes):
             print(f"val: {note}", flush=True)
 
-    evaluation: Evaluation | None
-    if config.detections is not None:
-        evaluation = score_file(Path(config.detections), val_set) if world.is_main else None
-    else:
+    evaluation = None
+    if config.detections is not None and world.is_main:
+        found = read_results(Path(config.detections), val_set.image_ids, val_set.category_ids)
+        print(f"{config.detections}: {len(found)} detections")
+        evaluation = coco_eval.score(ground_truth_of(val_set), found)
+    elif config.detections is None:
         model = load_model(config, val_set, world).to(world.device)
         image_size = config.evaluate.image_size
         if image_size is None:  # of Darknet weights: checkpoints have filled it in
@@ -79,30 +83,20 @@ def evaluate(config: EvalConfig) -> Outcome:
     if evaluation is None:
         return Outcome({}, out)
 
-    scores = evaluation.scores
     matches = coco_eval.matches_at_half(evaluation.truth, evaluation.detections)
-    for index, row in enumerate(scores.per_class.values()):
+    for index, row in enumerate(evaluation.per_class.values()):
         row.update(coco_eval.best_f1(matches, index) or dict.fromkeys(coco_eval.OPERATING_POINT, coco_eval.ABSENT))
-    print(coco_eval.format_table(scores), flush=True)
+    print(coco_eval.format_table(evaluation), flush=True)
     if out is not None:
-        detections.write_json(out / "figures.json", scores.figures)
-        detections.write_json(out / "per_class.json", scores.per_class)
+        write_json(out / "figures.json", evaluation.figures)
+        write_json(out / "per_class.json", evaluation.per_class)
         if config.detections is None:
-            coco_json = detections.to_coco_json(evaluation.detections, val_set.category_ids)
-            detections.write_json(out / "detections.json", coco_json)
-            report.keep_best(out, evaluation)
+            write_json(out / "detections.json", to_coco_json(evaluation.detections, val_set.category_ids))
+            keep_best(out, evaluation)
         if config.plots:
             draw_plots(out / plots.FOLDER, config.data, val_set, evaluation, print)
             print(f"plots: {out / plots.FOLDER}")
-    return Outcome(scores.figures, out)
-
-
-def score_file(path: Path, val_set: Annotations) -> Evaluation:
-    """Score a COCO results file with its numbers unrounded. Raises TrainError if it is none."""
-    found = detections.read_results(path, val_set.image_ids, val_set.category_ids)
-    print(f"{path}: {len(found)} detections")
-    truth = ground_truth_of(val_set)
-    return Evaluation(coco_eval.score(truth, found), truth, found)
+    return Outcome(evaluation.figures, out)
 
 
 def load_model(config: EvalConfig, val_set: Annotations, world: World) -> Darknet:
@@ -120,9 +114,9 @@ def load_model(config: EvalConfig, val_set: Annotations, world: World) -> Darkne
     numbered = [str(index) for index in range(len(val_set.names))]  # converted without names
     if opened.names not in (val_set.names, numbered):
         raise ConfigError(
-            f"ckpt={config.ckpt} knows the {len(opened.names)} classes {', '.join(opened.names[:4])}, ..., "
-            f"data={config.data.name} has the {len(val_set.names)} classes {', '.join(val_set.names[:4])}, .... fix: "
-            "evaluate on data with the checkpoint's classes, or convert weights anew with names=<the data's .json>"
+            f"ckpt={config.ckpt} knows {len(opened.names)} classes ({', '.join(opened.names[:4])}), data="
+            f"{config.data.name} has {len(val_set.names)} ({', '.join(val_set.names[:4])}). fix: evaluate on data with "
+            "the checkpoint's classes, or convert weights anew with names=<the data's .json>"
         )
     return opened.model
 
@@ -134,10 +128,10 @@ def draw_plots(
     plots.draw_evaluation(folder, evaluation, ImageSource(val_set, data.on_error).read, val_set.file_name, warn)
 
 
-def ground_truth_of(annotations: Annotations) -> detections.GroundTruth:
+def ground_truth_of(annotations: Annotations) -> GroundTruth:
     """The part of an index that detections are scored against."""
-    names = [field.name for field in fields(detections.GroundTruth)]
-    return detections.GroundTruth(**{name: getattr(annotations, name) for name in names})
+    names = [field.name for field in fields(GroundTruth)]
+    return GroundTruth(**{name: getattr(annotations, name) for name in names})
 
 
 class Evaluator:
@@ -187,7 +181,7 @@ class Evaluator:
             return None
         found = np.concatenate(gathered)
         found["image_id"] = self.truth.image_ids[found["image_id"]]  # in place of positions in the data set
-        return Evaluation(coco_eval.score(self.truth, found), self.truth, found)
+        return coco_eval.score(self.truth, found)
 
     def to_original(self, batch: Batch, i: int, boxes_xyxy: np.ndarray) -> np.ndarray:
         """Boxes (n, 4) of the batch's i-th image from network pixels to original pixels."""

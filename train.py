@@ -140,7 +140,7 @@ def train_until(config: TrainConfig, stop: StopRequest, stack: ExitStack) -> Out
         state.end_epoch()
         is_due = config.evaluate.is_due(state.epoch, options.epochs)
         evaluation = evaluate_average(evaluator, state) if is_due else None
-        figures = evaluation.scores.figures if evaluation is not None else {}
+        figures = evaluation.figures if evaluation is not None else {}
         is_best = state.record(figures)
         # The tables first: a run that ends in between repeats the epoch, and its row.
         loggers.epoch(result, figures, time.perf_counter() - started, is_best)

@@ -127,10 +127,10 @@ def finish_run(
 
     ``evaluation`` is that of the last epoch; the figures are those of the best one.
     """
-    shown, of_epoch = evaluation.scores, state.epoch
+    shown, of_epoch = evaluation, state.epoch
     if state.best_epoch != state.epoch:
         with suppress(TrainError):  # they may not have been written, as to a full disk
-            shown, of_epoch = read_best(folder).scores, state.best_epoch
+            shown, of_epoch = read_best(folder), state.best_epoch
     log.line(f"figures of epoch {of_epoch}:")
     log.line(format_table(shown))
     log.line(state.best_sentence())

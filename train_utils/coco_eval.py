@@ -22,20 +22,13 @@ IOU = 0.5  # of an operating point and of the confusion matrix
 
 
 @dataclass(frozen=True)
-class CocoResult:
-    """Scores of one evaluation; a figure without ground truth is ABSENT."""
+class Evaluation:
+    """The COCO figures and what they were computed from; one without ground truth is ABSENT."""
 
     figures: dict[str, float]  # by FIGURES
     per_class: dict[str, dict[str, float]]  # by class name: PER_CLASS, images, boxes (no crowds)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of one evaluation and what it was computed from; detections in any order."""
-
-    scores: CocoResult
     truth: GroundTruth
-    detections: Detections
+    detections: Detections  # in any order
 
 
 def match(truth: GroundTruth, detections: Detections, every_size: bool = True, iou: float | None = None) -> Any:
@@ -69,7 +62,7 @@ def match(truth: GroundTruth, detections: Detections, every_size: bool = True, i
     return evaluation
 
 
-def score(truth: GroundTruth, detections: Detections) -> CocoResult:
+def score(truth: GroundTruth, detections: Detections) -> Evaluation:
     """Compute the 12 COCO figures and those of each class; ``detections`` in any order.
 
     To the last bit those of COCOeval.summarize: means over what is present.
@@ -93,7 +86,7 @@ def score(truth: GroundTruth, detections: Detections) -> CocoResult:
             "images": len(np.unique(truth.image_of_box[of_class])),
             "boxes": int(of_class.sum()),
         }
-    return CocoResult(figures, per_class)
+    return Evaluation(figures, per_class, truth, detections)
 
 
 def _mean_of_present(values: np.ndarray) -> float:
@@ -147,7 +140,7 @@ def best_f1(matches: Matches, index: int | None = None) -> dict[str, float] | No
     return dict(zip(OPERATING_POINT, map(float, values), strict=True))
 
 
-def format_table(result: CocoResult) -> str:
+def format_table(result: Evaluation) -> str:
     """Format the 12 figures and a row per class; "-" means no ground truth."""
     lines = [" ".join(f"{name:>5}" for name in FIGURES)]
     lines.append(" ".join(f"{format_figure(result.figures[name]):>5}" for name in FIGURES))  # fits into 80 columns

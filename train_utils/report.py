@@ -16,7 +16,7 @@ import hotcoco
 import numpy as np
 import yaml
 
-from train_utils.coco_eval import FIGURES, PER_CLASS, CocoResult, Evaluation, format_figure, match
+from train_utils.coco_eval import FIGURES, PER_CLASS, Evaluation, format_figure, match
 from train_utils.detections import GroundTruth
 from train_utils.errors import TrainError
 from train_utils.files import whole_file
@@ -31,7 +31,8 @@ def keep_best(folder: Path, best: Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
     temporary = folder / f"{FILE}.tmp"
     with temporary.open("wb") as file:
-        np.savez(file, scores=json.dumps(vars(best.scores)), detections=best.detections, **vars(best.truth))
+        scores = json.dumps({"figures": best.figures, "per_class": best.per_class})
+        np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
     os.replace(temporary, folder / FILE)
 
 
@@ -46,7 +47,7 @@ def read_best(folder: Path) -> Evaluation:
             arrays = dict(file)
         scores, detections, names = (arrays.pop(name) for name in ("scores", "detections", "names"))
         truth = GroundTruth(**arrays, names=names.tolist())
-        return Evaluation(CocoResult(**json.loads(str(scores))), truth, detections)
+        return Evaluation(**json.loads(str(scores)), truth=truth, detections=detections)
     except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
         raise TrainError(f"{path} is damaged ({error}). {again}") from error
 
@@ -90,11 +91,11 @@ def write_report(folder: Path, options: Mapping[str, Any], defaults: Mapping[str
     """
     figures = "<p>No epoch was evaluated yet.</p>"
     if (folder / FILE).is_file():
-        scores = read_best(folder).scores
-        figures = html_table(FIGURES, [[format_figure(scores.figures[name]) for name in FIGURES]])
+        best = read_best(folder)
+        figures = html_table(FIGURES, [[format_figure(best.figures[name]) for name in FIGURES]])
         rows = [
             (name, row["images"], row["boxes"], *(format_figure(row[key]) for key in PER_CLASS))
-            for name, row in scores.per_class.items()
+            for name, row in best.per_class.items()
         ]
         figures += html_table(("class", "images", "boxes", *PER_CLASS), rows)
     pictures = {folder / FOLDER / name: title for name, title in PLOTS.items()}
@@ -149,7 +150,7 @@ class Group:
 
     def figures(self, name: str = "AP") -> list[float]:
         """One of the COCO figures of each run's best epoch."""
-        return [best.scores.figures[name] for best in self.best]
+        return [best.figures[name] for best in self.best]
 
     def mean(self, name: str = "AP") -> float:
         """The mean of a figure over the runs."""

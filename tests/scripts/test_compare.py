@@ -42,8 +42,7 @@ def make_run(folder: Path, noise: float, seed: int, *more: str, truth: GroundTru
     folder.mkdir(parents=True)
     config = compose("train", TrainConfig, [f"train.seed={seed}", f"run_dir=dir{seed}", *more])
     (folder / "config.yaml").write_text(to_yaml(config))
-    scores = score(truth, found)
-    keep_best(folder, Evaluation(scores, truth, found))
+    keep_best(folder, score(truth, found))
     return folder
 
 
@@ -78,7 +77,7 @@ def test_seeds_are_one_setting(runs: dict[str, Path]) -> None:
         [runs["a0"], runs["a1"]], [runs["b0"], runs["b1"]],
     ]  # fmt: skip
     assert differences(groups) == [("optim.lr", [0.01, 0.02])]
-    values = [read_best(runs[name]).scores.figures["AP"] for name in ("a0", "a1")]
+    values = [read_best(runs[name]).figures["AP"] for name in ("a0", "a1")]
     assert groups[0].mean() == pytest.approx(np.mean(values))
     assert groups[0].spread() == pytest.approx(np.std(values, ddof=1))
     (gain,) = compare(CompareConfig([str(runs[n]) for n in ("a0", "b0", "a1", "b1")], 200, 0, False))

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from tests.train_utils.coco_sets import coco128, draw, many_classes
 from train_utils import plots
-from train_utils.coco_eval import Evaluation, match, score
+from train_utils.coco_eval import match, score
 from train_utils.detections import Detections, GroundTruth, make_detections
 from train_utils.draw import GAP, LINE, SIDE, class_color
 from train_utils.plots import (
@@ -84,16 +84,11 @@ def area_of_lines(axis: Axes) -> tuple[list[float], float]:
     return areas[:-1], areas[-1]
 
 
-def evaluation_of(truth: GroundTruth, found: Detections) -> Evaluation:
-    return Evaluation(score(truth, found), truth, found)
-
-
 def assert_areas_are_the_table(truth: GroundTruth, found: Detections, figures: list[Figure]) -> None:
     boxes = np.bincount(truth.classes[~truth.crowd.astype(bool)], minlength=len(truth.names))
-    evaluation = evaluation_of(truth, found)
-    draw_precision_recall(evaluation, OUT)
+    table = score(truth, found)
+    draw_precision_recall(table, OUT)
     order = [index for index in np.argsort(boxes)[::-1] if boxes[index]]
-    table = evaluation.scores
     for axis, figure in zip(figures[-1].axes, ("AP50", "AP"), strict=True):
         of_classes, of_all = area_of_lines(axis)
         rows = [table.per_class[truth.names[index]][figure] for index in order]
@@ -115,7 +110,7 @@ def test_the_area_under_each_drawn_curve_is_its_ap_in_the_table(shared_dir: Path
 def test_a_confusion_matrix_has_numbers_that_can_be_read(classes: int, kept: list[Figure]) -> None:
     truth, found = many_classes(classes)
     threshold = float(np.median(found["score"]))
-    draw_confusion(evaluation_of(truth, found), threshold, OUT)
+    draw_confusion(score(truth, found), threshold, OUT)
     reported = found[found["score"] >= threshold]
     matrix = match(truth, reported).confusion_matrix(iou_thr=0.5)["matrix"]
     axis = cast(Any, kept[-1].axes[0])
@@ -144,7 +139,7 @@ def read(position: int) -> np.ndarray | None:
 def drawn(truth: GroundTruth, found: Detections, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """The pictures by name, and what was said."""
     said: list[str] = []
-    draw_evaluation(folder, evaluation_of(truth, found), read, lambda i: f"{i}.jpg", said.append)
+    draw_evaluation(folder, score(truth, found), read, lambda i: f"{i}.jpg", said.append)
     pictures = {path.name: cv2.imread(str(path)) for path in folder.iterdir()}
     for name, picture in pictures.items():
         assert picture is not None and picture.std() > 3, f"{name} is empty"
@@ -160,7 +155,7 @@ def test_detections_stand_beside_the_labels_of_their_picture(tmp_path: Path) -> 
     image = np.full((SIDE, SIDE, 3), 90, np.uint8)
     for confidence, shown in ((0.24, (90, 90, 90)), (0.75, class_color(0))):
         found = make_detections(7, np.array([0]), np.array([confidence]), np.array([[100, 100, 200, 200]]))
-        draw_detections(evaluation_of(truth, found), lambda _: image, str, 0.25, tmp_path / "pairs.png")
+        draw_detections(score(truth, found), lambda _: image, str, 0.25, tmp_path / "pairs.png")
         sheet = cv2.imread(str(tmp_path / "pairs.png"))[..., ::-1]
         assert tuple(sheet[LINE + 150, GAP + 200]) == class_color(0), "the label"
         assert tuple(sheet[LINE + 150, SIDE + 2 * GAP + 200]) == shown, "the detection"
