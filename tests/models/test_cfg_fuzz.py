@@ -49,7 +49,7 @@ def damaged(text: str, rng: random.Random) -> str:
         elif kind == 1:
             lines.insert(at, lines[rng.randrange(len(lines))])
         elif kind in (2, 3):  # another number
-            lines[option] = re.sub(r"(?<=[=,])[^,]*", lambda _, word=word: word, lines[option], count=rng.randint(1, 2))
+            lines[option] = re.sub(r"(?<=[=,])[^,]*", word, lines[option], count=rng.randint(1, 2))
         elif kind == 4:  # an unknown word
             position = rng.randrange(len(lines[option]) + 1)
             lines[option] = lines[option][:position] + rng.choice("abxyz=[]\x07\u2028") + lines[option][position + 1 :]
