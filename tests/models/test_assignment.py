@@ -81,34 +81,6 @@ def test_positives_are_those_that_overlap_most_and_reach_the_centre() -> None:
     assert learnt[1, 2] == pytest.approx((shared / (3200 - shared)) ** 2, abs=1 / 512)
 
 
-def test_the_score_decides_between_boxes_alike_and_the_overlaps_how_many_learn() -> None:
-    """Four cells reach the centre: one knows the class, two know none, one predicts a small box."""
-    head = Head(layer=0, stride=32, anchors=((40.0, 40.0),), num_classes=3, scale_x_y=2)
-    raw = torch.zeros(1, 1, 3, 4, 8)
-    near = 0.74  # of the offset's sigmoid; at 0.75 the centre would be that of the object
-    for row, column in ((1, 1), (1, 2), (2, 1), (2, 2)):  # each box overlaps the object by .94
-        sides = torch.tensor([near if column == 1 else 1 - near, near if row == 1 else 1 - near])
-        raw[0, 0, row, column, :2] = sides.logit()
-    raw[0, 0, 2, 2, 2:4] = -0.35  # half the area
-    raw[0, 0, 1, 2, 5:] = torch.tensor([-2.0, -2, 2])
-    target = torch.tensor([[0.0, 2, 64, 64, 40, 40]])
-    part = HeadMap(head, HeadAnchors([head])[target.device][0], raw)
-
-    def learnt(count: int, by: PositivesBy) -> dict[tuple[int, int], float]:
-        ((weight, cells),) = dynamic_positives([part], target, count, by)
-        found = zip(weight[0].tolist(), cells.row[0].tolist(), cells.column[0].tolist(), strict=True)
-        return {(row, column): value for value, row, column in found if value}
-
-    assert learnt(1, PositivesBy.overlap) == {(1, 1): 1}  # of three equal boxes the first
-    assert learnt(1, PositivesBy.alignment) == {(1, 2): 1}  # of three equal boxes that of the class
-    shares = learnt(3, PositivesBy.alignment)
-    assert shares == {(1, 2): 1, (1, 1): shares[1, 1], (2, 1): shares[1, 1]}
-    assert shares[1, 1] == pytest.approx(0.5 / torch.tensor(2.0).sigmoid().item(), abs=1 / 256)
-    # .94 * 3 + .5 are more than three, .94 * 2 more than one.
-    assert learnt(10, PositivesBy.cost) == {(1, 1): 1, (1, 2): 1, (2, 1): 1}
-    assert learnt(2, PositivesBy.cost) == {(1, 2): 1}
-
-
 def test_an_anchor_that_two_objects_choose_learns_the_cheaper() -> None:
     head = Head(layer=0, stride=32, anchors=((40.0, 40.0),), num_classes=3)
     raw = torch.zeros(1, 1, 3, 4, 8)

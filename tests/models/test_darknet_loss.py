@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from models import Darknet, DarknetLoss, Head, IouKind, zoo_cfg
-from models.decode import cxcywh_to_xyxy, decode
 from models.heads import DarknetLossKeys
 from tests.models.darknet_loss_reference import darknet
 
@@ -94,22 +93,3 @@ def test_a_network_of_a_cfg_brings_its_keys() -> None:
     assert heads[0].darknet_loss == DarknetLossKeys(iou_loss=None, ignore_thresh=0.7, iou_normalizer=0.75)
     keys = Darknet(zoo_cfg("yolov4"), num_classes=3, width=0.125).heads[0].darknet_loss
     assert keys == DarknetLossKeys(IouKind.ciou, iou_normalizer=0.07, ignore_thresh=0.7, iou_thresh=0.213)
-
-
-@EACH
-def test_maps_that_decode_to_the_target_have_no_box_loss(heads: list[Head]) -> None:
-    """The loss and decode.py mean the same box, with scale_x_y and new_coords."""
-    box = torch.tensor([70.0, 45.0, 38.0, 29.0])  # most like anchor 3, which both heads have
-    maps = [torch.full_like(raw, -20) for raw in random_maps(1, heads)]
-    for raw, head in zip(maps, heads, strict=True):
-        cell = (box[:2] / head.stride).floor()
-        raw[0, :, int(cell[1]), int(cell[0]), 4:6] = 20
-        offset = (box[:2] / head.stride - cell + (head.scale_x_y - 1) / 2) / head.scale_x_y
-        size = box[2:] / torch.tensor(head.anchors)
-        raw_size = (size.sqrt() / 2).logit() if head.new_coords else size.log()
-        raw[0, :, int(cell[1]), int(cell[0]), :4] = torch.cat((offset.logit().expand(3, 2), raw_size), 1)
-    parts = DarknetLoss(heads)(maps, torch.cat((torch.zeros(2), box))[None])
-    assert parts.box.abs() < 1e-5 and parts.classification < 1e-5
-    boxes, scores = decode(maps, heads)
-    found = boxes[0][scores[0, :, 0] > 0.5]
-    torch.testing.assert_close(found, cxcywh_to_xyxy(box).expand(6, 4), rtol=1e-4, atol=1e-3)

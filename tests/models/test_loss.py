@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models import DarknetLoss, Head, IouKind, LossConfig, YoloLoss
 from models.config import Balance, PositivesBy
-from models.decode import decode, wh_iou
+from models.decode import cxcywh_to_xyxy, decode
 from models.errors import ModelError
 from models.loss import HeadLoss
 from tests.models import test_darknet_loss as of_darknet
@@ -144,20 +144,6 @@ def test_no_targets_is_background_only_and_the_rank_still_joins_the_sum(loss: He
         assert (raw.grad[..., 4] > 0).all() and (raw.grad[..., :4] == 0).all() and (raw.grad[..., 5:] == 0).all()
 
 
-def test_the_only_object_of_a_head_weighs_as_the_balance_says() -> None:
-    """As published as much as all objects of the other head together, pooled like any other."""
-    maps = [torch.zeros_like(raw).requires_grad_() for raw in random_maps(1)]
-    small = [[0.0, 0, x, 8, 12, 14] for x in range(8, 120, 16)]
-    targets = torch.tensor([*small, [0.0, 0, 48, 48, 110, 90]])
-    positives = [int((wh_iou(targets[:, 4:], torch.tensor(head.anchors)) > CONFIG.anchor_iou).sum()) for head in HEADS]
-    assert positives[1] > 3 * positives[0] > 0
-    damped = 2 * positives[1] / sum(positives)  # one of the larger head weighs 1 / n, one of the smaller 1 / m
-    for config, expected in ((POOLED, 1.0), (DAMPED, damped), (CONFIG, positives[1] / positives[0])):
-        gradients = torch.autograd.grad(YoloLoss(HEADS, config)(maps, targets).total, maps)
-        coarse, fine = (float(gradient[..., 5:].abs().max()) for gradient in gradients)
-        assert coarse / fine == pytest.approx(expected)
-
-
 def test_targets_that_fit_no_anchor_have_no_box_term() -> None:
     parts = YoloLoss(HEADS, CONFIG)(random_maps(1), torch.tensor([[0.0, 0, 50, 50, 1, 90]]))
     assert parts.box == 0 and parts.classification == 0
@@ -191,22 +177,23 @@ def test_the_ranks_shares_add_up_to_the_whole_batch(loss: HeadLoss) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_perfect_maps_have_no_box_loss_and_decode_to_the_target() -> None:
-    """The loss and decode.py mean the same box, also with scale_x_y."""
-    box = torch.tensor([[70.0, 45.0, 30.0, 26.0]])
-    maps = [torch.full_like(raw, -20) for raw in random_maps(1)]
-    for raw, head in zip(maps, HEADS, strict=True):
-        cell = (box[0, :2] / head.stride).floor()
-        offset = (box[0, :2] / head.stride - cell + (head.scale_x_y - 1) / 2) / head.scale_x_y
-        logits = torch.cat((offset.logit().expand(3, 2), (box[:, 2:] / torch.tensor(head.anchors)).log()), 1)
-        raw[0, :, int(cell[1]), int(cell[0]), :4] = logits
+@EACH
+def test_perfect_maps_have_no_box_loss_and_decode_to_the_target(loss: HeadLoss) -> None:
+    """The loss and decode.py mean the same box, also with scale_x_y and new_coords."""
+    box = torch.tensor([70.0, 45.0, 38.0, 29.0])  # most like an anchor that both of Darknet's heads have
+    maps = [torch.full_like(raw, -20) for raw in random_maps(1, loss.heads)]
+    for raw, head in zip(maps, loss.heads, strict=True):
+        cell = (box[:2] / head.stride).floor()
         raw[0, :, int(cell[1]), int(cell[0]), 4:6] = 20
-    parts = YoloLoss(HEADS, CONFIG)(maps, torch.cat((torch.zeros(1, 2), box), 1))
+        offset = (box[:2] / head.stride - cell + (head.scale_x_y - 1) / 2) / head.scale_x_y
+        size = box[2:] / torch.tensor(head.anchors)
+        raw_size = (size.sqrt() / 2).logit() if head.new_coords else size.log()
+        raw[0, :, int(cell[1]), int(cell[0]), :4] = torch.cat((offset.logit().expand(3, 2), raw_size), 1)
+    parts = loss(maps, torch.cat((torch.zeros(2), box))[None])
     assert parts.box.abs() < 1e-4 and parts.classification < 1e-4
-    boxes, scores = decode(maps, HEADS)
+    boxes, scores = decode(maps, loss.heads)
     found = boxes[0][scores[0, :, 0] > 0.5]
-    assert len(found) == 6  # three anchors of both heads
-    torch.testing.assert_close(found, torch.tensor([[55.0, 32, 85, 58]]).expand(6, 4), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(found, cxcywh_to_xyxy(box).expand(6, 4), rtol=1e-4, atol=1e-3)
 
 
 def test_class_weights_are_one_for_each_class() -> None:

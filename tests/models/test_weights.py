@@ -331,7 +331,7 @@ def damaged(good: bytes, rng: random.Random) -> bytes:
     changed = rng.choice([b"\x00\x00\xc0\x7f", b"\x00\x00\x80\xff", rng.randbytes(4)])
     return rng.choice(
         [
-            good[:start], good[: rng.randrange(25)], good + rng.randbytes(4), good + b"a", rng.randbytes(20) + good[20:],
+            good[:start], good[: rng.randrange(25)], good + rng.randbytes(4), rng.randbytes(20) + good[20:],
             good[:place] + changed + good[place + 4 :], good[:start] + good[end:], b"", rng.randbytes(len(good)),
         ]
     )  # fmt: skip
