@@ -206,7 +206,10 @@ class FrameBatches:
                     for frame in read_video(medium):
                         yield partial(self.fit.prepare, frame)
             else:
-                yield lambda medium=medium: self.fit.prepare(read_picture(medium, self.exif))
+                yield partial(self._read_and_prepare, medium)
+
+    def _read_and_prepare(self, picture: Medium) -> Prepared:
+        return self.fit.prepare(read_picture(picture, self.exif))
 
     @contextmanager
     def _skipping(self) -> Iterator[None]:
