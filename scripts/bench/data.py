@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -45,25 +45,14 @@ ROUNDS, LOADER_ROUNDS = 15, 4
 BATCH_SIZE = 16
 LISTED = 100_000  # images, as a large training set has them
 LOADED_BATCHES = 40
-SLOWER = 1.5  # times what the loader needs for a batch: a step that it can feed
-
-
-class Mode(NamedTuple):
-    """One way to make training samples."""
-
-    cached: bool = False  # decoded images from data.cache, not files
-    colour: Colour = Colour.cpu
-    tile_pool: int = 0
-
-
 REFERENCE = "plain reference path"  # as published systems do, step by step
-MODES = {
-    "default": Mode(),
-    "colour on the device": Mode(colour=Colour.device),
-    "tiles from a pool": Mode(tile_pool=BATCH_SIZE),
-    "tiles from a pool, colour on the device": Mode(colour=Colour.device, tile_pool=BATCH_SIZE),
-    "cached": Mode(cached=True),
-    "cached, colour on the device": Mode(cached=True, colour=Colour.device),
+MODES: dict[str, dict[str, Any]] = {  # changes of augment; all but those called cached read files
+    "default": {},
+    "colour on the device": {"colour": Colour.device},
+    "tiles from a pool": {"tile_pool": BATCH_SIZE},
+    "tiles from a pool, colour on the device": {"colour": Colour.device, "tile_pool": BATCH_SIZE},
+    "cached": {},
+    "cached, colour on the device": {"colour": Colour.device},
 }
 
 
@@ -96,20 +85,19 @@ class Bench:
         self.cached = RepeatedSource(self.listed, config.data.on_error, cache_path)
         self.epochs = iter(range(10**9))
 
-    def open(self, mode: Mode) -> tuple[TrainDataset, TrainBatchSampler]:
-        """The training set as ``mode`` reads and augments it, and another epoch of batches."""
-        augment = replace(self.config.augment, colour=mode.colour, tile_pool=mode.tile_pool)
-        images = self.cached if mode.cached else self.files
+    def open(self, name: str) -> tuple[TrainDataset, TrainBatchSampler]:
+        """The training set as a mode reads and augments it, and another epoch of batches."""
+        augment = replace(self.config.augment, **{"colour": Colour.cpu, **MODES.get(name, {})})
         sizes = MultiScale(self.config.train.image_size, 1, 1, 32, 0)
-        sampler = TrainBatchSampler(
-            len(self.annotations), BATCH_SIZE, BATCH_SIZE, 1, 0, 0, sizes, tile_pool=mode.tile_pool
-        )
+        count, pool = len(self.annotations), augment.tile_pool
+        sampler = TrainBatchSampler(count, BATCH_SIZE, BATCH_SIZE, 1, 0, 0, sizes, tile_pool=pool)
         sampler.set_epoch(next(self.epochs))
+        images = self.cached if name.startswith("cached") else self.files
         return TrainDataset(self.annotations, augment, 0, 10**9, images), sampler
 
     def milliseconds(self, name: str) -> float:
         """CPU time of one sample, in ms."""
-        dataset, sampler = self.open(MODES.get(name, Mode()))
+        dataset, sampler = self.open(name)
         batches = list(islice(sampler, len(self.listed) // BATCH_SIZE))  # an epoch does this once
         started = time.process_time()
         for requests in batches:
@@ -126,20 +114,15 @@ class Bench:
         path = self.listed.path(index % len(self.listed))
         return np.asarray(cv2.imread(path, AS_STORED), dtype=np.uint8)
 
-    def load(self, workers: int, step_seconds: float) -> tuple[float, float]:
-        """Mean seconds per batch and mean seconds waited for it, once the workers are ahead."""
-        batches = iter(make_loader(*self.open(Mode(colour=self.config.augment.colour)), workers))
-        for _ in range(PREFETCHED_BATCHES * workers):  # without these, none would be made ahead
+    def images_per_second(self, workers: int) -> float:
+        """Speed of the loader, once its workers are ahead."""
+        batches = iter(make_loader(*self.open("default"), workers))
+        for _ in range(PREFETCHED_BATCHES * workers):
             next(batches)
-            time.sleep(step_seconds)
-        started, waited = time.perf_counter(), 0.0
+        started = time.perf_counter()
         for _ in range(LOADED_BATCHES):
-            asked = time.perf_counter()
-            batch = next(batches)
-            waited += time.perf_counter() - asked
-            time.sleep(step_seconds)
-            del batch  # freeing its pages is not waiting: a training's step does it, too
-        return (time.perf_counter() - started) / LOADED_BATCHES, waited / LOADED_BATCHES
+            next(batches)
+        return LOADED_BATCHES * BATCH_SIZE / (time.perf_counter() - started)
 
 
 def main(overrides: list[str]) -> None:
@@ -154,13 +137,9 @@ def main(overrides: list[str]) -> None:
         times = take_turns({name: partial(bench.milliseconds, name) for name in (REFERENCE, *MODES)}, ROUNDS)
         for name, values in times.items():
             print(f"{name:42s} {median(values):7.2f} ms {median(times[REFERENCE]) / median(values):6.2f}x")
-        for number in range(LOADER_ROUNDS):
-            one, two = (bench.load(workers, 0.0)[0] for workers in (1, 2))
-            total, waited = bench.load(2, SLOWER * two)
-            print(
-                f"loader, round {number}: {BATCH_SIZE / one:.1f} images/s with a worker, {one / two:.2f}x with two, "
-                f"{waited / total:.1%} waiting in a step of {SLOWER} times the loader's"
-            )
+        for _ in range(LOADER_ROUNDS):
+            one, two = bench.images_per_second(1), bench.images_per_second(2)
+            print(f"loader: {one:.1f} images/s with a worker, {two / one:.2f}x with two")
 
 
 if __name__ == "__main__":

@@ -61,8 +61,7 @@ def new_step(
     schedule = Schedule(config.optim, STEPS // 100, STEPS)
     scaler = torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16)
     state = TrainState(network, WeightAverage(network, schedule), make_optimizer(network, config.optim), scaler, {})
-    loss = build_loss(network.heads, config.loss)
-    loss, to_input = compile_step(network, loss, Batch.network_input, compiled, 1)
+    loss, to_input = compile_step(network, build_loss(network.heads, config.loss), Batch.network_input, compiled, 1)
     step = partial(
         train_one_epoch,
         ForwardPass(wrap_ddp(network, world), loss, to_input, dtype, world),
