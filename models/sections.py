@@ -75,6 +75,7 @@ class Graph:
         self.max_stride = 1  # image rows and columns must be multiples of this
         self.nodes: list[Node] = []
         self.heads: list[Head] = []
+        self.last_readers: dict[int, int] = {}  # by layer: after which layer its map is not needed any more
         self.num_values = 0  # of kernels
         self.notes: list[str] = []  # as Darknet.notes, with file and line
         self.following: Section | None  # the section after the one being built
@@ -84,9 +85,13 @@ class Graph:
             raise cfg.net.error("is not followed by any [yolo], so this is not a detector. fix: use another .cfg")
 
     def _add(self, section: Section, node: Node) -> None:
+        index = len(self.nodes)
         for source in node.sources:
             if source != IMAGES and isinstance(self.nodes[source].module, YoloMap):
                 raise section.error(f"takes its input from the [yolo] layer {source}. fix: put a [route] before it")
+            self.last_readers[source] = index
+        if not isinstance(node.module, YoloMap):
+            self.last_readers[index] = index
         channels, stride = node.shape.channels, node.shape.stride
         if stride is not None:
             if channels > MAX_VALUES_PER_PIXEL * stride**2:
@@ -94,7 +99,7 @@ class Graph:
             self.max_stride = math.lcm(self.max_stride, stride.numerator)
         if self.max_stride > MAX_STRIDE:
             raise section.error(f"needs images in multiples of {self.max_stride:,} pixels. fix: check the strides")
-        self.shapes[len(self.nodes)] = node.shape
+        self.shapes[index] = node.shape
         self.nodes.append(node)
 
     def previous(self) -> tuple[int, Shape]:
