@@ -45,7 +45,7 @@ from train_utils.coco_eval import Evaluation
 from train_utils.config import EvalPrecision
 from train_utils.detect import detect
 from train_utils.detections import GroundTruth, read_results, to_coco_json, write_json
-from train_utils.distributed import World, gather_arrays, init_distributed_mode
+from train_utils.distributed import World, broadcast_module, gather_arrays, init_distributed_mode
 from train_utils.numerics import autocast_dtype
 from train_utils.progress import Progress
 from train_utils.report import keep_best
@@ -171,6 +171,7 @@ class Evaluator:
         """Score ``model``; None on all ranks but 0."""
         assert isinstance(model, Darknet)
         device = self.world.device
+        broadcast_module(model)  # in a training without SyncBatchNorm each rank has its own statistics
         progress = Progress(self.num_images, "evaluate", self.world.is_main)
         own = detect(
             for_detection(model, device), self.loader, self.postprocess, self.to_original, device, progress,

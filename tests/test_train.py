@@ -1,7 +1,5 @@
 """Whole trainings in this process, a few steps long: resume, options, weights, checkpoints."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -13,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from conf import auto
 from conf.checkpoints import complete_from_checkpoint
-from conf.entry import compose, layered
+from conf.entry import compose
 from conf.network import model_from_checkpoint, open_detector
 from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
@@ -43,8 +40,15 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(shapes: Path, run_dir: Path, *more: str) -> TrainConfig:
-    own = ("train.batch_size=8", "train.micro_batch_size=4", "train.epochs=3", "evaluate.every=1")
-    return small_run(shapes, SHAPES, run_dir, *own, "logger.pictures=true", *more)
+    own = ("train.batch_size=8", "train.micro_batch_size=4", "train.epochs=1", "evaluate.every=1")
+    return small_run(shapes, SHAPES, run_dir, *own, *more)
+
+
+@pytest.fixture(scope="module")
+def trained(shapes: Path) -> tuple[Path, dict[str, float]]:
+    """The folder and the figures of a training of one epoch."""
+    run = shapes.parent / "run"
+    return run, train(options(shapes, run))
 
 
 def write_darknet(model: Darknet, path: Path) -> Path:
@@ -91,7 +95,7 @@ def die_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
 def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop after every step, also an epoch's last: checkpoint and table are equal to the bit."""
-    often = ["train.save_every_steps=1", "train.epochs=2", "logger.pictures=false", "train.multi_scale=[0.5,1.5]"]
+    often = ["train.save_every_steps=1", "train.epochs=2", "train.multi_scale=[0.5,1.5]"]
     whole = options(shapes, tmp_path / "whole", *often)
     train(whole)
     expected = load_last(tmp_path / "whole")[0]
@@ -111,15 +115,22 @@ def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, mo
         assert ("not evaluated yet" in (run / "train.log").read_text()) == (step == 1), "an epoch has 2 steps"
 
 
-def test_wrong_options_leave_no_folder(shapes: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"loss\.class_weights has 2 numbers for 5 classes"):
-        train(options(shapes, tmp_path / "run", "loss.class_weights=[1,2]"))
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("loss.class_weights=[1,2]", r"loss\.class_weights has 2 numbers for 5 classes"),
+        ("model.freeze=23", r"model\.freeze"),
+    ],
+)
+def test_wrong_options_leave_no_folder(shapes: Path, tmp_path: Path, option: str, sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        train(options(shapes, tmp_path / "run", option))
     assert not (tmp_path / "run").exists()
 
 
 STILL = (
     "optim.lr=1e-9", "optim.ema_decay=0", "model.freeze=22", "train.epochs=9",
-    "train.patience=2", "logger.pictures=false",
+    "train.patience=2",
 )  # fmt: skip
 
 
@@ -145,12 +156,12 @@ def test_a_run_that_was_killed_before_its_closing_table_writes_it(
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the last epoch and after early stopping; the table is an uninterrupted run's."""
-    for more in (("train.epochs=1",), STILL):
+    for more in ((), STILL):
         run, whole = tmp_path / f"run{len(more)}", tmp_path / f"whole{len(more)}"
-        config = options(shapes, run, "logger.pictures=false", *more)
-        train(options(shapes, whole, "logger.pictures=false", *more))
+        config = options(shapes, run, *more)
+        train(options(shapes, whole, *more))
         with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
-            patch.setattr("train.finish_run", power_cut)
+            patch.setattr("conf.report.finish_run", power_cut)
             train(config)
         assert closing_tables(run) == []
         train(resumed(config, run))
@@ -173,7 +184,7 @@ def test_a_validation_set_without_boxes_leaves_checkpoints_and_no_figures(shapes
     (path,) = (tmp_path / "shapes").glob("*/annotations/instances_val.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"annotations": []}))
     run = tmp_path / "run"
-    train(options(tmp_path / "shapes", run, "train.patience=1"))
+    train(options(tmp_path / "shapes", run, "train.patience=1", "train.epochs=3"))
     assert load_checkpoint(run, "best")["epoch"] == 3
     log = (run / "train.log").read_text()
     assert "no AP, since the validation set has no boxes" in log and f"eval.py ckpt={run}" in log
@@ -194,7 +205,7 @@ def test_a_full_disk_does_not_end_a_training(
         save_checkpoint(path, state, keep_previous)
 
     monkeypatch.setattr(checkpoint, "save_checkpoint", fails_twice)
-    train(options(shapes, tmp_path / "run", "train.epochs=2", "train.save_every_steps=1", "logger.pictures=false"))
+    train(options(shapes, tmp_path / "run", "train.epochs=2", "train.save_every_steps=1"))
     assert calls[:4] == [1, 2, 2, 3] and load_last(tmp_path / "run")[0]["step"] == 4
     told = capsys.readouterr().out
     assert told.count("No space left on device. Training continues with the previous checkpoint") == 1
@@ -203,17 +214,15 @@ def test_a_full_disk_does_not_end_a_training(
 
 def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> None:
     for every in (0, 1):
-        train(options(shapes, tmp_path / str(every), f"evaluate.every={every}", "logger.pictures=false"))
+        train(options(shapes, tmp_path / str(every), f"evaluate.every={every}", "train.epochs=3"))
     one, other = (load_last(tmp_path / name)[0] for name in ("0", "1"))
     for part in ("model", "ema", "optimizer", "rng", "seen"):
         assert_same(one[part], other[part], part)
 
 
-def test_a_run_folder_is_not_trained_into_twice(shapes: Path, tmp_path: Path) -> None:
-    config = options(shapes, tmp_path / "run", "train.epochs=1", "logger.pictures=false")
-    train(config)
+def test_a_run_folder_is_not_trained_into_twice(shapes: Path, trained: tuple[Path, Any]) -> None:
     with pytest.raises(TrainError, match=r"already holds a run\. fix: resume="):
-        train(config)
+        train(options(shapes, trained[0]))
 
 
 def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
@@ -229,7 +238,7 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
         "data.train={annotations: annotations/instances_train.json, images: train}", "name=moved",
         "data.val={annotations: annotations/instances_val.json, images: val}", "train.device=cpu",
         f"model.cfg={cfg}", "model.width=0.125", f"model.weights={weights}", "train.image_size=64", "evaluate.every=0",
-        "train.batch_size=8", "train.epochs=2", "logger.pictures=false", "train.save_every_steps=1",
+        "train.batch_size=8", "train.epochs=2", "train.save_every_steps=1",
     ]  # fmt: skip
 
     def run(*more: str) -> None:
@@ -267,11 +276,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_f
     shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table has its first row already; resumed by name and by resume=auto."""
-    given = ("train.epochs=2", "logger.pictures=false")
-    train(options(shapes, tmp_path / "whole", *given))
+    train(options(shapes, tmp_path / "whole", "train.epochs=2"))
     for resume in ("auto", "name"):
         run = tmp_path / resume
-        config = options(shapes, run, *given)
+        config = options(shapes, run, "train.epochs=2")
         with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):
             patch.setattr("train_utils.checkpoint.CheckpointWriter.save", power_cut)
             train(config)
@@ -289,9 +297,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_in_its_f
 def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_path: Path) -> None:
     config = options(
         shapes, tmp_path / "run", "data.single_class=true", "data.cache=ram", "model.freeze=4",
-        "train.multi_scale=[0.5,1.5]", "evaluate.every=0", "evaluate.rect=false", "train.precision=float32",
-        "train.deterministic=true", "loss.iou=ciou",
-        "optim.clip_norm=10", "optim.decay=linear",
+        "train.epochs=3", "train.multi_scale=[0.5,1.5]", "train.precision=float32", "train.deterministic=true",
+        "logger.pictures=true", "evaluate.every=0", "evaluate.rect=false", "loss.iou=ciou", "optim.clip_norm=10",
+        "optim.decay=linear",
         "augment.degrees=10", "augment.shear=2", "augment.flip_vertical=0.5", "train.seed=7",
     )  # fmt: skip
     seen: list[tuple[int, ...]] = []
@@ -308,7 +316,7 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
     assert [row["AP"] != "" for row in table] == [False, False, True], "evaluated after the last epoch only"
     assert len({shape[-2:] for shape in seen}) > 1 and seen[0][-2:] == (96, 96), "largest size first"
     longer = resumed(config, tmp_path / "run", train=replace(config.train, epochs=4))
-    train(replace(longer, logger=replace(config.logger, pictures=False)))
+    train(longer)
     torch.use_deterministic_algorithms(False)
     assert [row["epoch"] for row in rows(tmp_path / "run")] == ["1", "2", "3", "4"]
     assert len(list((tmp_path / "run").glob("config*.yaml"))) == 2
@@ -322,25 +330,10 @@ def test_the_options_of_such_repositories_do_what_they_say(shapes: Path, tmp_pat
 
 
 def test_evaluation_needs_nothing_but_the_checkpoint(
-    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Path, dict[str, float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = train(options(shapes, tmp_path / "run", "train.epochs=1", "logger.pictures=false"))
-    monkeypatch.chdir(tmp_path)
-    base: dict[str, Any] = {
-        "ckpt": str(tmp_path / "run"),
-        "detections": None,
-        "task": "score",
-        "out": "out",
-        "plots": False,
-        "device": "auto",
-        "timeout_seconds": 60,
-        "debug": False,
-        "devices": None,
-        "plugins": [],
-    }
-    given = base | {"evaluate": vars(options(shapes, tmp_path / "x").evaluate)}
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EvalConfig), complete_from_checkpoint(given, [])))
-    assert isinstance(config, EvalConfig)
+    run, figures = trained
+    config = compose("eval", EvalConfig, [f"ckpt={run}", f"out={tmp_path / 'out'}"], complete_from_checkpoint)
     assert evaluate(config) == figures
     assert json.loads((tmp_path / "out" / "figures.json").read_text()) == figures
     table = capsys.readouterr().out
@@ -351,59 +344,36 @@ def test_evaluation_needs_nothing_but_the_checkpoint(
     assert sum(row["boxes"] for row in per_class.values()) > 5
 
 
-def test_initial_weights_from_a_checkpoint_and_from_darknet(shapes: Path, tmp_path: Path) -> None:
-    train(options(shapes, tmp_path / "run", "train.epochs=1", "logger.pictures=false"))
-    best = tmp_path / "run" / "checkpoints" / "best.pt"
-    trained, _ = model_from_checkpoint(load_checkpoint(best))
-    darknet = write_darknet(trained, tmp_path / "trained.weights")
-    for number, source in enumerate((best, darknet)):
+def test_initial_weights_from_a_checkpoint_and_from_darknet(
+    shapes: Path, trained: tuple[Path, dict[str, float]], tmp_path: Path
+) -> None:
+    """Darknet's are scored without a checkpoint, too."""
+    best = trained[0] / "checkpoints" / "best.pt"
+    model, _ = model_from_checkpoint(load_checkpoint(best))
+    darknet = write_darknet(model, tmp_path / "trained.weights")
+    own = options(shapes, tmp_path / "own", f"model.weights={darknet}", "evaluate.image_size=64")
+    of_checkpoint = compose("eval", EvalConfig, [f"ckpt={best}"], complete_from_checkpoint)
+    of_darknet = replace(of_checkpoint, ckpt=None, model=own.model, data=own.data, evaluate=own.evaluate)
+    assert evaluate(of_darknet) == evaluate(of_checkpoint) == trained[1]
+    for source in (best, darknet):
         # Frozen layers stay as loaded; at a learning rate of next to nothing so do the kernels of
         # the others.
-        same = [
-            "optim.lr=1e-12",
-            "model.freeze=22",
-            "train.epochs=1",
-            "logger.pictures=false",
-        ]
-        train(options(shapes, tmp_path / f"from{number}", f"model.weights={source}", *same))
-        loaded = load_last(tmp_path / f"from{number}")[0]["ema"]
-        for name, value in trained.state_dict().items():
+        run, single = tmp_path / source.suffix, tmp_path / f"single{source.suffix}"
+        train(options(shapes, run, f"model.weights={source}", "optim.lr=1e-12", "model.freeze=22"))
+        loaded = load_last(run)[0]["ema"]
+        for name, value in model.state_dict().items():
             if not name.endswith("num_batches_tracked"):  # Darknet keeps no such counter
                 torch.testing.assert_close(loaded[name], value, msg=name)
-        with pytest.raises(ModelError, match=r"model\.freeze must be between 0 and 22"):
-            train(options(shapes, tmp_path / "refused", "model.freeze=24"))
-        single = ["data.single_class=true", "train.epochs=1", "logger.pictures=false"]
-        train(options(shapes, tmp_path / f"fresh{number}", f"model.weights={source}", *single))
-        log = (tmp_path / f"fresh{number}" / "train.log").read_text()
+        train(options(shapes, single, f"model.weights={source}", "data.single_class=true"))
+        log = (single / "train.log").read_text()
         assert "its heads were left out and start fresh (for 5 classes, here 1)" in log
-        assert not (tmp_path / "refused").exists()
-
-
-def test_darknet_weights_are_scored_without_a_checkpoint(shapes: Path, tmp_path: Path) -> None:
-    figures = train(options(shapes, tmp_path / "run", "train.epochs=1", "logger.pictures=false"))
-    trained, _ = model_from_checkpoint(load_checkpoint(tmp_path / "run"))
-    darknet = write_darknet(trained, tmp_path / "trained.weights")
-    config = compose(
-        "eval",
-        EvalConfig,
-        [
-            "model=yolov3-tiny", "model.width=0.125", f"model.weights={darknet}", "data=shapes", f"data.root={shapes}",
-            f"data.index_dir={shapes.parent / 'index'}", "data.workers=0", "evaluate.image_size=64",
-            "data.shapes={train_images: 18, val_images: 5, image_size: 64}",
-        ],
-    )  # fmt: skip
-    assert evaluate(config) == figures
-
-
-def test_merging_keeps_what_was_not_named() -> None:
-    assert layered({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}}) == {"a": {"b": 1, "c": 4}, "d": 3}
 
 
 def test_fitted_anchors_go_with_the_checkpoint(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the resumed run, to eval.py, and to what predict.py and export.py open."""
-    own = ["train.epochs=1", "train.save_every_steps=1", "logger.pictures=false", "data.single_class=true"]
+    own = ["train.save_every_steps=1", "data.single_class=true"]
     own += ["model.anchors=auto", "loss.anchor_iou=0.9", "train.multi_scale=[0.5,1.5]"]  # .9: more than the .cfg's give
     config = options(shapes, tmp_path / "run", *own)
     with monkeypatch.context() as patch, pytest.raises(TrainError, match="power cut"):

@@ -204,19 +204,17 @@ class NonFiniteGuard:
 
 
 @contextmanager
-def explain_out_of_memory(images: int, accumulate: int, world_size: int) -> Iterator[None]:
-    """Raise TrainError with the next lower train.micro_batch_size if torch runs out of memory.
-
-    ``images`` are those of one rank in one of the ``accumulate`` passes of a step.
-    """
+def explain_out_of_memory(sampler: Any, world: World) -> Iterator[None]:
+    """Raise TrainError with the next lower train.micro_batch_size if torch runs out of memory."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
-        lower = [size for size in range(1, images) if images * accumulate % size == 0]
-        fix = f"train.micro_batch_size={lower[-1] * world_size}, or " if lower else ""
+        images = sampler.images_per_rank
+        lower = [size for size in range(1, images) if images * sampler.accumulate % size == 0]
+        fix = f"train.micro_batch_size={lower[-1] * world.world_size}, or " if lower else ""
         raise TrainError(
-            f"out of memory in a pass of train.micro_batch_size={images * world_size} images over all ranks. "
+            f"out of memory in a pass of train.micro_batch_size={images * world.world_size} images over all ranks. "
             f"fix: {fix}a smaller train.image_size or model.width"
         ) from error
