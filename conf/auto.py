@@ -1,9 +1,6 @@
-"""What a training starts from: its options without ``auto``, its network, and what extends it."""
-
-from __future__ import annotations
+"""What a training starts from: its options without ``auto``, and its network."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +10,12 @@ import torch
 from conf import ConfigError
 from conf.batches import loader_workers
 from conf.entry import to_dictionary
-from conf.network import build_model, build_resumed_model, describe_network, load_network
+from conf.network import build_model, describe_network, load_network, new_network
 from conf.resume import resumed_options
 from conf.schema import TrainConfig
 from data import Annotations, Colour
 from data.anchors import choose_anchors, class_weights, few_large_objects
-from models import WEIGHTS_VERSION, Darknet, Head, LossConfig
+from models import WEIGHTS_VERSION, Darknet, LossConfig, parse_cfg
 from models.config import AUTO, PUBLISHED_LOSS, Balance, PositivesBy
 from models.heads import with_scale_x_y
 from train_utils.distributed import World, broadcast_text
@@ -42,35 +39,39 @@ def resolve_auto(
 
     A resumed run has options and network from its checkpoint ``saved``; the caller loads the
     weights. In a new one they follow from the training set and the initial weights. All ranks call
-    this together and get the same: the weights of rank 0, which all get, decide. What only becomes
-    known later stays: ``optim.flat_fraction`` is for the schedule, which knows the number of steps.
+    this together and get the same. What only becomes known later stays: ``optim.flat_fraction`` is
+    for the schedule, which knows the number of steps.
     """
+    notes: list[str] = []
     if saved is not None:
-        config = with_workers(resumed_options(config, saved), world)
-        return config, build_resumed_model(config.model, len(train_set.names), saved), []
-    if config.augment.colour == Colour.auto:
-        colour = Colour.device if world.device.type == "cuda" else Colour.cpu
-        config = replace(config, augment=replace(config.augment, colour=colour))
-    fitted = config.model.anchors == AUTO
-    config, anchors_note = fit_anchors(config, world, train_set)
-    model, report = build_model(config.model, len(train_set.names), world=world, fitted=fitted)
-    config, loss_notes = fit_loss(config, model, train_set, keeps_heads=report is not None and report.is_whole)
-    notes = [anchors_note, *loss_notes, str(report or "initial weights: random")]
-    return with_workers(config, world), model, [note for note in notes if note is not None]
+        config, network = resumed_options(config, saved), saved["network"]  # neither .cfg nor weights are read
+        model = new_network(parse_cfg(network["cfg"], network["source"]), len(train_set.names), config.model)
+    else:
+        if config.augment.colour == Colour.auto:
+            colour = Colour.device if world.device.type == "cuda" else Colour.cpu
+            config = replace(config, augment=replace(config.augment, colour=colour))
+        fits_anchors = config.model.anchors == AUTO
+        if fits_anchors:
+            config, note = fit_anchors(config, world, train_set)
+            notes.append(note)
+        model, report = build_model(config.model, len(train_set.names), world=world, fitted=fits_anchors)
+        notes.append(str(report or "initial weights: random"))
+        keeps_heads = report is not None and report.is_whole
+        reach = min(head.scale_x_y for head in model.heads) if keeps_heads else None
+        config, loss_notes = choose_loss(config, train_set, reach)
+        notes += loss_notes
+        if config.model.scale_x_y is not None:
+            model.cfg = with_scale_x_y(model.cfg, config.model.scale_x_y)
+            model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
+    workers = loader_workers(config.data.workers, world)
+    return replace(config, data=replace(config.data, workers=workers)), model, notes
 
 
-def with_workers(config: TrainConfig, world: World) -> TrainConfig:
-    """The options with the number of loader processes of this rank."""
-    return replace(config, data=replace(config.data, workers=loader_workers(config.data.workers, world)))
-
-
-def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tuple[TrainConfig, str | None]:
+def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tuple[TrainConfig, str]:
     """Replace ``auto`` of ``model.anchors`` by what rank 0 finds, and say why in one sentence.
 
     All ranks call this together. Raises ConfigError if the [yolo] sections list different anchors.
     """
-    if config.model.anchors != AUTO:
-        return config, None
     network = replace(config.model, anchors=None)
     with torch.device("meta"):  # neither memory nor random numbers
         heads = Darknet(load_network(network), len(train_set.names), config.model.width).heads
@@ -78,9 +79,14 @@ def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tu
         raise ConfigError("model.anchors=auto needs a .cfg whose [yolo] sections all list the same. fix: leave it out")
     answer = None
     if world.is_main:
+        # The anchors that masks select, by mean stride of the heads that use them, then by area.
+        strides: dict[int, list[int]] = {}
+        for head in heads:
+            for index in head.mask:
+                strides.setdefault(index, []).append(head.stride)
         current = np.array(heads[0].all_anchors)
-        least = min_iou_of(config)
-        found, sentence = choose_anchors(train_set, config.train.image_size, current, _slots(heads), least)
+        slots = sorted(strides, key=lambda index: (np.mean(strides[index]), current[index].prod()))
+        found, sentence = choose_anchors(train_set, config.train.image_size, current, slots, min_iou_of(config))
         answer = json.dumps([found.tolist() if found is not None else None, f"model.anchors=auto: {sentence}"])
     anchors, note = json.loads(broadcast_text(answer))
     return replace(config, model=replace(network, anchors=anchors)), note
@@ -92,44 +98,18 @@ def min_iou_of(config: TrainConfig) -> float | None:
     return loss.anchor_iou if isinstance(loss, LossConfig) and loss.positives is None else None
 
 
-def _slots(heads: Sequence[Head]) -> list[int]:
-    """The anchors that masks select, by mean stride of the heads that use them, then by area."""
-    strides: dict[int, list[int]] = {}
-    for head in heads:
-        for index in head.mask:
-            strides.setdefault(index, []).append(head.stride)
-    areas = np.array(heads[0].all_anchors).prod(axis=1)
-    return sorted(strides, key=lambda index: (np.mean(strides[index]), areas[index]))
-
-
-def fit_loss(
-    config: TrainConfig, model: Darknet, train_set: Annotations, keeps_heads: bool
-) -> tuple[TrainConfig, list[str]]:
-    """Replace each ``auto`` of ``loss``, and say how in sentences for the log.
-
-    The reach of box centres is set in ``model``, too, unless the weights brought the heads.
-    """
-    reach = min(head.scale_x_y for head in model.heads) if keeps_heads else None
-    config, note = choose_loss(config, train_set, reach)
-    config, classes_note = weigh_classes(config, train_set)
-    if config.model.scale_x_y is not None:
-        model.cfg = with_scale_x_y(model.cfg, config.model.scale_x_y)
-        model.heads = [replace(head, scale_x_y=config.model.scale_x_y) for head in model.heads]
-    return config, [line for line in (note, classes_note) if line is not None]
-
-
 def choose_loss(
     config: TrainConfig, train_set: Annotations, heads_reach: float | None = None
-) -> tuple[TrainConfig, str | None]:
-    """Replace each ``auto`` of ``loss=yolov3``, and say so if it is not the published value.
+) -> tuple[TrainConfig, list[str]]:
+    """Replace each ``auto`` of ``loss=yolov3``, and say where it is not the published value.
 
     ``heads_reach`` is the scale_x_y of heads that the weights brought. Such heads stand for boxes,
     so they keep it, and an object its cell if it is less than REACH.
     """
-    loss, model = config.loss, config.model
-    few_large = few_large_objects(train_set)
+    loss, model, names = config.loss, config.model, train_set.names
     if not isinstance(loss, LossConfig):
-        return config, None
+        return config, []
+    few_large, notes = few_large_objects(train_set), []
     keys, changes = [key for key in ("classification", "balance") if getattr(loss, key) == AUTO], []
     if loss.positives_by == PositivesBy.auto:
         may_reach = heads_reach is None or heads_reach >= REACH
@@ -141,19 +121,13 @@ def choose_loss(
             loss = replace(loss, positives_by=loss.ranked_by)
     values = {key: (FOR_FEW_LARGE if few_large else PUBLISHED_LOSS)[key] for key in keys}
     text = " ".join([f"loss.{key}={value}" for key, value in values.items()] + changes)
-    note = f"auto chose {text} instead of the published values, because {few_large}" if few_large and text else None
-    return replace(config, model=model, loss=replace(loss, **values)), note
-
-
-def weigh_classes(config: TrainConfig, train_set: Annotations) -> tuple[TrainConfig, str | None]:
-    """Replace ``auto`` of ``loss.class_weights`` by numbers, and tell the least and the largest."""
-    loss, names = config.loss, train_set.names
-    if not isinstance(loss, LossConfig) or loss.class_weights != AUTO:
-        return config, None
-    weights = class_weights(train_set)
-    low, high = (f"{value:g} for {names[weights.index(value)]}" for value in (min(weights), max(weights)))
-    note = f"loss.class_weights=auto: from {low} to {high}"
-    return replace(config, loss=replace(loss, class_weights=weights)), note
+    if few_large and text:
+        notes.append(f"auto chose {text} instead of the published values, because {few_large}")
+    if loss.class_weights == AUTO:
+        weights = values["class_weights"] = class_weights(train_set)
+        low, high = (f"{value:g} for {names[weights.index(value)]}" for value in (min(weights), max(weights)))
+        notes.append(f"loss.class_weights=auto: from {low} to {high}")
+    return replace(config, model=model, loss=replace(loss, **values)), notes
 
 
 def describe_run(config: TrainConfig, given: TrainConfig, model: Darknet, train_set: Annotations) -> dict[str, Any]:

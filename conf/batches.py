@@ -1,7 +1,5 @@
 """From options to data: the splits, their images, and the training samples of each rank."""
 
-from __future__ import annotations
-
 import uuid
 from pathlib import Path
 
@@ -9,7 +7,6 @@ from conf.schema import TrainConfig
 from data import (
     Annotations,
     DataConfig,
-    DataError,
     ImageCache,
     ImageSource,
     MultiScale,
@@ -56,16 +53,11 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
 
     A cache in memory is a file that only this run knows. It is unlinked once all ranks of the node
     have it open, so nothing is left however the run ends. A cache on a disk stays for the next run.
-    Raises DataError if this system has no memory file system.
     """
     images = ImageSource(annotations, config.on_error)
     if config.cache == ImageCache.none:
         return images
     on_disk = config.cache == ImageCache.disk
-    if not on_disk and not MEMORY_FILES.is_dir():
-        raise DataError(
-            f"data.cache=ram needs the memory file system {MEMORY_FILES}, which this system lacks. fix: data.cache=disk"
-        )
     if on_disk:
         path = Path(config.index_dir).absolute() / image_cache_name(annotations, config.on_error)
     else:

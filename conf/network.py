@@ -1,56 +1,34 @@
 """From the configuration to a network with its weights, its loss and its suppression."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import models
 from conf import ConfigError
 from conf.checkpoints import weights_path
 from conf.schema import DetectConfig, EvaluateConfig
 from data import read_names
-from models import (
-    Cfg,
-    Darknet,
-    DarknetLoss,
-    Head,
-    LossConfig,
-    LossSection,
-    ModelError,
-    Postprocess,
-    WeightsReport,
-    YoloLoss,
-    image_size_of,
-    load_cfg,
-    load_darknet_weights,
-    load_foreign_state_dict,
-    load_weights_of_checkpoint,
-    parse_cfg,
-    read_tensor_file,
-    with_anchors,
-    with_scale_x_y,
-    zoo_cfg,
-)
+from models import Cfg, Darknet, Head, LossConfig, LossSection, WeightsReport, parse_cfg
 from models.config import ModelConfig
 from models.loss import HeadLoss
 from models.published import COCO, COCO_NAMES
-from train_utils.checkpoint import FORMAT as CHECKPOINT_FORMAT
-from train_utils.checkpoint import load_checkpoint
+from train_utils.checkpoint import FORMAT, load_checkpoint
 from train_utils.distributed import World
 from train_utils.files import find_checkpoint
 
-LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": YoloLoss, "darknet": DarknetLoss}  # and those of plugins
+# And those of plugins.
+LOSSES: dict[str, Callable[..., HeadLoss]] = {"yolov3": models.YoloLoss, "darknet": models.DarknetLoss}
 
 
 def load_network(config: ModelConfig) -> Cfg:
     """Parse ``model.cfg``, a file or a name in the zoo, with the given scale_x_y and anchors."""
     path = Path(config.cfg)
-    cfg = load_cfg(path if path.suffix else zoo_cfg(config.cfg))
+    cfg = models.load_cfg(path if path.suffix else models.zoo_cfg(config.cfg))
     if config.scale_x_y is not None:
-        cfg = with_scale_x_y(cfg, config.scale_x_y)
-    return cfg if config.anchors is None else with_anchors(cfg, config.anchors)
+        cfg = models.with_scale_x_y(cfg, config.scale_x_y)
+    return cfg if config.anchors is None else models.with_anchors(cfg, config.anchors)
 
 
 def build_model(
@@ -64,7 +42,7 @@ def build_model(
     With ``fitted`` (auto.fit_anchors), so are weights with heads: they learnt with other anchors.
     """
     path = weights_path(config, world)
-    model = _frozen(load_network(config), num_classes, config)
+    model = new_network(load_network(config), num_classes, config)
     model.init_head_biases()
     if path is None:
         if whole:
@@ -75,26 +53,12 @@ def build_model(
     if keeps_heads and not report.same_decoding and (fitted or config.scale_x_y is not None):
         key = "anchors" if fitted else "scale_x_y"
         raise ConfigError(f"the heads in {path} were trained with other {key}. fix: model.{key}=null")
-    if whole and report.has_other_classes:
-        counts = f"{report.num_classes} classes, here there are {report.model_classes}"
-        raise ModelError(f"{path} is for {counts}. fix: data or names= with the classes of the weights")
     if whole and not report.is_whole:
-        raise ConfigError(
-            f"{config.weights} gives {report.layers_loaded} of {report.layers_total} layers with weights, the others"
-            " would be random, which suits training only. fix: give a whole file"
-        )
+        raise ConfigError(f"{report}: this suits training only. fix: a whole file; data or names= with its classes")
     return model, report
 
 
-def build_resumed_model(config: ModelConfig, num_classes: int, saved: Mapping[str, Any]) -> Darknet:
-    """Build the network of a checkpoint's run, to which the caller loads the checkpoint's weights.
-
-    It is built from the text in the checkpoint. Neither the .cfg nor initial weights are read.
-    """
-    return _frozen(parse_cfg(saved["network"]["cfg"], saved["network"]["source"]), num_classes, config)
-
-
-def _frozen(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:
+def new_network(cfg: Cfg, num_classes: int | None, config: ModelConfig) -> Darknet:
     """The network of a .cfg with random values, its first layers frozen if they stay so."""
     model = Darknet(cfg, num_classes, config.width)
     model.freeze(config.frozen_layers())
@@ -112,30 +76,26 @@ def load_initial_weights(model: Darknet, path: Path) -> WeightsReport:
     if path.is_dir():
         path = find_checkpoint(path, "best")
     if path.suffix not in (".pt", ".pth"):
-        return load_darknet_weights(model, path)
-    content = read_tensor_file(path)
-    if not (isinstance(content, dict) and content.get("format") == CHECKPOINT_FORMAT):
-        return load_foreign_state_dict(model, content, path)
+        return models.load_darknet_weights(model, path)
+    content = models.read_tensor_file(path)
+    if not (isinstance(content, dict) and content.get("format") == FORMAT):
+        return models.load_foreign_state_dict(model, content, path)
     state = load_checkpoint(path)  # which also verifies its digest
-    report = load_weights_of_checkpoint(model, state["ema"], path, state["network"])
+    report = models.load_weights_of_checkpoint(model, state["ema"], path, state["network"])
     model.seen = state["seen"]
     return report
 
 
 def describe_network(model: Darknet, config: ModelConfig) -> dict[str, Any]:
     """The network as a checkpoint stores it, for model_from_checkpoint."""
-    return {
-        "cfg": model.cfg.text,
-        "source": model.cfg.source,
-        "num_classes": model.num_classes,
-        "width": config.width,
-    }
+    cfg = {"cfg": model.cfg.text, "source": model.cfg.source}
+    return cfg | {"num_classes": model.num_classes, "width": config.width}
 
 
 def model_from_checkpoint(state: dict[str, Any]) -> tuple[Darknet, list[str]]:
     """The averaged model of a checkpoint, ready to be saved as .weights, and its class names."""
-    options = dict(state["network"])
-    model = Darknet(parse_cfg(options.pop("cfg"), options.pop("source")), **options)
+    network = state["network"]
+    model = Darknet(parse_cfg(network["cfg"], network["source"]), network["num_classes"], network["width"])
     model.load_state_dict(state["ema"])
     model.seen = state["seen"]
     major, minor, revision = state["weights_version"]
@@ -179,7 +139,7 @@ def open_detector(
         ids = ids or list(range(1, len(class_names) + 1))
         origin = f"the weights {Path(config.weights).name}"
         opened = TrainedNetwork(
-            model.eval(), class_names, ids, image_size or image_size_of(model.cfg), str(report), origin
+            model.eval(), class_names, ids, image_size or models.image_size_of(model.cfg), str(report), origin
         )
     size, stride = opened.image_size, opened.model.max_stride
     if (nearest := opened.model.nearest_size(size, size)[0]) != size:
@@ -203,9 +163,9 @@ def build_loss(heads: Sequence[Head], config: LossSection) -> HeadLoss:
     return make(heads, config) if isinstance(config, LossConfig) else make(heads)
 
 
-def build_postprocess(config: DetectConfig | EvaluateConfig, heads: Sequence[Head]) -> Postprocess:
+def build_postprocess(config: DetectConfig | EvaluateConfig, heads: Sequence[Head]) -> models.Postprocess:
     """What turns the raw maps of ``heads`` into detections, with the limits of ``config``."""
-    return Postprocess(
+    return models.Postprocess(
         heads,
         confidence=config.confidence,
         nms_iou=config.nms_iou,

@@ -1,14 +1,10 @@
 """What a training reports before it starts, keeps on the way, and shows at its end."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +14,8 @@ from conf.entry import defaults, to_yaml
 from conf.help import version_page
 from conf.schema import TrainConfig
 from data import Annotations, TrainBatchSampler, TrainDataset, describe_set
-from data.anchors import Sizes
 from eval import draw_plots
-from models import Darknet, Head, count_flops, count_parameters
+from models import Darknet, count_flops, count_parameters
 from train_utils.coco_eval import Evaluation, format_table
 from train_utils.distributed import World
 from train_utils.draw import draw_targets
@@ -35,14 +30,6 @@ from train_utils.progress import duration
 from train_utils.report import keep_best, read_best, read_options, write_report
 from train_utils.train_state import TrainState
 
-# The first to look at.
-LEFT = ("checkpoints/best.pt", "checkpoints/last.pt", "report.html", "metrics.csv", "plots")
-
-
-def anchors_of(heads: Sequence[Head]) -> Sizes:
-    """The different anchors (k, 2) of all heads in pixels, sorted."""
-    return np.array(sorted({anchor for head in heads for anchor in head.anchors}))
-
 
 def announce(
     log: RunLog,
@@ -55,7 +42,8 @@ def announce(
     model: Darknet,
 ) -> None:
     """Log what is about to happen: data, network, versions, ranks, precision, length and folder."""
-    anchors, size = anchors_of(model.heads), config.train.image_size
+    size = config.train.image_size
+    anchors = np.array(sorted({anchor for head in model.heads for anchor in head.anchors}))
     log.line(config.data.line())
     for split, part in (("train", train_set), ("val", val_set)):
         about, warning = describe_set(part, size, anchors, min_iou_of(config))
@@ -140,9 +128,8 @@ def finish_run(
         draw_plots(plots, config.data, val_set, evaluation, log.line)
     try_to_write("report.html", lambda: report_run(folder), log.line)
     loggers.result()
-    left = (name for name in LEFT if (folder / name).exists())
     ckpt = option("ckpt", folder)
-    log.line(f"trained for {duration(loggers.seconds)}; in {folder}: {', '.join(left)}")
+    log.line(f"trained for {duration(loggers.seconds)}; see {folder / 'report.html'}")
     log.line(f"next:\n  python eval.py {ckpt}\n  python predict.py {ckpt} source=pictures")
 
 
@@ -150,12 +137,7 @@ def report_run(folder: Path) -> Path:
     """Write the report of a run into its folder; return the file. Raises TrainError."""
     options = read_options(folder)
     # Of the defaults, only the name stands for another option.
-    return write_report(folder, options, _defaults() | {"name": options["data.name"]})
-
-
-@cache  # for the jobs of a sweep
-def _defaults() -> dict[str, Any]:
-    return flat(defaults("train", TrainConfig))
+    return write_report(folder, options, flat(defaults("train", TrainConfig)) | {"name": options["data.name"]})
 
 
 def try_to_write(what: str, write: Callable[[], object], log_line: Warn) -> None:

@@ -48,7 +48,7 @@ def boxes(count: int) -> Any:
 
 def images_with(count: int, side: float = 200) -> Any:
     """``count`` boxes of ``side`` pixels in one image of 640 x 480, none in the other."""
-    return SimpleNamespace(
+    return ASet(
         names=["a", "b"], classes=np.zeros(count, np.int32), crowd=np.zeros(count, bool),
         sizes=np.array([[480, 640]] * 2), offsets=np.array([0, count, count]),
         boxes_xywh=np.full((count, 4), side, dtype=float),
@@ -168,17 +168,17 @@ def test_the_loss_suits_images_that_hold_few_large_objects(
     count: int, side: int, given: list[str], decided: tuple[float, str]
 ) -> None:
     config, images = composed(*given), images_with(count, side)
-    found, note = auto.choose_loss(config, images)
+    found, notes = auto.choose_loss(config, images)
     assert isinstance(found.loss, LossConfig) and (found.loss.classification, found.loss.balance) == decided
-    assert ("loss.classification=200" in (note or "")) == (decided[0] == 200)
+    assert ("loss.classification=200" in "".join(notes)) == (decided[0] == 200)
     few = (count, side) == (2, 200)
     assert (found.loss.positives, found.loss.positives_by) == ((10, "cost") if few else (None, "shape"))
     assert found.model.scale_x_y == (2 if few else None)
-    assert auto.choose_loss(found, images_with(0)) == (found, None), "what is decided stays"
+    assert auto.choose_loss(found, images_with(0)) == (found, []), "what is decided stays"
     images.names = ["one"]
-    assert auto.choose_loss(config, images)[1] is None, "there is nothing to tell apart"
+    assert auto.choose_loss(config, images)[1] == [], "there is nothing to tell apart"
     darknet = composed("loss=darknet")
-    assert auto.choose_loss(darknet, images) == (darknet, None)
+    assert auto.choose_loss(darknet, images) == (darknet, [])
 
 
 @pytest.mark.parametrize(
@@ -205,29 +205,32 @@ def test_few_large_objects_have_more_positives_unless_told_otherwise(
     ],
 )  # fmt: skip
 def test_new_heads_reach_their_neighbours_and_those_of_the_weights_stay(
-    scale: float, kept: bool, given: tuple[str, ...], decided: str | None, reach: float
+    scale: float, kept: bool, given: tuple[str, ...], decided: str | None, reach: float, tmp_path: Path
 ) -> None:
     """The network, its .cfg's text and the options agree."""
-    model = Darknet(parse_cfg(cfg(conv(8, 3, 2), head(0, 1, scale_x_y=scale)), "a.cfg"))
-    found, lines = auto.fit_loss(composed(*given), model, images_with(2), kept)
+    path, weights = tmp_path / "a.cfg", tmp_path / "a.weights"
+    path.write_text(cfg(conv(8, 3, 2), head(0, 1, scale_x_y=scale)))
+    save_darknet_weights(Darknet(path, 2), weights)
+    given = "model=base", f"model.cfg={path}", *([f"model.weights={weights}"] if kept else []), *given
+    found, model, notes = auto.resolve_auto(composed(*given), images_with(2), CPU, None)
     assert getattr(found.loss, "positives_by", None) == decided
     assert [head.scale_x_y for head in model.heads] == [reach]
     assert [head.scale_x_y for head in Darknet(model.cfg).heads] == [reach]
     assert found.model.scale_x_y == (reach if reach != scale else None)
-    assert any("loss.positives_by=cost" in line for line in lines) == (decided == "cost")
+    assert any("loss.positives_by=cost" in note for note in notes) == (decided == "cost")
 
 
 def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:
     """Four boxes of the first class, one of the second, crowds and none of the others."""
     classes, crowd = np.array([0, 0, 1, 0, 0, 2], np.int32), np.array([False] * 5 + [True])
-    images = SimpleNamespace(names=["a", "b", "c", "d"], classes=classes, crowd=crowd)
-    found, note = auto.weigh_classes(composed("loss.class_weights=auto"), images)
+    images = images_with(6)
+    images.names, images.classes, images.crowd = ["a", "b", "c", "d"], classes, crowd
+    found, notes = auto.choose_loss(composed("loss.class_weights=auto"), images)
     assert isinstance(found.loss, LossConfig)
     a, *others = found.loss.class_weights
     assert others == [pytest.approx(2 * a, abs=1e-3)] * 3 and 4 * a + others[0] == pytest.approx(5, abs=1e-3)
-    assert note == "loss.class_weights=auto: from 0.8333 for a to 1.6667 for b"
-    for same in (found, composed("loss=darknet"), composed("loss.class_weights=[1,2]")):
-        assert auto.weigh_classes(same, images) == (same, None)
+    assert notes[-1] == "loss.class_weights=auto: from 0.8333 for a to 1.6667 for b"
+    assert auto.choose_loss(composed("loss.class_weights=[1,2]"), images)[0].loss.class_weights == [1, 2]
 
 
 def test_each_choice_of_loss_has_its_class_and_its_learning_rate() -> None:

@@ -69,7 +69,7 @@ def test_there_and_back_gives_the_same_bytes(
     assert cut[values:] == stored[values : len(cut)] and cut[12:values] == bytes(values - 12)
     assert cut == (tmp_path / "direct.conv.9").read_bytes()
     message = command("weights=small.conv.9", "model.cfg=small.cfg", "out=c.pt", code=2)
-    assert "small.conv.9 gives 6 of 7 layers with weights, the others would be random" in message
+    assert "6 of 7 convolutions from small.conv.9" in message
     assert not (tmp_path / "c.pt").exists()
 
 
@@ -152,7 +152,7 @@ def test_the_cfg_decodes_as_the_training_did(changed: str, command: Command) -> 
         (["weights=none.weights", "model=yolov3-tiny", "out=b.pt"], "cannot read the weights none.weights"),
         (
             ["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "names=one.names"],
-            "for 2 classes, here there are 1",
+            "(for 2 classes, here 1): this suits training only",
         ),
         (["weights=a.weights", "model.cfg=small.cfg", "out=b.pt", "image_size=33"], "image_size=33 is not a multiple"),
         (["weights=a.weights", "model.cfg=small.cfg", "out=/proc/b.pt"], "cannot write /proc/b.pt"),
