@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import nms
 
 from models.darknet import Darknet, fuse_batch_norm
 from models.decode import decode
@@ -77,6 +76,8 @@ class FixedSuppression(nn.Module):
         Each pair of image and class has its own cell in a square grid. In a single row of cells the
         coordinates would grow so large that float32 rounds them to whole pixels.
         """
+        from torchvision.ops import nms  # slow to import
+
         images = torch.arange(values.shape[0], device=values.device)[:, None]
         cells = images * num_classes + classes
         columns = (cells.max() + 1).float().sqrt().ceil().long()
@@ -225,6 +226,8 @@ def run_onnx(path: Path, hidden: Sequence[str] = ()) -> Run:
 
 def run_torch(path: Path) -> Run:
     """A function that runs a torch.export archive."""
+    import torchvision  # noqa: F401 - registers the suppression that the archive calls
+
     with _quiet():
         module: Any = torch.export.load(path).module()
     run: Run = torch.no_grad()(module)
