@@ -12,7 +12,7 @@ from models.cfg import Cfg, load_cfg, with_options
 from models.errors import ModelError
 from models.heads import Head
 from models.layers import Convolution, SharedConvolution, YoloMap
-from models.sections import IMAGES, Graph, Node
+from models.sections import IMAGES, Graph
 
 
 class Darknet(nn.Module):
@@ -56,7 +56,9 @@ class Darknet(nn.Module):
         self.seen = 0
         self.weights_version = (0, 2, 5)  # what Darknet writes today
         self.num_frozen = 0
-        self._released = _releases(graph.nodes)
+        self._released: list[list[int]] = [[] for _ in graph.nodes]  # maps whose memory can be freed after a layer
+        for source, reader in graph.last_readers.items():
+            self._released[reader].append(source)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Raw maps (batch, anchors, rows, columns, 5 + classes), one per head in file order.
@@ -135,7 +137,7 @@ class Darknet(nn.Module):
 
 def count_parameters(model: nn.Module) -> int:
     """Number of trained values. Batch norm statistics do not count."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(map(Tensor.numel, model.parameters()))
 
 
 def count_flops(model: Darknet, image_size: tuple[int, int]) -> int:
@@ -164,18 +166,6 @@ def fitted_cfg(model: Darknet) -> str:
                 values["groups"] = convolution.conv.groups
         changes += [(section, key, str(value)) for key, value in values.items() if section.integer(key, -1) != value]
     return with_options(model.cfg.text, changes)
-
-
-def _releases(nodes: list[Node]) -> list[list[int]]:
-    """For every layer the maps that no later layer reads, whose memory can then be freed."""
-    last_reader = {source: index for index, node in enumerate(nodes) for source in node.sources}
-    released: list[list[int]] = [[] for _ in nodes]
-    for source, index in last_reader.items():
-        released[index].append(source)
-    for index, node in enumerate(nodes):
-        if index not in last_reader and not isinstance(node.module, YoloMap):
-            released[index].append(index)
-    return released
 
 
 def for_detection(model: Darknet, device: torch.device) -> Darknet:

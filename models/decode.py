@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import numpy as np
 import torch
@@ -170,7 +170,8 @@ class Postprocess:
         if raw_maps[0].device.type != "cpu":
             return self.of_batch(raw_maps)
         # The scores of one image fit a CPU's cache.
-        return [self.of_batch([raw[i : i + 1] for raw in raw_maps])[0] for i in range(len(raw_maps[0]))]
+        images = zip(*map(torch.split, raw_maps, repeat(1)), strict=True)
+        return [self.of_batch(image)[0] for image in images]
 
     def of_batch(self, raw_maps: Sequence[Tensor]) -> list[Tensor]:
         """The same for all images together, as accelerators need it.
