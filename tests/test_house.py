@@ -105,7 +105,7 @@ def test_imports_form_no_circle() -> None:
         module: {
             target
             for name in imported_names(path, at_start_only=True)
-            for target in (name, name.rpartition(".")[0])
+            for target in ([name] if name in modules else [name.rpartition(".")[0]])
             if target in modules and target != module
         }
         for module, path in modules.items()
