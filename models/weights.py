@@ -7,14 +7,16 @@ norm gamma, running mean and running variance, then the kernels as (filters, cha
 columns). The file may be cut after any layer.
 
 Other PyTorch systems name tensors differently (module_list.0.Conv2d.weight, models.0.conv1.weight),
-but those that build modules from a .cfg register them in its order. So the n-th convolution of a
-state dict is matched with the n-th of the network, and likewise batch norms, if all shapes agree.
+but those that build modules from a .cfg register them in its order. So the n-th kernels of a state
+dict are matched with the n-th of the network, likewise biases, gammas, means and variances, if all
+shapes agree.
 """
 
 import os
 import pickle
 import re
 import zipfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -31,13 +33,13 @@ from models.darknet import Darknet
 from models.errors import ModelError
 from models.layers import Convolution
 
+Role = tuple[str, int]  # the last part of a tensor's name, and its dimensions
 Version = tuple[int, int, int]
 WEIGHTS_VERSION: Version = (0, 2, 5)  # what Darknet writes today
 VERSION_BYTES, LONGEST_HEADER = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
-NORM_NAMES = {"weight", "bias", "running_mean", "running_var"}
+KERNELS: Role = ("weight", 4)
 SAME_NETWORK = "fix: set model.cfg and model.width as when the file was made"
-Tensors = dict[str, Tensor]  # of one convolution or batch norm, by the last part of their names
 
 
 @dataclass(frozen=True)
@@ -307,32 +309,42 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
     their values if the file has another class count. Raises ModelError, and changes nothing, if
     there is no state dict or a module differs; the error names the first one.
     """
-    own = [(tensor.name, tensor.tensor) for tensor in weight_tensors(model)]
-    ours, theirs = _modules(own, model.cfg.source), _modules(_state_dict(content, path).items(), path)
-    heads = {f"layers.{layer}.conv" for layer in _head_layers(model)}
+    ours = _by_role((own.name, own.tensor) for own in weight_tensors(model))
+    theirs = _by_role(_state_dict(content, path).items())
+    heads = tuple(f"layers.{layer}." for layer in _head_layers(model))
     # The class count follows from the filters of the convolution before the first head.
-    first = [name for name, _ in ours[0]].index(f"layers.{model.heads[0].layer - 1}.conv")
-    filters = len(theirs[0][first][1]["weight"]) if first < len(theirs[0]) else 0
+    first = [name for name, _ in ours[KERNELS]].index(f"layers.{model.heads[0].layer - 1}.conv.weight")
+    filters = sum(len(kernels) for _, kernels in theirs[KERNELS][first : first + 1])
     count, rest = divmod(filters, len(model.heads[0].anchors))
     num_classes = count - 5 if rest == 0 and count > 5 else None
     leave_out = num_classes != model.num_classes
     loads: list[tuple[Tensor, str, Tensor]] = []
-    for kind, own_modules, other_modules in zip(("convolution", "batch norm"), ours, theirs, strict=True):
-        pairs: Iterable[Any] = zip_longest(own_modules, other_modules, fillvalue=("none", {}))
-        for number, ((mine, wanted), (name, their)) in enumerate(pairs, start=1):
-            left_out = leave_out and mine in heads
-            if _shapes(wanted, left_out) != _shapes(their, left_out):
+    for role in dict.fromkeys((KERNELS, *ours, *theirs)):
+        pairs = zip_longest(ours[role], theirs[role], fillvalue=("nothing", torch.empty(0)))
+        for (mine, target), (name, tensor) in pairs:
+            left_out = leave_out and mine.startswith(heads)
+            if target.shape[left_out:] != tensor.shape[left_out:]:
                 raise ModelError(
-                    f"{path}: {kind} {number} is {name} with {_shapes(their)}, here it is {mine} with {_shapes(wanted)}"
-                    f". {SAME_NETWORK}"
+                    f"{path}: {name} of shape {tuple(tensor.shape)} is in the place of {mine} of shape"
+                    f" {tuple(target.shape)}. {SAME_NETWORK}"
                 )
             if not left_out:
-                loads += [(wanted[part], f"{name}.{part}", their[part]) for part in wanted]
+                loads.append((target, name, tensor))
     _check_finite(path, ((name, tensor) for _, name, tensor in loads))
     with torch.no_grad():
         for target, _, tensor in loads:
             target.copy_(tensor)
     return _report(model, path, num_classes, leave_out)
+
+
+def _by_role(tensors: Iterable[tuple[str, Tensor]]) -> dict[Role, list[tuple[str, Tensor]]]:
+    """Names and tensors by the last part of the name and the number of dimensions, in order."""
+    roles: dict[Role, list[tuple[str, Tensor]]] = defaultdict(list)
+    for name, tensor in tensors:
+        last = name.rpartition(".")[2]
+        if last != "num_batches_tracked" and "anchor" not in last:
+            roles[last, tensor.ndim].append((name, tensor))
+    return roles
 
 
 def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
@@ -345,31 +357,3 @@ def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
         f"{path} holds no state dict, neither at the top level nor under {', '.join(CONTAINERS)}."
         " fix: torch.save(model.state_dict(), 'weights.pt') in the system that wrote it"
     )
-
-
-def _modules(
-    tensors: Iterable[tuple[str, Tensor]], source: str | Path
-) -> tuple[list[tuple[str, Tensors]], list[tuple[str, Tensors]]]:
-    """The convolutions and the batch norms by name. Raises ModelError for anything else."""
-    modules: dict[str, Tensors] = {}
-    for full_name, tensor in tensors:
-        prefix, _, name = full_name.rpartition(".")
-        if name != "num_batches_tracked" and "anchor" not in name:
-            modules.setdefault(prefix, {})[name] = tensor
-    convolutions, norms = [], []
-    for prefix, parts in modules.items():
-        if "weight" in parts and parts["weight"].ndim == 4 and parts.keys() <= {"weight", "bias"}:
-            convolutions.append((prefix, parts))
-        elif parts.keys() == NORM_NAMES and all(tensor.ndim == 1 for tensor in parts.values()):
-            norms.append((prefix, parts))
-        else:
-            raise ModelError(
-                f"{source} holds {prefix} with {_shapes(parts)}, which is neither a convolution nor a batch norm: only "
-                "those can be matched with another system's. fix: use the .weights file of this network"
-            )
-    return convolutions, norms
-
-
-def _shapes(tensors: Tensors, any_filters: bool = False) -> dict[str, tuple[int, ...]]:
-    """Shapes by name, without the first dimension if any_filters."""
-    return {name: tuple(tensor.shape[any_filters:]) for name, tensor in sorted(tensors.items())}
