@@ -1,7 +1,5 @@
 """The options of a resumed run: which run it is, and what may be changed in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +45,11 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     if options.get("resume") == "auto":
         from train_utils.run_folder import find_run  # imports torch
 
-        run = find_run(options["name"], options["run_dir"], lambda folder: _has_options(folder, options))
+        def is_same(folder: Path) -> bool:
+            changed = changed_values(read_config(folder), plain(OmegaConf.create(options)))
+            return all(is_covered(key, OF_THE_MACHINE) for key in changed)
+
+        run = find_run(options["name"], options["run_dir"], is_same)
         if run is None:
             return options | {"resume": None}
         options = options | {"resume": str(run), "run_dir": None}
@@ -84,22 +86,15 @@ def resumed_options(config: TrainConfig, saved: Mapping[str, Any]) -> TrainConfi
 def read_config(folder: Path) -> dict[str, Any]:
     """The options in a run folder's config.yaml. Raises ConfigError if there are none."""
     path = folder / "config.yaml"
-    if not path.exists():
-        raise ConfigError(f"resume={folder} holds no config.yaml. fix: name the folder of a run")
     try:
-        if "train" in (saved := load_yaml(path)):
-            check_values(saved, str(path))
-            return saved
-        problem = f"{path} is cut"
+        saved = load_yaml(path)
     except (DataError, OSError) as error:
         problem = str(error).partition(". fix: ")[0]
-    raise ConfigError(f"{problem}. fix: a copy of it, or a new run")
-
-
-def _has_options(folder: Path, options: Mapping[str, Any]) -> bool:
-    """Whether the run in ``folder`` has these options; those of the machine may differ."""
-    changed = changed_values(read_config(folder), plain(OmegaConf.create(dict(options))))
-    return all(is_covered(key, OF_THE_MACHINE) for key in changed)
+        raise ConfigError(f"resume={folder}: {problem}. fix: the folder of a run with its config.yaml") from error
+    if "train" not in saved:
+        raise ConfigError(f"{path} is cut. fix: a copy of it, or a new run")
+    check_values(saved, str(path))
+    return saved
 
 
 def _with_restarts(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any]:

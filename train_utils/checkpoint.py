@@ -20,7 +20,6 @@ from train_utils.files import CHECKPOINTS, find_checkpoint, whole_file
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
-SECONDS_BEFORE_RETRY = 30.0  # after a checkpoint that could not be written
 
 
 def save_checkpoint(path: Path, state: dict[str, Any], keep_previous: bool = False) -> None:
@@ -185,7 +184,7 @@ class CheckpointWriter:
     """Write the checkpoints of the run in ``folder`` in the background, one at a time.
 
     ``every_steps`` and ``every_minutes`` space those within an epoch (0: no such rule). Training
-    continues after a failure; of failures in a row only the first is logged, by ``log_line``.
+    continues after a failure, which ``log_line`` gets.
     """
 
     def __init__(
@@ -196,16 +195,12 @@ class CheckpointWriter:
         self._last_save = time.monotonic()
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
-        self._failing = False
 
     def is_due(self, step: int) -> bool:
         """Whether this rank asks for a checkpoint within the epoch, after ``step`` steps."""
         waited = time.monotonic() - self._last_save
         by_steps = self._every_steps > 0 and step % self._every_steps == 0
-        if by_steps or 0 < self._every_seconds <= waited:
-            return True
-        is_over = self._pending is not None and self._pending.done()
-        return waited > SECONDS_BEFORE_RETRY and is_over and self.wait() is not None
+        return by_steps or 0 < self._every_seconds <= waited
 
     def save(self, state: dict[str, Any] | None, is_best: bool = False) -> None:
         """Copy ``state`` and write it to last.pt, and before that to best.pt if ``is_best``.
@@ -218,12 +213,8 @@ class CheckpointWriter:
         if state is None:
             return
         copy: dict[str, Any] = to_plain(state, copied=True)
-        error = self.wait()
-        if error is not None and not self._failing:
+        if error := self.wait():
             self._log_line(f"{error}. Training continues with the previous checkpoint and will try again")
-        elif error is None and self._failing:
-            self._log_line("checkpoints can be written again")
-        self._failing = error is not None
         self._pending = self._pool.submit(self._write, copy, is_best)
 
     def wait(self) -> CheckpointError | None:

@@ -109,10 +109,10 @@ def test_a_damaged_config_yaml_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     for content in (b"", b"{", b"a: [", b"text", b"[1, 2]", b"\0\0\0", b"a: 1", b"train: [", b"\xff\xfe\x00"):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=rf"^{path} [^\n]+\. fix: a copy of it, [^\n]+$"):
+        with pytest.raises(ConfigError, match=rf"^[^\n]*{path} [^\n]+\. fix: [^\n]+$"):
             compose_training(f"resume={tmp_path}")
     path.unlink()
-    with pytest.raises(ConfigError, match=r"holds no config\.yaml\. fix: "):
+    with pytest.raises(ConfigError, match=r"config\.yaml .*\. fix: the folder of a run"):
         compose_training(f"resume={tmp_path}")
 
 
