@@ -261,14 +261,6 @@ def test_neighbours_and_places_change_nothing(spread: float) -> None:
         assert nms_in_each_group(boxes, ones.cumsum(0).flip(0), classes, 0.6).equal(alone)
 
 
-@pytest.mark.parametrize("iou", [0.0, 0.5, 1.0])
-def test_equal_overlaps_are_decided_as_by_torchvision(iou: float) -> None:
-    boxes = torch.tensor([[0.0, 0, 10, 10], [0, 0, 10, 5], [10, 0, 20, 10], [0, 0, 10, 10], [5, 5, 5, 9]])
-    expected = ops.nms(boxes, torch.arange(5, 0, -1).float(), iou).sort().values
-    classes = torch.full((5,), 7)
-    assert nms_at_once(boxes, classes, classes, iou).equal(expected)
-
-
 @pytest.mark.parametrize(
     ("kind", "nms_iou", "reads", "launches"),
     [("dense", 0.5, 3, 90), ("no box", 0.5, 3, 90), ("few classes", 0.5, 3, 90), ("few classes", 0.0, 5, 120)],
