@@ -1,7 +1,5 @@
 """Parameter groups, schedule and weight average against their formulas."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -79,10 +77,6 @@ def test_rates_during_and_after_burn_in() -> None:
 def test_only_short_trainings_keep_their_rate_for_half_of_their_steps_by_default() -> None:
     config = replace(CONFIG, flat_fraction="auto")
     assert [config.flat_share(steps) for steps in (1, 2000, 2001)] == [0.5, 0.5, 0.0]
-    for steps, flat in ((400, 0.5), (4000, 0.0)):
-        schedules = (Schedule(replace(CONFIG, flat_fraction=each), 10, steps) for each in ("auto", flat))
-        one, other = ([schedule.weight_lr_factor(step) for step in range(steps)] for schedule in schedules)
-        assert one == other
 
 
 @pytest.mark.parametrize("flat", [0.0, 0.2, 0.5])
@@ -95,14 +89,11 @@ def test_decays_meet_their_ends(decay: Decay, halfway: float, flat: float) -> No
     assert schedule.lr_factor(100) == pytest.approx(1 if decay is Decay.constant else 0.05)
 
 
-def test_burn_in_never_swallows_a_short_training() -> None:
+def test_burn_in_never_swallows_a_short_training_and_biases_start_fast_with_plain_sgd_only() -> None:
     assert Schedule(CONFIG, 13, 520).burn_in_steps == 52
     assert Schedule(CONFIG, 100, 30_000).burn_in_steps == 500
     assert Schedule(CONFIG, 1000, 300_000).burn_in_steps == 3000
     assert Schedule(replace(CONFIG, burn_in_epochs=0), 100, 30_000).burn_in_steps == 0
-
-
-def test_biases_start_fast_with_plain_sgd_only() -> None:
     starts = {name: Schedule(replace(CONFIG, name=name), 10, 10_000).bias_lr_factor(0) for name in Optimizer}
     assert starts == pytest.approx({"sgd": 10, "darknet": 1, "adamw": 1}, rel=0.01)
 
@@ -126,31 +117,13 @@ def test_the_average_covers_a_share_of_the_steps_and_the_statistics_are_those_of
     assert average.updates == 5 and not average.module.training
 
 
-def test_average_continues_where_it_was_saved() -> None:
-    schedule = Schedule(CONFIG, 10, 100)
-    model = small_model()
-    whole, resumed = WeightAverage(model, schedule), WeightAverage(model, schedule)
-    change(model, 1)
-    whole.update()
-    resumed.load(whole.module.state_dict(), whole.updates)
-    change(model, 1)
-    for average in (whole, resumed):
-        average.update()
-    for one, other in zip(whole.module.parameters(), resumed.module.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"lr": 0.0}, "optim.lr must be above 0, got 0.0"),
         ({"momentum": 1.5}, "optim.momentum must lie in 0..1, got 1.5"),
         ({"clip_norm": -1.0}, "optim.clip_norm must be above 0"),
-        ({"weight_decay": -1e-4}, "optim.weight_decay must be 0 or more"),
-        ({"ema_window": 0.0}, "optim.ema_window must be above 0"),
         ({"flat_fraction": 1.0}, "optim.flat_fraction must be auto or lie in 0..1, below 1, got 1.0"),
-        ({"flat_fraction": "half"}, "optim.flat_fraction must be auto or lie"),
-        ({"flat_fraction": True}, "optim.flat_fraction must be auto or lie"),
     ],
 )
 def test_values_out_of_range_are_named(change: dict[str, float], message: str) -> None:
