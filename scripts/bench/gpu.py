@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import cv2
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from conf.entry import compose
 from conf.network import build_loss
@@ -31,10 +31,9 @@ from data.loader import PREFETCHED_BATCHES
 from models import Postprocess, for_detection
 from scripts.bench import step
 from scripts.bench.data import RepeatedSource, repeated
-from train_utils.detect import detect, detect_batches
+from train_utils.detect import detect_batches
 from train_utils.distributed import init_distributed_mode, sum_over_ranks
 from train_utils.numerics import allow_tf32, keep_freed_memory
-from train_utils.progress import Progress
 
 COUNT = 3  # batches of an evaluation
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -135,40 +134,26 @@ def steps(settings: Settings) -> None:
         show(f"{name}: waits for the device in a step", waits)
 
 
-class WithMaps(nn.Module):
-    """Computes the network's maps and returns others, of a known density, in their place."""
-
-    def __init__(self, network: nn.Module, maps: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.network, self.maps = network, list(maps)
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        self.network(images)
-        return self.maps
-
-
 def evaluation(settings: Settings) -> None:
     """Images a second of the forward pass alone, and with the suppression of many or few boxes."""
     images = settings.batches[-1]
     batches = [step.synthetic(images, settings.side, DEVICE)] * COUNT
     network = for_detection(step.new_network(settings.model, settings.width).to(DEVICE).eval(), DEVICE)
+    suppress = Postprocess(network.heads, confidence=0.001, nms_iou=0.6, max_detections=300, multi_label=True)
     with torch.inference_mode():
         shapes = [raw.shape for raw in network(batches[0].network_input())]
-    postprocess = Postprocess(network.heads, confidence=0.001, nms_iou=0.6, max_detections=300, multi_label=True)
 
-    def forward(dtype: torch.dtype | None) -> None:
-        list(detect_batches(network, batches, lambda _: [], DEVICE, dtype=dtype))
-
-    def whole(model: nn.Module, dtype: torch.dtype | None) -> None:
-        progress = Progress(COUNT * images, "evaluate", enabled=False)
-        detect(model, batches, postprocess, lambda _batch, _i, boxes: boxes, DEVICE, progress, dtype)
+    def evaluate(maps: list[Tensor] | None, dtype: torch.dtype | None) -> None:
+        for _ in detect_batches(network, batches, lambda _: suppress(maps) if maps else [], DEVICE, dtype=dtype):
+            pass
 
     for name, dtype in (("float32", None), ("bfloat16", torch.bfloat16)):
-        show(f"{name}: forward pass alone", COUNT * images / seconds_each(partial(forward, dtype), 1), "images/s")
+        forward = seconds_each(partial(evaluate, None, dtype), 1)
+        show(f"{name}: forward pass alone", COUNT * images / forward, "images/s")
         for when, logit in (("trained", -9.0), ("early", -2.0)):  # the mean of each logit
             generator = torch.Generator().manual_seed(0)
-            model = WithMaps(network, [(torch.randn(s, generator=generator) + logit).to(DEVICE) for s in shapes])
-            seconds = seconds_each(partial(whole, model, dtype), 1)
+            maps = [(torch.randn(shape, generator=generator) + logit).to(DEVICE) for shape in shapes]
+            seconds = seconds_each(partial(evaluate, maps, dtype), 1)
             show(f"{name}: evaluation, maps {when}", COUNT * images / seconds, "images/s")
 
 
