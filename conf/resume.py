@@ -14,7 +14,7 @@ from conf.schema import TrainConfig
 from data.errors import DataError
 from data.set_files import load_yaml
 from models.published import BACKBONE, COCO
-from train_utils.files import CHECKPOINTS
+from train_utils.files import has_checkpoint
 from train_utils.launch import allowed_restarts, job_folder_name, requeues
 from train_utils.options import MAY_CHANGE, OF_THE_MACHINE, changed_values, is_covered
 
@@ -65,7 +65,7 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
         # A group replaces its section: another choice may have other keys.
         OmegaConf.update(now, key, OmegaConf.select(given, key), merge=False, force_add=True)
     now.run_dir, now.resume = None, options["resume"]
-    changed = changed_values(before, plain(now)) if any((folder / CHECKPOINTS).glob("*.pt")) else {}
+    changed = changed_values(before, plain(now)) if has_checkpoint(folder) else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:
         raise ConfigError(
             f"resume={folder}: the training would change ({'; '.join(refused)}). fix: leave these options as they "

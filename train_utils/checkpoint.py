@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from train_utils.errors import CheckpointError, first_line
-from train_utils.files import CHECKPOINTS, find_checkpoint, whole_file
+from train_utils.files import CHECKPOINTS, find_checkpoint, has_checkpoint, whole_file
 
 FORMAT = "hydra-yolov3-spp checkpoint"
 VERSION = 1
@@ -94,7 +94,7 @@ def continue_from(resume: str | None) -> tuple[dict[str, Any] | None, str | None
     if resume is None:
         return None, None
     folder = Path(resume)
-    if (folder / "config.yaml").is_file() and not any((folder / CHECKPOINTS).glob("*.pt")):
+    if (folder / "config.yaml").is_file() and not has_checkpoint(folder):
         return None, f"{folder} holds no checkpoint yet: its run starts over"
     state, message = load_last(folder)
     if "optimizer" not in state:
@@ -143,9 +143,6 @@ def to_plain(value: Any, key: str = "state", copied: bool = False) -> Any:
         shared = tensor.data_ptr() == value.data_ptr()
         return tensor.clone() if not whole or (copied and shared) else tensor
     if isinstance(value, dict):
-        for name in value:
-            if type(name) not in (str, int):
-                raise CheckpointError(f"{key} has a key of type {type(name).__name__}. fix: use str or int")
         return {name: to_plain(entry, f"{key}.{name}", copied) for name, entry in value.items()}
     if type(value) in (list, tuple):
         return type(value)(to_plain(entry, f"{key}[{index}]", copied) for index, entry in enumerate(value))

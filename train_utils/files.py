@@ -29,6 +29,11 @@ def find_checkpoint(path: Path, which: str) -> Path:
     return file
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether the run folder holds one: a run that ended before its first starts over."""
+    return any((folder / CHECKPOINTS).glob("*.pt"))
+
+
 @contextmanager
 def whole_file(path: Path, mode: str = "w", previous: Path | None = None) -> Iterator[IO[Any]]:
     """Open a file that takes the name ``path`` once its content is on the disk.

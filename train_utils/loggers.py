@@ -208,7 +208,7 @@ class Loggers:
         times = [result.images_per_second, memory, duration(seconds), duration(left)]
         if state.epoch == self._first_epoch + 1:
             self._log.line(epoch_row(list(EPOCH_COLUMNS)))
-        cells = [f"{state.epoch}/{self._epochs}", *result.losses.values(), *scores, *times]
+        cells: list[str | float] = [f"{state.epoch}/{self._epochs}", *result.losses.values(), *scores, *times]
         self._log.line(epoch_row(cells) + " *" * is_best)
 
     def pictures(self, pattern: str) -> None:

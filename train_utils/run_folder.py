@@ -15,7 +15,7 @@ from pathlib import Path
 from train_utils import launch
 from train_utils.distributed import World, broadcast_text
 from train_utils.errors import CheckpointError, TrainError
-from train_utils.files import CHECKPOINTS
+from train_utils.files import CHECKPOINTS, has_checkpoint
 from train_utils.options import option
 
 LOCK = ".lock"
@@ -40,7 +40,7 @@ def open_run_folder(world: World, name: str, run_dir: str | None, resume: str | 
             folder = _locked(Path(resume).resolve(), "resume")
         elif run_dir is not None:
             folder = _locked(path := Path(run_dir).resolve(), "run_dir")
-            if _holds_run(path):
+            if has_checkpoint(path):
                 raise TrainError(
                     f"run_dir={path} already holds a run. fix: {option('resume', path)} to continue it"
                     " (resume=auto finds it), or another run_dir"
@@ -71,7 +71,7 @@ def find_run(name: str, run_dir: str | None, is_same: Callable[[Path], bool]) ->
         return own if (own / "config.yaml").is_file() else None
     runs, job = [path.parent for path in Path("runs", name).resolve().glob("*/config.yaml")], launch.job_folder_name()
     if job is None:
-        return max(filter(_checkpoints, runs), key=lambda run: (run / "config.yaml").stat().st_mtime, default=None)
+        return max(filter(has_checkpoint, runs), key=lambda run: (run / "config.yaml").stat().st_mtime, default=None)
     ours = [run for run in runs if re.fullmatch(rf"{re.escape(job)}(-\d+)?", run.name) and is_same(run)]
     return min(ours, key=lambda run: (len(run.name), run.name), default=None)
 
@@ -163,13 +163,3 @@ def _numbered(base: Path) -> Iterator[Path]:
     yield base
     for number in itertools.count(2):
         yield base.with_name(f"{base.name}-{number}")  # an underscore would denote an array task
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return list((folder / CHECKPOINTS).glob("*.pt"))
-
-
-def _holds_run(folder: Path) -> bool:
-    table = folder / "metrics.csv"
-    # A run that ended before its first checkpoint left a table without rows: nothing to lose.
-    return bool(_checkpoints(folder)) or (table.exists() and table.read_text(encoding="utf-8").count("\n") > 1)

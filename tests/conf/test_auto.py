@@ -230,7 +230,8 @@ def test_rare_classes_weigh_more_and_the_boxes_as_much_as_before() -> None:
     a, *others = found.loss.class_weights
     assert others == [pytest.approx(2 * a, abs=1e-3)] * 3 and 4 * a + others[0] == pytest.approx(5, abs=1e-3)
     assert notes[-1] == "loss.class_weights=auto: from 0.8333 for a to 1.6667 for b"
-    assert auto.choose_loss(composed("loss.class_weights=[1,2]"), images)[0].loss.class_weights == [1, 2]
+    found, _ = auto.choose_loss(composed("loss.class_weights=[1,2]"), images)
+    assert isinstance(found.loss, LossConfig) and found.loss.class_weights == [1, 2]
 
 
 def test_each_choice_of_loss_has_its_class_and_its_learning_rate() -> None:
