@@ -14,11 +14,12 @@ import eval as program
 from conf import ConfigError
 from conf.checkpoints import complete_from_checkpoint
 from conf.entry import compose
-from conf.schema import EvalConfig, TrainConfig
-from data import DataFormat, OnError, ShapesConfig, ensure_shapes, open_annotations
+from conf.schema import EvalConfig
+from data import DataFormat, OnError, ShapesConfig, open_annotations
 from eval import evaluate
 from models import Darknet, zoo_cfg
 from tests.data.test_validate import BOXES, NO_AREA, OUTSIDE, write_set
+from tests.small_run import small_run
 from tests.test_train import assert_same
 from tests.train_utils.coco_sets import plain_pycocotools
 from train import train
@@ -28,6 +29,8 @@ from train_utils.detections import make_detections, to_coco_json
 from train_utils.distributed import init_distributed_mode
 from train_utils.errors import TrainError
 from train_utils.plots import PLOTS
+
+SHAPES, SHORT = ShapesConfig(train_images=18, val_images=5, image_size=64), ("train.batch_size=8",)
 
 
 @pytest.mark.slow
@@ -41,7 +44,7 @@ def test_darknet_weights_score_what_opencv_scores_with_them(shared_dir: Path, tm
         f"model.weights={network / 'yolo-fastest-1.1.weights'}", "data=coco", "data.val.images=images/val2017",
         f"data.root={shared_dir / 'data' / 'coco128'}", f"data.index_dir={tmp_path}", "data.workers=0", "device=cpu",
     ]  # fmt: skip
-    figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
+    figures = evaluate(options)
     assert figures["AP"] == pytest.approx(0.161054, abs=0.001)
     assert figures["AP50"] == pytest.approx(0.369500, abs=0.001)
 
@@ -58,7 +61,7 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared
     ]  # fmt: skip
     expected = plain_pycocotools(coco / "annotations" / "instances_val2017.json", results).stats.tolist()
     assert round(expected[0], 6) == 0.161054 and round(expected[1], 4) == 0.3695
-    figures = evaluate(compose("eval", EvalConfig, [*data, f"detections={results}"], complete_from_checkpoint))
+    figures = evaluate([*data, f"detections={results}"])
     assert list(figures.values()) == expected
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"figures.json", "per_class.json"}
     for wrong in ([f"ckpt={results}"], ["model=yolov3", "model.weights=a.weights"]):
@@ -68,56 +71,43 @@ def test_a_results_file_of_another_system_scores_as_pycocotools_scores_it(shared
         compose("eval", EvalConfig, [f"detections={results}"], complete_from_checkpoint)
 
 
+def of_run(root: Path, size: int) -> list[str]:
+    """Options of eval.py for the run ``root/run``; its checkpoint names the drawn set."""
+    return [f"ckpt={root / 'run'}", "data.workers=0", "device=cpu", f"evaluate.image_size={size}"]
+
+
 @pytest.mark.slow
 def test_training_scores_as_the_evaluation_does_with_stretched_images(tmp_path: Path) -> None:
-    shapes = ["data=shapes", f"data.root={tmp_path / 'shapes'}", f"data.index_dir={tmp_path / 'index'}"]
-    shapes += ["data.workers=0", "data.shapes={train_images: 18, val_images: 5, image_size: 64}"]
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64))
-    small = ["model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=8", "train.epochs=1"]
-    run = [f"run_dir={tmp_path / 'run'}", "logger.pictures=false"]
-    trained = train(compose("train", TrainConfig, [*shapes, *small, *run, "evaluate=darknet"]))
-    scored = {}
-    for protocol in ("darknet", "coco"):
-        options = [*shapes, f"ckpt={tmp_path / 'run'}", "evaluate.image_size=64"]
-        scored[protocol] = evaluate(
-            compose("eval", EvalConfig, [*options, f"evaluate={protocol}"], complete_from_checkpoint)
-        )
-    assert trained == scored["darknet"] != scored["coco"]
-
-
-OF_EVALUATION = set(PLOTS) - {"curves.png"}
+    run = small_run(tmp_path / "shapes", SHAPES, tmp_path / "run", *SHORT, "train.epochs=1", "evaluate=darknet")
+    figures = train(run)
+    scored = {name: evaluate([*of_run(tmp_path, 64), f"evaluate={name}"]) for name in ("darknet", "coco")}
+    assert figures == scored["darknet"] != scored["coco"]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Options of eval.py for a network that was trained until it finds something, on pictures of
-    several shapes.
-    """
-    folder = tmp_path_factory.mktemp("trained")
-    shapes = ["data=shapes", f"data.root={folder / 'shapes'}", f"data.index_dir={folder / 'index'}", "data.workers=0"]
-    shapes += ["data.shapes={train_images: 48, val_images: 11, image_size: 96}"]
-    ensure_shapes(folder / "shapes", ShapesConfig(train_images=48, val_images=11, image_size=96))
-    small = ["model=yolov3-tiny", "model.width=0.125", "train.image_size=96", "train.batch_size=16", "train.epochs=20"]
-    run = [f"run_dir={folder / 'run'}", "logger.pictures=false", "evaluate.every=0", "augment=none", "optim.lr=0.02"]
-    train(compose("train", TrainConfig, [*shapes, *small, *run]))
-    return [*shapes, f"ckpt={folder / 'run'}", "device=cpu", "evaluate.image_size=96"]
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a run that was trained until it finds something, on pictures of several shapes."""
+    root = tmp_path_factory.mktemp("trained")
+    shapes = ShapesConfig(train_images=48, val_images=11, image_size=96)
+    options = ["train.image_size=96", "train.batch_size=16", "train.epochs=20", "augment=none", "optim.lr=0.02"]
+    train(small_run(root / "shapes", shapes, root / "run", *options))
+    return root
 
 
 @pytest.mark.slow
 def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
-    trained: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [*trained, "plots=true", f"out={tmp_path}"]
-    figures = evaluate(compose("eval", EvalConfig, options, complete_from_checkpoint))
+    figures = evaluate([*of_run(trained, 96), "plots=true", f"out={tmp_path}"])
     said = capsys.readouterr().out
     kept = {"figures.json", "per_class.json", "detections.json", "best_detections.npz", "plots"}
     assert {path.name for path in tmp_path.iterdir()} == kept
-    assert {path.name for path in (tmp_path / "plots").iterdir()} == OF_EVALUATION
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == set(PLOTS) - {"curves.png"}
     assert f"plots: {tmp_path / 'plots'}" in said
     assert json.loads((tmp_path / "figures.json").read_text()) == figures and list(figures) == list(FIGURES)
     assert figures["AP50"] > 0.02, "too little is found to test with"
-    folder = next(option for option in trained if option.startswith("data.root=")).partition("=")[2]
-    evaluation = plain_pycocotools(next(Path(folder).rglob("*val*.json")), tmp_path / "detections.json")
+    truth = next((trained / "shapes").rglob("*val*.json"))
+    evaluation = plain_pycocotools(truth, tmp_path / "detections.json")
     assert evaluation.stats.tolist() == list(figures.values())  # no tolerance
 
     per_class = json.loads((tmp_path / "per_class.json").read_text())
@@ -131,15 +121,15 @@ def test_what_out_holds_and_pycocotools_makes_the_same_figures_of_it(
 
 
 @pytest.mark.slow
-def test_scores_depend_neither_on_batch_size_nor_workers(trained: list[str]) -> None:
+def test_scores_depend_neither_on_batch_size_nor_workers(trained: Path) -> None:
     ways = [["evaluate.batch_size=1"], ["evaluate.batch_size=3", "data.workers=2"], ["evaluate.batch_size=64"]]
-    figures = [evaluate(compose("eval", EvalConfig, [*trained, *way], complete_from_checkpoint)) for way in ways]
+    figures = [evaluate([*of_run(trained, 96), *way]) for way in ways]
     assert all(other == figures[0] for other in figures)
 
 
 def test_boxes_outside_their_image_score_as_pycocotools_scores_the_json(tmp_path: Path) -> None:
-    """Objects that reach out by 0.3 px to whole images, lie outside, have no area, or are crowds;
-    every library.
+    """Objects that reach out by 0.3 px to whole images, lie outside, have no area, or are
+    crowds.
     """
     boxes = [*BOXES, *OUTSIDE, *NO_AREA]
     data = replace(write_set(tmp_path / "set", DataFormat.coco, boxes), on_error=OnError.clip)
@@ -182,14 +172,10 @@ def test_evaluation_does_not_touch_the_training(tmp_path: Path) -> None:
     """Weights, average and optimiser of a run that is evaluated after every epoch, and of one that
     is not.
     """
-    shapes = ["data=shapes", f"data.root={tmp_path / 'shapes'}", f"data.index_dir={tmp_path / 'index'}"]
-    shapes += ["data.workers=0", "data.shapes={train_images: 18, val_images: 5, image_size: 64}"]
-    ensure_shapes(tmp_path / "shapes", ShapesConfig(train_images=18, val_images=5, image_size=64))
-    small = ["model=yolov3-tiny", "model.width=0.125", "train.image_size=64", "train.batch_size=8", "train.epochs=3"]
     states = []
     for every in (1, 0):
-        run = [f"run_dir={tmp_path / f'run{every}'}", "logger.pictures=false", f"evaluate.every={every}"]
-        train(compose("train", TrainConfig, [*shapes, *small, *run]))
+        more = (*SHORT, "train.epochs=3", f"evaluate.every={every}")
+        train(small_run(tmp_path / "shapes", SHAPES, tmp_path / f"run{every}", *more))
         states.append(load_last(tmp_path / f"run{every}")[0])
         rows = (tmp_path / f"run{every}" / "metrics.csv").read_text().splitlines()
         scored = [row.split(",")[rows[0].split(",").index("AP")] != "" for row in rows[1:]]

@@ -18,7 +18,6 @@ from train_utils.coco_eval import (
     PER_CLASS,
     Matches,
     best_f1,
-    format_table,
     match,
     matches_at_half,
     score,
@@ -222,14 +221,3 @@ def test_of_equal_f1_the_highest_threshold_and_none_without_a_right_detection() 
     equal = Matches(np.zeros(4, int), scores, np.array([False, True, False, False]), np.array([1]))
     assert best_f1(equal) == {"threshold": 0.9, "f1": 1.0, "precision": 1.0, "recall": 1.0}
     assert best_f1(Matches(np.zeros(4, int), scores, np.zeros(4, bool), np.array([2]))) is None
-
-
-def test_table() -> None:
-    result = score(*draw())
-    lines = format_table(result).splitlines()
-    assert lines[0].split() == list(FIGURES)
-    assert lines[1].split() == [f"{result.figures[name]:.3f}" for name in FIGURES]
-    assert lines[3].split() == ["class", "images", "boxes", *PER_CLASS]
-    for line, (name, row) in zip(lines[4:], result.per_class.items(), strict=True):
-        cells = ["-" if row[key] == ABSENT else f"{row[key]:.3f}" for key in PER_CLASS]
-        assert line.split() == [*name.split(), f"{row['images']}", f"{row['boxes']}", *cells]
