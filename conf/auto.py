@@ -86,8 +86,8 @@ def fit_anchors(config: TrainConfig, world: World, train_set: Annotations) -> tu
                 strides.setdefault(index, []).append(head.stride)
         current = np.array(heads[0].all_anchors)
         slots = sorted(strides, key=lambda index: (np.mean(strides[index]), current[index].prod()))
-        found, sentence = choose_anchors(train_set, config.train.image_size, current, slots, min_iou_of(config))
-        answer = json.dumps([found.tolist() if found is not None else None, f"model.anchors=auto: {sentence}"])
+        fitted, sentence = choose_anchors(train_set, config.train.image_size, current, slots, min_iou_of(config))
+        answer = json.dumps([fitted.tolist() if fitted is not None else None, f"model.anchors=auto: {sentence}"])
     anchors, note = json.loads(broadcast_text(answer))
     return replace(config, model=replace(network, anchors=anchors)), note
 

@@ -59,11 +59,11 @@ def continue_run(options: dict[str, Any], named: Sequence[str]) -> dict[str, Any
     folder = Path(options["resume"])
     before = read_config(folder)
     ask_for_plugins(before, f"resume={folder}", named)
-    now, given = OmegaConf.create(before), OmegaConf.create(options)
+    now, wanted = OmegaConf.create(before), OmegaConf.create(options)
     # An experiment sets options of all sections.
     for key in options if "experiment" in named else named:
         # A group replaces its section: another choice may have other keys.
-        OmegaConf.update(now, key, OmegaConf.select(given, key), merge=False, force_add=True)
+        OmegaConf.update(now, key, OmegaConf.select(wanted, key), merge=False, force_add=True)
     now.run_dir, now.resume = None, options["resume"]
     changed = changed_values(before, plain(now)) if has_checkpoint(folder) else {}
     if refused := [f"{key}: {change}" for key, change in changed.items() if not is_covered(key, MAY_CHANGE)]:

@@ -36,7 +36,8 @@ from train_utils.report import read_best, read_options
 FIGURES = ("AP", "AP50", "AP75")
 CONFIDENCE = 0.95  # of the intervals
 DRAWS = 200_000  # for the quantiles of a sum of errors
-COUNTS = {"data.train", "data.val", "evaluate.every", "train.patience"}  # what may change in a run, but counts here
+# What may change in a run, but counts here.
+COUNTS = {"data.train", "data.val", "evaluate.every", "train.epochs", "train.patience"}
 IGNORED = ("train.seed", "name", *(option for option in MAY_CHANGE if option not in COUNTS))
 
 

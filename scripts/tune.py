@@ -8,8 +8,6 @@ is runs/<name>/study.db, beside a run folder for each trial. The same command go
 a stop, and several of them at once, each with its own CUDA_VISIBLE_DEVICES, share the work.
 """
 
-from __future__ import annotations
-
 if __name__ == "__main__":  # before the imports below: --help and refused options need none of them
     from conf.programs import run
 

@@ -65,16 +65,16 @@ class MetricsCsv:
         Raises TrainError if it cannot be written.
         """
         self._file, self._columns = GrowingFile(path), columns
-        kept = []
+        rows = []
         if done > 0 and path.exists():
             for line in path.read_bytes().decode().splitlines(keepends=True):
                 number = line.partition(",")[0]
                 if line.endswith("\n") and number.isdecimal() and int(number) <= done:  # a kill may have cut the last
-                    kept.append(line)
+                    rows.append(line)
         try:
             with whole_file(path) as file:
                 csv.writer(file).writerow(columns)
-                file.writelines(kept)
+                file.writelines(rows)
         except OSError as error:
             raise TrainError(f"cannot write {path} ({error.strerror}). fix: choose another run_dir") from error
 

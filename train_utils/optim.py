@@ -1,7 +1,5 @@
 """SGD or AdamW with three groups, the schedule as a function of the step, the weight average."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The state that training changes, saved to checkpoints and restored from them."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Published weights from a server on this machine: fetched once, verified, or one sentence."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A study finds the best trial, prunes, goes on after a stop; the trainings are stand-ins."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import sys
