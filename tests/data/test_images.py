@@ -17,7 +17,7 @@ from data import DataError, ImageCache, ImageSource, OnError, build_image_cache,
 from data import images as jpeg
 from data.headers import TooLargeError, read_header
 from data.images import AS_STORED, open_image
-from tests.data.bad_inputs import exif, with_segment
+from tests.data.bad_inputs import exif
 
 needs_simplejpeg = pytest.mark.skipif(find_spec("simplejpeg") is None, reason="needs simplejpeg")
 
@@ -28,18 +28,6 @@ def test_images_are_rgb(empty_set) -> None:
     empty_set.add_image(image, [(1, [1, 1, 5, 5])])
     read = empty_set.source().read(0)
     assert read is not None and read.dtype == np.uint8 and np.array_equal(read, image)
-
-
-def test_exif_is_followed_only_where_the_annotations_did(empty_set) -> None:
-    image = np.random.default_rng(0).integers(0, 256, (40, 64, 3), dtype=np.uint8)
-    empty_set.add_image(image, [(1, [1, 1, 5, 5])])
-    path = empty_set.root / "images" / "10.png"
-    path.write_bytes(with_segment(cv2.imencode(".jpg", image)[1].tobytes(), exif(6)))
-    stored = empty_set.source().read(0)
-    assert stored is not None and stored.shape == (40, 64, 3)
-    empty_set.json["images"][0] |= {"height": 64, "width": 40}
-    turned = empty_set.source().read(0)
-    assert turned is not None and np.array_equal(turned, np.rot90(stored, -1))
 
 
 BROKEN = {
