@@ -205,10 +205,10 @@ class Loggers:
         scores = [f"{figures[name]:.3f}" if figures.get(name, ABSENT) != ABSENT else "-" for name in ("AP", "AP50")]
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}G" if torch.cuda.is_initialized() else "-"
         left = self.seconds / (state.epoch - self._first_epoch) * (self._epochs - state.epoch)  # evaluations included
-        times = [result.images_per_second, memory, duration(seconds), duration(left)]
+        times: list[str | float] = [result.images_per_second, memory, duration(seconds), duration(left)]
         if state.epoch == self._first_epoch + 1:
             self._log.line(epoch_row(list(EPOCH_COLUMNS)))
-        cells: list[str | float] = [f"{state.epoch}/{self._epochs}", *result.losses.values(), *scores, *times]
+        cells = [f"{state.epoch}/{self._epochs}", *result.losses.values(), *scores, *times]
         self._log.line(epoch_row(cells) + " *" * is_best)
 
     def pictures(self, pattern: str) -> None:
