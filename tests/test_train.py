@@ -22,6 +22,7 @@ from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate
 from models import Darknet, ModelError, zoo_cfg
 from models.weights import weight_tensors
+from tests.runs.kill_resume import differences
 from tests.small_run import small_run
 from train import train
 from train_utils import checkpoint
@@ -62,20 +63,6 @@ def rows(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def assert_same(one: Any, other: Any, key: str = "state") -> None:
-    assert type(one) is type(other), key
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), key
-        for name in one:
-            assert_same(one[name], other[name], f"{key}.{name}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), key
-        for number, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_same(a, b, f"{key}[{number}]")
-    else:
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, key
-
-
 def resumed(config: TrainConfig, run: Path, **more: Any) -> TrainConfig:
     return replace(config, run_dir=None, resume=str(run), **more)
 
@@ -110,7 +97,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, mo
         train(resumed(config, run))
         found = load_last(run)[0]
         for part in set(expected) - {"config"}:
-            assert_same(expected[part], found[part], part)
+            assert differences(expected[part], found[part], part) == []
         assert (run / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
         assert ("not evaluated yet" in (run / "train.log").read_text()) == (step == 1), "an epoch has 2 steps"
 
@@ -143,7 +130,7 @@ def test_patience_ends_a_training_that_does_not_get_better_and_a_resume_knows(sh
     before, table = load_last(run)[0], (run / "metrics.csv").read_bytes()
     for _ in range(2):
         train(resumed(config, run))
-        assert_same(load_last(run)[0], before)
+        assert differences(load_last(run)[0], before) == []
         assert (run / "metrics.csv").read_bytes() == table
     log = (run / "train.log").read_text()
     assert log.count("nothing to train: no better AP in 2 epochs (train.patience)") == 2
@@ -216,7 +203,7 @@ def test_evaluation_leaves_the_training_alone(shapes: Path, tmp_path: Path) -> N
         train(options(shapes, tmp_path / str(every), f"evaluate.every={every}", "train.epochs=3"))
     one, other = (load_last(tmp_path / name)[0] for name in ("0", "1"))
     for part in ("model", "ema", "optimizer", "rng", "seen"):
-        assert_same(one[part], other[part], part)
+        assert differences(one[part], other[part], part) == []
 
 
 def test_a_run_folder_is_not_trained_into_twice(shapes: Path, trained: tuple[Path, Any]) -> None:
@@ -255,7 +242,7 @@ def test_a_run_that_was_moved_goes_on_where_its_data_are_named(
     run(f"resume={second}/run", *places)
     expected, found = load_last(tmp_path / "whole")[0], load_last(second / "run")[0]
     for part in ("model", "ema", "optimizer", "step", "seen"):
-        assert_same(found[part], expected[part], part)
+        assert differences(found[part], expected[part], part) == []
 
     annotations = second / "data" / "annotations"
     (annotations / "instances_train.json").rename(annotations / "elsewhere.json")

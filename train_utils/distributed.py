@@ -112,12 +112,6 @@ def _open_group(launch: Launch, device: torch.device, timeout_seconds: float) ->
         ) from error
 
 
-def _store() -> dist.Store:
-    assert dist.group.WORLD is not None
-    store: dist.Store = dist.group.WORLD.get_group_store()
-    return store
-
-
 @contextmanager
 def torch_distributed_zero_first(world: World) -> Iterator[None]:
     """Run the body on rank 0, then on the first rank of each other node, then on all others.
@@ -130,7 +124,8 @@ def torch_distributed_zero_first(world: World) -> Iterator[None]:
     if world.world_size == 1:
         yield
         return
-    store = _store()
+    assert dist.group.WORLD is not None
+    store = dist.group.WORLD.get_group_store()
     section = f"zero_first/{store.add(f'zero_first/entered/{world.rank}', 1)}"  # every rank counts its own entries
 
     def wait_for(builders: int) -> None:

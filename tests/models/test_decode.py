@@ -15,7 +15,7 @@ from torchvision import ops
 from models import Head, IouKind, Postprocess
 from models import decode as decoding
 from models.decode import REACH, box_iou_aligned, cxcywh_to_xyxy, decode, nms_at_once, nms_in_each_group, wh_iou
-from tests.host_reads import HostReads
+from tests.test_host_reads import HostReads
 
 HEADS = [
     Head(layer=1, stride=32, anchors=((40, 30), (60, 90)), num_classes=4, scale_x_y=1.1),

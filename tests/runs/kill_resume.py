@@ -5,8 +5,6 @@
 Every step writes a checkpoint, so many kills hit one. All processes compute with one thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from conf.entry import compose
 from conf.resume import complete_training
@@ -42,7 +41,7 @@ def train_rank(rank: int, world_size: int, port: int, output: str, options: list
     with open(output, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
     for key in [key for key in os.environ if key.startswith("SLURM")]:
         del os.environ[key]
     os.environ |= {key: str(value) for key, value in place.items()}
@@ -132,6 +131,29 @@ def differences(one: Any, other: Any, key: str = "") -> list[str]:
         ]
     same = torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
     return [] if same else [key]
+
+
+def largest_difference(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    """The largest max |a - b| / max |a| of tensors with equal names; 0 if both are 0."""
+    assert some.keys() == others.keys()
+    return max(
+        float((one - others[name]).abs().max() / one.abs().max().clamp(min=1e-300))
+        for name, one in ((name, tensor.double()) for name, tensor in some.items())
+    )
+
+
+def parts_of(state: dict[str, object]) -> dict[str, dict[str, Tensor]]:
+    """Tensors by name, for each part of a checkpoint that training changes."""
+    model, average, optimizer = state["model"], state["ema"], state["optimizer"]
+    assert isinstance(model, dict) and isinstance(average, dict) and isinstance(optimizer, dict)
+    return {
+        "parameters": {name: tensor for name, tensor in model.items() if "running" not in name},
+        "average": average,
+        "batch norm": {name: tensor for name, tensor in model.items() if "running" in name},
+        "momentum": {
+            f"{key}.{name}": tensor for key, kept in optimizer["state"].items() for name, tensor in kept.items()
+        },
+    }
 
 
 def compare(

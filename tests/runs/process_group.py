@@ -1,7 +1,5 @@
 """Groups of real processes that run a test's function together over gloo, one thread each."""
 
-from __future__ import annotations
-
 import multiprocessing
 import multiprocessing.context
 import os
@@ -67,7 +65,7 @@ def _run_one(
 
     for key in [key for key in os.environ if key.startswith("SLURM")]:
         del os.environ[key]
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
     os.environ |= {key: str(value) for key, value in place.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)

@@ -1,7 +1,5 @@
 """Real runs that are killed or stopped resume the same training, even on another world size."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -15,9 +13,17 @@ import torch
 import yaml
 
 from conf.programs import run
-from tests.runs.kill_resume import OPTIONS, PATIENCE, compare, finish, start, start_and_wait
+from tests.runs.kill_resume import (
+    OPTIONS,
+    PATIENCE,
+    compare,
+    finish,
+    largest_difference,
+    parts_of,
+    start,
+    start_and_wait,
+)
 from tests.runs.process_group import fork_context
-from tests.runs.weights import largest_difference, parts_of
 from train_utils.checkpoint import load_last
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,5 @@
 """A training gives the same samples and the same weights on any number of ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +11,8 @@ from conf.batches import build_dataset, build_sampler, open_images, open_split
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import Batch, ShapesConfig, ensure_shapes, make_loader
+from tests.runs.kill_resume import largest_difference, parts_of
 from tests.runs.process_group import run_group
-from tests.runs.weights import largest_difference, parts_of
 from train import train
 from train_utils.checkpoint import load_checkpoint
 from train_utils.distributed import World, init_distributed_mode
@@ -87,13 +85,6 @@ def train_as_usual(folder: Path, run_dir: Path) -> None:
     small += [f"data.shapes={shapes}", "model=yolov3-tiny", "model.width=0.125", "train.image_size=64"]
     more = ["train.epochs=1", "train.batch_size=32", "train.precision=float64", "train.device=cpu"]
     train(compose("train", TrainConfig, [*small, *more, f"run_dir={run_dir}", "logger.pictures=false"]))
-
-
-def test_the_measure_of_differences() -> None:
-    some = {"a": torch.tensor([1.0, -4.0]), "b": torch.zeros(2), "count": torch.tensor(3)}
-    assert largest_difference(some, dict(some)) == 0
-    assert largest_difference(some, some | {"a": torch.tensor([1.5, -4.0])}) == 0.125
-    assert largest_difference(some, some | {"b": torch.tensor([0.0, 1e-9])}) > 1
 
 
 def micro_batches(folder: Path, world_size: int, workers: int) -> list[list[tuple[Tensor, Tensor]]]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from models import Darknet, Postprocess, for_detection, zoo_cfg
-from tests.host_reads import HostReads
 from tests.models.small_network import small
+from tests.test_host_reads import HostReads
 from train_utils import detect
 from train_utils.detect import detect_batches
 
