@@ -61,7 +61,8 @@ def train(requested: TrainConfig) -> Outcome:  # noqa: PLR0915 - the story of a 
 
         # What `auto` means for data, network, loss and rates is decided here, once.
         config, model, notes = auto.resolve_auto(requested, train_set, world, saved)
-        options, loss = config.train, build_loss(model.heads, config.loss)
+        options = config.train
+        loss: engine.Loss = build_loss(model.heads, config.loss)
 
         # The global batch is formed, then dealt: more ranks change the speed, not the training.
         sampler = batches.build_sampler(config, train_set, model.max_stride, world)

@@ -37,8 +37,9 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """
     try:
         if "RANK" in environment:
-            place = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-            return Launch("torchrun", *place, attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")))
+            rank, size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+            attempt = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            return Launch("torchrun", rank, size, local_rank, attempt=attempt)
         if "SLURM_STEP_ID" in environment:  # the shell of an sbatch script has none
             # Every rank derives the same port; steps of one job, and jobs, may share a node.
             port = 20000 + (int(environment["SLURM_JOB_ID"]) + 1009 * int(environment["SLURM_STEP_ID"])) % 10000
@@ -46,7 +47,8 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             host = re.sub(r"\[(\d+)[^\[\]]*\]", r"\1", environment["SLURM_STEP_NODELIST"]).partition(",")[0]
             url = f"tcp://{environment.get('MASTER_ADDR', host)}:{environment.get('MASTER_PORT', port)}"
             names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-            return Launch("srun", *(int(environment[name]) for name in names), url)
+            rank, size, local_rank = (int(environment[name]) for name in names)
+            return Launch("srun", rank, size, local_rank, url)
     except (KeyError, ValueError) as error:
         raise DistributedError(
             f"the launcher's environment variables are incomplete or no numbers ({error}). fix: start with torchrun "
