@@ -80,7 +80,7 @@ class TrainDataset(Dataset[Batch]):
         return len(self.annotations)
 
     def __reduce__(self) -> tuple[Callable[..., "TrainDataset"], tuple[Any, ...]]:
-        # Spawned workers rebuild what derives from the annotations from the mapped files.
+        # Spawned workers rebuild what derives from the annotations.
         made_of = (self.annotations, self.augment, self.seed, self.epochs, self.images, self.changes)
         return type(self), made_of
 

@@ -77,10 +77,10 @@ def test_workers_and_the_cursor_do_not_change_samples(coco_set, every_augment: A
     assert all(torch.equal(first, second) for first, second in zip(expected[12:], rest, strict=True))
 
 
-def test_spawned_workers_get_the_set_by_its_files_and_give_the_same_samples(
+def test_spawned_workers_give_the_same_samples(
     coco_set, every_augment: AugmentConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Spawned workers, as on macOS, get all they need by pickle and map arrays in files again."""
+    """Spawned workers, as on macOS, get all they need by pickle."""
     annotations = coco_set.open()
     expected = tensors(load_epoch(coco_set, every_augment, workers=0))
     monkeypatch.setattr("data.loader.START_METHOD", "spawn")
@@ -90,10 +90,7 @@ def test_spawned_workers_get_the_set_by_its_files_and_give_the_same_samples(
     build_image_cache(ImageSource(annotations, OnError.stop), tmp_path / "cache", ImageCache.disk)
     images = ImageSource(annotations, OnError.stop, tmp_path / "cache")
     for dataset in (TrainDataset(annotations, every_augment, 0, 3, images), EvalDataset(annotations, images)):
-        sent = pickle.dumps(dataset)
-        received = pickle.loads(sent)
-        assert isinstance(received.annotations.sizes.base, np.memmap) and b"10.png11.png" not in sent
-        assert len(sent) < 4000 and received.annotations.names == annotations.names
+        received = pickle.loads(pickle.dumps(dataset))
         assert images.read(3) is not None and np.array_equal(received.images.read(3), images.read(3))
         requests = [Request(index, 64, 64, 1) for index in range(7)]
         batch, same = dataset.__getitems__(requests), received.__getitems__(requests)
