@@ -196,7 +196,7 @@ def test_training_and_evaluation_with_converted_weights(command: Command, tmp_pa
     command("weights=a.weights", *network, "names=classes.names", "image_size=64", "out=reversed.pt")
     with pytest.raises(ConfigError, match=r"converted and names no data\. fix: add data="):
         evaluate(["ckpt=reversed.pt"])
-    with pytest.raises(ConfigError, match=r"reversed\.pt knows the 5 classes .*convert weights anew with names="):
+    with pytest.raises(ConfigError, match=r"reversed\.pt knows .*convert weights anew with names="):
         evaluate([*data, "ckpt=reversed.pt"])
     (tmp_path / "count.cfg").write_text(fitted_cfg(Darknet(zoo_cfg("yolov3-tiny"), len(classes), 0.125)))
     command("weights=a.weights", "model.cfg=count.cfg", "image_size=64", "out=numbered.pt")
