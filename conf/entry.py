@@ -1,12 +1,14 @@
 """From Hydra to plain options: YAML and overrides are composed, checked and become dataclasses."""
 
+import operator
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -23,6 +25,7 @@ from conf.schema import CHOICES
 Config = TypeVar("Config")
 Complete = Callable[[dict[str, Any], Sequence[str]], dict[str, Any]]
 
+COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _COMPOSING = Lock()  # Hydra composes in one place of the process, and threads may ask at once
 
 
@@ -68,11 +71,26 @@ def to_plain(
         completed = complete(options, named) if complete is not None else options
         if "plugins" in completed:  # a file is imported because a user names it, never because another file does
             completed = {**completed, "plugins": [Path(file).name for file in plugins]}
-        return from_dictionary(completed, schema)
+        config = from_dictionary(completed, schema)
+        check_limits(config)
+        return config
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, schema)) from error
     except ValueError as error:  # of a section's __post_init__; it names the key
         raise ConfigError(str(error)) from error
+
+
+def check_limits(section: Any, prefix: str = "") -> None:
+    """Raise ConfigError for a number beyond the limits that its type has, such as ``>= 1``."""
+    for name, kind in get_type_hints(type(section), include_extras=True).items():
+        value = getattr(section, name)
+        if is_dataclass(value):
+            check_limits(value, f"{prefix}{name}.")
+        limits = next((part.__metadata__[0] for part in (kind, *get_args(kind)) if get_origin(part) is Annotated), "")
+        for sign, limit in re.findall(r"([<>]=?) ([\d.]+)", limits):
+            if value is not None and not COMPARISONS[sign](value, float(limit)):
+                null = ", or null" if type(None) in get_args(get_type_hints(type(section))[name]) else ""
+                raise ConfigError(f"{prefix}{name} must be {limits}{null}, got {value}")
 
 
 def from_dictionary(options: dict[str, Any], schema: type[Config]) -> Config:

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from conf import CONF_DIR, REPOSITORY
 from conf.entry import defaults
@@ -127,7 +127,7 @@ def meanings_of(schema: type) -> dict[str, str]:
 
 def kind_in_words(kind: Any) -> str:
     """A type hint in words: ``number or null``, ``auto, cpu, cuda``."""
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) in (Union, UnionType):
         return " or ".join("null" if part is type(None) else kind_in_words(part) for part in get_args(kind))
     if get_origin(kind) is list:
         return f"list of {kind_in_words(get_args(kind)[0])}"

@@ -2,34 +2,26 @@
 
 Fields have no defaults: YAML holds every value once, so a missing key fails by its full name. Each
 package has its own sections (data/config.py, models/config.py, train_utils/config.py); this file
-puts them together. None of these imports torch.
+puts them together. conf/entry.py checks the limits of numbers. None of these imports torch.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from data.config import AugmentConfig, DataConfig, Exif, OnBadFile, Resize
 from models.config import LossConfig, LossSection, ModelConfig
-from train_utils.config import Device, EvalPrecision, LoggerConfig, OptimConfig, TrainSection
-
-
-def check_least(options: Any, least: int, *keys: str, section: str = "") -> None:
-    """Raise ValueError for the first option below ``least``; null passes."""
-    for key in keys:
-        value = getattr(options, key)
-        if value is not None and value < least:
-            null = ", or null" if any(field.name == key and "None" in field.type for field in fields(options)) else ""
-            raise ValueError(f"{section}{key} must be {least} or more{null}, got {value}")
-
-
-def check_shares(options: Any, *keys: str, section: str = "") -> None:
-    """Raise ValueError for the first option outside 0..1."""
-    for key in keys:
-        if not 0 <= getattr(options, key) <= 1:
-            raise ValueError(f"{section}{key} must lie in 0..1, got {getattr(options, key)}")
+from train_utils.config import (
+    Count,
+    Device,
+    EvalPrecision,
+    LoggerConfig,
+    OptimConfig,
+    Positive,
+    Share,
+    TrainSection,
+    Whole,
+)  # fmt: skip
 
 
 def _check_devices(devices: Any) -> None:
@@ -41,26 +33,27 @@ def _check_devices(devices: Any) -> None:
 
 
 @dataclass
-class EvaluateConfig:
-    """How a model is scored (keys ``evaluate.*``)."""
+class DetectionSection:
+    """How images become detections, in evaluation and in prediction."""
 
-    image_size: int | None  # longest side in pixels; null: as trained
-    batch_size: int  # images in one forward pass of one rank; the scores do not depend on it
-    precision: EvalPrecision  # of the forward pass: float32 on GPUs, too; the others are faster there and round more
+    image_size: Count | None  # longest side in pixels; null: as trained, or that of the .cfg
     resize: Resize  # letterbox: keep the aspect ratio and pad; stretch: fill the square, as Darknet does
     rect: bool  # letterbox each image into its own rectangle; false, or resize=stretch: into a square
-    confidence: float  # drop detections with this score or less
-    nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
+    precision: EvalPrecision  # of the forward pass: float32 on GPUs, too; the others are faster there and round more
+    confidence: Share  # drop detections with this score or less
+    nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
     merge_nms: bool  # replace each kept box by the mean of itself and those it suppresses, weighted by score
-    max_detections: int  # per image
+    max_detections: Count  # per image
     multi_label: bool  # report a box once for each class above confidence
-    clip: bool  # cut boxes at the image edges
-    every: int  # epochs between evaluations in training; 0: only after the last epoch
 
-    def __post_init__(self) -> None:
-        check_least(self, 1, "image_size", "batch_size", "max_detections", section="evaluate.")
-        check_least(self, 0, "every", section="evaluate.")
-        check_shares(self, "confidence", "nms_iou", section="evaluate.")
+
+@dataclass
+class EvaluateConfig(DetectionSection):
+    """How a model is scored (keys ``evaluate.*``)."""
+
+    batch_size: Count  # images in one forward pass of one rank; the scores do not depend on it
+    clip: bool  # cut boxes at the image edges
+    every: Whole  # epochs between evaluations in training; 0: only after the last epoch
 
     def is_due(self, epoch: int, epochs: int) -> bool:
         """Whether to evaluate after ``epoch`` (from 1): always after the last of the ``epochs``."""
@@ -118,7 +111,7 @@ class EvalConfig(PluggedConfig):
     plots: bool  # draw precision and recall, confusions and the first images into the folder plots of out
     device: Device  # auto: CUDA if there is a GPU
     devices: Any  # as of train.py
-    timeout_seconds: float  # as train.timeout_seconds
+    timeout_seconds: Positive  # as train.timeout_seconds
     data: DataConfig
     model: ModelConfig | None
     evaluate: EvaluateConfig
@@ -128,32 +121,19 @@ class EvalConfig(PluggedConfig):
 
 
 @dataclass
-class DetectConfig(PluggedConfig):
+class DetectConfig(DetectionSection, PluggedConfig):
     """A detector, ``ckpt`` or ``model`` with its weights and ``names``, and what it reports."""
 
     ckpt: str | None  # a checkpoint file, or a run folder (its best.pt)
     model: ModelConfig | None
     names: str | None  # class names for Darknet weights: a text file with one per line, or a COCO json
     exif: Exif  # apply: turn images upright by their EXIF tag; ignore: read them as stored
-    image_size: int | None  # longest side in pixels; null: that of the checkpoint or of the .cfg
-    resize: Resize  # as evaluate.resize
-    rect: bool  # as evaluate.rect
-    confidence: float  # drop detections with this score or less
-    nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
-    merge_nms: bool  # as evaluate.merge_nms
-    max_detections: int  # per image
-    multi_label: bool  # report a box once for each class above confidence
     device: Device  # auto: CUDA if there is a GPU
-    precision: EvalPrecision  # of the forward pass, as evaluate.precision
-    workers: int  # threads that read
+    workers: Count  # threads that read
 
     def __post_init__(self) -> None:
-        if self.ckpt is not None and self.model is not None:
-            raise ValueError("ckpt and model exclude one another: a checkpoint holds its network. fix: leave one out")
         if self.ckpt is not None and self.names is not None:
             raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
-        check_least(self, 1, "image_size", "max_detections", "workers")
-        check_shares(self, "confidence", "nms_iou")
 
 
 @dataclass
@@ -161,17 +141,12 @@ class PredictConfig(DetectConfig):
     """Everything that predict.py reads: ``ckpt``, or ``model`` with its weights and ``names``."""
 
     on_error: OnBadFile  # stop at a file that cannot be read, or skip it with a warning
-    batch_size: int | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
-
+    batch_size: Count | None  # images in one forward pass; results do not depend on it; null: 8 on a GPU, else 1
     source: str  # an image, a video, a folder, a quoted pattern, a camera by its number (0), or a stream (rtsp://...)
     out: str | None  # folder for the results; null: runs/predict/<date_time>
     draw: bool  # write copies of the images and videos with boxes
     save_json: bool  # write detections.json (COCO results) and images.json
     save_txt: bool  # write labels/*.txt of images (YOLO)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, 1, "batch_size")
 
 
 @dataclass
@@ -182,11 +157,7 @@ class DemoConfig(DetectConfig):
     port: int | None  # null: the first free one from 7860
 
 
-class ExportFormat(StrEnum):
-    """The file that export.py writes: ONNX, or an archive of torch.export."""
-
-    onnx = "onnx"
-    torch = "torch"
+ExportFormat = StrEnum("ExportFormat", ["onnx", "torch"])
 
 
 @dataclass
@@ -199,20 +170,18 @@ class ExportConfig(PluggedConfig):
     format: ExportFormat  # onnx, or torch: the network as a .pt2 of torch.export
     out: str | None  # the file to write; null: beside the weights, as <name>.onnx or <name>.pt2
     image_size: Any  # side in pixels or [height, width]; null: as evaluated, or as in the .cfg
-    batch_size: int  # images in one call of the exported network
+    batch_size: Count  # images in one call of the exported network
     dynamic_batch: bool  # accept any batch size
     dynamic_size: bool  # accept any multiples of the network's stride as height and width
     nms: bool  # output detections instead of all boxes and scores
-    confidence: float  # with nms: drop detections with this score or less
-    nms_iou: float  # a box suppresses those of its class that overlap it by more than this IoU
-    max_detections: int  # per image, with nms
+    confidence: Share  # with nms: drop detections with this score or less
+    nms_iou: Share  # a box suppresses those of its class that overlap it by more than this IoU
+    max_detections: Count  # per image, with nms
 
     def __post_init__(self) -> None:
-        if self.ckpt is not None and (self.model is not None or self.names is not None):
-            raise ValueError("ckpt excludes model and names: a checkpoint holds its own. fix: leave them out")
+        if self.ckpt is not None and self.names is not None:
+            raise ValueError("ckpt and names exclude one another: a checkpoint knows its classes. fix: leave one out")
         sides = self.image_size if isinstance(self.image_size, list) else [self.image_size] * 2
         are_pixels = len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
         if self.image_size is not None and not are_pixels:
             raise ValueError(f"image_size must be a number of pixels, [height, width] or null, got {self.image_size}")
-        check_least(self, 1, "batch_size", "max_detections")
-        check_shares(self, "confidence", "nms_iou")

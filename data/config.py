@@ -1,79 +1,34 @@
 """Options of the data set (keys ``data.*``). YAML holds every value; fields have no defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from data.set_files import NAME_FILES, class_names, read_names
+from data.set_files import class_names, read_names
 
 AUTO = "auto"  # of data.workers
 
 
-class DataFormat(StrEnum):
-    """How the annotations are stored; ``shapes`` is a COCO set drawn on first use."""
-
-    coco = "coco"
-    voc = "voc"
-    yolo = "yolo"
-    shapes = "shapes"
-
-
+DataFormat = StrEnum("DataFormat", ["coco", "voc", "yolo", "shapes"])  # shapes: a COCO set drawn on first use
 # Of plugins, by name: called with the annotations and the folder of the images, they return a COCO
 # dictionary with "images", "annotations" and "categories".
 FORMATS: dict[str, Callable[[Path, Path], Mapping[str, Any]]] = {}
+# clip and skip score validation boxes as annotated, as pycocotools does; stop refuses those without
+# area or outside their image.
+OnError = StrEnum("OnError", ["clip", "stop", "skip"])
+OnBadFile = StrEnum("OnBadFile", ["stop", "skip"])  # of predict.py
+Exif = StrEnum("Exif", ["apply", "ignore"])
+Resize = StrEnum("Resize", ["letterbox", "stretch"])
+ImageCache = StrEnum("ImageCache", ["none", "ram", "disk"])
+Colour = StrEnum("Colour", ["auto", "cpu", "device"])
 
-
-class OnError(StrEnum):
-    """What to do about a bad image or box; each choice names the files it acts on.
-
-    ``clip`` clips training boxes that extend beyond their image and stops at any other fault.
-    ``stop`` stops at those boxes as well. ``skip`` clips such boxes and leaves out everything
-    else that is bad. pycocotools scores validation boxes as annotated, even those without area or
-    outside their image. ``clip`` and ``skip`` do the same; ``stop`` refuses them.
-    """
-
-    clip = "clip"
-    stop = "stop"
-    skip = "skip"
-
-
-class OnBadFile(StrEnum):
-    """What predict.py does with an unreadable file: ``stop`` there, or warn and ``skip`` it."""
-
-    stop = "stop"
-    skip = "skip"
-
-
-class Exif(StrEnum):
-    """Whether EXIF tags turn images upright; see data/headers.py."""
-
-    apply = "apply"
-    ignore = "ignore"
-
-
-class Resize(StrEnum):
-    """How an image becomes network input.
-
-    ``letterbox`` keeps the aspect ratio and pads; ``stretch`` fills a square.
-    """
-
-    letterbox = "letterbox"
-    stretch = "stretch"
-
-
-class ImageCache(StrEnum):
-    """Where decoded images are cached: one copy per node, in memory or in ``data.index_dir``.
-
-    The file on disk outlives the run. The next run uses it if the images have not changed.
-    """
-
-    none = "none"
-    ram = "ram"
-    disk = "disk"
+# Limits that conf/entry.py checks, as it prints them.
+Share = Annotated[float, ">= 0 and <= 1"]
+Below1 = Annotated[float, ">= 0 and < 1"]
+Count = Annotated[int, ">= 1"]
+Whole = Annotated[int, ">= 0"]
 
 
 @dataclass
@@ -90,32 +45,28 @@ class SplitConfig:
     # JPEGImages and Annotations, or the folder of the images; yolo: the folder that listed paths
     # are relative to
 
-    def pairs(self) -> list[tuple[str, str]]:
-        """Pair annotations and images. Raises ``ValueError`` if their numbers do not match."""
-        annotations, images = (_texts(getattr(self, key), key) for key in ("annotations", "images"))
-        if len(images) == 1:
-            images = images * len(annotations)
-        if len(images) != len(annotations):
-            raise ValueError(
-                f"images holds {len(images)} folders for {len(annotations)} annotations. fix: one, or as many"
-            )
-        return list(zip(annotations, images, strict=True))
+    def pairs(self, key: str) -> list[tuple[str, str]]:
+        """Annotations and the folders of their images. Raises ``ValueError`` with ``key``."""
+        lists = {}
+        for name in ("annotations", "images"):
+            value = getattr(self, name)
+            lists[name] = value if isinstance(value, list) else [value]
+            if not lists[name] or not all(isinstance(item, str) for item in lists[name]):
+                raise ValueError(f"{key}.{name} must be a path or a list of paths, got {value!r}")
+        annotations, images = lists.values()
+        if len(images) not in (1, len(annotations)):
+            count = f"{len(images)} folders for {len(annotations)} annotations"
+            raise ValueError(f"{key}.images holds {count}. fix: one, or as many")
+        return list(zip(annotations, images * (len(annotations) // len(images)), strict=True))
 
 
 @dataclass
 class ShapesConfig:
     """The drawn data set (keys ``data.shapes.*``)."""
 
-    train_images: int  # number of training images
-    val_images: int  # number of validation images
-    image_size: int  # average square root of an image's area, in pixels
-
-    def __post_init__(self) -> None:
-        for key in ("train_images", "val_images"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"data.shapes.{key} must be 1 or more, got {getattr(self, key)}")
-        if not 64 <= self.image_size <= 4096:
-            raise ValueError(f"data.shapes.image_size must lie in 64..4096 pixels, got {self.image_size}")
+    train_images: Count  # number of training images
+    val_images: Count  # number of validation images
+    image_size: Annotated[int, ">= 64 and <= 4096"]  # average square root of an image's area, in pixels
 
 
 @dataclass
@@ -127,8 +78,8 @@ class DataConfig:
     root: str  # folder of the data set; yolo: or its data.yaml or obj.data
     train: SplitConfig
     val: SplitConfig
-    split: float | None  # share of the training images, 0..1, held out for validation in place of
-    # data.val, by a hash of their file names; null: use data.val
+    split: Annotated[float | None, "> 0 and < 1"]  # share of the training images held out for validation in place
+    # of data.val, by a hash of their file names; null: use data.val
     names: Any  # class names in order, or a file that lists them; null: all classes of the json
     # (by id) or of the data.yaml
     shapes: ShapesConfig | None
@@ -143,25 +94,33 @@ class DataConfig:
     # data.index_dir that later runs reuse (disk)
     index_dir: str  # folder of the indices built from annotations, and of data.cache=disk
 
-    @property
-    def is_drawn(self) -> bool:
-        """Whether the project draws the set itself."""
-        return self.format == DataFormat.shapes
-
     def __post_init__(self) -> None:
         if "/" in self.name or self.name in ("", ".", ".."):  # a folder below runs/ has it
             raise ValueError(f"data.name must be a name without /, got {self.name!r}. fix: another data.name")
-        self._check_format()
+        if self.format in DataFormat.__members__:
+            self.format = DataFormat(self.format)
+        elif self.format not in FORMATS:
+            choices = ", ".join((*DataFormat, *FORMATS))
+            raise ValueError(f"data.format must be {choices}, or that of one of plugins=, got {self.format}")
         if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
-            raise ValueError(f"data.workers must be 0 or more, or {AUTO}, got {self.workers}")
-        if self.split is not None and not 0 < self.split < 1:
-            raise ValueError(f"data.split must lie between 0 and 1, or be null, got {self.split}")
-        for split in ("train", "val") if self.split is None else ("train",):
-            self._check_split(split)
+            raise ValueError(f"data.workers must be >= 0, or {AUTO}, got {self.workers}")
+        if self.format == DataFormat.shapes and self.shapes is None:
+            raise ValueError(f"data.format={self.format} needs data.shapes: the number of images and their size")
         if self.format == DataFormat.voc and self.names is None:
             raise ValueError("data.format=voc needs data.names: VOC files do not list the classes")
+        for split in ("train", "val") if self.split is None else ("train",):
+            part: SplitConfig = getattr(self, split)
+            if part.annotations is None and self.format == DataFormat.yolo:
+                continue
+            count = len(part.pairs(f"data.{split}"))
+            if count > 1 and self.format not in (DataFormat.voc, DataFormat.yolo):
+                raise ValueError(
+                    f"data.{split}.annotations lists {count} files: format={self.format} reads one. fix: merge them"
+                )
         if isinstance(self.names, str):
-            self.names, _ = read_names(self._names_file(self.names))
+            folder = Path(self.root) if Path(self.root).is_dir() else Path(self.root).parent
+            beside = folder / self.names
+            self.names, _ = read_names(beside if beside.is_file() else Path(self.names))
         if self.names is not None:
             self.names = class_names(self.names, "data.names")
 
@@ -177,98 +136,32 @@ class DataConfig:
                 "data.split=0.1 holds out a tenth, or name them by data.val.annotations and data.val.images"
             )
 
-    def _check_format(self) -> None:
-        if self.format in DataFormat.__members__:
-            self.format = DataFormat(self.format)
-        elif self.format not in FORMATS:
-            choices = ", ".join((*DataFormat, *FORMATS))
-            raise ValueError(f"data.format must be {choices}, or that of one of plugins=, got {self.format}")
-        if self.is_drawn and self.shapes is None:
-            needs = "data.shapes: the number of images and their size"
-            raise ValueError(f"data.format={self.format} needs {needs}")
-
-    def _names_file(self, name: str) -> Path:
-        """Find the file of ``data.names``, relative to the data set's or the current folder."""
-        root = Path(self.root)
-        candidates = [folder / name for folder in (root if root.is_dir() else root.parent, Path())]
-        existing = next((path for path in candidates if path.is_file()), None)
-        if existing is None:
-            raise ValueError(
-                f"data.names={name}: found neither {candidates[0]} nor {candidates[1]}. fix: a list, or {NAME_FILES}"
-            )
-        return existing
-
-    def _check_split(self, split: str) -> None:
-        part: SplitConfig = getattr(self, split)
-        if part.annotations is None and self.format == DataFormat.yolo:
-            return
-        try:
-            pairs = part.pairs()
-        except ValueError as error:
-            raise ValueError(f"data.{split}.{error}") from error
-        if len(pairs) > 1 and self.format not in (DataFormat.voc, DataFormat.yolo):
-            raise ValueError(
-                f"data.{split}.annotations lists {len(pairs)} files: format={self.format} reads one. fix: merge them"
-            )
-
-
-def _texts(value: Any, key: str) -> list[str]:
-    """Return a string, or a list of strings, as a list."""
-    values = value if isinstance(value, list) else [value]
-    if not values or not all(isinstance(item, str) for item in values):
-        raise ValueError(f"{key} must be a path or a list of paths, got {value!r}")
-    return values
-
-
-class Colour(StrEnum):
-    """Where colour changes run: per sample on the ``cpu``, or per batch on the ``device``.
-
-    ``auto``, which the training resolves, is the device if that is a GPU.
-    """
-
-    auto = "auto"
-    cpu = "cpu"
-    device = "device"
-
 
 @dataclass
 class AugmentConfig:
     """Random changes to training images (keys ``augment.*``); all zero: a plain letterbox."""
 
-    mosaic: float  # probability that a sample is a mosaic of four or nine images
-    mosaic_nine: float  # share of the mosaics, 0..1, made of nine images; the others have four
-    mixup: float  # probability that a sample is blended with a second one
-    close_mosaic_epochs: int  # number of final epochs without mosaic and mixup, at most a quarter of all epochs
-    tile_pool: int  # mosaics draw their other images from a block of this many neighbours in the
+    mosaic: Share  # probability that a sample is a mosaic of four or nine images
+    mosaic_nine: Share  # share of the mosaics, 0..1, made of nine images; the others have four
+    mixup: Share  # probability that a sample is blended with a second one
+    close_mosaic_epochs: Whole  # number of final epochs without mosaic and mixup, at most a quarter of all epochs
+    tile_pool: Whole  # mosaics draw their other images from a block of this many neighbours in the
     # epoch's order, which saves decoding; 0: from all images
-    degrees: float  # rotation in degrees, drawn from -degrees..degrees
-    translate: float  # shift in input sides, drawn from -translate..translate along each axis
-    scale: float  # zoom factor, drawn from 1 - scale..1 + scale
-    shear: float  # shear in degrees, drawn from -shear..shear along each axis
-    perspective: float  # tilt, drawn from -perspective..perspective along each axis: the relative
-    # change of depth across the input
-    flip_horizontal: float  # probability of a left-right flip
-    flip_vertical: float  # probability of an upside-down flip
-    hsv_hue: float  # gain on the hue, drawn from 1 - hsv_hue..1 + hsv_hue
-    hsv_saturation: float  # gain on the saturation, drawn from
-    # 1 - hsv_saturation..1 + hsv_saturation
-    hsv_value: float  # gain on the value (brightness), drawn from 1 - hsv_value..1 + hsv_value
+    degrees: Annotated[float, ">= 0 and <= 180"]  # rotation in degrees, drawn from -degrees..degrees
+    translate: Below1  # shift in input sides, drawn from -translate..translate along each axis
+    scale: Below1  # zoom factor, drawn from 1 - scale..1 + scale
+    shear: Annotated[float, ">= 0 and < 90"]  # shear in degrees, drawn from -shear..shear along each axis
+    perspective: Annotated[float, ">= 0 and < 0.2"]  # tilt, drawn from -perspective..perspective along each axis: the
+    # relative change of depth across the input
+    flip_horizontal: Share  # probability of a left-right flip
+    flip_vertical: Share  # probability of an upside-down flip
+    hsv_hue: Share  # gain on the hue, drawn from 1 - hsv_hue..1 + hsv_hue
+    hsv_saturation: Share  # gain on the saturation, drawn from 1 - hsv_saturation..1 + hsv_saturation
+    hsv_value: Share  # gain on the value (brightness), drawn from 1 - hsv_value..1 + hsv_value
     colour: Colour  # where the HSV gains are applied: per sample on the cpu, or per batch on the
     # device; auto: on the device if it is a GPU; a resumed run stays with what it had
 
     def __post_init__(self) -> None:
-        shares = ("mosaic", "mosaic_nine", "mixup", "flip_horizontal", "flip_vertical")
-        for key in (*shares, "hsv_hue", "hsv_saturation", "hsv_value"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ValueError(f"augment.{key} must lie in 0..1, got {getattr(self, key)}")
-        for key, limit in (("scale", 1), ("translate", 1), ("shear", 90), ("perspective", 0.2)):
-            if not 0 <= getattr(self, key) < limit:
-                raise ValueError(f"augment.{key} must be at least 0 and below {limit}, got {getattr(self, key)}")
-        if not 0 <= self.degrees <= 180:
-            raise ValueError(f"augment.degrees must lie in 0..180, got {self.degrees}")
-        for key in ("close_mosaic_epochs", "tile_pool"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"augment.{key} must be 0 or more, got {getattr(self, key)}")
         # The horizon of a tilted plane must stay outside the sample.
         if self.perspective * (1 + 2 * self.translate) > 0.5 * (1 - self.scale):
             largest = 0.5 * (1 - self.scale) / (1 + 2 * self.translate)

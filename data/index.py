@@ -154,7 +154,7 @@ def check_same_classes(train: Annotations, val: Annotations) -> None:
 def locate(config: DataConfig, split: str) -> Files:
     """Find the files of the ``train`` or ``val`` split. Raises ``DataError`` if any is missing."""
     root = Path(config.root).absolute()
-    if config.is_drawn:
+    if config.format == DataFormat.shapes:
         assert config.shapes is not None  # by DataConfig.__post_init__
         root = ensure_shapes(root, config.shapes)
     if config.split is not None:
@@ -169,7 +169,7 @@ def locate(config: DataConfig, split: str) -> Files:
             )
         pairs = [(set_file, set_file.parent)]
     else:
-        pairs = [(root / annotations, root / images) for annotations, images in part.pairs()]
+        pairs = [(root / annotations, root / images) for annotations, images in part.pairs(f"data.{split}")]
     for path, images in pairs:
         for place, key in ((path, f"data.{split}.annotations"), (images, f"data.{split}.images")):
             if not place.exists():

@@ -3,11 +3,9 @@
 YAML holds every value; fields have no defaults. Imports no torch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from models.published import BACKBONE, BACKBONE_LAYERS, Published, find_published
 
@@ -15,13 +13,8 @@ MAX_SCALE_X_Y = 100  # cells
 AUTO = "auto"  # of model.anchors, loss.classification, loss.balance and loss.class_weights
 
 
-class IouKind(StrEnum):
-    """Overlap measure of the box loss."""
-
-    iou = "iou"
-    giou = "giou"
-    diou = "diou"
-    ciou = "ciou"
+IouKind = StrEnum("IouKind", ["iou", "giou", "diou", "ciou"])
+NotNegative = Annotated[float, ">= 0"]
 
 
 class Balance(StrEnum):
@@ -60,9 +53,9 @@ class ModelConfig:
     """Which network (keys ``model.*``)."""
 
     cfg: str  # a name of models/zoo, or the path of a Darknet .cfg
-    width: float  # factor on the filters of each convolution except the heads'
-    scale_x_y: float | None  # how far box centres reach, for all [yolo] sections: 1 to the edges of their
-    # cell, 2 half a cell past them; null: that of the .cfg
+    width: Annotated[float, "> 0 and <= 8"]  # factor on the filters of each convolution except the heads'
+    scale_x_y: Annotated[float | None, ">= 1 and <= 100"]  # how far box centres reach, for all [yolo] sections: 1 to
+    # the edges of their cell, 2 half a cell past them; null: that of the .cfg
     anchors: Any  # pairs [width, height] in pixels, for all [yolo] sections; null: those of the .cfg; auto: fitted to
     # the training set at train.image_size when a training starts, if those of the .cfg miss 30 % of
     # its boxes
@@ -72,14 +65,10 @@ class ModelConfig:
     # below the heads and what is only theirs, for networks of the zoo
 
     def __post_init__(self) -> None:
-        if not 0 < self.width <= 8:
-            raise ValueError(f"model.width must be above 0 and at most 8, got {self.width}")
         if self.anchors not in (None, AUTO) and not _are_sizes(self.anchors):
             raise ValueError(
                 f"model.anchors must be pairs [width, height] of pixels above 0, {AUTO} or null, got {self.anchors}"
             )
-        if self.scale_x_y is not None and not 1 <= self.scale_x_y <= MAX_SCALE_X_Y:
-            raise ValueError(f"model.scale_x_y must lie in 1..{MAX_SCALE_X_Y}, or be null, got {self.scale_x_y}")
         if self.frozen_layers() < 0:
             raise ValueError(f"model.freeze must be 0 or more, got {self.freeze}")
         self.published()
@@ -119,14 +108,14 @@ class LossSection:
 class LossConfig(LossSection):
     """Weights and options of the YOLOv3-SPP loss (keys ``loss.*``)."""
 
-    box: float  # weight of the box term
-    objectness: float  # weight of the objectness term
+    box: NotNegative  # weight of the box term
+    objectness: NotNegative  # weight of the objectness term
     classification: Any  # weight of the class term at 80 classes; scaled by classes / 80. auto: 37.4, and 200 where the
     # training images hold few large objects, as told when a training starts
     iou: IouKind  # overlap measure of the box term
-    anchor_iou: float  # a box matches an anchor if the IoU of their shapes is higher
-    positives: int | None  # how many anchors of cells learn each box, among those whose model.scale_x_y reaches its
-    # centre; null with positives_by=shape
+    anchor_iou: Annotated[float, ">= 0 and < 1"]  # a box matches an anchor if the IoU of their shapes is higher
+    positives: Annotated[int | None, ">= 1"]  # how many anchors of cells learn each box, among those whose
+    # model.scale_x_y reaches its centre; null with positives_by=shape
     balance: Balance  # equal: all heads weigh the same, as published; damped: heads with few objects
     # less; pooled: all objects and all cells the same; auto: equal, and damped where the training
     # images hold few large objects, as told when a training starts
@@ -141,13 +130,6 @@ class LossConfig(LossSection):
     def __post_init__(self) -> None:
         if self.classification != AUTO and not (type(self.classification) in (int, float) and self.classification >= 0):
             raise ValueError(f"loss.classification must be 0 or more, or {AUTO}, got {self.classification}")
-        for key in ("box", "objectness"):
-            if not getattr(self, key) >= 0:
-                raise ValueError(f"loss.{key} must be 0 or more, got {getattr(self, key)}")
-        if not 0 <= self.anchor_iou < 1:
-            raise ValueError(f"loss.anchor_iou must be 0 or more and below 1, got {self.anchor_iou}")
-        if self.positives is not None and self.positives < 1:
-            raise ValueError(f"loss.positives must be 1 or more, or null, got {self.positives}")
         if self.positives is None and self.ranked_by != PositivesBy.shape:
             raise ValueError(f"loss.positives_by={self.positives_by} needs a number. fix: loss.positives=10")
         if self.positives is not None and self.ranked_by == PositivesBy.shape:

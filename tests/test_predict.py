@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(
         (["source=pictures", "ckpt=random.pt", "names=two.names"], "ckpt and names exclude one another"),
         (["source=nowhere", "ckpt=random.pt"], "source=nowhere holds no picture or video"),
         (["source=pictures", "ckpt=random.pt", "image_size=50"], "image_size=50 is not a multiple"),
-        (["source=pictures", "ckpt=random.pt", "nms_iou=1.5"], "nms_iou must lie in 0..1, got 1.5"),
+        (["source=pictures", "ckpt=random.pt", "nms_iou=1.5"], "nms_iou must be >= 0 and <= 1, got 1.5"),
         (["source=pictures", "ckpt=random.pt", "out=pictures"], "pictures would overwrite"),
         (["source=pictures", "ckpt=random.pt", "out=/proc/nothing"], "/proc/nothing cannot be written"),
         (["source=pictures", "ckpt=random.pt", "out=found"], "broken.png is not an image of a known type"),

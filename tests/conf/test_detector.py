@@ -139,7 +139,7 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
     [
         ({"conf": 0.5}, "no option conf; did you mean confidence=0.5?"),
         ({"confidence": "high"}, "confidence: Value 'high' of type 'str' could not be converted to Float"),
-        ({"confidence": 2}, "confidence must lie in 0..1, got 2"),
+        ({"confidence": 2}, "confidence must be >= 0 and <= 1, got 2"),
         ({"image_size": 100}, "image_size=100 is not a multiple of the network's stride 32. fix: 96"),
         ({"precision": "float16", "device": "cpu"}, "precision=float16 needs a GPU"),
         ({"draw": False, "source": "a.jpg"}, "draw, source is for the files of predict.py. fix: leave it out"),

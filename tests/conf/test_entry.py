@@ -1,17 +1,19 @@
 """The border: what users type, and what they are told when it does not fit."""
 
-from __future__ import annotations
-
+import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from conf import CONF_DIR
-from conf.entry import compose, to_dictionary, to_yaml
+from conf import CONF_DIR, ConfigError
+from conf.entry import check_limits, compose, from_dictionary, to_dictionary, to_yaml
 from conf.messages import kinds_of
-from conf.programs import run
+from conf.programs import PROGRAMS, prepare_arguments, run
 from conf.schema import TrainConfig
 
 Program = Callable[..., str]
@@ -49,10 +51,9 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("logger=[csv,tensorbord]", "no choice logger=tensorbord; did you mean logger=tensorboard? there are: csv, "),
         ("train.epochs=null", "train.epochs: "),
         ("evaluate.resize=[0.8,1]", "evaluate.resize: "),
-        ("train.epochs=0", "train.epochs must be 1 or more, got 0"),
+        ("train.epochs=0", "train.epochs must be >= 1, got 0"),
         ("loss.iou=riou", "loss.iou"),
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
-        ("optim.lr=-1", "optim.lr must be above 0"),
         ("data.root=a=b", "quote a value"),
         ("train.epochs", "write key=value"),
     ],
@@ -90,41 +91,66 @@ def test_what_does_not_fit_stops_before_a_run_folder_is_made(
     assert sentence in error_of(*([] if coco else shapes), *arguments)
 
 
-@pytest.mark.parametrize("group", ["data", "model", "augment", "loss", "optim", "evaluate"])
-def test_every_choice_of_a_group_composes(group: str) -> None:
-    choices = {path.stem for path in (CONF_DIR / group).glob("*.yaml")} - {"base"}
-    assert choices
-    for choice in choices:
-        assert isinstance(compose("train", TrainConfig, [f"{group}={choice}"]), TrainConfig)
+def limited(section: Any) -> Iterator[tuple[Any, str, str]]:
+    """The fields below ``section`` that have limits."""
+    for name, kind in get_type_hints(type(section), include_extras=True).items():
+        if is_dataclass(getattr(section, name)):
+            yield from limited(getattr(section, name))
+        for part in (kind, *get_args(kind)):
+            if get_origin(part) is Annotated:
+                yield section, name, part.__metadata__[0]
+
+
+def test_numbers_beyond_their_limits_are_refused() -> None:
+    config, count = compose("train", TrainConfig, ["data=shapes"]), 0
+    beyond = {"<": 0.0, "<=": 1.0, ">": 0.0, ">=": -1.0}
+    for section, name, limits in limited(config):
+        before = getattr(section, name)
+        for sign, limit in re.findall(r"(<=?|>=?) ([\d.]+)", limits):
+            for value in (float(limit) + beyond[sign], math.nan):
+                setattr(section, name, value)
+                with pytest.raises(ConfigError, match=rf"{name} must be {limits}.*, got {value}"):
+                    check_limits(config)
+                count += 1
+        setattr(section, name, before)
+    check_limits(config)
+    assert count > 80
+
+
+CHOICES = [
+    (group, path.stem)
+    for group in ("data", "model", "augment", "loss", "optim", "evaluate", "experiment")
+    for path in sorted((CONF_DIR / group).glob("*.yaml"))
+    if path.stem != "base"
+]
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_choice_composes_and_gives_way_to_what_is_named(group: str, choice: str) -> None:
+    named = ["train.epochs=7", *([] if group in ("data", "model") else ["data=shapes", "model=yolov4-tiny"])]
+    config = compose("train", TrainConfig, [f"{group}={choice}", *named])
+    assert config.train.epochs == 7
+    if group not in ("data", "model"):
+        assert (config.model.cfg, config.data.format) == ("yolov4-tiny", "shapes")
+    if group == "experiment":
+        assert config.name == (choice if choice == "quickstart" else f"{choice}-shapes")
 
 
 def test_the_saved_configuration_says_every_key_and_reads_back() -> None:
     config = compose("train", TrainConfig, ["experiment=quickstart", "optim.lr=0.003"])
     assert config.optim.lr == 0.003 and config.name == "quickstart"
-    other = ["loss=darknet", "logger=[tensorboard,wandb]"]  # kinds_of has those of all choices
-    text = to_yaml(config) + to_yaml(compose("train", TrainConfig, other))
-    for key in kinds_of(TrainConfig):
+    text = to_yaml(config) + to_yaml(compose("train", TrainConfig, ["loss=darknet"]))
+    for key in kinds_of(TrainConfig):  # those of all choices
         assert f"{key.split('.')[-1]}:" in text, key
-    assert to_dictionary(config)["data"]["format"] == "shapes"
+    assert from_dictionary(to_dictionary(config), TrainConfig) == config
 
 
 def test_a_data_set_of_ones_own_is_one_file_outside_the_repository(tmp_path: Path) -> None:
-    """`--config-dir` cannot be given to compose; its search path is what it adds."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.yaml").write_text(
         "defaults: [coco]\nname: mine\nroot: /my/pictures\ntrain: {annotations: a.json, images: a}\n"
     )
-    config = compose("train", TrainConfig, ["data=mine", f"hydra.searchpath=[file://{tmp_path}]"])
+    arguments = prepare_arguments(["--config-dir", str(tmp_path), "data=mine"], PROGRAMS["train"])
+    config = compose("train", TrainConfig, arguments)
     assert (config.data.name, config.data.root, config.data.train.images) == ("mine", "/my/pictures", "a")
     assert config.name == "mine"
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml")))
-def test_presets_compose_with_data_and_network(name: str) -> None:
-    overrides = ["data=shapes", "model=yolov4-tiny", "train.epochs=7"]
-    config = compose("train", TrainConfig, [f"experiment={name}", *overrides])
-    assert (config.model.cfg, config.train.epochs, config.data.format.value) == ("yolov4-tiny", 7, "shapes")
-    assert config.name == (name if name == "quickstart" else f"{name}-shapes")
-    tuned = name in ("finetune", "multi-scale", "single-class")
-    assert config.model.weights == ("coco" if tuned else None)
-    assert (CONF_DIR / "experiment" / f"{name}.yaml").read_text().startswith("# @package _global_\n# ")

@@ -42,21 +42,21 @@ CASES = {  # options and what stderr says; for None stdout has the answer
     },
     "eval": {"--help": None, "": "nothing to evaluate", "ckpt=nowhere": "there is no checkpoint"},
     "predict": {"--help": None, "": "source has no value", "source=a device=tpu": "device"},
-    "export": {"--help": None, "model=yolov3 batch_size=0": "batch_size must be 1 or more"},
-    "check_data": {"--help": None, "pictures=-1": "pictures must be 0 or more"},
+    "export": {"--help": None, "model=yolov3 batch_size=0": "batch_size must be >= 1"},
+    "check_data": {"--help": None, "pictures=-1": "pictures must be >= 0"},
     "anchors": {"--help": None, "out=mine/a.yaml": "out must be [<folder>/]model/<name>.yaml"},
     "get_data": {"--help": None, "coco2017 keep=true": "no option keep"},
     "get_weights": {"--help": None, "yolo": "no published weights are called 'yolo'"},
     "convert": {"--help": None, "ckpt=nowhere out=a": "there is no checkpoint", "weights=a": "weights=a needs"},
-    "demo": {"--help": None, "workers=0": "workers must be 1 or more"},
+    "demo": {"--help": None, "workers=0": "workers must be >= 1"},
     "compare": {
         "--help": None,
         "": "runs has no value",
-        "--config-dir conf here resamples=1 there": "resamples must be 10 or more",
+        "--config-dir conf here resamples=1 there": "resamples must be >= 10",
     },
     "tune": {
         "--help": None,
-        "trials=0": "trials must be 1 or more",
+        "trials=0": "trials must be >= 1",
         "-- data=bcd optim.lr=1,2": "no choice data=bcd",
     },
 }
@@ -262,7 +262,7 @@ def test_jobs_have_folders_of_their_own_and_a_failure_is_the_exit_code(
     side_by_side = ["hydra.launcher.n_jobs=2"] * (launcher == "joblib")
     command = [*multirun, f"hydra/launcher={launcher}", *side_by_side, "train.epochs=1", "optim.lr=0.01,-1,0.02"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and "error: optim.lr must be above 0, got -1" in done.stderr, done.stderr
+    assert done.returncode == 2 and "error: optim.lr must be > 0, got -1" in done.stderr, done.stderr
     tables = [list(csv.DictReader(table.open())) for table in tmp_path.glob("runs/shapes/*/metrics.csv")]
     assert [len(rows) for rows in tables] == [1, 1], "a job is missing, or two wrote to one folder"
 

@@ -132,9 +132,3 @@ def test_a_side_without_images_is_refused(yolo_set: YoloSet) -> None:
     config = replace(yolo_set.config([f"{folder}/images" for folder in "abc"], names=["x", "y", "z"]), split=0.5)
     with pytest.raises(DataError, match=r"data\.split=0\.5 takes (0|3) of the 3 images .* fix: another share"):
         open_annotations(config, "train")
-
-
-@pytest.mark.parametrize("share", [0, 1, -0.1, 10, float("nan")])
-def test_shares_that_are_none(share: float, coco_set: Any) -> None:
-    with pytest.raises(ValueError, match=r"data\.split must lie between 0 and 1, or be null, got"):
-        replace(coco_set.config, split=share)

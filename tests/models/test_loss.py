@@ -218,9 +218,6 @@ def test_half_precision_maps_are_computed_in_float32(loss: HeadLoss) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("box", -1.0),
-        ("anchor_iou", 1.0),
-        ("positives", 0),
         ("class_weights", [1, 0]),
         ("class_weights", "frequency"),
     ],

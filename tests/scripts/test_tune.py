@@ -113,7 +113,7 @@ def test_failed_trials_are_named(configured: Callable[..., TuneConfig], capsys: 
     ("given", "said"),
     [
         ("-- optim.rl=1,2", "no option optim.rl"),
-        ("-- optim.lr=interval(-1,1)", "optim.lr must be above 0"),
+        ("-- optim.lr=interval(-1,1)", "optim.lr must be > 0"),
         ("-- data=bcd optim.lr=1,2", "no choice data=bcd"),
     ],
 )
