@@ -38,7 +38,7 @@ CASES = {  # options and what stderr says; for None stdout has the answer
         "devices=0": "devices must be a number of processes",
         "train.epochs=many": "train.epochs: Value 'many'",
         "--epochs=3": "--epochs is no option",
-        "resume=nowhere": "resume=nowhere holds no config.yaml",
+        "resume=nowhere": "resume=nowhere: ",
     },
     "eval": {"--help": None, "": "nothing to evaluate", "ckpt=nowhere": "there is no checkpoint"},
     "predict": {"--help": None, "": "source has no value", "source=a device=tpu": "device"},
