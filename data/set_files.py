@@ -1,6 +1,5 @@
 """What ``data=<path>`` may be, and the files that name the images and classes of a set."""
 
-import difflib
 import json
 import mmap
 import os
@@ -65,22 +64,15 @@ def _of_folder(folder: Path) -> dict[str, Any] | None:
         if jsons := sorted(folder.glob(layout)):
             return _of_json(jsons[0])
     xmls = folder / "Annotations" if (folder / "Annotations").is_dir() else folder
-    classes = {name for path in xmls.glob("*.xml") for name in _CLASS.findall(path.read_bytes())}
-    if classes:
+    if classes := {name for path in xmls.glob("*.xml") for name in _CLASS.findall(path.read_bytes())}:
         lists = [f"ImageSets/Main/{split}.txt" for split in ("train", "val")]
         train, val = lists if all((folder / name).is_file() for name in lists) else [os.path.relpath(xmls, folder)] * 2
-        return {
-            "format": "voc",
-            "root": str(folder),
-            "names": sorted(unescape(name.decode("utf-8", "replace")) for name in classes),
-            "train": {"annotations": train, "images": "."},
-            "val": {"annotations": val, "images": "."},
-        }
+        names = sorted(unescape(name.decode("utf-8", "replace")) for name in classes)
+        return {"format": "voc", "root": str(folder), "names": names, "train": _part(train), "val": _part(val)}
     suffixes = {path.suffix.lower() for path in folder.iterdir()}
     if ".txt" in suffixes and suffixes & IMAGE_SUFFIXES:
         names_file = {"names": "classes.txt"} if (folder / "classes.txt").is_file() else {}
-        part = {"annotations": ".", "images": "."}
-        return {"format": "yolo", "root": str(folder), "train": part, "val": part, **names_file}
+        return {"format": "yolo", "root": str(folder), "train": _part("."), "val": _part("."), **names_file}
     return None
 
 
@@ -96,11 +88,12 @@ def _of_json(path: Path) -> dict[str, Any]:
     jsons = {"train": path, "val": path, split: twin}
     images = {split: _images_of(json_path) for split, json_path in jsons.items()}
     root = os.path.commonpath([*(json_path.parent for json_path in jsons.values()), *images.values()])
-    parts = {
-        split: {"annotations": os.path.relpath(jsons[split], root), "images": os.path.relpath(images[split], root)}
-        for split in jsons
-    }
+    parts = {split: _part(os.path.relpath(jsons[split], root), os.path.relpath(images[split], root)) for split in jsons}
     return {"format": "coco", "root": root, "on_error": "clip", **parts}
+
+
+def _part(annotations: str, images: str = ".") -> dict[str, str]:
+    return {"annotations": annotations, "images": images}
 
 
 def _images_of(path: Path) -> Path:
@@ -185,13 +178,12 @@ def find_place(name: str, path: Path, starts: list[Path]) -> Path:
 
 def class_names(names: Any, where: str) -> list[str]:
     """A list of class names as texts. Raises ``DataError``, naming ``where``, if it is none."""
-    if not isinstance(names, list) or not names:
-        raise DataError(f"{where} must be a list with at least one class, got {shown(names)}. fix: write one")
-    for name in names:
-        # YAML reads yes, no, on and off as booleans.
-        if isinstance(name, bool) or not isinstance(name, str | int | float):
-            raise DataError(f"{where} holds {shown(name)}, which is not text. fix: put it in quotes")
-    texts = [str(name) for name in names]
+    # YAML reads yes, no, on and off as booleans.
+    if not isinstance(names, list) or not names or not all(type(name) in (str, int, float) for name in names):
+        raise DataError(
+            f"{where} must be a list of texts, got {shown(names)}. fix: write one, with yes and no in quotes"
+        )
+    texts = list(map(str, names))
     if len(set(texts)) < len(texts):
         twice = next(name for name in texts if texts.count(name) > 1)
         raise DataError(f"{where} lists {twice!r} twice. fix: give each class its own name")
@@ -206,13 +198,9 @@ def choose_classes(by_id: dict[int, str], names: list[str] | None, path: Path) -
     if names is None:
         return by_id
     id_of = {name: number for number, name in by_id.items()}
-    for name in names:
-        if name not in id_of:
-            near = difflib.get_close_matches(name, id_of, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"its categories are {', '.join(id_of)}."
-            raise DataError(
-                f"data.names holds {name!r}, which is not a category of {path}: {hint} fix: correct data.names"
-            )
+    if unknown := [name for name in names if name not in id_of]:
+        known = ", ".join(id_of)
+        raise DataError(f"data.names holds {unknown[0]!r}, and the classes of {path} are {known}. fix: correct it")
     return {id_of[name]: name for name in names}
 
 
@@ -221,31 +209,29 @@ def read_names(path: Path) -> tuple[list[str], list[int] | None]:
 
     The suffix tells which of ``NAME_FILES`` it is. Raises ``DataError`` where it is none.
     """
-    ids = None
+    names, ids, why = None, None, ""
     try:
         if path.suffix.lower() == ".json":
             categories = json.loads(path.read_bytes())["categories"]
-            names_by_id = {int(category["id"]): str(category["name"]) for category in categories}
-            ids = sorted(names_by_id)
-            names = [names_by_id[number] for number in ids]
+            by_id = {int(category["id"]): str(category["name"]) for category in categories}
+            ids = sorted(by_id)
+            names = [by_id[number] for number in ids]
         else:
-            names = (read_set_file(path).get("names") or []) if is_set_file(path) else _names_in(path)
-    except OSError as error:
-        raise DataError(f"the class names {path} cannot be read ({error.strerror}). fix: name {NAME_FILES}") from error
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not a list of class names. fix: name {NAME_FILES}") from error
+            names = read_set_file(path).get("names") if is_set_file(path) else _names_in(path)
+    except (OSError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        why = f" ({error!r})"
     if not names:
-        raise DataError(f"{path} holds no class names. fix: name {NAME_FILES}")
+        raise DataError(f"{path} holds no class names{why}. fix: name {NAME_FILES}")
     return names, ids
 
 
 def _names_in(path: Path) -> list[str]:
     """The lines of a text file, a class each. Empty ones are allowed at the end only."""
-    lines = "\n".join(line.strip() for line in read_lines(path)).rstrip("\n").split("\n")
-    if "" in lines[1:]:
+    lines = "\n".join(map(str.strip, read_lines(path))).rstrip().splitlines()
+    if "" in lines:
         number = lines.index("") + 1
         raise DataError(f"{path}:{number} is empty, but each line counts as a class. fix: write a name, or remove it")
-    return lines if lines[0] else []
+    return lines
 
 
 def read_lines(path: Path) -> list[str]:

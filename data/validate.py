@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from data.config import OnError
 from data.errors import DataError
-from data.headers import MAX_PIXELS
+from data.headers import KNOWN_TYPES, MAX_PIXELS
 from data.index_cache import stamp_files
 from data.source import Source
 
@@ -77,7 +77,11 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
     checks: Checks = (
         ("images with an id in use", first, lambda row: f"has the image id {source.image_ids[row]} of another image"),
         ("missing image files", exists, lambda row: f"is not in {root}"),
-        ("images without size", (source.sizes > 0).all(axis=1), pixels),
+        (
+            "images without size",
+            (source.sizes > 0).all(axis=1),
+            lambda row: f"{pixels(row)}, or not an image of a known type ({KNOWN_TYPES})",
+        ),
         ("images that are too large", readable, lambda row: f"{pixels(row)}, at most {MAX_PIXELS:,} are read"),
     )
     every_image = np.ones(count, dtype=bool)

@@ -7,28 +7,19 @@ A row is ``class cx cy w h``, in fractions of the image's width and height, or a
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from data import set_files
 from data.config import Exif
 from data.errors import DataError, shown
 from data.files import in_chunks, read_file
-from data.headers import KNOWN_TYPES, MAX_PIXELS, TURNED, TooLargeError, read_header
+from data.headers import TURNED, TooLargeError, read_header
 from data.index_cache import Stamps, stamp_files
-from data.set_files import (
-    IMAGE_SUFFIXES,
-    choose_classes,
-    find_place,
-    is_set_file,
-    read_lines,
-    read_set_file,
-    starts_of,
-)
 from data.source import Files, Findings, Source, relative_name
 
 MAX_FRACTION = 2  # larger numbers are pixels; a little above 1, a box reaches out of its image
@@ -47,31 +38,44 @@ class _Listed(NamedTuple):
 class _Read(NamedTuple):
     """What the header and the label file of an image hold."""
 
-    size: tuple[int, int] | None  # height, width; (0, 0): no file; None: no image
-    is_turned: bool = False
-    rows: Sequence[list[float]] = ()  # line, class, cx, cy, w, h
-    problems: Sequence[tuple[str, str]] = ()  # kind and sentence of each unusable entry
+    size: tuple[int, int]  # height, width; (0, 0): no image
+    is_turned: bool
+    rows: Sequence[list[float]]  # line, class, cx, cy, w, h
+    problems: Sequence[tuple[str, str]]  # kind and sentence of each unusable entry
 
 
 def locate_yolo(
     pairs: Sequence[tuple[Path, Path]], image_root: Path, split: str, names: list[str] | None, exif: Exif
 ) -> Files:
-    """Find the images and label files of ``pairs`` (see ``find_images``).
+    """Find the images and label files of each list, folder, data.yaml or obj.data, with its base.
 
-    ``names`` are those of classes 0, 1, ...; where a data.yaml has names, they choose and order
-    among these. Raises ``DataError`` where there are no images, labels or names.
+    A data.yaml holds a folder, a list, or several of these for each split; ``download`` is neither
+    fetched nor run. ``names`` are those of classes 0, 1, ...; where a data.yaml has names, they
+    choose and order among these. Raises ``DataError`` where there are no images, labels or names.
     """
-    lists = [find_images(place, base, split) for place, base in pairs]
+    groups: list[list[str]] = []
+    read = [place for place, _ in pairs if place.is_file()]
+    classes = names
+    for place, base in pairs:
+        if not place.is_file() or not set_files.is_set_file(place):
+            groups.append(find_images(place, [base]))
+            continue
+        content = set_files.read_set_file(place)
+        classes = content.get("names") or classes
+        starts = set_files.starts_of(place, str(content.get("path") or ""))
+        for entry in _entries(content, split, place):
+            part = set_files.find_place(entry, place, starts)
+            read += [part] if part.is_file() else []
+            groups.append(find_images(part, starts))
     path = pairs[0][0] if len(pairs) == 1 else image_root
-    classes = next((part.names for part in lists if part.names is not None), names)
     if classes is None:
         raise DataError(
             f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or name a data.yaml"
         )
-    categories = choose_classes(dict(enumerate(classes)), names, path)
+    categories = set_files.choose_classes(dict(enumerate(classes)), names, path)
     listed: list[_Listed] = []
     digests = []
-    for group in (group for part in lists for group in part.groups):
+    for group in groups:
         image_stamps = stamp_files(group)
         labels, label_stamps = find_labels(group)
         listed += map(_Listed, group, labels, image_stamps.is_file.tolist(), label_stamps.is_file.tolist())
@@ -87,7 +91,7 @@ def locate_yolo(
             "fix: put the .txt files there, or set data.format to that of the set"
         )
     return Files(
-        stamps=[*digests, stamp_files([str(file) for part in lists for file in part.read]).digest, str(categories)],
+        stamps=[*digests, stamp_files(list(map(str, read))).digest, str(categories)],
         image_root=image_root,
         read=partial(read_yolo, listed, path, image_root, len(classes), categories, exif),
     )
@@ -102,31 +106,25 @@ def read_yolo(
     files. An object's area is that of its box. Unreadable entries go to the findings.
     """
     findings, notes = Findings(), Findings()
-    sizes, usable, turned = list[tuple[int, int]](), list[int](), list[str]()
-    rows: list[list[float]] = []  # position of the image, line, class, cx, cy, w, h
-    chunks = in_chunks(lambda items: [_read(item, num_classes, exif) for item in items], listed, "reading labels")
-    for position, part in enumerate(chain.from_iterable(chunks)):
-        sizes.append(part.size or (0, 0))
-        rows += [[position, *row] for row in part.rows]
-        for kind, sentence in part.problems:
-            findings.add(kind, [sentence])
-        if part.size is not None:
-            usable.append(position)
-        if part.is_turned:
-            turned.append(listed[position].image)
-    notes.add(TURNED, turned)
+    read_chunk = partial(_read_chunk, num_classes=num_classes, exif=exif)
+    images = list(chain.from_iterable(in_chunks(read_chunk, listed, "reading labels")))
+    for kind, sentence in (problem for image in images for problem in image.problems):
+        findings.add(kind, [sentence])
+    notes.add(TURNED, [item.image for item, image in zip(listed, images, strict=True) if image.is_turned])
+    sizes = np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2)
+    # Position of the image, line, class, cx, cy, w, h.
+    rows = [[position, *row] for position, image in enumerate(images) for row in image.rows]
     columns = np.array(rows, dtype=np.float64).reshape(-1, 7)
     image_of_row = columns[:, 0].astype(np.int64)
-    all_sizes = np.array(sizes, dtype=np.int64).reshape(-1, 2)
-    width_height = all_sizes[image_of_row, ::-1].astype(np.float64)
+    width_height = sizes[image_of_row, ::-1].astype(np.float64)
     centres, extents = columns[:, 3:5], columns[:, 5:]
     boxes_xywh = np.concatenate([(centres - extents / 2) * width_height, extents * width_height], axis=1)
     return Source(
         path=path,
         image_root=image_root,
-        file_names=[relative_name(listed[position].image, image_root) for position in usable],
-        image_ids=np.array(usable, dtype=np.int64) + 1,
-        sizes=all_sizes[usable],
+        file_names=[relative_name(item.image, image_root) for item in listed],
+        image_ids=np.arange(1, len(listed) + 1),
+        sizes=sizes,
         box_image_ids=image_of_row + 1,
         boxes_xywh=boxes_xywh,
         box_category_ids=columns[:, 2].astype(np.int64),
@@ -139,20 +137,20 @@ def read_yolo(
     )
 
 
-def _read(item: _Listed, num_classes: int, exif: Exif) -> _Read:
-    if not item.image_is_file:
-        return _Read((0, 0))  # reported by the checks of images
-    try:
-        header, what = read_header(item.image), f"is not an image of a known type ({KNOWN_TYPES}), or damaged"
-    except OSError as error:
-        header, what = None, f"cannot be read ({error.strerror})"
-    except TooLargeError:
-        header, what = None, f"has more than the {MAX_PIXELS:,} pixels that are read"
-    if header is None:
-        return _Read(None, problems=[("files that are no images", f"{item.image} {what}")])
-    orientation = header.orientation if exif == Exif.apply else 1
-    rows, problems = read_label_file(item.label, num_classes) if item.label_is_file else ([], [])
-    return _Read(header.size(orientation), orientation != 1, rows, problems)
+def _read_chunk(listed: Sequence[_Listed], num_classes: int, exif: Exif) -> list[_Read]:
+    images = []
+    for item in listed:
+        try:
+            header = read_header(item.image) if item.image_is_file else None
+        except (OSError, TooLargeError):
+            header = None
+        if header is None:
+            images.append(_Read((0, 0), False, (), ()))  # for the checks to report
+            continue
+        orientation = header.orientation if exif == Exif.apply else 1
+        rows, problems = read_label_file(item.label, num_classes) if item.label_is_file else ([], [])
+        images.append(_Read(header.size(orientation), orientation != 1, rows, problems))
+    return images
 
 
 def read_label_file(path: str, num_classes: int) -> tuple[list[list[float]], list[tuple[str, str]]]:
@@ -189,39 +187,41 @@ def _parse(line: str, num_classes: int) -> list[float]:
     return [number, *box]
 
 
-@dataclass
-class ImageLists:
-    """The images of a data.yaml, obj.data, list or folder."""
-
-    groups: list[list[str]] = field(default_factory=list)  # absolute paths, by the folder or list they come from
-    names: list[str] | None = None  # of the classes, if known
-    read: list[Path] = field(default_factory=list)  # the files read to find all this
-
-
-def find_images(place: Path, base: Path, split: str) -> ImageLists:
-    """The images of ``place``: a data.yaml, an obj.data, a list of paths or a folder.
-
-    Paths in a list are relative to ``base``, or to the list's own folder. A data.yaml holds a
-    folder, a list, or several of these for each split; ``download`` is neither fetched nor run.
-    Raises ``DataError`` for anything else.
-    """
-    if place.is_dir():
-        return ImageLists([_images_below(place)])
-    if not is_set_file(place):
-        return ImageLists([_listed(place, [base])], read=[place])
-    content = read_set_file(place)
+def _entries(content: dict[str, Any], split: str, path: Path) -> list[str]:
+    """The lists and folders that a data.yaml or obj.data names for a split."""
     entries = next((content[key] for key in SPLIT_KEYS[split] if content.get(key)), None)
     entries = entries if isinstance(entries, list) else [entries]
     if not all(isinstance(entry, str) for entry in entries):
         more = "" if split == "train" else ", or data.split=0.1 to take a tenth of the training images"
-        raise DataError(f"{place} names no images under {split!r}. fix: give it a folder or a list there{more}")
-    starts = starts_of(place, str(content.get("path") or ""))
-    lists = ImageLists(names=content.get("names"), read=[place])
-    for entry in entries:
-        part = find_place(entry, place, starts)
-        lists.groups.append(_images_below(part) if part.is_dir() else _listed(part, starts))
-        lists.read += [] if part.is_dir() else [part]
-    return lists
+        raise DataError(f"{path} names no images under {split!r}. fix: give it a folder or a list there{more}")
+    return entries
+
+
+def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
+    """The absolute paths of all images below a folder, sorted, or of a list with one path per line.
+
+    In a folder the suffix decides, and hidden files do not count. Relative paths of a list start at
+    the one of ``starts``, or the list's own folder, where most exist. Raises ``DataError`` where
+    there are none.
+    """
+    if place.is_dir():
+        images = sorted(
+            f"{parent}/{name}"
+            for parent, _, files in os.walk(os.path.normpath(place))
+            for name in files
+            if name[name.rfind(".") :].lower() in set_files.IMAGE_SUFFIXES
+        )
+        images = [image for image in images if "/." not in image.removeprefix(str(place))]
+    else:
+        lines = [line.strip().replace("\\", "/") for line in set_files.read_lines(place)]  # Windows writes \\
+        images = [line for line in lines if line]
+        bases = (*starts, place.parent)
+        base = max(bases, key=lambda base: sum(os.path.exists(base / line) for line in images[:COMPARED_LINES]))
+        images = [os.path.normpath(os.path.join(base, line)) for line in images]
+    if not images:
+        suffixes = " ".join(sorted(set_files.IMAGE_SUFFIXES))
+        raise DataError(f"{place} holds no images. fix: name a folder that does ({suffixes}), or a list of paths")
+    return images
 
 
 def find_labels(images: list[str]) -> tuple[list[str], Stamps]:
@@ -252,32 +252,3 @@ def _label_paths(images: list[str], folder: str | None) -> list[str]:
             folders[parent] = "/".join(parts)
         labels.append(f"{folders[parent]}/{name.rpartition('.')[0] or name}.txt")
     return labels
-
-
-def _images_below(folder: Path) -> list[str]:
-    """All images in a folder and below, by suffix, without hidden ones, sorted by path."""
-    images = []
-    for parent, folders, files in os.walk(os.path.normpath(folder)):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        images += [
-            f"{parent}/{name}"
-            for name in files
-            if name[name.rfind(".") :].lower() in IMAGE_SUFFIXES and not name.startswith(".")
-        ]
-    if not images:
-        raise DataError(f"{folder} holds no images. fix: name a folder that does ({' '.join(sorted(IMAGE_SUFFIXES))})")
-    return sorted(images)
-
-
-def _listed(path: Path, starts: list[Path]) -> list[str]:
-    """The images of a list with one path per line.
-
-    Relative paths start at the one of ``starts``, or the list's own folder, where most exist.
-    """
-    lines = [line.strip().replace("\\", "/") for line in read_lines(path)]  # it may be written on Windows
-    lines = [line for line in lines if line]
-    if not lines:
-        raise DataError(f"{path} lists no image. fix: write one path per line, or name another list")
-    bases = (*starts, path.parent)
-    base = max(bases, key=lambda base: sum(os.path.exists(base / line) for line in lines[:COMPARED_LINES]))
-    return [os.path.normpath(os.path.join(base, line)) for line in lines]

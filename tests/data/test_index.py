@@ -74,7 +74,7 @@ def test_names_choose_and_order_the_classes(coco_set) -> None:
     assert np.array_equal(chosen.category_ids[chosen.classes], everything.category_ids[everything.classes][kept])
     with pytest.raises(DataError, match=r"category 3, which is not one of the 2 classes in use"):
         coco_set.open(names=["bird", "dog"])
-    with pytest.raises(DataError, match=r"data.names holds 'birt', .* did you mean 'bird'"):
+    with pytest.raises(DataError, match=r"data.names holds 'birt', and the classes"):
         coco_set.open(names=["birt"])
 
 

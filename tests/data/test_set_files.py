@@ -118,7 +118,7 @@ def test_names_from_a_file(name: str, place: str, yolo_set: YoloSet, monkeypatch
         ("a.names", b"\xff\xfex\x00", r"a\.names is not a text file in UTF-8"),
         ("a.names", b"x\n\ny", r"a\.names:2 is empty, but each line counts as a class"),
         ("a.names", b"x\ny\nx", r"data\.names lists 'x' twice"),
-        ("a.json", b'{"categories": [{"id": 1}]}', r"a\.json is not a list of class names"),
+        ("a.json", b'{"categories": [{"id": 1}]}', r"a\.json holds no class names"),
         ("a.json", b'{"categories": []}', r"a\.json holds no class names"),
         ("a.yaml", b"train: x", r"a\.yaml holds no class names"),
         ("a.data", b"train = x", r"a\.data holds no class names"),

@@ -169,7 +169,7 @@ def test_names_choose_and_order_those_of_the_yaml(yolo_set: YoloSet) -> None:
     assert annotations.classes.tolist() == [1, 0]
     with pytest.raises(DataError, match=r"category 2, which is not one of the 2 classes in use"):
         yolo_set.open("data.yaml", names=["x", "y"])
-    with pytest.raises(DataError, match=r"data.names holds 'zz', .* did you mean 'z'"):
+    with pytest.raises(DataError, match=r"data.names holds 'zz', and the classes .* are x, y, z"):
         yolo_set.open("data.yaml", names=["x", "zz"])
 
 
@@ -178,9 +178,9 @@ WRONG_YAMLS = {
     "": r"data\.yaml holds no keys",
     "val: images\nnames: [x]": r"data\.yaml names no images under 'train'",
     "train: pictures\nnames: [x]": r"data\.yaml names pictures, but there is no such place .*/set/pictures",
-    "train: images\nnames: x": r"data\.yaml: names must be a list with at least one class, got 'x'",
+    "train: images\nnames: x": r"data\.yaml: names must be a list of texts, got 'x'",
     "train: images\nnames: {1: x, 2: y}": r"the keys of names are \[1, 2\]. fix: number them from 0",
-    "train: images\nnames: [yes, no]": r"holds True, which is not text. fix: put it in quotes",
+    "train: images\nnames: [yes, no]": r"must be a list of texts, got .True, False.",
     "train: images\nnames: [x, y, x]": r"lists 'x' twice",
     "train: images\nkpt_shape: [17, 3]\nnames: [x]": r"is for key points",
     "train: images": r"data\.yaml holds no class names. fix: set data.names",
@@ -205,7 +205,7 @@ def test_what_leads_nowhere(yolo_set: YoloSet) -> None:
         ("images", r"none of the 3 images .* has a label file .*/set/labels/a\.txt\)"),
         ("empty", r"/empty holds no images"),
         ("list.txt", r"none of the 2 images of .*list\.txt is there \(first: .*/set/x/a\.jpg\)"),
-        ("blank.txt", r"blank\.txt lists no image"),
+        ("blank.txt", r"blank\.txt holds no images"),
         ("images/a.jpg", r"a\.jpg is not a text file in UTF-8"),
     ):
         with pytest.raises(DataError, match=message):

@@ -219,7 +219,7 @@ PLANTED: dict[str, tuple[Plant, DataFormat, str, str, str]] = {
     "box twice": (box_twice, COCO, "train", "boxes given twice", "1.jpg: cat [21, 30, 40, 24]"),
     "yolo pixels": (rows("val", 0, "1 60 50 20 20\n"), YOLO, "val", "rows that are no boxes", "0.txt:3 holds '1 60"),
     "yolo row": (rows("val", 2, "1 .5 .5 .1\n"), YOLO, "val", "rows that are no boxes", "2.txt:3 holds '1 .5"),
-    "yolo no image": (not_an_image, YOLO, "val", "files that are no images", "val/1.jpg"),
+    "yolo no image": (not_an_image, YOLO, "val", "images without size", "val/1.jpg"),
 }
 
 
