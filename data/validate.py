@@ -79,7 +79,7 @@ def _check_images(source: Source, split: str) -> NDArray[np.bool_]:
         ("missing image files", exists, lambda row: f"is not in {root}"),
         (
             "images without size",
-            (source.sizes > 0).all(axis=1),
+            np.asarray((source.sizes > 0).all(axis=1)),
             lambda row: f"{pixels(row)}, or not an image of a known type ({KNOWN_TYPES})",
         ),
         ("images that are too large", readable, lambda row: f"{pixels(row)}, at most {MAX_PIXELS:,} are read"),
