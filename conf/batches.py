@@ -7,6 +7,7 @@ from conf.schema import TrainConfig
 from data import (
     Annotations,
     DataConfig,
+    DataError,
     ImageCache,
     ImageSource,
     MultiScale,
@@ -58,6 +59,8 @@ def open_images(annotations: Annotations, config: DataConfig, world: World) -> I
     if config.cache == ImageCache.none:
         return images
     on_disk = config.cache == ImageCache.disk
+    if not on_disk and not MEMORY_FILES.is_dir():
+        raise DataError(f"data.cache=ram needs {MEMORY_FILES}, which this system lacks. fix: data.cache=disk")
     if on_disk:
         path = Path(config.index_dir).absolute() / image_cache_name(annotations, config.on_error)
     else:

@@ -35,6 +35,11 @@ def compose(name: str, schema: type[Config], overrides: Sequence[str], complete:
         cfg = _composed(name, schema, overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, schema)) from error
+    except AssertionError as error:  # OmegaConf's, for a key below null
+        typed = " ".join(word for word in overrides if "." in word.partition("=")[0])
+        raise ConfigError(
+            f"{typed}: a section is null here. fix: choose what has it, as data=shapes or model=yolov3-spp"
+        ) from error
     return to_plain(cfg, schema, complete, keys_of(overrides))
 
 

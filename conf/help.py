@@ -100,13 +100,14 @@ def sections(schema: type, values: Mapping[str, Any], prefix: str = "") -> Itera
     )
     for name, part in parts.items():
         if part is not None:
-            inner = values.get(name) if isinstance(values.get(name), Mapping) else {}
-            chosen = CHOICES.get(name, {}).get(inner.get("name"), part)
+            there = values.get(name)
+            inner: Mapping[str, Any] = there if isinstance(there, Mapping) else {}  # null or ???: nothing chosen
+            chosen = CHOICES.get(name, {}).get(inner.get("name", ""), part)
             yield from sections(chosen, inner, f"{prefix}{name}.")
 
 
 def _dataclass_in(kind: Any) -> type | None:
-    return next((part for part in (kind, *get_args(kind)) if is_dataclass(part)), None)
+    return next((part for part in (kind, *get_args(kind)) if isinstance(part, type) and is_dataclass(part)), None)
 
 
 def meanings_of(schema: type) -> dict[str, str]:

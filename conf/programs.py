@@ -91,7 +91,7 @@ def run(name: str) -> None:
         elif any(word.startswith("-") for word in arguments):
             run_by_hydra(name, program, arguments)
         else:
-            config = compose(name, program.schema, arguments, program.complete)
+            config: Any = compose(name, program.schema, arguments, program.complete)
             if (count := ranks_to_start(config)) > 1:
                 become_torchrun(count)
             resolve_name(program.function)(config)

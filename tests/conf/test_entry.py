@@ -54,6 +54,7 @@ def error_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("train.epochs=0", "train.epochs must be >= 1, got 0"),
         ("loss.iou=riou", "loss.iou"),
         ("train.multi_scale=[2,1]", "train.multi_scale must be [low, high]"),
+        ("data.shapes.image_size=64", "data.shapes.image_size=64: a section is null here"),
         ("data.root=a=b", "quote a value"),
         ("train.epochs", "write key=value"),
     ],

@@ -16,7 +16,7 @@ from data import DataFormat
         ({"workers": -1}, r"data.workers must be >= 0, or auto, got -1"),
         ({"format": DataFormat.shapes}, r"data.format=shapes needs data.shapes"),
         ({"format": DataFormat.voc}, r"data.format=voc needs data.names"),
-        ({"names": []}, r"data.names must be a list with at least one class"),
+        ({"names": []}, r"data.names must be a list"),
         ({"names": ["a", "b", "a"]}, r"data.names lists 'a' twice"),
     ],
 )
