@@ -19,7 +19,6 @@ from data import (
     ImageCache,
     ImageSource,
     OnError,
-    Resize,
     TrainDataset,
     build_image_cache,
     image_cache_name,
@@ -29,9 +28,8 @@ from data import images as jpeg_module
 from data.headers import read_header
 from data.media import Medium, read_picture
 from data.plan import Request
-from data.samplers import input_shape
 from scripts.check_data import check_dataset
-from tests.data.conftest import EVERY_AUGMENT, NO_AUGMENT
+from tests.data.conftest import NO_AUGMENT
 from tests.data.tagged import BRIGHT, FORMATS, HEIGHT, WIDTH, WRITERS, stored_picture, upright, write_set
 
 NETWORK = (64, np.array([[10.0, 10.0]]), 0.2)
@@ -98,31 +96,6 @@ def test_pixels_and_boxes_are_in_one_frame_in_every_program(
     report = check_dataset(config, *NETWORK)
     kinds = {kind.partition(",")[0] for part in report.problems.values() for kind in part.counts}
     assert kinds == {"images given twice"}
-
-
-def test_mosaics_are_those_of_the_same_pictures_saved_upright(tmp_path: Path) -> None:
-    config = write_set(tmp_path / "tagged", DataFormat.coco, "png", True)
-    twin = write_set(tmp_path / "plain", DataFormat.coco, "png", True)
-    for tag in range(1, 9):
-        picture = upright(stored_picture(), tag)
-        assert cv2.imwrite(str(tmp_path / "plain" / "images" / f"{tag}.png"), picture[..., ::-1])
-    augment = replace(EVERY_AUGMENT, mixup=0.5, mosaic=0.7)
-    first, second = open_annotations(config, "train"), open_annotations(twin, "train")
-    assert len(first.notes) == 1 and second.notes == []
-    sets = [TrainDataset(part, augment, 0, 9, ImageSource(part, OnError.stop)) for part in (first, second)]
-    boxes = 0
-    for epoch in range(4):
-        requests = [Request(index, 96, 96, epoch) for index in range(8)]
-        here, there = (dataset.__getitems__(requests) for dataset in sets)
-        assert here.images.equal(there.images) and here.targets.equal(there.targets)
-        boxes += len(here.targets)
-    assert boxes > 32
-    rects = [EvalDataset(part, ImageSource(part, OnError.stop)) for part in (first, second)]
-    for index in range(8):
-        size = tuple(first.sizes[index].tolist())
-        height, width = input_shape(size, 64, 32, True, resize=Resize.letterbox)
-        here, there = (dataset[Request(index, height, width, 0)] for dataset in rects)
-        assert here.images.equal(there.images) and here.targets.equal(there.targets)
 
 
 @pytest.mark.parametrize("cache", [ImageCache.ram, ImageCache.disk])

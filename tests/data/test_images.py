@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import logging
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,39 +19,6 @@ from data.images import AS_STORED, open_image
 from tests.data.bad_inputs import exif
 
 needs_simplejpeg = pytest.mark.skipif(find_spec("simplejpeg") is None, reason="needs simplejpeg")
-
-
-def test_images_are_rgb(empty_set) -> None:
-    image = np.zeros((30, 40, 3), dtype=np.uint8)
-    image[:10], image[10:20] = (255, 0, 0), (0, 0, 200)
-    empty_set.add_image(image, [(1, [1, 1, 5, 5])])
-    read = empty_set.source().read(0)
-    assert read is not None and read.dtype == np.uint8 and np.array_equal(read, image)
-
-
-BROKEN = {
-    "no image": (lambda path: path.write_bytes(b"no image"), r"11.png is not an image of a known type"),
-    "empty": (lambda path: path.write_bytes(b""), r"11.png is not an image"),
-    "gone": (Path.unlink, r"11.png cannot be read \(No such file"),
-    "swapped": (
-        lambda path: cv2.imwrite(str(path), np.zeros((20, 30, 3), np.uint8)),
-        r"11.png has 30 x 20 pixels, its annotations are for \d+ x \d+",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_images(case: str, coco_set, caplog: pytest.LogCaptureFixture) -> None:
-    annotations = coco_set.open()
-    spoil, message = BROKEN[case]
-    spoil(coco_set.root / "images" / "11.png")
-    with pytest.raises(DataError, match=message + r".*fix: .*data.on_error=skip"):
-        ImageSource(annotations, OnError.stop).read(1)
-    source = ImageSource(annotations, OnError.skip)
-    with caplog.at_level(logging.WARNING):
-        assert source.read(1) is None and source.read(1) is None
-    assert len(caplog.records) == 1 and "11.png" in caplog.text
-    assert source.read(0) is not None
 
 
 def sample_files() -> dict[str, bytes]:
@@ -128,14 +94,6 @@ def test_rows_are_those_of_opencv(sampling: int, progressive: int, size: tuple[i
         found = jpeg.decode_rows(data, size[0], rows)
         assert found is not None and found.shape[0] >= rows and found.shape[1:] == whole.shape[1:]
         assert np.array_equal(found[:rows], whole[:rows])
-
-
-@needs_simplejpeg
-def test_what_it_does_not_take_is_left_to_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = cv2.imencode(".jpg", picture(64, 64))[1].tobytes()
-    assert jpeg.decode_rows(data[: len(data) // 2], 64, 64) is None  # truncated
-    monkeypatch.setattr(jpeg, "simplejpeg", None)
-    assert jpeg.decode_rows(data, 64, 64) is None
 
 
 def test_cached_images_equal_the_files(coco_set, tmp_path: Path) -> None:

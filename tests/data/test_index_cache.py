@@ -39,15 +39,6 @@ def test_a_same_size_edit_that_keeps_the_mtime_is_seen(coco_set) -> None:
     assert after.boxes_xywh[0, 2] == 19.75 and before.boxes_xywh[0, 2] == 20.25
 
 
-def test_what_is_asked_is_part_of_the_key(coco_set) -> None:
-    coco_set.open()
-    coco_set.open(names=["dog", "cat", "bird"])
-    coco_set.open(names=["cat", "dog", "bird"])
-    coco_set.open(single_class=True)
-    coco_set.open("val")
-    assert len(indices(coco_set)) == 5
-
-
 def open_at(config: DataConfig, start: float, results: multiprocessing.Queue) -> None:
     time.sleep(max(0.0, start - time.time()))
     results.put(open_annotations(config, "train").boxes_xywh.tolist())

@@ -13,7 +13,6 @@ import torch
 
 from data import DataError, EvalDataset, Exif, ImageSource, Medium, OnBadFile, OnError, Request, Resize, media
 from data.samplers import input_shape
-from tests.data.bad_inputs import exif, with_segment
 
 
 def picture(path: Path, height: int = 30, width: int = 40) -> np.ndarray:
@@ -64,21 +63,6 @@ def test_sources(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for source in ("nowhere", "empty", "pictures/*.tif", ""):
         with pytest.raises(DataError, match=r"holds no picture or video\. fix:"):
             media.find_media(source)
-
-
-def test_a_picture_is_read_as_its_tag_and_the_option_say(tmp_path: Path) -> None:
-    image = picture(tmp_path / "a.png", 40, 64)
-
-    def read(name: str, exif: Exif = Exif.apply) -> media.Frame:
-        return media.read_picture(Medium(tmp_path / name, name), exif)
-
-    assert np.array_equal(read("a.png").image, image) and read("a.png").size == (40, 64)
-    (tmp_path / "b.jpg").write_bytes(with_segment(cv2.imencode(".jpg", image)[1].tobytes(), exif(6)))
-    assert read("b.jpg", Exif.ignore).size == (40, 64) and read("b.jpg").size == (64, 40)
-    (tmp_path / "c.jpg").write_bytes((tmp_path / "b.jpg").read_bytes()[:900])
-    for name in ("c.jpg", "d.jpg"):  # cut short, missing
-        with pytest.raises(DataError, match=f"{name} .* fix: .*on_error=skip"):
-            read(name)
 
 
 def test_videos_and_streams_come_frame_by_frame(tmp_path: Path) -> None:

@@ -2,22 +2,18 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from data import (
-    AugmentConfig,
     DataError,
     MultiScale,
     Request,
     Resize,
     TrainBatchSampler,
-    TrainDataset,
     eval_batches,
-    make_loader,
     repeat_factors,
 )
 from data.geometry import scaled_size
@@ -207,37 +203,6 @@ def test_a_pool_is_on_one_rank_and_brings_no_other_images() -> None:
         for batch in share:
             images = {request.index for request in batch}
             assert all(set(request.pool) == images for request in batch)
-
-
-def test_a_sample_from_a_pool_does_not_depend_on_ranks_workers_or_a_resume(
-    empty_set: CocoSet, every_augment: AugmentConfig
-) -> None:
-    generator = np.random.default_rng(0)
-    for _ in range(24):
-        height, width = generator.integers(40, 90, 2)
-        empty_set.add_image(generator.integers(0, 255, (height, width, 3), dtype=np.uint8), [(1, [3, 3, 20, 20])])
-    source = empty_set.source()
-    dataset = TrainDataset(source.annotations, replace(every_augment, tile_pool=4), 3, 100, source)
-
-    def samples(world_size: int, images_per_rank: int, workers: int, start: int = 0) -> dict[int, bytes]:
-        found = {}
-        for rank in range(world_size):
-            sampler = TrainBatchSampler(
-                24, 8, world_size * images_per_rank, world_size, rank, 3, MultiScale(64, 1, 1, 32, 3),
-                image_sizes=source.annotations.sizes, tile_pool=4,
-            )  # fmt: skip
-            sampler.set_epoch(1, start)
-            for batch in make_loader(dataset, sampler, workers):
-                for number, index in enumerate(batch.indices.tolist()):
-                    targets = batch.targets[batch.targets[:, 0] == number][:, 1:]
-                    found[index] = batch.images[number].numpy().tobytes() + targets.numpy().tobytes()
-        return found
-
-    expected = samples(1, 8, 0)
-    assert len(expected) == 24
-    assert samples(2, 4, 2) == samples(4, 2, 0) == expected
-    rest = samples(2, 2, 0, start=3)
-    assert len(rest) == 12 and rest.items() <= expected.items()
 
 
 @pytest.mark.parametrize("resize", list(Resize))

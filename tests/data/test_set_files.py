@@ -65,24 +65,6 @@ def test_obj_data(case: str, yolo_set: YoloSet) -> None:
     assert len(open_as_typed(yolo_set, path)) == 2
 
 
-WRONG_DATA = {
-    "valid = train.txt\nnames = obj.names": r"obj\.data names no images under 'train'",
-    "train = nowhere.txt\nnames = obj.names": r"obj\.data names nowhere\.txt, but there is no such place",
-    "train = train.txt\nnames = nowhere.names": r"obj\.data names nowhere\.names, but there is no such place",
-    "train = train.txt": r"obj\.data holds no class names",
-    "train = train.txt\nnames = gap.names": r"gap\.names:2 is empty",
-}
-
-
-@pytest.mark.parametrize("text", WRONG_DATA)
-def test_wrong_obj_data(text: str, yolo_set: YoloSet) -> None:
-    yolo_set.add("images", "labels")
-    for name, content in (("obj.names", "x\ny\nz"), ("gap.names", "x\n\nz"), ("train.txt", "\n".join(LINES))):
-        yolo_set.write(name, content)
-    with pytest.raises(DataError, match=f"{WRONG_DATA[text]}.*fix: "):
-        open_as_typed(yolo_set, yolo_set.write("obj.data", text))
-
-
 CATEGORIES = {"categories": [{"id": 9, "name": "z"}, {"id": 2, "name": "x"}, {"id": 5, "name": "y"}]}
 NAME_FILES = {
     "classes.txt": "x\ny\nz\n",

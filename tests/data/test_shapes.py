@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data import DataError, DataFormat, ShapesConfig, SplitConfig, ensure_shapes, shapes
-from data.shapes import CLASSES, LEAST_VISIBLE, draw_image, visible_box
+from data import DataError, DataFormat, ShapesConfig, SplitConfig, ensure_shapes
+from data.shapes import CLASSES, draw_image, visible_box
 
 SMALL = ShapesConfig(train_images=6, val_images=3, image_size=128)
 
@@ -35,29 +35,6 @@ def test_boxes_and_areas_are_those_of_the_visible_pixels() -> None:
             kinds.add(kind)
     assert objects > 150 and kinds == set(range(len(CLASSES)))
     assert 0.58 < min(aspects) < 0.75 and 1.35 < max(aspects) < 1.63
-
-
-def test_enough_of_every_object_stays_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare with the full masks as they were placed, before others covered them."""
-    placed: list[np.ndarray] = []
-    original = shapes._place
-
-    def recording(*arguments):
-        mask = original(*arguments)
-        if mask is not None:
-            placed.append(mask)
-        return mask
-
-    monkeypatch.setattr(shapes, "_place", recording)
-    generator = np.random.default_rng(2)
-    covered = 0
-    for _ in range(40):
-        placed.clear()
-        drawing = draw_image(128, generator)
-        shares = [mask.sum() / full.sum() for mask, full in zip(drawing.masks, placed, strict=True)]
-        assert all(share >= LEAST_VISIBLE for share in shares)
-        covered += sum(share < 1 for share in shares)
-    assert covered > 10
 
 
 def digest(folder: Path) -> str:

@@ -65,31 +65,6 @@ def test_a_resized_tile_samples_where_its_matrix_says(at_end: tuple[int, int], m
     assert 0 < flipped < resized or at_end == (0, 0), "both ways were tried"
 
 
-def test_a_warped_tile_needs_no_row_below_the_last_that_it_names() -> None:
-    """A JPEG is decoded no further than that row."""
-    generator = np.random.default_rng(1)
-    image = generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-    drawn = cut = 0
-    for number in range(2000):
-        matrix = np.eye(3)
-        turn, factor = generator.uniform(-0.5, 0.5), generator.uniform(0.4, 1.7)
-        matrix[:2, :2] = factor * np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
-        matrix[:2, 2] = generator.uniform(-20, 20, 2)
-        matrix[2, 1] = 0.001 * (number % 2)
-        tile = tile_of(matrix, (SIDE, SIDE), (40, 40))
-        if tile is None:
-            continue
-        drawn += 1
-        cut += tile.last_row < SIDE
-        expected_canvas, canvas = (np.full((40, 40, 3), EMPTY, dtype=np.uint8) for _ in range(2))
-        tile.draw(expected_canvas, image)
-        spoilt = image.copy()
-        spoilt[tile.last_row :] = 255 - spoilt[tile.last_row :]
-        tile.draw(canvas, spoilt)
-        assert np.array_equal(canvas, expected_canvas), matrix
-    assert 0.2 * drawn < cut < drawn
-
-
 def _reached(matrix: Matrix, size: tuple[int, int]) -> np.ndarray:
     """Pixels (h, w) of the canvas that the image reaches, to the whole pixel."""
     reached = []

@@ -24,7 +24,6 @@ from data import (
     open_annotations,
 )
 from data.plan import Request
-from scripts.check_data import check_dataset
 from tests.data.bad_inputs import CORNERS, OBJECT, as_coco, images, labels, voc_set, voc_text, xmls
 from tests.data.conftest import NO_AUGMENT
 from tests.data.sets import GOOD_BOX, HEIGHT, NAMES, PICTURE, WIDTH, coco_content, config_of
@@ -90,31 +89,12 @@ def test_unusable_file(case: str, on_error: OnError, coco_set) -> None:
     assert not list((coco_set.root / "index").glob("*")), "nothing half-written stays"
 
 
-def test_up_to_a_pixel_outside_is_rounding(coco_set) -> None:
-    image = coco_set.json["images"][1]
-    coco_set.json["annotations"][0]["bbox"] = [-1, -1, image["width"] + 2, image["height"] + 2]
-    assert coco_set.open().boxes_xyxy(1)[0].tolist() == [0, 0, image["width"], image["height"]]
-
-
-def test_a_validation_set_may_hold_no_boxes(coco_set) -> None:
-    coco_set.json["annotations"] = []
-    annotations = coco_set.open("val")
-    assert len(annotations) == 7 and annotations.boxes_xywh.shape == (0, 4)
-
-
 def test_the_error_counts_all_bad_entries(coco_set) -> None:
     for record in coco_set.json["annotations"][:3]:
         record["bbox"] = [1, 2, 0, 0]
     coco_set.json["annotations"][3]["category_id"] = 99
     with pytest.raises(DataError, match=r"4 bad entries in all: .*class not in use \(1\), boxes without area \(3\)"):
         coco_set.open()
-
-
-def test_reports_name_the_first_twenty(empty_set) -> None:
-    boxes = [(1, [5.0, 5.0, 5.0, 0.0])] * 30 + [(1, [5.0, 5.0, 5.0, 5.0])]
-    empty_set.add_image(np.zeros((40, 40, 3), dtype=np.uint8), boxes)
-    skipped = empty_set.open(on_error=OnError.skip).skipped
-    assert skipped[0] == "left out: boxes without area (30)" and len(skipped) == 21
 
 
 def test_images_of_one_id(coco_set) -> None:
@@ -334,14 +314,3 @@ def test_validation_keeps_every_box_that_pycocotools_counts(
     np.testing.assert_allclose(kept, boxes, atol=1e-9)
     assert annotations.skipped == [] and len(annotations.notes) == 2
     assert "are scored unchanged" in annotations.notes[0] and "no detection can match" in annotations.notes[1]
-
-
-def test_the_check_of_a_set_calls_them_problems(tmp_path: Path) -> None:
-    config = write_set(tmp_path / "set", DataFormat.coco, [*BOXES, *OUTSIDE, *NO_AREA])
-    network = (64, np.array([[10.0, 10.0]]), 0.2)
-    problems = check_dataset(config, *network).problems
-    assert problems["train"].counts["boxes that reach out of their image and are cut there"] == 13
-    assert problems["train"].counts["boxes outside their image"] == 4
-    assert problems["train"].counts["boxes without area"] == 2
-    assert problems["val"].counts["boxes that reach out of their image and are scored unchanged"] == 13 + 3
-    assert problems["val"].counts["boxes without area that are scored unchanged"] == 2

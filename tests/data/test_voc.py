@@ -62,9 +62,7 @@ def test_coco128_as_json_and_as_txt(split: str, shared_dir: Path, data_config: C
         np.testing.assert_allclose(second.boxes_xywh, first.boxes_xywh, atol=1e-3)
 
 
-def test_bccd_as_json_as_xml_and_as_txt(
-    shared_dir: Path, tmp_path: Path, data_config: Callable[..., DataConfig]
-) -> None:
+def test_bccd_as_json_and_as_xml(shared_dir: Path, data_config: Callable[..., DataConfig]) -> None:
     root = shared_dir / "data" / "bccd"
     as_json, as_voc = data_config("bccd", root), data_config("bccd_voc", root)
     for split, images, bad_file in (("train", 205, "BloodImage_00343"), ("val", 87, "BloodImage_00338")):
@@ -81,32 +79,6 @@ def test_bccd_as_json_as_xml_and_as_txt(
             kept = (second.boxes_xywh[:, 2:] > 0).all(axis=1)
             assert (~kept).sum() == 1 and np.array_equal(first.boxes_xywh, second.boxes_xywh[kept])
             assert np.array_equal(first.classes, second.classes[kept])
-        third = open_annotations(as_txt(first, tmp_path / split, as_json), split)
-        assert np.array_equal(third.sizes, first.sizes) and np.array_equal(third.classes, first.classes)
-        assert np.array_equal(third.offsets, first.offsets) and third.names == first.names
-        np.testing.assert_allclose(third.boxes_xywh, first.boxes_xywh, atol=1e-3)
-
-
-def as_txt(annotations: Annotations, root: Path, config: DataConfig) -> DataConfig:
-    """A YOLO set of the same images: a list of paths through a folder with labels beside it."""
-    (root / "labels").mkdir(parents=True)
-    (root / "images").symlink_to(Path(annotations.path(0)).parent, target_is_directory=True)
-    for index in range(len(annotations)):
-        height, width = annotations.sizes[index].tolist()
-        rows = slice(annotations.offsets[index], annotations.offsets[index + 1])
-        boxes = annotations.boxes_xywh[rows] / [width, height, width, height]
-        boxes[:, :2] += boxes[:, 2:] / 2
-        lines = [
-            f"{c} {x:.6f} {y:.6f} {w:.6f} {h:.6f}\n"
-            for c, (x, y, w, h) in zip(annotations.classes[rows], boxes, strict=True)
-        ]
-        (root / "labels" / f"{Path(annotations.path(index)).stem}.txt").write_text("".join(lines))
-    (root / "list.txt").write_text(
-        "".join(f"images/{Path(annotations.path(i)).name}\n" for i in range(len(annotations)))
-    )
-    (root / "data.yaml").write_text(f"train: list.txt\nval: list.txt\nnames: {annotations.names}\n")
-    part = SplitConfig("data.yaml", ".")
-    return replace(config, format=DataFormat.yolo, root=str(root), train=part, val=part)
 
 
 def voc_devkit(root: Path) -> None:

@@ -4,28 +4,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from conf.entry import compose
 from conf.programs import run
-from conf.report import announce
-from conf.schema import TrainConfig
 from conf.schema_tools import CheckDataConfig
-from data import DataFormat, open_annotations
-from data.index import read_annotations
+from data import DataFormat
 from data.source import Findings
-from models import Darknet, zoo_cfg
 from scripts.check_data import CheckedSet, check, check_dataset, text_report
-from tests.data.bad_inputs import exif, with_segment
 from tests.data.drawn_set import HEIGHT, WIDTH, DrawnSet
-from train_utils.distributed import World
-from train_utils.log import RunLog
 
 NETWORK = (128, np.array([[20.0, 20.0], [60.0, 40.0]]), 0.2)
 Plant = Callable[["DrawnSet"], None]
@@ -99,61 +90,6 @@ def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with pytest.raises(SystemExit, match=r"^1$"):
         start()
     assert capsys.readouterr().out.splitlines()[-1].startswith("1 problem in 7 images, report: ")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["model=yolov3-tiny"], "recall of the anchors 1.0000 at IoU 0.2"),
-        (["model=yolov3-tiny", "loss.anchor_iou=0.6"], "recall of the anchors 0.0000 at IoU 0.6"),
-        (["model=yolov3-tiny", "loss=darknet"], "mean IoU with the best anchor 0.536"),
-    ],
-)
-def test_a_training_says_what_its_sets_are_like(
-    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    drawn = DrawnSet(tmp_path / "set")
-    drawn.image("train", 2).write_bytes(with_segment(drawn.image("train", 2).read_bytes(), exif(3)))
-    drawn.json["train"]["annotations"][0]["bbox"] = [-4, 30, 44, 24]
-    data = [option for option in overrides(drawn, tmp_path / "out") if option.startswith("data")]
-    config = compose("train", TrainConfig, [*data, "train.image_size=128", *options])
-    train_set, val_set = (open_annotations(config.data, split) for split in ("train", "val"))
-    model = Darknet(zoo_cfg("yolov3-tiny"), 2, 0.125)
-    world = World(0, 0, 1, 1, 1, torch.device("cpu"), "none")
-    sampler = SimpleNamespace(steps_per_epoch=1, images_per_rank=5, accumulate=1)
-    announce(RunLog(tmp_path, True), tmp_path, config, world, train_set, val_set, sampler, model)
-    about, *lines = capsys.readouterr().out.splitlines()
-    assert about == f"data: drawn, coco of {drawn.root}"
-    assert lines[0].startswith(f"train: 5 images, 10 boxes, 2 classes, {said}")
-    warned = [line for line in lines if line.startswith("warning: ")]
-    assert len(warned) == ("0.0000" in said) and all("fix: model.anchors=auto" in line for line in warned)
-    told = [line for line in lines if line.startswith("train: ")][1:]
-    assert told == [
-        "train: images turned upright by their EXIF tag (1), first: 2.jpg",
-        "train: boxes that reach out of their image and are cut there (1), first: "
-        f"{drawn.root}/train.json: annotation 0 of 0.jpg, box [-4, 30, 44, 24] (x, y, w, h), reaches 4.00 px out of "
-        "its image of 128 x 96 pixels",
-    ]
-    assert lines[3 + len(warned)].startswith("val: 3 images, 6 boxes, 2 classes")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("data", "problems"),
-    [
-        ("bccd", {}),
-        ("bccd_voc", {("train", "boxes without area"): 1, ("val", "boxes without area that are scored unchanged"): 1}),
-    ],
-)
-def test_bccd_has_the_faults_that_are_known(
-    data: str, problems: dict[tuple[str, str], int], shared_dir: Path, tmp_path: Path
-) -> None:
-    options = [f"data={data}", f"data.root={shared_dir}/data/bccd", f"out={tmp_path}", "pictures=0"]
-    checked = check(compose("check_data", CheckDataConfig, options))
-    assert counts(checked.problems) == problems
-    assert not counts(checked.notes) and [len(part) for part in checked.splits.values()] == [205, 87]
-    assert len(checked.splits["train"].classes) == 2804
-    assert checked.recall["train"] > 0.99
 
 
 @pytest.fixture
@@ -248,21 +184,6 @@ def test_a_set_without_faults_has_none(drawn: DrawnSet, form: DataFormat) -> Non
     assert lines[-1] == "0 problems in 8 images"
 
 
-def test_several_mistakes_at_once_are_all_reported(drawn: DrawnSet) -> None:
-    """Counts include entries that the reader drops and images that do not decode."""
-    for plant in (cut, not_an_image, wrong_size, box_twice, twice_across, annotation("train", 4, bbox=[9, 9, 0, 5])):
-        plant(drawn)
-    checked = check_of(drawn, DataFormat.coco)
-    assert counts(checked.problems) == {
-        ("train", "images that cannot be read"): 2,
-        ("val", "images that cannot be read"): 1,
-        ("train", "boxes without area"): 1,
-        ("train", "boxes given twice"): 1,
-        ("train and val", "images given twice, once in each set"): 1,
-    }
-    assert checked.readable == {"train": [0, 1, 4], "val": [0, 2, 3]}
-
-
 def test_more_mistakes_than_are_shown_are_counted(drawn: DrawnSet) -> None:
     boxes = drawn.json["train"]["annotations"]
     boxes += [boxes[0] | {"id": 1000 + number, "category_id": 77} for number in range(30)]
@@ -302,12 +223,3 @@ def test_classes_that_differ_are_a_problem(drawn: DrawnSet) -> None:
     report = check_dataset(config, *NETWORK)
     assert counts(report.problems) == {("train and val", "classes that differ"): 1}
     assert any(line.startswith("wolf") for line in text_report(report))
-
-
-def test_an_index_and_the_check_read_the_same(drawn: DrawnSet, tmp_path: Path) -> None:
-    config = replace(drawn.config(DataFormat.coco), index_dir=str(tmp_path / "index"))
-    anew, *_ = read_annotations(config, "train")
-    assert not (tmp_path / "index").exists()
-    opened = open_annotations(config, "train")
-    for key in ("name_bytes", "image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas"):
-        assert np.array_equal(getattr(anew, key), getattr(opened, key)), key

@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -96,21 +95,6 @@ def test_the_interval_is_that_of_a_bootstrap_over_images(runs: dict[str, Path]) 
         chosen = draw.integers(0, IMAGES, IMAGES)
         deltas.append(np.subtract(*(drawn_ap(side, chosen) for side in reversed(sides))))
     assert found.high - found.low == pytest.approx(2 * 1.96 * np.std(deltas), rel=0.15)
-
-
-def test_the_error_of_a_mean_is_its_standard_error(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exact error of what is a mean over images, from draws that count an image once."""
-    (group,) = read_groups([runs["a0"]])
-    draw = np.random.default_rng(0)
-    of_image = draw.normal(size=IMAGES)
-
-    def means(first: Evaluation, second: Evaluation, resamples: int, seed: int) -> Iterator[float]:
-        for _ in range(resamples):
-            yield of_image[np.unique(draw.integers(0, IMAGES, IMAGES))].mean()
-
-    monkeypatch.setattr("scripts.compare.bootstrap", means)
-    found = gain(group, group, 4000, 0)
-    assert found.high - found.low == pytest.approx(2 * 1.96 * of_image.std(ddof=1) / IMAGES**0.5, rel=0.05)
 
 
 def drawn_ap(side: Evaluation, chosen: np.ndarray) -> float:

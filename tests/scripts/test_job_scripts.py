@@ -1,7 +1,6 @@
 """The sbatch scripts with stand-ins for srun and scontrol: the step for each GPU request."""
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -76,14 +75,6 @@ def test_each_way_to_ask_for_gpus_starts_a_process_for_each_or_ends_with_a_sente
     assert script == SRUN_TASKS or f"<--nproc-per-node={expected}>" in step, step
     inherited = [line for line in done.stdout.splitlines() if line.startswith("SLURM_")]
     assert all(line.startswith("SLURM_GPUS_ON_NODE") for line in inherited), "srun would take these for its options"
-
-
-def test_the_output_begins_with_date_nodes_and_versions(tmp_path: Path) -> None:
-    first, second, third, fourth, *_ = start(TORCHRUN, tmp_path, {"SLURM_RESTART_COUNT": "2"}).stdout.splitlines()
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \+\d{4}  job 123, restart 2$", first)
-    assert second == "nodes: n1 n2, GPUs on each: 0"
-    assert re.match(r"versions: slurm 99.1, python 3.99 torch 9, repository \S+", third)
-    assert "no GPU" in fourth and "--gpus-per-node" in fourth
 
 
 def test_a_site_file_comes_before_python_and_a_prefix_in_front_of_it(tmp_path: Path) -> None:
