@@ -7,17 +7,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import tomllib
 from pathlib import Path
-from typing import Any
 
-import hydra
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch.distributed.run import get_args_parser
 
-from conf import ConfigError
 from conf.entry import compose, defaults, keys_of
 from conf.programs import PROGRAMS, prepare_arguments
 from tests.test_house import tracked
@@ -115,25 +111,6 @@ def test_each_command_is_taken(page: str, command: str, own_files: Path) -> None
     check(command, own_files)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "python train.py train.epoch=3",
-        "uv run trainer.py",
-        "python -m scripts.check_date data=yolo",
-        "torchrun --nproc-per-nodes=4 train.py data=coco",
-        "sbatch --gpu-per-nodes=4 scripts/slurm/train.sbatch data=coco",
-        "sbatch scripts/slurm/eval.sbatch train.epochs=3",
-        "uv run pytest tests/nowhere",
-    ],
-)
-def test_a_wrong_command_is_found(command: str, own_files: Path) -> None:
-    assert commands_of(f"words\n\n    {command}\n") == [command]
-    known: tuple[Any, ...] = (AssertionError, ConfigError, OSError, hydra.errors.HydraException, SystemExit)
-    with pytest.raises(known):
-        check(command, own_files)
-
-
 def test_programs_and_modules_that_pages_name_exist() -> None:
     """A quoted path is the end of a file's path here."""
     files = [f"/{path.relative_to(REPOSITORY)}" for path in [*tracked("*.py"), *tracked("*.sbatch")]]
@@ -160,12 +137,3 @@ def test_pages_that_the_source_names_exist() -> None:
     for path in (path for kind in ("*.py", "*.yaml", "*.toml", "*.sh", "*.md", "Makefile") for path in tracked(kind)):
         for page in re.findall(r"(?<![\w/.])docs/[\w/-]+\.md", path.read_text()):
             assert (REPOSITORY / page).exists(), f"{path} names {page}, which is not there"
-
-
-def test_the_map_lists_each_page_once_in_the_order_of_the_site() -> None:
-    docs = REPOSITORY / "docs"
-    listed = re.findall(r"\]\(([^)]+)\)", (docs / "README.md").read_text())
-    groups = tomllib.loads((REPOSITORY / "zensical.toml").read_text())["project"]["nav"][1:]
-    assert listed == [page for group in groups for pages in group.values() for page in pages]
-    here = [path.relative_to(docs) for path in PAGES[1:] if path != docs / "README.md"]
-    assert sorted(listed) == sorted(str(path) for path in here)

@@ -8,7 +8,6 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -92,12 +91,6 @@ def test_no_import_waits_for_torchvision() -> None:
         assert "bench" in path.parts or not any(name.startswith("torchvision") for name in names), path
 
 
-def test_the_rule_finds_a_breach(tmp_path: Path) -> None:
-    breach = tmp_path / "breach.py"
-    breach.write_text("import torch\nfrom somewhere.log import Progress\nimport omegaconf.errors\n")
-    assert list(imported_names(breach)) == ["torch", "somewhere.log.Progress", "omegaconf.errors"]
-
-
 def test_imports_form_no_circle() -> None:
     """Imports at the start of a file; a package's door counts as what it offers."""
     modules = {module_name(path): path for path in all_sources()}
@@ -168,10 +161,3 @@ def test_every_package_of_the_environment_is_pinned() -> None:
                 further = []
             waiting += [one for one in further if one.marker is None or one.marker.evaluate({"extra": ""})]
     assert needed <= pinned, f"not pinned: {sorted(needed - pinned)}. fix: python .ci/pins.py"
-
-
-def test_pytest_enters_every_folder_of_tests(pytestconfig: pytest.Config) -> None:
-    """Its own list of folders to leave out has common names such as build."""
-    left_out = pytestconfig.getini("norecursedirs")
-    folders = {path.parent.relative_to(REPOSITORY) for path in (REPOSITORY / "tests").rglob("test_*.py")}
-    assert not [folder for folder in folders if any(fnmatch(part, each) for part in folder.parts for each in left_out)]

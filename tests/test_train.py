@@ -20,7 +20,7 @@ from conf.resume import complete_training
 from conf.schema import EvalConfig, TrainConfig
 from data import DataError, ShapesConfig, ensure_shapes
 from eval import evaluate
-from models import Darknet, ModelError, zoo_cfg
+from models import Darknet, zoo_cfg
 from models.weights import weight_tensors
 from tests.runs.kill_resume import differences
 from tests.small_run import small_run
@@ -100,19 +100,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(shapes: Path, tmp_path: Path, mo
             assert differences(expected[part], found[part], part) == []
         assert (run / "metrics.csv").read_bytes() == (tmp_path / "whole" / "metrics.csv").read_bytes()
         assert ("not evaluated yet" in (run / "train.log").read_text()) == (step == 1), "an epoch has 2 steps"
-
-
-@pytest.mark.parametrize(
-    ("option", "sentence"),
-    [
-        ("loss.class_weights=[1,2]", r"loss\.class_weights has 2 numbers for 5 classes"),
-        ("model.freeze=23", r"model\.freeze"),
-    ],
-)
-def test_wrong_options_leave_no_folder(shapes: Path, tmp_path: Path, option: str, sentence: str) -> None:
-    with pytest.raises(ModelError, match=sentence):
-        train(options(shapes, tmp_path / "run", option))
-    assert not (tmp_path / "run").exists()
 
 
 STILL = (

@@ -244,18 +244,3 @@ def test_each_choice_of_loss_has_its_class_and_its_learning_rate() -> None:
     assert composed("loss=darknet", "optim=sgd").optim == composed("optim=sgd").optim
     assert composed("loss=darknet", "optim.lr=0.5").optim.lr == 0.5
     assert composed("experiment=quickstart").loss == composed("loss=yolov3_pooled").loss
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["loss=darknet", "loss.box=3"], "no option loss.box; did you mean loss.box=3 (of loss=yolov3)?"),
-        (["loss=darknet", "+loss.balancee=3"], "no option loss.balancee; did you mean loss.balance (of loss=yolov3)?"),
-        (["loss.iou=mse"], "loss.iou: Invalid value 'mse', expected one of [iou, giou, diou, ciou]"),
-        (["loss=darnet"], "no choice loss=darnet; did you mean loss=darknet?"),
-    ],
-)
-def test_keys_of_another_choice_and_wrong_values_are_named(overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        composed(*overrides)
-    assert said in str(refused.value)

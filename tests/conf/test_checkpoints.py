@@ -11,7 +11,6 @@ from conf import ConfigError
 from conf.checkpoints import fetch_weights, weights_folder, weights_path
 from conf.entry import compose
 from conf.network import build_model, open_detector
-from conf.programs import PROGRAMS, prepare_arguments
 from conf.schema import TrainConfig
 from conf.schema_tools import GetWeightsConfig
 from data import DataError
@@ -118,21 +117,3 @@ def test_a_network_starts_from_them_and_keeps_its_own_heads(
         with pytest.raises(ConfigError, match=r"for 80 classes, here 3\): this .*\. fix: .* data or names= with"):
             open_detector(None, config, str(tmp_path / "three.names"), None)
     assert weights_path(replace(config, weights=None)) is None
-
-
-def test_the_program(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def start(word: str) -> str:
-        get_weights(compose("get_weights", GetWeightsConfig, prepare_arguments([word], PROGRAMS["get_weights"])))
-        return capsys.readouterr().out
-
-    home.mkdir()
-    chosen = PUBLISHED[2]
-    (home / chosen.file_name).write_bytes(b"0")
-    lines = start("list").splitlines()
-    assert all(any(entry.name in line and entry.kind in line for line in lines) for entry in PUBLISHED)
-    assert [line.split()[0] for line in lines if " here " in line] == [chosen.name]
-    assert max(map(len, lines[1:])) <= 90
-    monkeypatch.setattr("scripts.get_weights.fetch_weights", lambda entry: home / entry.file_name)
-    assert start(chosen.name) == f"{home / chosen.file_name} is here: model=yolov3-tiny model.weights=coco\n"
-    with pytest.raises(ConfigError, match=r"no published weights are called 'yolo'\. fix: list, or one of yolov3,"):
-        start("yolo")

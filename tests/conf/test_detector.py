@@ -9,7 +9,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from hydra.core.global_hydra import GlobalHydra
 from PIL import Image, ImageOps
 
 from conf import ConfigError
@@ -18,7 +17,6 @@ from data import DataError
 from predict import Detector, predict
 from tests.data.test_media import picture, video
 from tests.test_predict import IDS, folder
-from train_utils.errors import TrainError
 
 __all__ = ["folder"]  # a fixture
 LOW = {"confidence": 0.6, "device": "cpu"}
@@ -132,25 +130,6 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
     assert len(nothing) == 0 and list(nothing) == nothing.to_coco(1) == nothing.names == []
     assert nothing.boxes_xyxy.shape == (0, 4) and len(nothing.to_supervision()) == 0
     assert np.array_equal(nothing.draw(), nothing.image) and "nothing" in repr(nothing)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"conf": 0.5}, "no option conf; did you mean confidence=0.5?"),
-        ({"confidence": "high"}, "confidence: Value 'high' of type 'str' could not be converted to Float"),
-        ({"confidence": 2}, "confidence must be >= 0 and <= 1, got 2"),
-        ({"image_size": 100}, "image_size=100 is not a multiple of the network's stride 32. fix: 96"),
-        ({"precision": "float16", "device": "cpu"}, "precision=float16 needs a GPU"),
-        ({"draw": False, "source": "a.jpg"}, "draw, source is for the files of predict.py. fix: leave it out"),
-        ({"model": "yolov3"}, "ckpt and model exclude one another"),
-    ],
-)
-def test_options_are_answered_as_on_the_command_line(folder: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, TrainError)) as refused:
-        Detector(folder / "random.pt", **options)
-    assert message in str(refused.value)
-    assert GlobalHydra.instance().hydra is None
 
 
 def test_sources_are_answered_in_one_sentence(folder: Path, pictures: list[Path], tmp_path: Path) -> None:

@@ -72,14 +72,6 @@ def test_a_file_in_the_place_of_a_name_is_answered_with_its_key(start: Callable[
     assert start("predict", "model=yolov33").startswith("no choice model=yolov33; did you mean model=yolov3? there are")
 
 
-@pytest.mark.parametrize("name", ["eval", "predict", "export"])
-def test_options_of_a_network_need_one_and_no_checkpoint(name: str, start: Callable[..., str]) -> None:
-    assert start(name, "model.weights=a.weights").startswith("model.weights does not say which network")
-    assert start(name, "model.width=0.5").startswith("model.width does not say which network")
-    for more in ("model.width=0.5", "model.cfg=a.cfg", "model=yolov3"):
-        assert start(name, "ckpt=a.pt", more).startswith(f"ckpt and {more.partition('=')[0]} exclude one another")
-
-
 def test_an_option_read_back_by_shell_and_hydra_is_what_it_was() -> None:
     generator, parser = np.random.default_rng(0), OverridesParser.create()
     characters = [*"ab/ =,#{}[]()'\"\\~$*?;&|<>!:%@+-.^`üж\t"]

@@ -12,7 +12,6 @@ import yaml
 
 from conf import ConfigError
 from conf.entry import compose, to_dictionary
-from conf.messages import kinds_of
 from conf.report import save_config
 from conf.resume import complete_training, continue_run
 from conf.schema import TrainConfig
@@ -22,7 +21,6 @@ from train import train
 from train_utils.checkpoint import CheckpointWriter, load_last
 from train_utils.errors import TrainError
 from train_utils.optim import Schedule
-from train_utils.options import MAY_CHANGE, is_covered
 
 
 def compose_training(*overrides: str) -> TrainConfig:
@@ -165,8 +163,3 @@ def test_places_in_the_saved_options_hold_elsewhere(tmp_path: Path, monkeypatch:
         assert (config.model.weights, config.model.cfg) == (absolute, "yolov3-spp")
         assert config.data.root == f"{tmp_path}/coco"
     assert compose_training().model.weights is None
-
-
-def test_what_may_change_are_options() -> None:
-    keys = kinds_of(TrainConfig)
-    assert not [named for named in MAY_CHANGE if not any(is_covered(key, (named,)) for key in keys)]

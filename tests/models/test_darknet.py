@@ -52,17 +52,6 @@ def test_flops_equal_torchs_own_count() -> None:
     assert count_flops(model, (64, 96)) == counter.get_total_flops()
 
 
-def test_raw_map_is_a_view_of_the_head_convolution() -> None:
-    model = Darknet(zoo_cfg("yolov3-tiny"), num_classes=2, width=0.1).eval()
-    seen = []
-    model.layers[15].register_forward_hook(lambda module, inputs, output: seen.append(output))
-    with torch.no_grad():
-        raw = model(torch.rand(1, 3, 64, 64))[0]
-    assert raw.data_ptr() == seen[0].data_ptr()
-    # Darknet's channel order: all values of anchor 0 first.
-    torch.testing.assert_close(raw[0, 1, 0, 1], seen[0][0, 7:14, 0, 1], rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("width", "expected"), [(0.25, [8, 8, 16, 256]), (0.5, [8, 16, 32, 512]), (2, [32, 64, 128, 2048])]
 )

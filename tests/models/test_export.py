@@ -302,11 +302,3 @@ def test_any_number_of_boxes(file_format: str, open_axes: bool, confidence: floa
             if confidence == 0.25 and rows == height:
                 known = {"black": 0, "white": 9 * 13, "grey": 9 * 13} | {kind: kind for kind in (0, 1, 2, 3, 40)}
                 assert all(known.get(kind, found) == found for kind, found in zip(kinds, counts, strict=True))
-
-
-@pytest.mark.parametrize("nms_iou", [0.0, 1.0])
-@pytest.mark.parametrize("confidence", [0.0, 0.5, 1.0])
-def test_suppression_at_the_ends_of_its_options(confidence: float, nms_iou: float) -> None:
-    model, room = cell_detector(), FixedSuppression(confidence, nms_iou, 300, 300)
-    images = torch.stack([picture(6 * CELL, 5 * CELL, kind) for kind in SHOWN])
-    assert_found(DetectorGraph(model, room), model, images, room)

@@ -112,19 +112,6 @@ def test_one_class_is_learnt_too() -> None:
     assert parts.classification > 0
 
 
-def test_two_targets_in_one_cell_the_better_box_sets_objectness() -> None:
-    head = Head(layer=0, stride=32, anchors=((40.0, 40.0),), num_classes=3)
-    raw = torch.zeros(1, 1, 3, 4, 8)  # predicts a 40 x 40 box at the centre of each cell
-    raw[..., 4] = 1  # at 0 the cross-entropy does not depend on the target
-    exact, shifted = [0.0, 1, 48, 48, 40, 40], [0.0, 2, 52, 50, 30, 36]
-    loss = YoloLoss([head], CONFIG)
-    both = loss([raw], torch.tensor([exact, shifted]))
-    alone = {name: loss([raw], torch.tensor([target])) for name, target in (("exact", exact), ("shifted", shifted))}
-    assert both.objectness == alone["exact"].objectness == loss([raw], torch.tensor([shifted, exact])).objectness
-    assert both.objectness != alone["shifted"].objectness
-    torch.testing.assert_close(both.box, (alone["exact"].box + alone["shifted"].box) / 2)
-
-
 @EACH
 def test_order_of_targets_does_not_matter(loss: HeadLoss) -> None:
     maps, targets = random_maps(2, loss.heads), random_targets(60, 2)
