@@ -1,5 +1,6 @@
 """The loader: workers change the speed and nothing else, and signals do not touch them."""
 
+import contextlib
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,10 +34,11 @@ from data import (
     TrainBatchSampler,
     TrainDataset,
     build_image_cache,
+    eval_batches,
     make_loader,
 )
 from data import loader as loader_module
-from data.loader import BatchLoader
+from data.loader import BatchLoader, copied_ahead
 
 GPU = torch.device("cuda", 0)
 
@@ -94,6 +97,16 @@ def test_spawned_workers_give_the_same_samples(
         assert torch.equal(batch.images, same.images) and torch.equal(batch.targets, same.targets)
 
 
+def test_evaluation_loads_every_image_once(coco_set) -> None:
+    source = coco_set.source()
+    batches = eval_batches(source.annotations.sizes, 64, 3, 32, rect=True)
+    dataset = EvalDataset(source.annotations, source)
+    loader = make_loader(dataset, batches, 2)
+    for _ in range(2):
+        seen = [index for batch in loader for index in batch.indices.tolist()]
+        assert sorted(seen) == list(range(7))
+
+
 def test_an_error_in_a_worker_reaches_the_training_process(coco_set, no_augment: AugmentConfig) -> None:
     loader = plain_loader(coco_set, no_augment, 1)
     (coco_set.root / "images" / "12.png").write_bytes(b"no image")
@@ -108,6 +121,45 @@ def test_a_batch_is_freed_as_soon_as_its_user_lets_it_go(coco_set, no_augment: A
     images = weakref.ref(batch.images)
     del batch
     assert images() is None
+
+
+class OnFakeGpu(SimpleNamespace):
+    """A batch, or a CUDA stream, that keeps a diary of what a fake GPU was asked to do."""
+
+    def to(self, device: torch.device, non_blocking: bool) -> Any:
+        assert device == GPU and non_blocking
+        self.diary.append(f"copy {self.name}")
+        return self
+
+    def record_stream(self, stream: Any) -> None:
+        self.diary.append(f"hold {self.name} for {stream.name}")
+
+    def record_event(self) -> str:
+        assert self.diary[-1].startswith("copy"), "the event must follow the copy"
+        return self.diary[-1]
+
+    def wait_event(self, event: str) -> None:
+        self.diary.append(f"{self.name} waits for {event}")
+
+
+def test_the_next_batch_is_on_its_way_before_one_is_used_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    diary: list[str] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: OnFakeGpu(name="training", diary=diary))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    copies: Any = OnFakeGpu(name="copies", diary=diary, device=GPU)
+    batches: Any = copied_ahead((OnFakeGpu(name=number, diary=diary) for number in range(3)), copies)  # type: ignore[misc]
+    gone = []
+    for batch in batches:
+        diary.append(f"use {batch.name}")
+        gone.append(weakref.ref(batch))
+        del batch
+        assert gone[0]() is None, "freed as soon as its user lets it go"
+    assert [line for line in diary if line[:4] in ("copy", "use ")] == [
+        "copy 0", "copy 1", "use 0", "copy 2", "use 1", "use 2",
+    ]  # fmt: skip
+    for number in range(3):
+        before = diary[: diary.index(f"use {number}")]
+        assert before[-2:] == [f"training waits for copy {number}", f"hold {number} for training"]
 
 
 @pytest.mark.gpu
