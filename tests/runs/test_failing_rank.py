@@ -49,8 +49,8 @@ def test_a_rank_that_fails_says_it_once_and_ends_all(tmp_path: Path) -> None:
         timeout=240,
     )  # fmt: skip
     seconds = time.time() - (tmp_path / "failed").stat().st_mtime
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert errors == ["error: the third pass fails. fix: nothing"], done.stderr
+    # Anywhere in a line: another rank may have written half of one.
+    assert done.stderr.count("error: the third pass fails. fix: nothing") == done.stderr.count("error: ") == 1
     assert re.search(r"exitcode *: 2\b", done.stderr) and done.returncode != 0, done.stderr
     assert seconds < 30, f"all ended {seconds:.0f} s after the error"
 
