@@ -47,6 +47,8 @@ def tune(config: TuneConfig) -> None:
         for each in parsed
         if each.is_sweep_override()
     }
+    if not space:
+        raise ConfigError("nothing to search. fix: an option with several values or an interval behind --, see --help")
     first = {key: values[0] if isinstance(values, list) else values.start for key, values in space.items()}
     compose("train", TrainConfig, [*fixed, *written(first)])
     try:

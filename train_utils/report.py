@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -25,11 +24,9 @@ FILE = "best_detections.npz"
 
 def keep_best(folder: Path, best: Evaluation) -> None:
     """Write ``best_detections.npz`` whole or not at all. Raises OSError."""
-    temporary = folder / f"{FILE}.tmp"
-    with temporary.open("wb") as file:
-        scores = json.dumps({"figures": best.figures, "per_class": best.per_class})
+    scores = json.dumps({"figures": best.figures, "per_class": best.per_class})
+    with whole_file(folder / FILE, "wb") as file:
         np.savez(file, scores=scores, detections=best.detections, **vars(best.truth))
-    os.replace(temporary, folder / FILE)
 
 
 def read_best(folder: Path) -> Evaluation:

@@ -115,6 +115,7 @@ def test_failed_trials_are_named(configured: Callable[..., TuneConfig], capsys: 
         ("-- optim.rl=1,2", "no option optim.rl"),
         ("-- optim.lr=interval(-1,1)", "optim.lr must be > 0"),
         ("-- data=bcd optim.lr=1,2", "no choice data=bcd"),
+        ("-- data=bccd optim.lr=1", "nothing to search"),
     ],
 )
 def test_what_no_training_would_take_is_refused_at_once(
