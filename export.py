@@ -53,9 +53,10 @@ def export(config: ExportConfig) -> Path:
             f"format=onnx needs the packages of the extra ({', '.join(missing)} missing). fix: uv sync --extra export"
         )
     out = output_path(config, ".onnx" if is_onnx else ".pt2")
-    network = open_detector(config.ckpt, config.model, config.names, None)
+    size = config.image_size
+    network = open_detector(config.ckpt, config.model, config.names, max(size) if isinstance(size, list) else size)
     model = network.model
-    size = config.image_size or network.image_size
+    size = size or network.image_size
     height, width = size if isinstance(size, list) else (size, size)
     if (fits := model.nearest_size(height, width)) != (height, width):
         raise ConfigError(
@@ -105,7 +106,7 @@ def trial_batches(shapes: Sequence[tuple[int, int, int]]) -> Iterator[Tensor]:
 def output_path(config: ExportConfig, suffix: str) -> Path:
     """The file to write: ``out``, or the name of the weights with the format's ``suffix``.
 
-    Raises ConfigError if there are no weights, or ``out`` has another suffix.
+    Raises ConfigError if there are no weights, or ``out`` has another suffix or is a folder.
     """
     if config.out is not None:
         out = Path(config.out)
@@ -117,6 +118,8 @@ def output_path(config: ExportConfig, suffix: str) -> Path:
     if out.suffix != suffix:
         fix = f"out={out.with_suffix(suffix)}"
         raise ConfigError(f"out={out} does not end in {suffix}, as format={config.format} does. fix: {fix}")
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder. fix: out=<file>")
     return out
 
 

@@ -6,6 +6,7 @@ from .cfg import zoo_cfg as zoo_cfg
 from .config import IouKind as IouKind
 from .config import LossConfig as LossConfig
 from .config import LossSection as LossSection
+from .darknet import WEIGHTS_VERSION as WEIGHTS_VERSION
 from .darknet import Darknet as Darknet
 from .darknet import count_flops as count_flops
 from .darknet import count_parameters as count_parameters
@@ -18,9 +19,7 @@ from .errors import ModelError as ModelError
 from .heads import Head as Head
 from .heads import with_anchors as with_anchors
 from .heads import with_scale_x_y as with_scale_x_y
-from .loss import LossParts as LossParts
 from .loss import YoloLoss as YoloLoss
-from .weights import WEIGHTS_VERSION as WEIGHTS_VERSION
 from .weights import WeightsReport as WeightsReport
 from .weights import load_darknet_weights as load_darknet_weights
 from .weights import load_foreign_state_dict as load_foreign_state_dict

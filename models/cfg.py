@@ -53,8 +53,9 @@ SECTION_KEYS = {
     "reorg3d": layer_keys("stride"),
     "yolo": layer_keys(
         "mask anchors num classes scale_x_y new_coords iou_loss iou_normalizer cls_normalizer obj_normalizer"
-        " ignore_thresh truth_thresh iou_thresh label_smooth_eps"
+        " ignore_thresh iou_thresh"
         # without effect here
+        " truth_thresh label_smooth_eps"
         " jitter resize random iou_thresh_kind uc_normalizer delta_normalizer nms_kind beta_nms beta1"
         " objectness_smooth max_delta focal_loss counters_per_class max map show_details thresh"
         " embedding_layer track_history_size sim_thresh dets_for_show dets_for_track track_ciou_norm"
@@ -146,7 +147,8 @@ def image_size_of(cfg: Cfg) -> int:
     """
     height, width = (cfg.net.integer(key, minimum=1) for key in ("height", "width"))
     if height != width:
-        raise cfg.net.error(f"is for images of {width}x{height}, not a square. fix: set evaluate.image_size", "width")
+        fix = "fix: set image_size, or evaluate.image_size in eval.py"
+        raise cfg.net.error(f"is for images of {width}x{height}, not a square. {fix}", "width")
     return width
 
 

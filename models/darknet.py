@@ -14,6 +14,9 @@ from models.heads import Head
 from models.layers import Convolution, SharedConvolution, YoloMap
 from models.sections import IMAGES, Graph
 
+Version = tuple[int, int, int]
+WEIGHTS_VERSION: Version = (0, 2, 5)  # of .weights files, as Darknet writes them today
+
 
 class Darknet(nn.Module):
     """The network of a .cfg.
@@ -54,7 +57,7 @@ class Darknet(nn.Module):
         self.max_stride = graph.max_stride
         self.in_channels = graph.shapes[IMAGES].channels
         self.seen = 0
-        self.weights_version = (0, 2, 5)  # what Darknet writes today
+        self.weights_version = WEIGHTS_VERSION
         self.num_frozen = 0
         self._released: list[list[int]] = [[] for _ in graph.nodes]  # maps whose memory can be freed after a layer
         for source, reader in graph.last_readers.items():

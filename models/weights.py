@@ -15,6 +15,7 @@ shapes agree.
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,13 +30,11 @@ import torch
 from torch import Tensor, nn
 
 from models.cfg import parse_cfg
-from models.darknet import Darknet
+from models.darknet import Darknet, Version
 from models.errors import ModelError
 from models.layers import Convolution
 
 Role = tuple[str, int]  # the last part of a tensor's name, and its dimensions
-Version = tuple[int, int, int]
-WEIGHTS_VERSION: Version = (0, 2, 5)  # what Darknet writes today
 VERSION_BYTES, LONGEST_HEADER = 12, 20
 CONTAINERS = ("model", "state_dict", "model_state_dict")  # keys under which checkpoints keep a state dict
 KERNELS: Role = ("weight", 4)
@@ -244,9 +243,12 @@ def read_tensor_file(path: Path) -> Any:
     """
     if not path.is_file():
         raise ModelError(f"{path} is no file. fix: set model.weights to a .weights or .pt file")
+    path.open("rb").close()  # a file that must not be read is not damaged
     try:
-        # Memory-mapped, so unused parts (an optimiser's state) stay on disk.
-        return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's, about its own classes in files of old versions
+            # Memory-mapped, so unused parts (an optimiser's state) stay on disk.
+            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # damaged bytes can break any step of reading, with any error
         pickled = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if pickled is None:
@@ -297,8 +299,9 @@ def _compare_decoding(model: Darknet, network: Mapping[str, Any], path: Path) ->
 
 def _check_finite(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
-        if not tensor.float().isfinite().all():
-            raise ModelError(f"{path}: {name} has values that are not finite. fix: use other weights")
+        is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_complex()
+        if not is_plain or not tensor.float().isfinite().all():
+            raise ModelError(f"{path}: {name} has values that are not finite or not plain. fix: use other weights")
 
 
 def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> WeightsReport:
@@ -306,8 +309,8 @@ def load_foreign_state_dict(model: Darknet, content: Any, path: Path) -> Weights
 
     `content` comes from read_tensor_file: a state dict, or a dictionary with one under a key of
     CONTAINERS. Batch norm counters and anchors are ignored. The convolutions before [yolo] keep
-    their values if the file has another class count. Raises ModelError, and changes nothing, if
-    there is no state dict or a module differs; the error names the first one.
+    their values if the file has another class count or number of anchors. Raises ModelError, and
+    changes nothing, if there is no state dict or a module differs; the error names the first one.
     """
     ours = _by_role((own.name, own.tensor) for own in weight_tensors(model))
     theirs = _by_role(_state_dict(content, path).items())
@@ -351,8 +354,9 @@ def _state_dict(content: Any, path: Path) -> Mapping[str, Tensor]:
     """The state dict in a file's content."""
     nested = [content.get(key) for key in CONTAINERS] if isinstance(content, Mapping) else []
     for state in (content, *nested):
-        if isinstance(state, Mapping) and state and all(isinstance(tensor, Tensor) for tensor in state.values()):
-            return state
+        is_state = isinstance(state, Mapping) and len(state) > 0
+        if is_state and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in state.items()):
+            return dict(state)
     raise ModelError(
         f"{path} holds no state dict, neither at the top level nor under {', '.join(CONTAINERS)}."
         " fix: torch.save(model.state_dict(), 'weights.pt') in the system that wrote it"

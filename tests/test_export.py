@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ import onnxruntime
 import pytest
 import torch
 
+from conf import ConfigError
 from conf.entry import compose
 from conf.programs import run
 from conf.schema import TrainConfig
 from data.shapes import CLASSES
 from export import export
-from models import ModelError
+from models import Darknet, ModelError, save_darknet_weights, zoo_cfg
 from models import export as files
 from tests.random_network import save_random_network
 from tests.test_programs import start
@@ -76,6 +78,19 @@ def test_a_file_is_replaced_only_by_one_that_agrees(
     with pytest.raises(ModelError, match="the file differs from the network"):
         export(options)
     assert out.read_bytes() == before and list(out.parent.iterdir()) == [out]
+
+
+def test_a_cfg_for_images_that_are_not_square_needs_an_image_size(tmp_path: Path) -> None:
+    text = re.sub("height=.*", "height=64", re.sub("width=.*", "width=96", zoo_cfg("yolov3-tiny").read_text(), count=1))
+    (tmp_path / "wide.cfg").write_text(text)
+    save_darknet_weights(Darknet(tmp_path / "wide.cfg", width=0.125).eval(), tmp_path / "wide.weights")
+    options = [f"model.cfg={tmp_path}/wide.cfg", f"model.weights={tmp_path}/wide.weights", *MODEL[1:], "format=torch"]
+    with pytest.raises(ModelError, match=r"images of 96x64, not a square\. fix: set image_size"):
+        export(options)
+    assert export([*options, "image_size=[64,96]"]) == tmp_path / "wide.pt2"
+    with pytest.raises(ConfigError, match=r"folder\.pt2 is a folder\. fix: out="):
+        (tmp_path / "folder.pt2").mkdir()
+        export([*options, f"out={tmp_path}/folder.pt2"])
 
 
 def test_an_archive_refuses_sizes_that_are_no_multiples_of_the_stride(checkpoint: Path, tmp_path: Path) -> None:

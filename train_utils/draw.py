@@ -173,5 +173,6 @@ def write_image(path: Path, image: np.ndarray, fix: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not cv2.imwrite(str(path), image):
             raise OSError("OpenCV does not say why")
-    except OSError as error:
-        raise TrainError(f"cannot write {path} ({error}). fix: free some space, {fix}") from error
+    except (OSError, cv2.error) as error:
+        why = getattr(error, "err", error)  # OpenCV's without the line of its source
+        raise TrainError(f"cannot write {path} ({why}). fix: free some space, {fix}") from error

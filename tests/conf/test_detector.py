@@ -17,6 +17,7 @@ from data import DataError
 from predict import Detector, predict
 from tests.data.test_media import picture, video
 from tests.test_predict import IDS, folder
+from train_utils.errors import TrainError
 
 __all__ = ["folder"]  # a fixture
 LOW = {"confidence": 0.6, "device": "cpu"}
@@ -122,6 +123,8 @@ def test_a_prediction_is_read_as_arrays_one_by_one_and_drawn(
     same = found.to_supervision()
     assert np.allclose(same.xyxy, found.boxes_xyxy) and same.data["class_name"].tolist() == found.names
     assert found.save(tmp_path / "new" / "drawn.png") == tmp_path / "new" / "drawn.png"
+    with pytest.raises(TrainError, match=r"cannot write .*drawn\.xyz \(.*extension.* fix: .* another path"):
+        found.save(tmp_path / "drawn.xyz")
     drawn = cv2.imread(str(tmp_path / "new" / "drawn.png"))
     assert np.array_equal(drawn, found.draw()) and not np.array_equal(drawn, found.image)
     assert found._repr_jpeg_()[:2] == b"\xff\xd8" and "200x150" in repr(found)

@@ -86,7 +86,7 @@ def test_fusing_keeps_what_the_network_computes_and_leaves_the_original_alone() 
     "changes",
     [
         {}, {"confidence": 0.7}, {"nms_iou": 0.1}, {"max_detections": 7}, {"candidates": 110},
-        {"confidence": 0.0, "max_detections": 300},
+        {"confidence": 0.0, "max_detections": 300}, {"confidence": 1.0}, {"nms_iou": 0.0}, {"nms_iou": 1.0},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("heads", [1, 2])

@@ -295,6 +295,8 @@ KERNELS, SHAPE = "module_list.3.Conv2d.weight", (16, 8, 3, 3)
         (without("module_list.3.BatchNorm2d.running_var"), r"running_var of shape .* in the place of"),
         (instead(KERNELS, torch.full(SHAPE, float("nan"))), r"module_list\.3\.Conv2d\.weight has values .* not finite"),
         (instead(KERNELS, torch.full(SHAPE, 1e300, dtype=torch.float64)), r"not finite"),
+        (instead(KERNELS, torch.ones(SHAPE).to_sparse()), r"not finite or not plain"),
+        (lambda state: {**state, 7: torch.ones(1)}, "holds no state dict"),
         (lambda state: {}, "holds no state dict"),
         (lambda state: {"weights": state}, "holds no state dict, neither at the top level nor under model"),
     ],
