@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
@@ -59,6 +60,22 @@ def read_file(path: str | os.PathLike[str], limit: int = sys.maxsize) -> bytes:
     finally:
         os.close(descriptor)
     return data
+
+
+def files_below(folder: Path, suffixes: Collection[str]) -> list[str]:
+    """Sorted files below a folder, by suffix; no hidden ones, links count. Raises ``OSError``."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    files, visited = [], set()
+    for parent, folders, names in os.walk(folder, onerror=stop, followlinks=True):
+        place = os.path.realpath(parent)
+        folders[:] = [] if place in visited else sorted(name for name in folders if name[0] != ".")
+        if place not in visited:
+            files += [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in suffixes]
+        visited.add(place)
+    return sorted(file for file in files if not os.path.basename(file).startswith("."))
 
 
 def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], what: str) -> Iterator[R]:

@@ -159,15 +159,15 @@ def locate(config: DataConfig, split: str) -> Files:
         root = ensure_shapes(root, config.shapes)
     if config.split is not None:
         split = "train"  # both splits are parts of it
+    set_file, root = (root, root.parent) if root.is_file() else (find_set_file(root), root)
     part: SplitConfig = getattr(config, split)
     if part.annotations is None:  # format=yolo, by DataConfig.__post_init__
-        set_file = root if root.is_file() else find_set_file(root)
         if set_file is None:
             raise DataError(
                 f"data.root: there is no data.yaml or obj.data in {root}. fix: data.root=<such a file>, or "
                 "data.train.annotations=<a folder of images, or a list of them>"
             )
-        pairs = [(set_file, set_file.parent)]
+        pairs = [(set_file, root)]
     else:
         pairs = [(root / annotations, root / images) for annotations, images in part.pairs(f"data.{split}")]
     for path, images in pairs:

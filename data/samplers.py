@@ -252,9 +252,7 @@ def _check_batch_sizes(num_images: int, batch_size: int, micro_batch_size: int, 
         )
 
 
-def input_shape(
-    size: tuple[int, int], image_size: int, stride: int, rect: bool, resize: Resize = Resize.letterbox
-) -> tuple[int, int]:
+def input_shape(size: tuple[int, int], image_size: int, stride: int, rect: bool, resize: Resize) -> tuple[int, int]:
     """Return height and width of the network input for an image of ``size`` (height, width).
 
     This is the square of ``image_size``, rounded up to a multiple of ``stride``. With ``rect`` it

@@ -101,12 +101,14 @@ def _images_of(path: Path) -> Path:
     with path.open("rb") as file:
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
         match = re.search(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', text)
-    if match is None:
+    try:
+        name = json.loads(match[1] if match else b"")
+    except ValueError:  # no name, or a broken one, of which reading the whole file says more
         return path.parent
-    name, word = json.loads(match[1]), path.stem.rpartition("_")[2]  # instances_train2017: train2017
+    word = path.stem.rpartition("_")[2]  # instances_train2017: train2017
     for folder in (path.parent, path.parent.parent):
         for below in ("", word, "images", f"images/{word}"):
-            if (folder / below / name).is_file():
+            if os.path.isfile(folder / below / name):  # False for an impossible name
                 return folder / below
     return path.parent
 
@@ -146,6 +148,9 @@ def read_set_file(path: Path) -> dict[str, Any]:
             content["names"] = _names_in(find_place(names_file, path, starts_of(path)))
     if content.get("names") is not None:
         content["names"] = class_names(content["names"], f"{path}: names")
+        count = content.get("nc" if path.suffix.lower() in YAML_SUFFIXES else "classes", len(content["names"]))
+        if str(count) != str(len(content["names"])):  # a missing name would shift the others
+            raise DataError(f"{path} holds {len(content['names'])} names for {shown(count)} classes. fix: correct one")
     return content
 
 

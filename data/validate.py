@@ -29,6 +29,9 @@ def check_source(source: Source, split: str, on_error: OnError) -> dict[str, NDA
     one raises ``DataError``. ``OnError`` says what happens to boxes that reach out of their image;
     ``source.notes`` lists them. ``split`` is "train" or "val"; a training set needs a usable box.
     """
+    if not source.file_names:
+        source.findings.stop()  # they say why
+        raise DataError(f"{source.path} holds no images. fix: check data.{split}.annotations")
     image_used = _check_images(source, split)
     if on_error != OnError.skip:
         source.findings.stop()  # before its boxes are reported as those of an unknown image

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from data.errors import DataError, shown
-from data.files import in_chunks
+from data.files import files_below, in_chunks
 from data.index_cache import stamp_files
 from data.set_files import IMAGE_SUFFIXES, read_lines
 from data.source import Files, Findings, Source, relative_name
@@ -84,9 +84,9 @@ def _items_of_list(image_list: Path, voc_root: Path) -> list[_Listed]:
 
 
 def _items_below(folder: Path, images: Path) -> list[_Listed]:
-    """The xml files below a folder, sorted. Images lie beside them, or below ``images``."""
+    """The xml files below a folder. Images lie beside them, or below ``images``."""
     items = []
-    for xml in sorted(folder.rglob("*.xml")):
+    for xml in map(Path, files_below(folder, {".xml"})):
         below = xml.parent.relative_to(folder)
         places = (xml.parent, Path(_folder_or(images, "JPEGImages"), below), images / below)
         items.append(_Listed(xml.stem, str(xml), tuple(dict.fromkeys(map(str, places)))))

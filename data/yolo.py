@@ -17,7 +17,7 @@ import numpy as np
 from data import set_files
 from data.config import Exif
 from data.errors import DataError, shown
-from data.files import in_chunks, read_file
+from data.files import files_below, in_chunks, read_file
 from data.headers import TURNED, TooLargeError, read_header
 from data.index_cache import Stamps, stamp_files
 from data.source import Files, Findings, Source, relative_name
@@ -55,19 +55,22 @@ def locate_yolo(
     """
     groups: list[list[str]] = []
     read = [place for place, _ in pairs if place.is_file()]
-    classes = names
+    named: list[list[str]] = []
     for place, base in pairs:
         if not place.is_file() or not set_files.is_set_file(place):
             groups.append(find_images(place, [base]))
             continue
         content = set_files.read_set_file(place)
-        classes = content.get("names") or classes
+        named += [content["names"]] if content.get("names") else []
         starts = set_files.starts_of(place, str(content.get("path") or ""))
         for entry in _entries(content, split, place):
             part = set_files.find_place(entry, place, starts)
             read += [part] if part.is_file() else []
             groups.append(find_images(part, starts))
     path = pairs[0][0] if len(pairs) == 1 else image_root
+    if any(other != named[0] for other in named):
+        raise DataError(f"data.{split}.annotations: the data.yaml files differ in their names. fix: make them agree")
+    classes = named[0] if named else names
     if classes is None:
         raise DataError(
             f"{path} holds no class names. fix: set data.names to those of classes 0, 1, ..., or name a data.yaml"
@@ -175,7 +178,7 @@ def _parse(line: str, num_classes: int) -> list[float]:
     number, *box = map(float, line.split())
     if len(box) != 4 and (len(box) < 6 or len(box) % 2):
         raise ValueError(f"{len(box) + 1} columns instead of 5, class cx cy w h")
-    if number not in range(num_classes):
+    if number % 1 or not 0 <= number < num_classes:  # of NaN, number % 1 is NaN
         raise ValueError(f"class {number:g}, but there are names for {num_classes} classes, from 0 on")
     if not all(map(math.isfinite, box)):
         raise ValueError("a number that is not finite")
@@ -205,13 +208,7 @@ def find_images(place: Path, starts: Sequence[Path]) -> list[str]:
     there are none.
     """
     if place.is_dir():
-        images = sorted(
-            f"{parent}/{name}"
-            for parent, _, files in os.walk(os.path.normpath(place))
-            for name in files
-            if name[name.rfind(".") :].lower() in set_files.IMAGE_SUFFIXES
-        )
-        images = [image for image in images if "/." not in image.removeprefix(str(place))]
+        images = files_below(Path(os.path.normpath(place)), set_files.IMAGE_SUFFIXES)
     else:
         lines = [line.strip().replace("\\", "/") for line in set_files.read_lines(place)]  # Windows writes \\
         images = [line for line in lines if line]

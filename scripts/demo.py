@@ -1,4 +1,4 @@
-r"""Try a detector in a browser: drop pictures or videos, or use the camera.
+"""Try a detector in a browser: drop pictures or videos, or use the camera.
 
     python -m scripts.demo ckpt=runs/quickstart/...
     python -m scripts.demo model=yolov4 model.weights=yolov4.weights names=coco.names resize=stretch

@@ -21,6 +21,7 @@ import cv2
 import numpy as np
 import torch
 
+from conf.batches import build_dataset, build_sampler
 from conf.entry import compose
 from conf.schema import TrainConfig
 from data import (
@@ -28,7 +29,6 @@ from data import (
     Colour,
     ImageCache,
     ImageSource,
-    MultiScale,
     TrainBatchSampler,
     TrainDataset,
     build_image_cache,
@@ -39,6 +39,7 @@ from data.images import AS_STORED
 from data.loader import PREFETCHED_BATCHES
 from scripts.bench.step import take_turns
 from tests.data.reference_path import reference_sample
+from train_utils.distributed import init_distributed_mode
 from train_utils.numerics import keep_freed_memory
 
 ROUNDS, LOADER_ROUNDS = 15, 4
@@ -88,12 +89,12 @@ class Bench:
     def open(self, name: str) -> tuple[TrainDataset, TrainBatchSampler]:
         """The training set as a mode reads and augments it, and another epoch of batches."""
         augment = replace(self.config.augment, **{"colour": Colour.cpu, **MODES.get(name, {})})
-        sizes = MultiScale(self.config.train.image_size, 1, 1, 32, 0)
-        count, pool = len(self.annotations), augment.tile_pool
-        sampler = TrainBatchSampler(count, BATCH_SIZE, BATCH_SIZE, 1, 0, 0, sizes, tile_pool=pool)
+        train = replace(self.config.train, batch_size=BATCH_SIZE, micro_batch_size=None, epochs=10**9)
+        config = replace(self.config, train=train, augment=augment)
+        sampler = build_sampler(config, self.annotations, 32, init_distributed_mode("cpu", 60))
         sampler.set_epoch(next(self.epochs))
         images = self.cached if name.startswith("cached") else self.files
-        return TrainDataset(self.annotations, augment, 0, 10**9, images), sampler
+        return build_dataset(config, self.annotations, images), sampler
 
     def milliseconds(self, name: str) -> float:
         """CPU time of one sample, in ms."""

@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,10 +22,11 @@ import cv2
 import torch
 from torch import Tensor
 
+from conf.batches import build_dataset, build_sampler
 from conf.entry import compose
 from conf.network import build_loss
 from conf.schema import TrainConfig
-from data import Batch, Colour, MultiScale, TrainBatchSampler, TrainDataset, make_loader, open_annotations
+from data import Batch, make_loader, open_annotations
 from data.loader import PREFETCHED_BATCHES
 from models import Postprocess, for_detection
 from scripts.bench import step
@@ -167,13 +167,12 @@ def loader(settings: Settings) -> None:
         count, side = settings.drawn
         shapes = f"data.shapes={{train_images: {count}, val_images: 1, image_size: {side}}}"
         options = ["data=shapes", shapes, f"data.root={folder}/set", f"data.index_dir={folder}/index", "augment=mosaic"]
+        options += [f"train.image_size={settings.side}", f"train.batch_size={images}", "augment.colour=device"]
         config = compose("train", TrainConfig, options)
         listed = open_annotations(config.data, "train")
         annotations = repeated(listed)  # so that a batch hardly has an image twice
-        sizes = MultiScale(settings.side, 1, 1, 32, 0)
-        sampler = TrainBatchSampler(len(annotations), images, images, 1, 0, 0, sizes)
-        augment = replace(config.augment, colour=Colour.device)
-        dataset = TrainDataset(annotations, augment, 0, 300, RepeatedSource(listed, config.data.on_error))
+        sampler = build_sampler(config, annotations, 32, init_distributed_mode(DEVICE.type, 600))
+        dataset = build_dataset(config, annotations, RepeatedSource(listed, config.data.on_error))
         batches = iter(make_loader(dataset, sampler, settings.workers, DEVICE))
         for number in (PREFETCHED_BATCHES * settings.workers, 2 * settings.steps):  # the second time counts
             started = time.perf_counter()

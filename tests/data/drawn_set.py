@@ -43,8 +43,8 @@ class DrawnSet:
             for number in range(count):
                 self.add(split, number, picture(generator))
 
-    def add(self, split: str, number: int, image: np.ndarray, quality: int = 95) -> None:
-        assert cv2.imwrite(str(self.image(split, number)), image, [cv2.IMWRITE_JPEG_QUALITY, quality])
+    def add(self, split: str, number: int, image: np.ndarray) -> None:
+        assert cv2.imwrite(str(self.image(split, number)), image, [cv2.IMWRITE_JPEG_QUALITY, 95])
         size = {"height": image.shape[0], "width": image.shape[1]}
         self.json[split]["images"].append({"id": number, "file_name": f"{number}.jpg"} | size)
         rows = []

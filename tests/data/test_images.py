@@ -122,6 +122,15 @@ def test_broken_images_are_not_in_a_cache(coco_set, tmp_path: Path) -> None:
     assert [cache.read(index) is None for index in range(7)] == [index == 2 for index in range(7)]
 
 
+def test_an_unreadable_image_is_named_once(coco_set, caplog: pytest.LogCaptureFixture) -> None:
+    (coco_set.root / "images" / "12.png").write_bytes(b"no image")
+    source = ImageSource(coco_set.open(), OnError.skip)
+    for _ in range(3):
+        assert source.read(2) is None and source.read(3) is not None
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "12.png is not an image" in record.getMessage()
+
+
 def test_too_little_memory(coco_set, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**30, 2**30, 1000))
     monkeypatch.setattr(ImageSource, "read", None)  # refused before any work

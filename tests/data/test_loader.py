@@ -43,12 +43,12 @@ from data.loader import BatchLoader, copied_ahead
 GPU = torch.device("cuda", 0)
 
 
-def load_epoch(coco_set, augment: AugmentConfig, workers: int, epoch: int = 1, start: int = 0) -> list[Batch]:
+def load_epoch(coco_set, augment: AugmentConfig, workers: int, start: int = 0) -> list[Batch]:
     source = coco_set.source()
     dataset = TrainDataset(source.annotations, augment, 0, 3, source)
     sampler = TrainBatchSampler(7, 2, 1, 1, 0, 0, MultiScale(64, 0.5, 1.5, 32, 0))
     loader = make_loader(dataset, sampler, workers)
-    sampler.set_epoch(epoch, start)
+    sampler.set_epoch(1, start)
     return list(loader)
 
 

@@ -23,9 +23,9 @@ def picture(path: Path, height: int = 30, width: int = 40) -> np.ndarray:
     return image
 
 
-def video(path: Path, frames: int, codec: str = "MJPG", size: tuple[int, int] = (64, 48)) -> Path:
+def video(path: Path, frames: int, size: tuple[int, int] = (64, 48)) -> Path:
     """A video of 10 frames a second, each of one grey: 0, 8, 16, ..."""
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), 10, size)
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, size)
     for number in range(frames):
         writer.write(np.full((size[1], size[0], 3), 8 * number, np.uint8))
     writer.release()

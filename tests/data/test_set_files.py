@@ -32,6 +32,8 @@ def test_a_split_may_have_images_of_its_own(yolo_set: YoloSet) -> None:
     assert_whole(open_as_typed(yolo_set, yolo_set.root, *more))
     val = open_as_typed(yolo_set, yolo_set.root, *more, split="val")
     assert val.path(0) == str(yolo_set.root / "more" / "b.jpg") and val.names == NAMES
+    by_file = open_as_typed(yolo_set, yolo_set.root / "data.yaml", *more, split="val")
+    assert by_file.path(0) == val.path(0), "paths start at the folder of the file"
 
 
 OBJ = "classes= 3\ntrain  = {0}train.txt\nvalid  = {0}test.txt\nnames = {0}obj.names\nbackup = backup/\n"
@@ -126,9 +128,9 @@ def coco(stems: str, folder: str = "") -> str:
     return json.dumps({"images": images, "annotations": boxes, "categories": categories})
 
 
-def voc(folder: Path, stems: str = "abc") -> None:
+def voc(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for stem in stems:
+    for stem in "abc":
         (height, width), which = SIZES[stem], "abc".index(stem)
         part = "<part><name>head</name></part>"
         corners = zip(CORNERS, (0.375 * width, 0.25 * height, 0.625 * width, 0.75 * height), strict=True)

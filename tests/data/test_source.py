@@ -10,10 +10,11 @@ import cv2
 import numpy as np
 import pytest
 
-from data import Annotations, DataConfig, DataError, DataFormat, SplitConfig, open_annotations
+from data import Annotations, DataConfig, DataError, DataFormat, OnError, SplitConfig, open_annotations
 from data.index import read_annotations
 from data.source import is_for_validation
 from tests.data.bad_inputs import voc_text
+from tests.data.conftest import CocoSet
 from tests.data.drawn_set import picture
 from tests.data.sets import YoloSet, config_of
 
@@ -104,6 +105,21 @@ def test_every_format(write: Callable[[Path], DataConfig], tmp_path: Path) -> No
     assert stems(open_annotations(config, "train")) == stems(whole), "an index of its own"
     checked, findings, _ = read_annotations(cut, "val")
     assert stems(checked) == stems(val) and not findings.counts
+
+
+def test_boxes_are_checked_on_their_own_side(coco_set: CocoSet) -> None:
+    def opened(split: str, on_error: OnError = OnError.stop) -> Annotations:
+        coco_set.save()
+        return open_annotations(replace(coco_set.config, split=0.5, on_error=on_error), split)
+
+    train, val = opened("train"), opened("val")
+    assert len(train) + len(val) == 7
+    bad = next(record for record in coco_set.json["annotations"] if record["image_id"] in train.image_ids)
+    bad["bbox"] = [1, 2, 0, 5]
+    assert opened("train", OnError.skip).skipped[0] == "left out: boxes without area (1)"
+    assert opened("val", OnError.skip).skipped == [] and len(opened("val")) == len(val)
+    with pytest.raises(DataError, match=f"annotation {bad['id']} of .* has no area"):
+        opened("train")
 
 
 def test_a_side_without_images_is_refused(yolo_set: YoloSet) -> None:

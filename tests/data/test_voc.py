@@ -12,8 +12,9 @@ import pytest
 
 from conf.entry import compose
 from conf.schema import TrainConfig
-from data import Annotations, DataConfig, DataFormat, OnError, SplitConfig, open_annotations
+from data import Annotations, DataConfig, DataError, DataFormat, OnError, SplitConfig, open_annotations
 from tests.data.bad_inputs import voc_text
+from tests.data.sets import config_of
 
 ARRAYS = ("image_ids", "sizes", "offsets", "boxes_xywh", "classes", "crowd", "areas", "category_ids")
 
@@ -108,6 +109,21 @@ def test_voc_is_2007_and_2012_in_their_official_folders(tmp_path: Path, data_con
     label = tmp_path / "VOCdevkit" / "VOC2012" / "Annotations" / "e.xml"
     label.write_text(label.read_text().replace("<xmax>45", "<xmax>55"))
     assert open_annotations(config, "train").boxes_xywh[3].tolist() == [15, 10, 40, 20], "an xml file was changed"
+
+
+def test_hidden_files_do_not_count_and_a_folder_of_broken_ones_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for folder in ("JPEGImages", "Annotations/.ipynb_checkpoints"):
+        (root / folder).mkdir(parents=True)
+    (root / "Annotations" / "._a.xml").write_bytes(b"\0\5\x16\7")
+    (root / "Annotations" / ".ipynb_checkpoints" / "a-checkpoint.xml").write_text("<annotation/>")
+    config = config_of(root, DataFormat.voc, "Annotations", ".", ["cat"])
+    with pytest.raises(DataError, match=r"/Annotations holds none\. fix: "):
+        open_annotations(config, "train")
+    (root / "Annotations" / "a.xml").write_text("<annotation>")
+    for on_error in (OnError.stop, OnError.skip):
+        with pytest.raises(DataError, match=r"/Annotations/a\.xml is not valid XML .*\. fix: "):
+            open_annotations(replace(config, on_error=on_error), "train")
 
 
 def test_difficult_objects_are_objects(tmp_path: Path, data_config: Callable[..., DataConfig]) -> None:

@@ -112,8 +112,14 @@ def test_a_folder_is_searched_to_the_bottom_in_order(yolo_set: YoloSet) -> None:
     yolo_set.add("images/2", "labels/2", "b")
     yolo_set.add("images/3", "labels/3", "c")
     yolo_set.add("images/.hidden", "labels/.hidden")
+    (yolo_set.root / "images" / "3" / "up").symlink_to("../..", target_is_directory=True)
+    for kind in ("images", "labels"):
+        (yolo_set.root / kind / "2").rename(yolo_set.root / f"{kind}-elsewhere")
+        (yolo_set.root / kind / "2").symlink_to(f"../{kind}-elsewhere", target_is_directory=True)
     yolo_set.write("images/notes.txt", "no picture")
     assert_whole(yolo_set.open("images"))
+    (yolo_set.root / ".mine").mkdir()
+    assert_whole(yolo_set.open("./.mine/../images"))
 
 
 YAMLS = {
@@ -153,6 +159,7 @@ WRONG_YAMLS = {
     "train: images\nnames: [yes, no]": r"must be a list of texts, got .True, False.",
     "train: images\nnames: [x, y, x]": r"lists 'x' twice",
     "train: images\nkpt_shape: [17, 3]\nnames: [x]": r"is for key points",
+    "train: images\nnames: [x, y]\nnc: 3": r"data\.yaml holds 2 names for 3 classes",
     "train: images": r"data\.yaml holds no class names. fix: set data.names",
 }
 
@@ -164,6 +171,19 @@ def test_wrong_data_yaml(text: str, yolo_set: YoloSet) -> None:
     with pytest.raises(DataError, match=WRONG_YAMLS[text]) as caught:
         yolo_set.open("data.yaml", names=None)
     assert "fix: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_names_choose_and_order_the_classes_of_a_data_yaml(yolo_set: YoloSet) -> None:
+    yolo_set.add("images", "labels", "ac")
+    yolo_set.write("data.yaml", "train: images\nnames: [x, y, z]")
+    annotations = yolo_set.open("data.yaml", names=["z", "x"])
+    assert annotations.names == ["z", "x"] and annotations.category_ids.tolist() == [2, 0]
+    assert annotations.classes.tolist() == [1, 0], "of a and c, whose labels are 0 and 2"
+    with pytest.raises(DataError, match=r"data\.names holds 'w', and the classes of .* are x, y, z"):
+        yolo_set.open("data.yaml", names=["x", "w"])
+    yolo_set.write("b.yaml", "train: images\nnames: [z, y, x]")
+    with pytest.raises(DataError, match=r"the data\.yaml files differ in their names"):
+        yolo_set.open(["data.yaml", "b.yaml"], names=None)
 
 
 def test_what_leads_nowhere(yolo_set: YoloSet) -> None:
