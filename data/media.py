@@ -20,6 +20,7 @@ import torch
 
 from data.config import Exif, OnBadFile, Resize
 from data.errors import DataError
+from data.files import files_below
 from data.geometry import Image, Letterbox, resize_into
 from data.headers import turn_decoded
 from data.images import decode_stored, open_image
@@ -78,9 +79,10 @@ def find_media(source: str) -> list[Medium]:
     if os.path.isfile(source):
         paths = [Path(source)]
     else:
-        pattern = os.path.join(glob.escape(source), "**", "*") if os.path.isdir(source) else source
-        paths = [Path(path) for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
-        paths = [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)]
+        suffixes = IMAGE_SUFFIXES.union(VIDEO_SUFFIXES)
+        is_folder = os.path.isdir(source)
+        matches = files_below(Path(source), suffixes) if is_folder else glob.glob(source, recursive=True)
+        paths = [Path(path) for path in matches if os.path.isfile(path) and Path(path).suffix.lower() in suffixes]
     if not paths:
         raise DataError(f"source={source} holds no picture or video. fix: a file, a folder or a pattern in quotes")
     whole = sorted({Path(os.path.abspath(path)) for path in paths})

@@ -265,7 +265,7 @@ def nms_in_each_group(boxes_xyxy: Tensor, scores: Tensor, groups: Tensor, iou: f
     """Positions of the boxes (n, 4) that survive, ascending. Boxes come best first in each group.
 
     groups: int64 (n,), one number for each pair of image and class. There is one run for each, the
-    fastest way on a CPU: a single run compares all pairs (scripts/bench/scoring.py).
+    fastest way on a CPU: a single run compares all pairs (docs/results/notebook.md).
     """
     from torchvision.ops import nms
 

@@ -88,7 +88,7 @@ def choose_device(requested: str, local_rank: int | None = None) -> torch.device
     if not torch.cuda.is_available():
         raise DistributedError(
             f"a CUDA device was asked for, but torch {torch.__version__} finds none. "
-            "fix: train.device=auto, or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+            "fix: device=auto (train.py: train.device=auto), or look at nvidia-smi and CUDA_VISIBLE_DEVICES"
         )
     if local_rank is None:
         return torch.device("cuda", torch.cuda.current_device())

@@ -40,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
     video(root / "deep" / "clip.avi", 3)
     (root / "notes.md").write_text("no picture")
     (root / "folder.jpg").mkdir()
+    (root / "deep" / "again").symlink_to(root)
     return root
 
 

@@ -177,7 +177,7 @@ def test_cuda_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     for variable in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DistributedError, match=r"a CUDA device was asked for.*fix: train\.device=auto"):
+    with pytest.raises(DistributedError, match=r"a CUDA device was asked for.*fix: device=auto"):
         init_distributed_mode("cuda", 10)
     world = init_distributed_mode("auto", 10)
     cpu = torch.device("cpu")
