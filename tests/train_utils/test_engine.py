@@ -68,14 +68,6 @@ def test_accumulation_makes_the_update_of_the_whole_batch(world: World, clip: fl
         assert not torch.equal(one, before), "nothing was learnt"
 
 
-def test_a_loss_that_is_not_finite_stops_with_its_step_and_what_helps(world: World) -> None:
-    def broken(raw_maps: Tensor, targets: Tensor, **_: Any) -> Parts:
-        return mean_loss(raw_maps * float("nan"), targets)
-
-    with pytest.raises(TrainError, match=r"no longer finite at step 0 .* 1 step.s. in a row.*optim\.lr"):
-        trained(world, 8, 1, broken)
-
-
 class Explosive(nn.Module):
     """A network that gives NaN for images 8 to 15, those of one step."""
 
@@ -104,7 +96,7 @@ def test_a_bad_step_leaves_no_trace(world: World) -> None:
     assert state.average.updates == 2 and int(model.first[1].num_batches_tracked) == 2
     (line,) = said
     assert "step 1" in line and "update skipped" in line
-    with pytest.raises(TrainError, match="no longer finite at step 1"):
+    with pytest.raises(TrainError, match=r"no longer finite at step 1 .* 1 step.s. in a row.*optim\.lr"):
         trained(world, 8, 1, model=Explosive(), limit=0, log_line=said.append)
 
 
@@ -167,14 +159,6 @@ def test_detections_do_not_depend_on_the_number_of_threads(world: World) -> None
     assert len(one) == 24 * 9 and one["image_id"].tolist() == np.repeat(np.arange(24), 9).tolist()
     assert one.tobytes() == two.tobytes()
     assert model.training, "training mode was not put back"
-
-
-def test_no_images_give_no_detections(world: World) -> None:
-    def nothing() -> Iterator[Batch]:
-        return iter(())
-
-    found = detect(network(), nothing(), lambda maps: [], lambda _, __, b: b, world.device, Progress(0, "", False))
-    assert len(found) == 0
 
 
 BATCH = batches(8, 8)

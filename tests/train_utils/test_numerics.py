@@ -26,13 +26,6 @@ def is_allowed() -> tuple[bool, bool]:
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
-def test_tf32_is_allowed_or_not_whatever_torch_prefers() -> None:
-    for allowed in (True, False):
-        allow_tf32(allowed)
-        assert is_allowed() == (allowed, allowed)
-        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if allowed else "ieee")
-
-
 @pytest.mark.parametrize(
     ("deterministic", "rect", "multi_scale", "precision", "benchmark"),
     [

@@ -117,12 +117,6 @@ def test_the_average_covers_a_share_of_the_steps_and_the_statistics_are_those_of
     assert average.updates == 5 and not average.module.training
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"flat_fraction": 1.0}, "optim.flat_fraction must be auto or lie in 0..1, below 1, got 1.0"),
-    ],
-)
-def test_values_out_of_range_are_named(change: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(CONFIG, **change)
+def test_a_share_out_of_range_is_named() -> None:
+    with pytest.raises(ValueError, match=r"optim\.flat_fraction must be auto or lie in 0\.\.1, below 1, got 1\.0"):
+        replace(CONFIG, flat_fraction=1.0)

@@ -17,7 +17,6 @@ from train_utils.coco_eval import match, score
 from train_utils.detections import Detections, GroundTruth, make_detections
 from train_utils.draw import GAP, LINE, SIDE, class_color
 from train_utils.plots import (
-    MOST_POINTS,
     PLOTS,
     draw_confusion,
     draw_curves,
@@ -62,16 +61,6 @@ def test_curves_are_the_columns_over_steps_and_the_first_best_epoch_is_marked(
     assert precision.pop("best: epoch 2, AP 0.100")[0][0] == 20
     assert precision == {"AP": [(20, 0.1), (40, 0.1)], "AP50": [(20, 0.3), (40, 0.2)]}
     assert set(by_size) == {"best: epoch 2, AP 0.100"} and rate["lr"] == [(10, 0.01), (20, 0.02), (30, 0.01), (40, 0.0)]
-
-
-def test_losses_by_step_are_used_where_there_are_more_of_them(tmp_path: Path, kept: list[Figure]) -> None:
-    (tmp_path / "metrics.csv").write_text("epoch,step,lr,loss,AP\n1,5000,0.01,5.5,0.1\n2,10000,0.01,4.5,0.2\n")
-    rows = "".join(f"{step},{1e4 - step}\n" for step in range(1, 10_001))
-    (tmp_path / "steps.csv").write_text("step,loss\n" + rows)
-    draw_curves(tmp_path / "metrics.csv", OUT)
-    losses, precision = (axis.lines[0].get_data() for axis in kept[0].axes[:2])
-    assert len(losses[0]) == MOST_POINTS and np.allclose(np.asarray(losses[1]), 1e4 - np.asarray(losses[0]))
-    assert list(zip(*precision, strict=True)) == [(5000, 0.1), (10000, 0.2)]
 
 
 def area_of_lines(axis: Axes) -> tuple[list[float], float]:

@@ -162,15 +162,6 @@ def test_a_job_goes_on_only_where_it_was_requeued_or_asked_to(job: Job) -> None:
         assert job.start(srun("41", 0, restarts=1), B, other, ends=True)[1] is False, other
 
 
-def test_torchrun_finds_its_folder_again_and_gives_another_setting_its_own(job: Job) -> None:
-    assert job.start(torchrun("id"), A) == ("torchrun-id", False)
-    job.kill()
-    assert job.start(torchrun("id", restarts=1), A) == ("torchrun-id", True)
-    job.end()
-    assert job.start(torchrun("id"), B) == ("torchrun-id-2", False)
-    assert job.start(torchrun("other"), A) == ("torchrun-other", False)
-
-
 @pytest.mark.parametrize(("launch", "base"), [(torchrun, "torchrun-id"), (batch, "slurm-id")])
 def test_a_restart_takes_over_from_another_machine_and_nobody_else_does(launch: Launch, base: str, job: Job) -> None:
     """Torchrun's count of restarts may still be 0 on the machine that rank 0 moved to."""
@@ -182,6 +173,8 @@ def test_a_restart_takes_over_from_another_machine_and_nobody_else_does(launch: 
     with pytest.raises(TrainError, match=rf"in use by process 1 on host elsewhere\. .*; if it is gone, remove {lock}"):
         job.start({}, f"resume={lock.parent}", A)
     assert job.start(launch("id", restarts=int(launch is batch)), A) == (base, True)
+    job.end()
+    assert job.start(launch("id", restarts=1), B) == (f"{base}-2", False), "another setting"
 
 
 def test_a_lock_cut_by_a_crash_is_free(job: Job) -> None:
