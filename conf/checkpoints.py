@@ -12,7 +12,7 @@ from conf import ConfigError
 from conf.entry import layered
 from conf.file_choices import check_values
 from conf.messages import darknet_options
-from data.download import download
+from data.files import download
 from models.config import ModelConfig
 from models.published import Published
 from train_utils.errors import CheckpointError

@@ -1,18 +1,25 @@
-"""Read many files: few system calls for each, threads where the disk is slow, and progress bars."""
+"""Find and read many files, with threads where the disk is slow; write or fetch them whole."""
 
-from __future__ import annotations
-
+import hashlib
 import os
+import shutil
+import stat
 import sys
 import time
+import uuid
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
+
+from data.errors import DataError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,6 +29,8 @@ MAX_THREADS = 32
 THREADS_PER_CORE = 4  # they mostly wait
 WAITING_RATIO = 3.0  # a chunk waited if its time is this multiple of its computing time,
 LEAST_WAIT = 0.005  # plus these seconds, which the clocks' resolution and the scheduler may add
+RETRIES = 3  # of a download
+TIMEOUT_SECONDS = 60.0  # of a download, without a byte
 
 
 @contextmanager
@@ -103,3 +112,112 @@ def in_chunks(function: Callable[[Sequence[T]], R], items: Sequence[T], what: st
             finally:  # after an error the rest is not needed
                 for future in futures:
                     future.cancel()
+
+
+class Stamps(NamedTuple):
+    """File status without content. An edit can keep size and mtime, but not ctime."""
+
+    digest: str  # of names, sizes and times
+    is_file: NDArray[np.bool_]  # (N,) whether each is a regular file
+
+
+def stamp_files(paths: Sequence[str]) -> Stamps:
+    """Stat many files."""
+    parts = list(in_chunks(_stamp_chunk, paths, "looking for files"))
+    digest = hashlib.sha256(b"".join(part for part, _ in parts)).hexdigest()
+    return Stamps(digest, np.array([is_file for _, chunk in parts for is_file in chunk], dtype=bool))
+
+
+def _stamp_chunk(paths: Sequence[str]) -> tuple[bytes, list[bool]]:
+    columns, are_files = array("q"), []
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):  # ValueError: an impossible name
+            columns.extend((0, 0, 0, 0))
+            are_files.append(False)
+        else:
+            columns.extend((status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            are_files.append(stat.S_ISREG(status.st_mode))
+    digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
+    digest.update(columns)
+    return digest.digest(), are_files
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder that becomes ``folder`` at the end, unless another process made it.
+
+    The files in it, but not in its folders, are then on the disk. After an error nothing is left.
+    Raises ``OSError``.
+    """
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for path in temporary.iterdir():
+            _sync(path)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+        else:
+            _sync(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # no longer there after the rename
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Progress:
+    """What pooch expects of a progress bar."""
+
+    total = done = 0
+
+    def __init__(self, report: Callable[[int, int], None]) -> None:
+        self.report = report
+
+    def update(self, count: int) -> None:
+        self.done += count
+        self.report(self.done, self.total)
+
+    def reset(self) -> None:
+        self.done = 0
+
+    def close(self) -> None:
+        pass
+
+
+def download(url: str, path: Path, known_hash: str | None = None, size: int | None = None) -> None:
+    """Fetch ``url`` into ``path`` unless the right file is there; it appears whole or not at all.
+
+    ``known_hash`` is written as ``md5:<digits>`` or ``sha1:<digits>``, ``size`` is in bytes. Raises
+    ``DataError`` if the file cannot be fetched or is another one.
+    """
+    import pooch  # and with it requests: slow
+
+    pooch.get_logger().setLevel("WARNING")
+    if path.is_file() and size not in (None, path.stat().st_size):
+        path.unlink()
+    files = pooch.create(
+        path.parent, base_url="", registry={path.name: known_hash}, urls={path.name: url}, retry_if_failed=RETRIES
+    )
+    try:
+        with bar(path.name) as report:
+            fetch = pooch.HTTPDownloader(timeout=TIMEOUT_SECONDS, progressbar=_Progress(report))
+            files.fetch(path.name, downloader=fetch)
+        if size not in (None, path.stat().st_size):
+            path.unlink()
+            raise ValueError(f"it has not {size:,} bytes")
+    except OSError as error:
+        fix = "fix: check address, network and folder, or fetch the file by other means"
+        raise DataError(f"{url} cannot be fetched into {path} ({error}). {fix}") from error
+    except ValueError as error:
+        raise DataError(f"{url} is damaged, or another file. fix: run the command again") from error

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from data.config import ImageCache, OnError
 from data.errors import DataError
-from data.files import counted, read_file, usable_cores
+from data.files import counted, read_file, stamp_files, usable_cores
 from data.geometry import Image
 from data.headers import KNOWN_TYPES, MAX_PIXELS, Header, TooLargeError, read_header, read_segments, turn_decoded
 from data.index import Annotations
-from data.index_cache import stamp_files
 
 try:
     import simplejpeg

@@ -2,11 +2,16 @@
 
 Unlike objects for each image, arrays open in milliseconds, and a forked worker's memory does not
 grow as it reads.
+
+On the disk an index is a folder with one ``.npy`` file per array and ``about.json``. Nothing
+changes in place: other sources have another key and folder.
 """
 
 import hashlib
 import inspect
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +22,8 @@ from numpy.typing import NDArray
 from data.coco import read_coco
 from data.config import FORMATS, DataConfig, DataFormat, Exif, OnError, SplitConfig
 from data.errors import DataError
+from data.files import new_folder, stamp_files
 from data.headers import TurnRule, rule_of
-from data.index_cache import build_index, index_key, load_index, stamp_files
 from data.set_files import find_set_file
 from data.shapes import ensure_shapes
 from data.source import Files, Findings, Source, part_of
@@ -26,6 +31,7 @@ from data.validate import check_source
 from data.voc import locate_voc
 from data.yolo import locate_yolo
 
+FORMAT_VERSION = 7  # raise it when the columns or the checks change
 SINGLE_CLASS_NAME = "object"
 
 
@@ -97,13 +103,46 @@ def open_annotations(config: DataConfig, split: str) -> Annotations:
     files = locate(config, split)
     # The split is part of the key: only a training set must hold boxes.
     options = (config.format, config.single_class, config.names, config.exif, config.on_error, config.split)
-    folder = Path(config.index_dir).absolute() / index_key([*files.stamps, str(files.image_root), split, *options])
+    key = json.dumps([FORMAT_VERSION, *files.stamps, str(files.image_root), split, *options])
+    folder = Path(config.index_dir).absolute() / hashlib.sha256(key.encode()).hexdigest()[:32]
     if not folder.is_dir():
         columns, about, _ = _read(config, split, files)
         build_index(folder, columns, about)
     arrays, about = load_index(folder)
     exif, unclear = about.pop("turn")
     return Annotations(**arrays, **about, turn=TurnRule(Exif(exif), unclear), image_root=files.image_root)
+
+
+def build_index(folder: Path, columns: Mapping[str, NDArray[np.generic]], about: Mapping[str, Any]) -> None:
+    """Write an index, unless another process finishes it first.
+
+    Raises ``DataError`` where the folder cannot be written.
+    """
+    try:
+        with new_folder(folder) as temporary:
+            for name, column in columns.items():
+                np.save(temporary / f"{name}.npy", column, allow_pickle=False)
+            content = json.dumps({**about, "columns": list(columns)})
+            (temporary / "about.json").write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise DataError(
+            f"cannot write the index of the data set to {folder.parent} ({error.strerror}). "
+            "fix: set data.index_dir to a folder with space that you may write to"
+        ) from error
+
+
+def load_index(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of an index, memory-mapped and read-only, and its ``about``."""
+    try:
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        # Plain ndarrays over the mapped pages: np.memmap makes a Python call for each slice.
+        arrays = {
+            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).view(np.ndarray)
+            for name in about.pop("columns")
+        }
+    except (OSError, ValueError) as error:
+        raise DataError(f"the index {folder} is damaged ({error}). fix: delete that folder") from error
+    return arrays, about
 
 
 def read_annotations(config: DataConfig, split: str) -> tuple[Annotations, Findings, Findings]:

@@ -4,8 +4,6 @@ Objects overlap, but a good part of each stays visible. As in COCO, boxes and ar
 visible pixels. Every image is a function of (seed, split, number) alone.
 """
 
-from __future__ import annotations
-
 import colorsys
 import hashlib
 import json
@@ -20,8 +18,7 @@ from numpy.typing import NDArray
 
 from data.config import ShapesConfig
 from data.errors import DataError
-from data.files import counted
-from data.index_cache import new_folder
+from data.files import counted, new_folder
 
 DRAWING_VERSION = 5  # raise it when the same settings give other files
 JPEG_QUALITY = 90

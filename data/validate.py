@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from data.config import OnError
 from data.errors import DataError
+from data.files import stamp_files
 from data.headers import KNOWN_TYPES, MAX_PIXELS
-from data.index_cache import stamp_files
 from data.source import Source
 
 BORDER_TOLERANCE = 1.0  # pixels: common tools round up to one pixel outside

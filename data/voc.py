@@ -15,8 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from data.errors import DataError, shown
-from data.files import files_below, in_chunks
-from data.index_cache import stamp_files
+from data.files import files_below, in_chunks, stamp_files
 from data.set_files import IMAGE_SUFFIXES, read_lines
 from data.source import Files, Findings, Source, relative_name
 

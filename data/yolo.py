@@ -17,9 +17,8 @@ import numpy as np
 from data import set_files
 from data.config import Exif
 from data.errors import DataError, shown
-from data.files import files_below, in_chunks, read_file
+from data.files import Stamps, files_below, in_chunks, read_file, stamp_files
 from data.headers import TURNED, TooLargeError, read_header
-from data.index_cache import Stamps, stamp_files
 from data.source import Files, Findings, Source, relative_name
 
 MAX_FRACTION = 2  # larger numbers are pixels; a little above 1, a box reaches out of its image

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from conf import ConfigError
 from conf.schema_tools import GetDataConfig
-from data.download import download
+from data.files import download
 
 _COCO, _VOC = "http://images.cocodataset.org", "http://host.robots.ox.ac.uk/pascal/VOC"
 # Of each set the folder to unpack into, and the MD5 of each archive by its address.

@@ -26,7 +26,7 @@ SHA1 = hashlib.sha1(CONTENT).hexdigest()
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("YOLO_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("data.download.RETRIES", 0)
+    monkeypatch.setattr("data.files.RETRIES", 0)
     return tmp_path / "home"
 
 
